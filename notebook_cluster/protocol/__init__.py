@@ -1,0 +1,25 @@
+"""Typed messages and the state that views show. No I/O, no threads, no sockets.
+
+May import: nothing of notebook_cluster. Called by: every other room.
+
+Who says what to whom:
+
+========================  ==========================================  =====================
+module                    between                                     carried by
+========================  ==========================================  =====================
+:mod:`.peer`              coordinator <-> agent                       link (resumable)
+:mod:`.node`              coordinator <-> node runtime                link, then agent's ipc
+:mod:`.rounds`            coordinator <-> node runtime, training only same as ``node``
+:mod:`.views`             coordinator <-> view                        loopback, CURVE
+:mod:`.state`             what views show                             inside ``views``
+========================  ==========================================  =====================
+
+Messages are frozen msgspec structs, tagged by their class name. Bulk bytes (Jupyter message parts,
+tensors) never go inside a struct: they travel as raw buffers beside it.
+"""
+
+from notebook_cluster.protocol.names import check_name
+from notebook_cluster.protocol.version import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.wire import Message, ProtocolError, decode, encode
+
+__all__ = ["PROTOCOL_VERSION", "VERSION", "Message", "ProtocolError", "check_name", "decode", "encode"]

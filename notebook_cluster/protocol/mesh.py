@@ -1,0 +1,51 @@
+"""Node <-> node: what stands in front of each payload on the mesh. Only numbers travel here, never code.
+
+Every mesh message is two frames: ``[encoded CellFrame or JobFrame, payload bytes]``. The sender is known from the
+connection (ZAP User-Id over TCP, the 0700 folder over ipc), not from the header.
+"""
+
+from typing import Literal
+
+from notebook_cluster.protocol.wire import Message
+
+
+class CellFrame(Message):
+    """A piece of one cell collective (``nc.all_reduce`` ...) or of ``send``/``recv``."""
+
+    cell: int
+    generation: int
+    operation: int
+    """Counts the collectives of this cell on the sender; for ``send``/``recv`` the messages from it to the receiver."""
+    name: str
+    """``all_reduce``, ``broadcast``, ``send`` ...: two nodes in different operations get an error that names both."""
+    offset: int = 0
+    total: int = 0
+    """Bytes of the whole payload of this operation from this sender."""
+    dtype: str = ""
+    shape: list[int] = []
+    kind: str = ""
+    """``numpy``, ``torch``, ``mlx`` or ``json`` (plain data)."""
+    phase: int = 0
+
+
+class JobFrame(Message):
+    """A piece of a training round, of a state transfer, or a request for one."""
+
+    job: str
+    incarnation: int
+    kind: Literal["contribution", "mean", "want", "state_request", "state", "part"]
+    fragment: int = 0
+    round: int = 0
+    attempt: int = 0
+    slice: int = 0
+    offset: int = 0
+    """Byte offset of the payload within the slice (contribution, mean), the state (state) or the part."""
+    total: int = 0
+    """Bytes of the whole slice, state or part."""
+    name: str = ""
+    """state: which array (``theta``, ``momentum``, ``optimizer``); want: ``contribution`` or ``mean``."""
+    ticket: int = 0
+    state_hash: str = ""
+
+
+MeshHeader = CellFrame | JobFrame

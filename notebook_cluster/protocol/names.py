@@ -1,0 +1,26 @@
+"""Names of clusters, peers, nodes and checkpoints: short, printable, safe in paths and HTML."""
+
+import re
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+def is_name(name: object) -> bool:
+    """True for 1 to 63 letters, digits, ``_ . -`` that begin with a letter or digit."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None and ".." not in name
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name``, or raise ValueError that says what may be in the name of a ``what``."""
+    if not is_name(name):
+        raise ValueError(
+            f"{what} name {name!r} is not usable: use 1 to 63 letters, digits, '_', '-' or '.', "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def as_name(text: str, fallback: str = "cluster") -> str:
+    """The nearest usable name to ``text`` (a notebook's or machine's name)."""
+    cleaned = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:63]
+    return cleaned if is_name(cleaned) else fallback

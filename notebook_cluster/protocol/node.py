@@ -1,0 +1,104 @@
+"""Coordinator <-> node runtime (the background thread inside a kernel), except training: see :mod:`.rounds`.
+
+On the hop between kernel and agent (ipc, DEALER -> ROUTER) a message is one frame: the encoded struct.
+"""
+
+from typing import Literal
+
+from notebook_cluster.protocol import rounds
+from notebook_cluster.protocol.wire import Message
+
+
+class NodeHello(Message):
+    """Node, once its runtime is up: how other nodes reach its mesh socket."""
+
+    node: str
+    incarnation: int
+    pid: int
+    mesh_key: str
+    """CURVE public key, Z85 text of 40 characters, made anew by each kernel."""
+    mesh_port: int
+    mesh_ipc: str
+    """ipc:// endpoint in a 0700 folder for nodes of the same peer; empty where the OS has no ipc."""
+    master_port: int
+    """A TCP port that was free on this machine: MASTER_PORT for torch when this node has rank 0."""
+
+
+class NodeAddress(Message):
+    """One row of the roster."""
+
+    name: str
+    incarnation: int
+    rank: int
+    local_rank: int
+    peer: str
+    machine: str
+    device: str
+    hosts: list[str]
+    mesh_key: str
+    mesh_port: int
+    mesh_ipc: str
+    master_port: int
+
+
+class Roster(Message):
+    """Coordinator: who is in, after each change of membership. Ranks are compact, ordered by join."""
+
+    cluster: str
+    generation: int
+    nodes: list[NodeAddress]
+
+
+class NodeLost(Message):
+    """Coordinator, in the generation in which ``node`` left: raises PeerLost in collectives that wait for it."""
+
+    node: str
+    incarnation: int
+    reason: str
+
+
+class CellDone(Message):
+    """Coordinator, to nodes still running cell ``cell``: ``node`` finished it, so it will answer no collective."""
+
+    cell: int
+    node: str
+    status: Literal["ok", "error", "interrupted", "lost"]
+    reason: str = ""
+    """``raised ValueError: ...`` for an error: the cause that PeerLost names."""
+
+
+class Telemetry(Message):
+    """Node, at most 4 a second: the newest values of nc.report() and of the training loop."""
+
+    step: int | None = None
+    loss: float | None = None
+    scalars: dict[str, float] = {}
+    samples_per_s: float | None = None
+    memory_used: int | None = None
+    """Bytes that torch or mlx hold on the accelerator; None on cpu."""
+    memory_peak: int | None = None
+    history: list[tuple[int, float, float]] = []
+    """(step, time, loss) since the last Telemetry, thinned to at most 50 points."""
+    waiting: str = ""
+    """``all_reduce #3 for desk``, ``round 12``: what the node's main thread waits for."""
+
+
+class NodeLog(Message):
+    """Node: one line for the event list (``level`` info, warning or error)."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+
+ToNodeBody = (
+    Roster | NodeLost | CellDone
+    | rounds.Registered | rounds.RegisterRefused | rounds.Seal | rounds.Complete | rounds.Commit | rounds.Void
+    | rounds.Behind | rounds.Refused | rounds.Finished | rounds.RoundQuery | rounds.Save | rounds.PartMissing
+    | rounds.Saved
+)
+FromNodeBody = (
+    NodeHello | Telemetry | NodeLog
+    | rounds.Register | rounds.Joined | rounds.Arrived | rounds.Prepared | rounds.Applied | rounds.Stalled
+    | rounds.Leave | rounds.RoundStatus | rounds.CheckpointRequest | rounds.Saved
+)

@@ -1,0 +1,198 @@
+"""Coordinator <-> agent: start kernels, relay their Jupyter messages, report devices and memory.
+
+Bulk buffers beside the struct are named in each docstring; a message without that line has none.
+"""
+
+from typing import Literal
+
+from notebook_cluster.protocol.wire import Message
+
+DeviceKind = Literal["cpu", "cuda", "rocm", "mps"]
+KernelChannel = Literal["shell", "iopub", "control", "stdin"]
+
+
+class Device(Message):
+    """One thing a node can compute on."""
+
+    id: str
+    """``cpu``, ``mps``, ``cuda:0``, ``rocm:1``: torch's word, except that ROCm is named as such."""
+    kind: DeviceKind
+    name: str
+    memory_bytes: int
+    """Total VRAM, or RAM for ``cpu`` and for unified memory."""
+    unified: bool = False
+
+
+class PeerInfo(Message):
+    """Agent: what this machine is. Sent after each (re)connection of a coordinator and when it changes."""
+
+    name: str
+    machine: str
+    """Same for all agents on one machine: nodes of one machine reach each other over 127.0.0.1."""
+    devices: list[Device]
+    hosts: list[str]
+    """IP addresses of this machine, non-loopback first."""
+    python: str
+    platform: str
+    version: str
+    protocol: int
+    packages: dict[str, str] = {}
+    leased: dict[str, str] = {}
+    """Device id -> name of the cluster that uses it."""
+
+
+class DeviceSample(Message):
+    id: str
+    memory_used: int
+    memory_total: int
+    load: float | None = None
+    temperature: float | None = None
+
+
+class NodeSample(Message):
+    """Memory of one kernel: ``rss`` always, ``device_memory`` where the device tells by process."""
+
+    node: str
+    rss: int
+    rss_peak: int
+    device_memory: int | None = None
+    cpu: float = 0.0
+
+
+class PeerSample(Message):
+    """Agent, each second."""
+
+    time: float
+    cpu: float
+    """Load of the whole machine, 0 to 1."""
+    ram_used: int
+    ram_total: int
+    devices: list[DeviceSample]
+    nodes: list[NodeSample]
+
+
+class StartNode(Message):
+    """Coordinator: start a kernel. Answered by NodeStarted or NodeRefused. The agent puts its own variables
+    (control address, torch device visibility) on top of ``environment``."""
+
+    node: str
+    incarnation: int
+    device: str = ""
+    """A Device.id, or empty: the best free accelerator, else ``cpu``."""
+    environment: dict[str, str] = {}
+    directory: str = ""
+    """Working directory; empty: the agent's own folder for this cluster."""
+
+
+class NodeStarted(Message):
+    """Agent: the kernel process runs and answers on its channels."""
+
+    node: str
+    incarnation: int
+    device: str
+    pid: int
+
+
+class NodeRefused(Message):
+    node: str
+    incarnation: int
+    reason: str
+
+
+class NodeEnded(Message):
+    """Agent: the kernel's process is gone, asked for or not."""
+
+    node: str
+    incarnation: int
+    asked: bool
+    reason: str
+    """``killed by SIGKILL (out of memory?)``, ``exit code 1``, ``stopped``, ``agent ended`` ..."""
+    log_tail: list[str] = []
+
+
+class InterruptNode(Message):
+    """Coordinator: SIGINT to the kernel."""
+
+    node: str
+    incarnation: int
+
+
+class StopNode(Message):
+    """Coordinator: end the kernel. ``force`` sends SIGKILL at once, else shutdown_request first. Answered by NodeEnded."""
+
+    node: str
+    incarnation: int
+    force: bool = False
+
+
+class ToKernel(Message):
+    """Coordinator: a Jupyter message. Buffers: header, parent_header, metadata, content (JSON), then the message's
+    own buffers. The agent signs it with the kernel's key. An execute_request whose ``msg_id`` was already
+    delivered to this incarnation is dropped."""
+
+    node: str
+    incarnation: int
+    channel: KernelChannel
+
+
+class FromKernel(Message):
+    """Agent: a Jupyter message, signature checked and removed. Buffers: as in ToKernel."""
+
+    node: str
+    incarnation: int
+    channel: KernelChannel
+
+
+class ToNode(Message):
+    """Coordinator: ``body`` is an encoded message of :mod:`.node` or :mod:`.rounds` for the node's runtime."""
+
+    node: str
+    incarnation: int
+    body: bytes
+
+
+class FromNode(Message):
+    """Agent: ``body`` as ToNode, in the other direction, in order."""
+
+    node: str
+    incarnation: int
+    body: bytes
+
+
+class ReadLog(Message):
+    """Coordinator: the last ``lines`` of a kernel's stderr/stdout file. Answered by LogLines."""
+
+    node: str
+    lines: int = 100
+
+
+class LogLines(Message):
+    node: str
+    lines: list[str]
+
+
+class Inventory(Message):
+    """Agent: the kernels of this cluster that run here; first message of every new or resumed session."""
+
+    nodes: list[NodeStarted]
+
+
+class Release(Message):
+    """Coordinator: this cluster is over; end all its kernels and forget it. Answered by Released."""
+
+
+class Released(Message):
+    pass
+
+
+class Farewell(Message):
+    """Agent: it ends now (the person stopped sharing); its kernels are ended."""
+
+    reason: str
+
+
+FromCoordinator = StartNode | InterruptNode | StopNode | ToKernel | ToNode | ReadLog | Release
+FromAgent = (
+    PeerInfo | PeerSample | NodeStarted | NodeRefused | NodeEnded | FromKernel | FromNode | LogLines
+    | Inventory | Released | Farewell
+)

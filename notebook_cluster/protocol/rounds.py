@@ -1,0 +1,288 @@
+"""Training rounds, coordinator <-> node: who arrived, what is sealed, what is committed.
+
+The order of one round (DESIGN.md, "Membership and rounds"): Register once, then per round Arrived, Seal, chunks over
+the mesh, Prepared, Commit. ``job`` is the name of a sync object (``nc.DiLoCo(model, name="model")``).
+Hashes are xxh3-128 hex digests. float32 values that decide results travel as their bits (uint32).
+"""
+
+from typing import Literal
+
+from notebook_cluster.protocol.wire import Message
+
+
+class OuterSettings(Message):
+    """Outer optimiser of one fragment: float32 bits of learning rate and momentum."""
+
+    lr_bits: int
+    momentum_bits: int
+    nesterov: bool = True
+
+
+class Register(Message):
+    """Node: a sync object was made (again) in cell ``cell``.
+
+    ``schema`` lists (name, shape, dtype) in sorted order; ``schema_hash`` covers it and the codec. A node that already
+    holds state of this job says its ``round`` and ``state_hash``; else ``state_hash`` is that of its fresh model.
+    """
+
+    job: str
+    cell: int
+    strategy: str
+    codec: str
+    schema_hash: str
+    schema: list[tuple[str, list[int], str]]
+    parameters: int
+    every: str
+    """``100 steps`` or ``30 seconds``: shown to people and compared between nodes."""
+    lr_bits: int | None = None
+    """None: the default for the number of members, decided at each SEAL."""
+    momentum_bits: int = 0
+    nesterov: bool = True
+    round: int = 0
+    state_hash: str = ""
+    holds_state: bool = False
+    fresh: bool = False
+    """True: forget the state that the cluster holds for this job."""
+    resume: str = ""
+    """Checkpoint name to resume from, and what this node found of it on its disk:"""
+    resume_round: int | None = None
+    resume_manifest_hash: str = ""
+    fragments: int = 1
+
+
+class Registered(Message):
+    """Coordinator: the job is on. ``source`` None: this node holds the state (its own model, or equal to it).
+    Otherwise fetch (theta, momentum, round) from node ``source`` over the mesh, then say Joined."""
+
+    job: str
+    round: int
+    state_hash: str
+    source: str | None
+    source_incarnation: int = 0
+
+
+class RegisterRefused(Message):
+    """Coordinator: ``reason`` is the one-line error that the constructor raises."""
+
+    job: str
+    reason: str
+
+
+class Joined(Message):
+    """Node: holds the state after ``round``."""
+
+    job: str
+    round: int
+    state_hash: str
+
+
+class Arrived(Message):
+    """Node at a boundary (or ``finishing``). Its contribution is encoded and kept until COMMIT."""
+
+    job: str
+    round: int
+    """The round it wants to be in: last committed + 1."""
+    incarnation: int
+    base_hash: str
+    samples: float
+    steps: int
+    schema_hash: str
+    codec: str
+    norm: float
+    finite: bool
+    fragment: int = 0
+    finishing: bool = False
+    """In ``finish()``: takes part with what is left, then receives only, until all live members finish."""
+
+
+class Member(Message):
+    name: str
+    incarnation: int
+    weight_bits: int
+    """float32 bits of samples / total samples; 0 for a member that only receives."""
+
+
+class Slice(Message):
+    """Codec blocks ``start`` <= b < ``stop`` are summed and encoded by ``owner``."""
+
+    owner: str
+    start: int
+    stop: int
+
+
+class Seal(Message):
+    job: str
+    round: int
+    attempt: int
+    members: list[Member]
+    """In rank order: the order of the sum."""
+    slices: list[Slice]
+    outer: OuterSettings
+    base_hash: str
+    fragment: int = 0
+    last: bool = False
+    """Every member is finishing: after COMMIT ``finish()`` returns."""
+
+
+class Prepared(Message):
+    """Node: holds every mean slice; nothing applied. ``state_hash``: of (theta, momentum) as they will be."""
+
+    job: str
+    round: int
+    attempt: int
+    incarnation: int
+    slice_hashes: list[str]
+    state_hash: str
+    fragment: int = 0
+
+
+class Complete(Message):
+    """Coordinator: a member was lost but ``sources`` are PREPARED: ask them for the mean slices you miss."""
+
+    job: str
+    round: int
+    attempt: int
+    sources: list[str]
+    fragment: int = 0
+
+
+class Commit(Message):
+    """Coordinator, logged first: apply. ``members`` are those whose contributions are in the mean."""
+
+    job: str
+    round: int
+    attempt: int
+    state_hash: str
+    members: list[str]
+    fragment: int = 0
+    last: bool = False
+
+
+class Applied(Message):
+    """Node: parameters, momentum and error feedback changed; the new state's hash."""
+
+    job: str
+    round: int
+    state_hash: str
+    bytes_sent: int = 0
+    """Mesh bytes this node sent for the round (payload)."""
+    steps: int = 0
+    wait: float = 0.0
+    """Seconds between Arrived and Applied."""
+    fragment: int = 0
+
+
+class Void(Message):
+    """Coordinator: the commit of ``round`` is held by nobody reachable; back to ``state_hash`` of round - 1."""
+
+    job: str
+    round: int
+    state_hash: str
+
+
+class Behind(Message):
+    """Coordinator, answer to an Arrived based on an old state: fetch the state of ``round`` from ``source``, re-base
+    (``theta_m += theta_new - theta_old``, error feedback kept), say Joined, arrive again."""
+
+    job: str
+    round: int
+    state_hash: str
+    source: str
+    source_incarnation: int
+
+
+class Refused(Message):
+    """Coordinator: this contribution is not used (not finite, wrong schema, out of scale): error feedback 0,
+    ``theta_m = theta``; the round goes on without it."""
+
+    job: str
+    round: int
+    reason: str
+    fragment: int = 0
+
+
+class Stalled(Message):
+    """Node: no chunk for 2.5 s."""
+
+    job: str
+    round: int
+    attempt: int
+    waiting_for: list[str]
+    fragment: int = 0
+
+
+class Finished(Message):
+    """Coordinator: every live member is finishing and nothing is left to exchange: ``finish()`` returns."""
+
+    job: str
+    round: int
+
+
+class Leave(Message):
+    """Node: no more rounds in this cell (``reason``: ``finished``, ``error: ...``, ``interrupted``). Keeps its state."""
+
+    job: str
+    reason: str
+
+
+class RoundQuery(Message):
+    """Restarted coordinator: say where you are."""
+
+    job: str
+
+
+class RoundStatus(Message):
+    """Node: answer to RoundQuery."""
+
+    job: str
+    round: int
+    """Last committed round applied here."""
+    state_hash: str
+    phase: Literal["training", "arrived", "exchanging", "prepared"]
+    attempt: int = 0
+    prepared_round: int | None = None
+    prepared_state_hash: str = ""
+    arrived: Arrived | None = None
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------
+
+
+class CheckpointRequest(Message):
+    """Node: sync.checkpoint(name) was called."""
+
+    job: str
+    name: str
+
+
+class Save(Message):
+    """Coordinator: the state of committed round ``round`` (ordered with COMMIT on the link, so every member holds
+    exactly it). Every member sends its local part to ``writer`` over the mesh; the writer writes."""
+
+    job: str
+    name: str
+    round: int
+    state_hash: str
+    writer: str
+    members: list[str]
+    ticket: int
+
+
+class PartMissing(Message):
+    """Coordinator to writer: ``node`` left or was lost: do not wait for its part."""
+
+    job: str
+    ticket: int
+    node: str
+
+
+class Saved(Message):
+    """Writer to coordinator, then coordinator to all members: durable, or ``error``."""
+
+    job: str
+    name: str
+    round: int
+    ticket: int
+    path: str = ""
+    manifest_hash: str = ""
+    error: str = ""

@@ -1,0 +1,115 @@
+"""What views show: plain data, complete in itself. The coordinator sends it whole, at most 4 times a second."""
+
+from typing import Literal
+
+from notebook_cluster.protocol.wire import Message
+
+NodeCondition = Literal["starting", "ok", "suspect", "lost", "dead", "rejoining", "refused", "stopping"]
+PeerCondition = Literal["found", "connecting", "connected", "suspect", "lost", "untrusted", "refused"]
+
+
+class NodeView(Message):
+    name: str
+    rank: int | None
+    peer: str
+    device: str
+    device_name: str
+    incarnation: int
+    condition: NodeCondition
+    reason: str = ""
+    log_tail: list[str] = []
+    busy: bool = False
+    memory_kind: Literal["VRAM", "RAM", "unified"] = "RAM"
+    memory_used: int = 0
+    """Bytes this node uses (VRAM where the device is an accelerator, else resident memory)."""
+    memory_peak: int = 0
+    memory_total: int = 0
+    cpu: float = 0.0
+    step: int | None = None
+    loss: float | None = None
+    scalars: dict[str, float] = {}
+    samples_per_s: float | None = None
+    last_round: int | None = None
+    round_wait: float | None = None
+    """Seconds this node waited in its last round."""
+    checkpoint: str = ""
+    """``digits at round 12``, or empty."""
+    checkpoint_time: float | None = None
+    waiting: str = ""
+
+
+class PeerView(Message):
+    name: str
+    key: str
+    address: str
+    condition: PeerCondition
+    found_by: Literal["mdns", "typed", "local"]
+    trusted: bool
+    device: str = ""
+    """Short text: ``NVIDIA RTX 4070``, ``Apple M2``, ``cpu``."""
+    reason: str = ""
+    """Why it cannot be added, or why it was lost."""
+    round_trip_ms: float | None = None
+
+
+class JobView(Message):
+    name: str
+    strategy: str
+    round: int
+    attempt: int
+    phase: str
+    members: list[str]
+    waiting_for: list[str] = []
+    parameters: int = 0
+    bytes_sent: int = 0
+    """By all nodes, in rounds so far."""
+    bytes_data_parallel: int = 0
+    """What an all-reduce of float32 gradients at each step would have sent for the same steps."""
+    hash_mismatches: int = 0
+    state_hash: str = ""
+
+
+class CellView(Message):
+    id: int
+    source: str
+    """First 200 characters."""
+    status: Literal["queued", "running", "ok", "error", "interrupted"]
+    nodes: dict[str, str]
+    """Node -> ``queued|replaying|running|ok|error|interrupted|lost``."""
+    started: float = 0.0
+    ended: float | None = None
+
+
+class EventView(Message):
+    time: float
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+class ClusterView(Message):
+    """Everything a panel needs except the series."""
+
+    name: str
+    epoch: int
+    generation: int
+    started: float
+    now: float
+    nodes: list[NodeView]
+    peers: list[PeerView]
+    jobs: list[JobView]
+    cell: CellView | None
+    queued: int
+    events: list[EventView]
+    """The last 100, oldest first."""
+    directory: str
+    run_log: str
+
+
+class Series(Message):
+    """One curve. ``name``: ``loss``, ``memory`` (bytes) or a reported scalar. At most 2,000 points, thinned."""
+
+    node: str
+    name: str
+    step: list[int]
+    time: list[float]
+    value: list[float]

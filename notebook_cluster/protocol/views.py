@@ -1,0 +1,208 @@
+"""View <-> coordinator. A view sends Request envelopes and receives Reply envelopes and Events.
+
+Frames view -> coordinator: ``[encoded Request]``. Frames coordinator -> view: ``[encoded Reply]`` or
+``[encoded Event, *buffers]``. The socket is a ROUTER on loopback with CURVE; the connection file (0600)
+holds its address and both key pairs.
+"""
+
+from typing import Any, Literal
+
+from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.wire import Message
+
+
+class ConnectionFile(Message):
+    """``<jupyter runtime>/notebook_cluster/<cluster>/connection.json``, mode 0600."""
+
+    cluster: str
+    address: str
+    server_key: str
+    view_public_key: str
+    view_secret_key: str
+    pid: int
+    epoch: int
+    protocol: int
+    version: str
+    run_log: str
+
+
+# ---- requests ------------------------------------------------------------------------------------------------
+
+
+class Attach(Message):
+    """First request of a view. Reply value: ClusterView. ``live`` views get state, output and series events."""
+
+    kind: Literal["magics", "panel", "cli", "server", "client"]
+    live: bool = True
+
+
+class Execute(Message):
+    """Run a cell. Reply at once, value: cell id (int). ``targets`` are node names; empty: all nodes.
+
+    ``replay``: the cell goes into the cluster's cell log, so nodes that (re)start or join run it too.
+    ``metadata`` goes into each execute_request. ``allow_stdin`` False makes input() raise on the node."""
+
+    source: str
+    targets: list[str] = []
+    replay: bool = True
+    silent: bool = False
+    allow_stdin: bool = False
+    timeout: float | None = None
+    user_expressions: dict[str, str] = {}
+    watch: bool = False
+    """The reply is followed by the cell's events, as after Watch, without a second request."""
+    notebook_names: list[str] = []
+    """Names in the notebook's namespace: a NameError on a node for one of them says ``%push``."""
+
+
+class Watch(Message):
+    """Output of a cell from its beginning, then live: CellOutput events and at last CellEnded. Reply value: CellView."""
+
+    cell: int
+
+
+class Unwatch(Message):
+    cell: int
+
+
+class Interrupt(Message):
+    """SIGINT to all targets of the running cell; ``force`` kills and respawns the still busy ones.
+    Reply value: list of the names of nodes that are still busy."""
+
+    force: bool = False
+
+
+class Detach(Message):
+    """Free every view that waits for a cell; the cell goes on."""
+
+
+class AddNodes(Message):
+    """Add nodes. ``peer``: name, ``HOST:PORT``, ``local`` or ``all``. Reply value: list of node names once they
+    answer (after cells are replayed), or an error that says why not. ``follow`` (with all): also peers found later."""
+
+    peer: str
+    count: int = 0
+    """0: one per accelerator."""
+    code: str = ""
+    follow: bool = False
+
+
+class RemoveNode(Message):
+    node: str
+
+
+class RestartNode(Message):
+    """New kernel, same name, next incarnation; cells are replayed, then it joins the running cell."""
+
+    node: str
+    replay: bool = True
+
+
+class ReadNodeLog(Message):
+    """Reply value: list of lines."""
+
+    node: str
+    lines: int = 100
+
+
+class GetState(Message):
+    """Reply value: ClusterView."""
+
+
+class GetSeries(Message):
+    """Reply value: list of Series."""
+
+
+class SaveCheckpoint(Message):
+    """Checkpoint of ``job`` at its last committed round. Reply value: path of the manifest."""
+
+    name: str
+    job: str = ""
+
+
+class Stop(Message):
+    """End the cluster and every kernel of it. Reply (before the coordinator ends) value: None."""
+
+
+AnyRequest = (
+    Attach | Execute | Watch | Unwatch | Interrupt | Detach | AddNodes | RemoveNode | RestartNode | ReadNodeLog
+    | GetState | GetSeries | SaveCheckpoint | Stop
+)
+
+
+class Request(Message):
+    id: int
+    body: AnyRequest
+
+
+class Reply(Message):
+    """``error`` is one line for people; empty means it worked and ``value`` is what the request documents."""
+
+    id: int
+    value: Any = None
+    error: str = ""
+
+
+# ---- events --------------------------------------------------------------------------------------------------
+
+
+class Output(Message):
+    """One Jupyter output message of a node, already filtered by the MIME allow-list. Consecutive stream text of
+    one node and stream is merged. ``kind`` is the Jupyter message type; ``content`` its content (JSON values)."""
+
+    node: str
+    rank: int | None
+    kind: Literal["stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"]
+    content: dict[str, Any]
+
+
+class CellOutput(Message):
+    cell: int
+    outputs: list[Output]
+
+
+class CellChanged(Message):
+    """Per-node status of a running cell changed; see CellView.nodes."""
+
+    cell: int
+    nodes: dict[str, str]
+    note: str = ""
+    """For people: ``waiting for desk: lost (Wi-Fi?)``."""
+
+
+class NodeResult(Message):
+    status: Literal["ok", "error", "interrupted", "lost", "cancelled"]
+    error_name: str = ""
+    error_value: str = ""
+    reason: str = ""
+    """Why it was lost, with the way out."""
+    log_tail: list[str] = []
+    user_expressions: dict[str, Any] = {}
+
+
+class CellEnded(Message):
+    """Last event of a cell. ``status`` error when any node ended so; ``detached``: the cell goes on without this view."""
+
+    cell: int
+    status: Literal["ok", "error", "interrupted", "detached"]
+    results: dict[str, NodeResult] = {}
+
+
+class StateChanged(Message):
+    state: ClusterView
+
+
+class SeriesAdded(Message):
+    """New points only."""
+
+    series: list[Series]
+
+
+class Closing(Message):
+    """The coordinator ends."""
+
+    reason: str
+
+
+AnyEvent = CellOutput | CellChanged | CellEnded | StateChanged | SeriesAdded | Closing
+Incoming = Reply | CellOutput | CellChanged | CellEnded | StateChanged | SeriesAdded | Closing

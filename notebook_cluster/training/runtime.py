@@ -1,0 +1,101 @@
+"""What training needs from the node it runs in. ``node`` implements it; tests run several in one process."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.node import Roster
+from notebook_cluster.protocol.wire import Message
+
+Payload = bytes | bytearray | memoryview
+
+
+class JobHandler(Protocol):
+    """A training job on this node. Every method is called on the runtime's thread, one at a time."""
+
+    def on_control(self, message: Message) -> None:
+        """A :mod:`notebook_cluster.protocol.rounds` message of this job from the coordinator, in order."""
+
+    def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
+        """A frame of this job from another node. ``payload`` is only valid during the call."""
+
+    def on_tick(self, now: float) -> None:
+        """About ten times a second; ``now`` is ``time.monotonic()``."""
+
+    def on_roster(self, roster: Roster) -> None:
+        """Membership changed."""
+
+
+class Runtime(Protocol):
+    """The node's background runtime as training sees it. Methods may be called from any thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    def cell(self) -> int:
+        """Number of the cell that runs now (0 outside cells)."""
+
+    def rank(self) -> int: ...
+
+    def world_size(self) -> int: ...
+
+    def device(self) -> str:
+        """torch's word for this node's device: ``cpu``, ``mps``, ``cuda:0``."""
+
+    def checkpoint_directory(self) -> Path:
+        """``checkpoints`` in the node's working directory."""
+
+    def send_control(self, message: Message) -> None:
+        """To the coordinator: ordered, resumable, never lost while this process lives."""
+
+    def send_mesh(self, node: str, header: JobFrame, payload: Payload = b"") -> None:
+        """To another node (or this one): ordered per node; lost when that node is gone. The payload is not copied: it must
+        not change until sent, so send immutable bytes or arrays that are replaced rather than written to."""
+
+    def attach_job(self, name: str, handler: JobHandler) -> None:
+        """Route control messages, mesh frames and ticks of job ``name`` to ``handler``."""
+
+    def job(self, name: str) -> JobHandler | None:
+        """The handler attached under ``name``: a sync object that is made again finds its job."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run on the runtime's thread."""
+
+    def at_cell_end(self, callback: Callable[[str], None]) -> None:
+        """Call once, on the main thread, when the running cell ends, with ``ok``, ``error: ...`` or ``interrupted``."""
+
+    def deferred_interrupts(self) -> AbstractContextManager[None]:
+        """SIGINT waits until the block ends: for the moment in which a round is applied (main thread only)."""
+
+    def report(
+        self, *, step: int | None = None, loss: float | None = None, samples_per_s: float | None = None,
+        waiting: str | None = None, **scalars: float,
+    ) -> None:
+        """Newest values for the panel; cheap enough for every step."""
+
+
+_current: Runtime | None = None
+
+
+def set_runtime(runtime: Runtime | None) -> None:
+    """Called by ``node`` when the kernel's runtime is up."""
+    global _current
+    _current = runtime
+
+
+def current_runtime() -> Runtime:
+    """The runtime of this kernel.
+
+    Raises:
+        RuntimeError: this process is no node of a cluster.
+    """
+    if _current is None:
+        raise RuntimeError(
+            "this kernel is not a node of a cluster: run the cell with %%on_all, after %load_ext notebook_cluster and %cluster start"
+        )
+    return _current
