@@ -9,7 +9,7 @@ from typing import Literal
 from notebook_cluster.protocol.wire import Message
 
 
-class CellFrame(Message):
+class CellFrame(Message, frozen=True):
     """A piece of one cell collective (``nc.all_reduce`` ...) or of ``send``/``recv``."""
 
     cell: int
@@ -28,7 +28,7 @@ class CellFrame(Message):
     phase: int = 0
 
 
-class JobFrame(Message):
+class JobFrame(Message, frozen=True):
     """A piece of a training round, of a state transfer, or a request for one."""
 
     job: str

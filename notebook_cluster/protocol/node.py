@@ -9,7 +9,7 @@ from notebook_cluster.protocol import rounds
 from notebook_cluster.protocol.wire import Message
 
 
-class NodeHello(Message):
+class NodeHello(Message, frozen=True):
     """Node, once its runtime is up: how other nodes reach its mesh socket."""
 
     node: str
@@ -24,7 +24,7 @@ class NodeHello(Message):
     """A TCP port that was free on this machine: MASTER_PORT for torch when this node has rank 0."""
 
 
-class NodeAddress(Message):
+class NodeAddress(Message, frozen=True):
     """One row of the roster."""
 
     name: str
@@ -41,7 +41,7 @@ class NodeAddress(Message):
     master_port: int
 
 
-class Roster(Message):
+class Roster(Message, frozen=True):
     """Coordinator: who is in, after each change of membership. Ranks are compact, ordered by join."""
 
     cluster: str
@@ -49,7 +49,7 @@ class Roster(Message):
     nodes: list[NodeAddress]
 
 
-class NodeLost(Message):
+class NodeLost(Message, frozen=True):
     """Coordinator, in the generation in which ``node`` left: raises PeerLost in collectives that wait for it."""
 
     node: str
@@ -57,7 +57,7 @@ class NodeLost(Message):
     reason: str
 
 
-class CellDone(Message):
+class CellDone(Message, frozen=True):
     """Coordinator, to nodes still running cell ``cell``: ``node`` finished it, so it will answer no collective."""
 
     cell: int
@@ -67,7 +67,7 @@ class CellDone(Message):
     """``raised ValueError: ...`` for an error: the cause that PeerLost names."""
 
 
-class Telemetry(Message):
+class Telemetry(Message, frozen=True):
     """Node, at most 4 a second: the newest values of nc.report() and of the training loop."""
 
     step: int | None = None
@@ -83,22 +83,43 @@ class Telemetry(Message):
     """``all_reduce #3 for desk``, ``round 12``: what the node's main thread waits for."""
 
 
-class NodeLog(Message):
+class NodeLog(Message, frozen=True):
     """Node: one line for the event list (``level`` info, warning or error)."""
 
     level: Literal["info", "warning", "error"]
     text: str
 
 
-
 ToNodeBody = (
-    Roster | NodeLost | CellDone
-    | rounds.Registered | rounds.RegisterRefused | rounds.Seal | rounds.Complete | rounds.Commit | rounds.Void
-    | rounds.Behind | rounds.Refused | rounds.Finished | rounds.RoundQuery | rounds.Save | rounds.PartMissing
+    Roster
+    | NodeLost
+    | CellDone
+    | rounds.Registered
+    | rounds.RegisterRefused
+    | rounds.Seal
+    | rounds.Complete
+    | rounds.Commit
+    | rounds.Void
+    | rounds.Behind
+    | rounds.Refused
+    | rounds.Finished
+    | rounds.RoundQuery
+    | rounds.Save
+    | rounds.PartMissing
     | rounds.Saved
 )
 FromNodeBody = (
-    NodeHello | Telemetry | NodeLog
-    | rounds.Register | rounds.Joined | rounds.Arrived | rounds.Prepared | rounds.Applied | rounds.Stalled
-    | rounds.Leave | rounds.RoundStatus | rounds.CheckpointRequest | rounds.Saved
+    NodeHello
+    | Telemetry
+    | NodeLog
+    | rounds.Register
+    | rounds.Joined
+    | rounds.Arrived
+    | rounds.Prepared
+    | rounds.Applied
+    | rounds.Stalled
+    | rounds.Leave
+    | rounds.RoundStatus
+    | rounds.CheckpointRequest
+    | rounds.Saved
 )

@@ -11,7 +11,7 @@ DeviceKind = Literal["cpu", "cuda", "rocm", "mps"]
 KernelChannel = Literal["shell", "iopub", "control", "stdin"]
 
 
-class Device(Message):
+class Device(Message, frozen=True):
     """One thing a node can compute on."""
 
     id: str
@@ -23,7 +23,7 @@ class Device(Message):
     unified: bool = False
 
 
-class PeerInfo(Message):
+class PeerInfo(Message, frozen=True):
     """Agent: what this machine is. Sent after each (re)connection of a coordinator and when it changes."""
 
     name: str
@@ -41,7 +41,7 @@ class PeerInfo(Message):
     """Device id -> name of the cluster that uses it."""
 
 
-class DeviceSample(Message):
+class DeviceSample(Message, frozen=True):
     id: str
     memory_used: int
     memory_total: int
@@ -49,7 +49,7 @@ class DeviceSample(Message):
     temperature: float | None = None
 
 
-class NodeSample(Message):
+class NodeSample(Message, frozen=True):
     """Memory of one kernel: ``rss`` always, ``device_memory`` where the device tells by process."""
 
     node: str
@@ -59,7 +59,7 @@ class NodeSample(Message):
     cpu: float = 0.0
 
 
-class PeerSample(Message):
+class PeerSample(Message, frozen=True):
     """Agent, each second."""
 
     time: float
@@ -71,7 +71,7 @@ class PeerSample(Message):
     nodes: list[NodeSample]
 
 
-class StartNode(Message):
+class StartNode(Message, frozen=True):
     """Coordinator: start a kernel. Answered by NodeStarted or NodeRefused. The agent puts its own variables
     (control address, torch device visibility) on top of ``environment``."""
 
@@ -84,7 +84,7 @@ class StartNode(Message):
     """Working directory; empty: the agent's own folder for this cluster."""
 
 
-class NodeStarted(Message):
+class NodeStarted(Message, frozen=True):
     """Agent: the kernel process runs and answers on its channels."""
 
     node: str
@@ -93,13 +93,13 @@ class NodeStarted(Message):
     pid: int
 
 
-class NodeRefused(Message):
+class NodeRefused(Message, frozen=True):
     node: str
     incarnation: int
     reason: str
 
 
-class NodeEnded(Message):
+class NodeEnded(Message, frozen=True):
     """Agent: the kernel's process is gone, asked for or not."""
 
     node: str
@@ -110,22 +110,22 @@ class NodeEnded(Message):
     log_tail: list[str] = []
 
 
-class InterruptNode(Message):
+class InterruptNode(Message, frozen=True):
     """Coordinator: SIGINT to the kernel."""
 
     node: str
     incarnation: int
 
 
-class StopNode(Message):
-    """Coordinator: end the kernel. ``force`` sends SIGKILL at once, else shutdown_request first. Answered by NodeEnded."""
+class StopNode(Message, frozen=True):
+    """Coordinator: end the kernel; ``force``: SIGKILL at once, else shutdown_request first. Answered by NodeEnded."""
 
     node: str
     incarnation: int
     force: bool = False
 
 
-class ToKernel(Message):
+class ToKernel(Message, frozen=True):
     """Coordinator: a Jupyter message. Buffers: header, parent_header, metadata, content (JSON), then the message's
     own buffers. The agent signs it with the kernel's key. An execute_request whose ``msg_id`` was already
     delivered to this incarnation is dropped."""
@@ -135,7 +135,7 @@ class ToKernel(Message):
     channel: KernelChannel
 
 
-class FromKernel(Message):
+class FromKernel(Message, frozen=True):
     """Agent: a Jupyter message, signature checked and removed. Buffers: as in ToKernel."""
 
     node: str
@@ -143,7 +143,7 @@ class FromKernel(Message):
     channel: KernelChannel
 
 
-class ToNode(Message):
+class ToNode(Message, frozen=True):
     """Coordinator: ``body`` is an encoded message of :mod:`.node` or :mod:`.rounds` for the node's runtime."""
 
     node: str
@@ -151,7 +151,7 @@ class ToNode(Message):
     body: bytes
 
 
-class FromNode(Message):
+class FromNode(Message, frozen=True):
     """Agent: ``body`` as ToNode, in the other direction, in order."""
 
     node: str
@@ -159,33 +159,33 @@ class FromNode(Message):
     body: bytes
 
 
-class ReadLog(Message):
+class ReadLog(Message, frozen=True):
     """Coordinator: the last ``lines`` of a kernel's stderr/stdout file. Answered by LogLines."""
 
     node: str
     lines: int = 100
 
 
-class LogLines(Message):
+class LogLines(Message, frozen=True):
     node: str
     lines: list[str]
 
 
-class Inventory(Message):
+class Inventory(Message, frozen=True):
     """Agent: the kernels of this cluster that run here; first message of every new or resumed session."""
 
     nodes: list[NodeStarted]
 
 
-class Release(Message):
+class Release(Message, frozen=True):
     """Coordinator: this cluster is over; end all its kernels and forget it. Answered by Released."""
 
 
-class Released(Message):
+class Released(Message, frozen=True):
     pass
 
 
-class Farewell(Message):
+class Farewell(Message, frozen=True):
     """Agent: it ends now (the person stopped sharing); its kernels are ended."""
 
     reason: str
@@ -193,6 +193,15 @@ class Farewell(Message):
 
 FromCoordinator = StartNode | InterruptNode | StopNode | ToKernel | ToNode | ReadLog | Release
 FromAgent = (
-    PeerInfo | PeerSample | NodeStarted | NodeRefused | NodeEnded | FromKernel | FromNode | LogLines
-    | Inventory | Released | Farewell
+    PeerInfo
+    | PeerSample
+    | NodeStarted
+    | NodeRefused
+    | NodeEnded
+    | FromKernel
+    | FromNode
+    | LogLines
+    | Inventory
+    | Released
+    | Farewell
 )

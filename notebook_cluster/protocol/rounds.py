@@ -10,7 +10,7 @@ from typing import Literal
 from notebook_cluster.protocol.wire import Message
 
 
-class OuterSettings(Message):
+class OuterSettings(Message, frozen=True):
     """Outer optimiser of one fragment: float32 bits of learning rate and momentum."""
 
     lr_bits: int
@@ -18,7 +18,7 @@ class OuterSettings(Message):
     nesterov: bool = True
 
 
-class Register(Message):
+class Register(Message, frozen=True):
     """Node: a sync object was made (again) in cell ``cell``.
 
     ``schema`` lists (name, shape, dtype) in sorted order; ``schema_hash`` covers it and the codec. A node that already
@@ -32,6 +32,7 @@ class Register(Message):
     schema_hash: str
     schema: list[tuple[str, list[int], str]]
     parameters: int
+    """Elements of the whole flat vector, buffers included."""
     every: str
     """``100 steps`` or ``30 seconds``: shown to people and compared between nodes."""
     lr_bits: int | None = None
@@ -48,9 +49,14 @@ class Register(Message):
     resume_round: int | None = None
     resume_manifest_hash: str = ""
     fragments: int = 1
+    buffers: int = 0
+    """The last ``buffers`` of the ``parameters`` elements are BatchNorm statistics: float32 on the wire whatever the codec,
+    outer step SGD(1, 0)."""
+    blocks: int = 0
+    """Codec blocks of the whole vector: what the slice table of a SEAL divides."""
 
 
-class Registered(Message):
+class Registered(Message, frozen=True):
     """Coordinator: the job is on. ``source`` None: this node holds the state (its own model, or equal to it).
     Otherwise fetch (theta, momentum, round) from node ``source`` over the mesh, then say Joined."""
 
@@ -61,14 +67,14 @@ class Registered(Message):
     source_incarnation: int = 0
 
 
-class RegisterRefused(Message):
+class RegisterRefused(Message, frozen=True):
     """Coordinator: ``reason`` is the one-line error that the constructor raises."""
 
     job: str
     reason: str
 
 
-class Joined(Message):
+class Joined(Message, frozen=True):
     """Node: holds the state after ``round``."""
 
     job: str
@@ -76,7 +82,7 @@ class Joined(Message):
     state_hash: str
 
 
-class Arrived(Message):
+class Arrived(Message, frozen=True):
     """Node at a boundary (or ``finishing``). Its contribution is encoded and kept until COMMIT."""
 
     job: str
@@ -95,14 +101,14 @@ class Arrived(Message):
     """In ``finish()``: takes part with what is left, then receives only, until all live members finish."""
 
 
-class Member(Message):
+class Member(Message, frozen=True):
     name: str
     incarnation: int
     weight_bits: int
     """float32 bits of samples / total samples; 0 for a member that only receives."""
 
 
-class Slice(Message):
+class Slice(Message, frozen=True):
     """Codec blocks ``start`` <= b < ``stop`` are summed and encoded by ``owner``."""
 
     owner: str
@@ -110,7 +116,7 @@ class Slice(Message):
     stop: int
 
 
-class Seal(Message):
+class Seal(Message, frozen=True):
     job: str
     round: int
     attempt: int
@@ -124,7 +130,7 @@ class Seal(Message):
     """Every member is finishing: after COMMIT ``finish()`` returns."""
 
 
-class Prepared(Message):
+class Prepared(Message, frozen=True):
     """Node: holds every mean slice; nothing applied. ``state_hash``: of (theta, momentum) as they will be."""
 
     job: str
@@ -136,7 +142,7 @@ class Prepared(Message):
     fragment: int = 0
 
 
-class Complete(Message):
+class Complete(Message, frozen=True):
     """Coordinator: a member was lost but ``sources`` are PREPARED: ask them for the mean slices you miss."""
 
     job: str
@@ -146,7 +152,7 @@ class Complete(Message):
     fragment: int = 0
 
 
-class Commit(Message):
+class Commit(Message, frozen=True):
     """Coordinator, logged first: apply. ``members`` are those whose contributions are in the mean."""
 
     job: str
@@ -158,7 +164,7 @@ class Commit(Message):
     last: bool = False
 
 
-class Applied(Message):
+class Applied(Message, frozen=True):
     """Node: parameters, momentum and error feedback changed; the new state's hash."""
 
     job: str
@@ -172,7 +178,7 @@ class Applied(Message):
     fragment: int = 0
 
 
-class Void(Message):
+class Void(Message, frozen=True):
     """Coordinator: the commit of ``round`` is held by nobody reachable; back to ``state_hash`` of round - 1."""
 
     job: str
@@ -180,7 +186,7 @@ class Void(Message):
     state_hash: str
 
 
-class Behind(Message):
+class Behind(Message, frozen=True):
     """Coordinator, answer to an Arrived based on an old state: fetch the state of ``round`` from ``source``, re-base
     (``theta_m += theta_new - theta_old``, error feedback kept), say Joined, arrive again."""
 
@@ -191,7 +197,7 @@ class Behind(Message):
     source_incarnation: int
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """Coordinator: this contribution is not used (not finite, wrong schema, out of scale): error feedback 0,
     ``theta_m = theta``; the round goes on without it."""
 
@@ -201,7 +207,7 @@ class Refused(Message):
     fragment: int = 0
 
 
-class Stalled(Message):
+class Stalled(Message, frozen=True):
     """Node: no chunk for 2.5 s."""
 
     job: str
@@ -211,27 +217,27 @@ class Stalled(Message):
     fragment: int = 0
 
 
-class Finished(Message):
+class Finished(Message, frozen=True):
     """Coordinator: every live member is finishing and nothing is left to exchange: ``finish()`` returns."""
 
     job: str
     round: int
 
 
-class Leave(Message):
-    """Node: no more rounds in this cell (``reason``: ``finished``, ``error: ...``, ``interrupted``). Keeps its state."""
+class Leave(Message, frozen=True):
+    """Node: no more rounds in this cell (``reason``: ``finished``, ``error: ...``, ``interrupted``); keeps its state."""
 
     job: str
     reason: str
 
 
-class RoundQuery(Message):
+class RoundQuery(Message, frozen=True):
     """Restarted coordinator: say where you are."""
 
     job: str
 
 
-class RoundStatus(Message):
+class RoundStatus(Message, frozen=True):
     """Node: answer to RoundQuery."""
 
     job: str
@@ -248,14 +254,14 @@ class RoundStatus(Message):
 # ---- checkpoints ---------------------------------------------------------------------------------------------
 
 
-class CheckpointRequest(Message):
+class CheckpointRequest(Message, frozen=True):
     """Node: sync.checkpoint(name) was called."""
 
     job: str
     name: str
 
 
-class Save(Message):
+class Save(Message, frozen=True):
     """Coordinator: the state of committed round ``round`` (ordered with COMMIT on the link, so every member holds
     exactly it). Every member sends its local part to ``writer`` over the mesh; the writer writes."""
 
@@ -268,7 +274,7 @@ class Save(Message):
     ticket: int
 
 
-class PartMissing(Message):
+class PartMissing(Message, frozen=True):
     """Coordinator to writer: ``node`` left or was lost: do not wait for its part."""
 
     job: str
@@ -276,7 +282,7 @@ class PartMissing(Message):
     node: str
 
 
-class Saved(Message):
+class Saved(Message, frozen=True):
     """Writer to coordinator, then coordinator to all members: durable, or ``error``."""
 
     job: str

@@ -8,7 +8,7 @@ NodeCondition = Literal["starting", "ok", "suspect", "lost", "dead", "rejoining"
 PeerCondition = Literal["found", "connecting", "connected", "suspect", "lost", "untrusted", "refused"]
 
 
-class NodeView(Message):
+class NodeView(Message, frozen=True):
     name: str
     rank: int | None
     peer: str
@@ -38,7 +38,7 @@ class NodeView(Message):
     waiting: str = ""
 
 
-class PeerView(Message):
+class PeerView(Message, frozen=True):
     name: str
     key: str
     address: str
@@ -52,7 +52,7 @@ class PeerView(Message):
     round_trip_ms: float | None = None
 
 
-class JobView(Message):
+class JobView(Message, frozen=True):
     name: str
     strategy: str
     round: int
@@ -69,7 +69,7 @@ class JobView(Message):
     state_hash: str = ""
 
 
-class CellView(Message):
+class CellView(Message, frozen=True):
     id: int
     source: str
     """First 200 characters."""
@@ -80,13 +80,13 @@ class CellView(Message):
     ended: float | None = None
 
 
-class EventView(Message):
+class EventView(Message, frozen=True):
     time: float
     level: Literal["info", "warning", "error"]
     text: str
 
 
-class ClusterView(Message):
+class ClusterView(Message, frozen=True):
     """Everything a panel needs except the series."""
 
     name: str
@@ -105,7 +105,7 @@ class ClusterView(Message):
     run_log: str
 
 
-class Series(Message):
+class Series(Message, frozen=True):
     """One curve. ``name``: ``loss``, ``memory`` (bytes) or a reported scalar. At most 2,000 points, thinned."""
 
     node: str

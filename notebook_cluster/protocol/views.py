@@ -11,7 +11,7 @@ from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.wire import Message
 
 
-class ConnectionFile(Message):
+class ConnectionFile(Message, frozen=True):
     """``<jupyter runtime>/notebook_cluster/<cluster>/connection.json``, mode 0600."""
 
     cluster: str
@@ -29,14 +29,14 @@ class ConnectionFile(Message):
 # ---- requests ------------------------------------------------------------------------------------------------
 
 
-class Attach(Message):
+class Attach(Message, frozen=True):
     """First request of a view. Reply value: ClusterView. ``live`` views get state, output and series events."""
 
     kind: Literal["magics", "panel", "cli", "server", "client"]
     live: bool = True
 
 
-class Execute(Message):
+class Execute(Message, frozen=True):
     """Run a cell. Reply at once, value: cell id (int). ``targets`` are node names; empty: all nodes.
 
     ``replay``: the cell goes into the cluster's cell log, so nodes that (re)start or join run it too.
@@ -55,28 +55,28 @@ class Execute(Message):
     """Names in the notebook's namespace: a NameError on a node for one of them says ``%push``."""
 
 
-class Watch(Message):
-    """Output of a cell from its beginning, then live: CellOutput events and at last CellEnded. Reply value: CellView."""
+class Watch(Message, frozen=True):
+    """A cell from its beginning, then live: CellOutput events and at last CellEnded. Reply value: CellView."""
 
     cell: int
 
 
-class Unwatch(Message):
+class Unwatch(Message, frozen=True):
     cell: int
 
 
-class Interrupt(Message):
+class Interrupt(Message, frozen=True):
     """SIGINT to all targets of the running cell; ``force`` kills and respawns the still busy ones.
     Reply value: list of the names of nodes that are still busy."""
 
     force: bool = False
 
 
-class Detach(Message):
+class Detach(Message, frozen=True):
     """Free every view that waits for a cell; the cell goes on."""
 
 
-class AddNodes(Message):
+class AddNodes(Message, frozen=True):
     """Add nodes. ``peer``: name, ``HOST:PORT``, ``local`` or ``all``. Reply value: list of node names once they
     answer (after cells are replayed), or an error that says why not. ``follow`` (with all): also peers found later."""
 
@@ -87,55 +87,80 @@ class AddNodes(Message):
     follow: bool = False
 
 
-class RemoveNode(Message):
+class RemoveNode(Message, frozen=True):
     node: str
 
 
-class RestartNode(Message):
+class RestartNode(Message, frozen=True):
     """New kernel, same name, next incarnation; cells are replayed, then it joins the running cell."""
 
     node: str
     replay: bool = True
 
 
-class ReadNodeLog(Message):
+class ReadNodeLog(Message, frozen=True):
     """Reply value: list of lines."""
 
     node: str
     lines: int = 100
 
 
-class GetState(Message):
+class GetState(Message, frozen=True):
     """Reply value: ClusterView."""
 
 
-class GetSeries(Message):
+class GetSeries(Message, frozen=True):
     """Reply value: list of Series."""
 
 
-class SaveCheckpoint(Message):
+class SaveCheckpoint(Message, frozen=True):
     """Checkpoint of ``job`` at its last committed round. Reply value: path of the manifest."""
 
     name: str
     job: str = ""
 
 
-class Stop(Message):
+class Ping(Message, frozen=True):
+    """A view says every few seconds that it is there; a view not heard for 15 s has left."""
+
+
+class Leave(Message, frozen=True):
+    """The view goes. ``clean``: a notebook kernel that was shut down; when it was the last one and nothing runs, the
+    cluster ends."""
+
+    clean: bool = False
+
+
+class Stop(Message, frozen=True):
     """End the cluster and every kernel of it. Reply (before the coordinator ends) value: None."""
 
 
 AnyRequest = (
-    Attach | Execute | Watch | Unwatch | Interrupt | Detach | AddNodes | RemoveNode | RestartNode | ReadNodeLog
-    | GetState | GetSeries | SaveCheckpoint | Stop
+    Attach
+    | Execute
+    | Watch
+    | Unwatch
+    | Interrupt
+    | Detach
+    | AddNodes
+    | RemoveNode
+    | RestartNode
+    | ReadNodeLog
+    | GetState
+    | GetSeries
+    | SaveCheckpoint
+    | Ping
+    | Leave
+    | Stop
 )
 
 
-class Request(Message):
+class Request(Message, frozen=True):
     id: int
     body: AnyRequest
 
 
-class Reply(Message):
+class Reply(Message, frozen=True):
     """``error`` is one line for people; empty means it worked and ``value`` is what the request documents."""
 
     id: int
@@ -146,7 +171,7 @@ class Reply(Message):
 # ---- events --------------------------------------------------------------------------------------------------
 
 
-class Output(Message):
+class Output(Message, frozen=True):
     """One Jupyter output message of a node, already filtered by the MIME allow-list. Consecutive stream text of
     one node and stream is merged. ``kind`` is the Jupyter message type; ``content`` its content (JSON values)."""
 
@@ -156,12 +181,12 @@ class Output(Message):
     content: dict[str, Any]
 
 
-class CellOutput(Message):
+class CellOutput(Message, frozen=True):
     cell: int
     outputs: list[Output]
 
 
-class CellChanged(Message):
+class CellChanged(Message, frozen=True):
     """Per-node status of a running cell changed; see CellView.nodes."""
 
     cell: int
@@ -170,7 +195,7 @@ class CellChanged(Message):
     """For people: ``waiting for desk: lost (Wi-Fi?)``."""
 
 
-class NodeResult(Message):
+class NodeResult(Message, frozen=True):
     status: Literal["ok", "error", "interrupted", "lost", "cancelled"]
     error_name: str = ""
     error_value: str = ""
@@ -180,25 +205,25 @@ class NodeResult(Message):
     user_expressions: dict[str, Any] = {}
 
 
-class CellEnded(Message):
-    """Last event of a cell. ``status`` error when any node ended so; ``detached``: the cell goes on without this view."""
+class CellEnded(Message, frozen=True):
+    """Last event of a cell. ``status`` error: any node ended so; ``detached``: the cell goes on without this view."""
 
     cell: int
     status: Literal["ok", "error", "interrupted", "detached"]
     results: dict[str, NodeResult] = {}
 
 
-class StateChanged(Message):
+class StateChanged(Message, frozen=True):
     state: ClusterView
 
 
-class SeriesAdded(Message):
+class SeriesAdded(Message, frozen=True):
     """New points only."""
 
     series: list[Series]
 
 
-class Closing(Message):
+class Closing(Message, frozen=True):
     """The coordinator ends."""
 
     reason: str

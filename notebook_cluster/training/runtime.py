@@ -40,6 +40,10 @@ class Runtime(Protocol):
     def cell(self) -> int:
         """Number of the cell that runs now (0 outside cells)."""
 
+    def replaying(self) -> bool:
+        """True while a cell from the cluster's log is replayed on a new kernel: sync objects then neither register nor
+        exchange, so the cell only builds what later cells use; the state comes with the cell that runs now."""
+
     def rank(self) -> int: ...
 
     def world_size(self) -> int: ...
@@ -54,8 +58,8 @@ class Runtime(Protocol):
         """To the coordinator: ordered, resumable, never lost while this process lives."""
 
     def send_mesh(self, node: str, header: JobFrame, payload: Payload = b"") -> None:
-        """To another node (or this one): ordered per node; lost when that node is gone. The payload is not copied: it must
-        not change until sent, so send immutable bytes or arrays that are replaced rather than written to."""
+        """To another node (or this one): ordered per node; lost when that node is gone. The payload is not copied: it
+        must not change until sent, so send immutable bytes or arrays that are replaced rather than written to."""
 
     def attach_job(self, name: str, handler: JobHandler) -> None:
         """Route control messages, mesh frames and ticks of job ``name`` to ``handler``."""
@@ -73,8 +77,13 @@ class Runtime(Protocol):
         """SIGINT waits until the block ends: for the moment in which a round is applied (main thread only)."""
 
     def report(
-        self, *, step: int | None = None, loss: float | None = None, samples_per_s: float | None = None,
-        waiting: str | None = None, **scalars: float,
+        self,
+        *,
+        step: int | None = None,
+        loss: float | None = None,
+        samples_per_s: float | None = None,
+        waiting: str | None = None,
+        **scalars: float,
     ) -> None:
         """Newest values for the panel; cheap enough for every step."""
 
@@ -96,6 +105,7 @@ def current_runtime() -> Runtime:
     """
     if _current is None:
         raise RuntimeError(
-            "this kernel is not a node of a cluster: run the cell with %%on_all, after %load_ext notebook_cluster and %cluster start"
+            "this kernel is not a node of a cluster: run the cell with %%on_all, "
+            "after %load_ext notebook_cluster and %cluster start"
         )
     return _current

@@ -1,0 +1,88 @@
+# Everything runs in .venv, made here with the machine's own python3; nothing outside this folder is changed.
+#   make demo   train one model on three nodes found over mDNS, write demo_output/
+#   make lab    open JupyterLab on the example notebooks
+#   make test   all checks and tests
+PYTHON ?= python3
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+export PIP_NO_WARN_SCRIPT_LOCATION := 1
+
+# The long part of a first run is the download of torch: show what arrives, not the 150 lines around it.
+SHOW := awk '/Downloading .*MB\)/ || /^(Building|Installing|Successfully)/ { print "  " substr($$0, 1, 110); fflush() }'
+INSTALL := $(BIN)/python -m pip install --progress-bar off -c constraints.txt
+# JupyterLab asks for this flag where the only user is root (containers).
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help install demo lab test check browser docs clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+	@echo "also: make install (the package alone), make check (style, types, layers), make docs, make clean"
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "notebook-cluster needs Python 3.11 or newer, '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true): make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments: install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "making .venv with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+# One stamp for each set of extras: made again when what is asked for changes.
+.venv/.install: .venv/.made pyproject.toml constraints.txt
+	@echo "installing notebook-cluster (first time: one to three minutes)"
+	@$(INSTALL) -e . | $(SHOW)
+	@touch $@
+
+.venv/.lab: .venv/.made pyproject.toml constraints.txt
+	@echo "installing notebook-cluster and JupyterLab (first time: one to three minutes)"
+	@$(INSTALL) -e ".[lab]" | $(SHOW)
+	@touch $@
+
+.venv/.test: .venv/.made pyproject.toml constraints.txt
+	@echo "installing notebook-cluster with everything that its tests use (first time: two to four minutes)"
+	@$(INSTALL) -e ".[test,mlx]" | $(SHOW)
+	@touch $@
+
+.venv/.docs: .venv/.made pyproject.toml
+	@$(BIN)/python -m pip install --progress-bar off -e ".[docs]" | $(SHOW)
+	@touch $@
+
+install: .venv/.install
+
+demo: .venv/.lab
+	@$(BIN)/python example_notebooks/demo.py
+
+lab: .venv/.lab
+	@cd example_notebooks && ../$(BIN)/jupyter lab $(AS_ROOT) 01_quickstart.ipynb
+
+check: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The browser tests use the system's Chromium and are skipped, with that reason, where there is none.
+browser:
+	@if [ ! -x /usr/bin/chromium ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium for the browser tests"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1 \
+	    || echo "chromium could not be installed: browser tests are skipped"; \
+	fi
+
+test: .venv/.test browser check
+	$(BIN)/python -m pytest
+
+docs: .venv/.docs
+	$(BIN)/mkdocs build --strict --site-dir build/site
+
+clean:
+	rm -rf .venv build dist demo_output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

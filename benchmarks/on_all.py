@@ -1,0 +1,58 @@
+"""Median time of ``1+1`` on all nodes of a running cluster.
+
+Ours through ``%%on_all``, ipyparallel through ``%%px --block``, and bare jupyter_client kernels. All three are up at the
+same time and take turns in short blocks.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import statistics
+import time
+
+from benchmarks.common import WAYS, Runner, private_folders
+
+
+def block(run: Runner, times: int) -> list[float]:
+    """Milliseconds of each of ``times`` runs."""
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - started)
+    return [1000 * value for value in seconds]
+
+
+def measure(nodes: int, blocks: int, times: int) -> dict[str, float]:
+    """Median milliseconds of each way over ``blocks`` interleaved blocks of ``times`` runs.
+
+    What the cells show is rendered as always, but not printed.
+    """
+    samples: dict[str, list[float]] = {way: [] for way in WAYS}
+    with private_folders(), contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
+        runners = {way: stack.enter_context(start(nodes)) for way, start in WAYS.items()}
+        for run in runners.values():
+            block(run, 5)  # the first ones import things
+        for _ in range(blocks):
+            for way, run in runners.items():
+                samples[way] += block(run, times)
+    return {way: statistics.median(values) for way, values in samples.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_all", description="time of 1+1 on all nodes")
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=8, help="how often the three take turns")
+    parser.add_argument("--times", type=int, default=20, help="runs in each block")
+    arguments = parser.parse_args()
+    median = measure(arguments.nodes, arguments.blocks, arguments.times)
+    result = {"benchmark": "on_all", "nodes": arguments.nodes, "runs": arguments.blocks * arguments.times}
+    result |= {f"{way}_ms": round(milliseconds, 2) for way, milliseconds in median.items()}
+    result["ratio_to_jupyter_client"] = round(median["ours"] / median["jupyter_client"], 3)
+    result["ratio_to_ipyparallel"] = round(median["ours"] / median["ipyparallel"], 3)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

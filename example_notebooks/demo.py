@@ -1,0 +1,270 @@
+"""``make demo``: run 01_quickstart.ipynb with nobody watching, on three nodes that find each other over mDNS.
+
+Two agents, ``mini`` and ``desk``, are started on this machine as processes of their own; with the notebook's own node
+that makes three. Written to ``demo_output/`` (or ``--output DIR``): the notebook with its outputs, the same as HTML, and
+``summary.json``, whose numbers come from the cluster's own state just before the notebook stops it. Both byte counts
+are per node: what DiLoCo sent, and what data-parallel training would have sent for the same steps.
+
+Exit code 1, with the reason, when a node was missing, was not found over mDNS, disagreed about a round, or when the model
+did not learn.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+NOTEBOOK = Path(__file__).with_name("01_quickstart.ipynb")
+CLUSTER = "quickstart"
+AGENTS = ("mini", "desk")
+NODES = 3
+LEAST_ACCURACY = 0.95
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def private_jupyter(scratch: Path) -> None:
+    """Jupyter's folders in ``scratch`` for this process and its children: peers and clusters that this user has
+    running otherwise are neither used nor disturbed."""
+    folders = {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython"}
+    for variable, name in folders.items():
+        (scratch / name).mkdir(mode=0o700)
+        os.environ[variable] = str(scratch / name)
+
+
+@contextmanager
+def sharing(names: tuple[str, ...], scratch: Path):
+    """Agents with these names, each with its own data folder, as long as the block runs."""
+    command = str(Path(sys.executable).with_name("notebook-cluster"))
+    processes = {}
+    try:
+        for name in names:
+            with (scratch / f"{name}.txt").open("wb") as output:
+                processes[name] = subprocess.Popen(
+                    [command, "share", "--name", name, "--data-dir", str(scratch / f"agent-{name}")],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                )
+            say(f"  agent {name} is process {processes[name].pid}")
+        yield processes
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_for_peers(processes: dict[str, subprocess.Popen], scratch: Path, seconds: float = 30.0) -> None:
+    """Return when all agents are visible over mDNS.
+
+    Raises:
+        RuntimeError: an agent ended, or was not seen in time.
+    """
+    from notebook_cluster.client import find_peers
+
+    deadline = time.monotonic() + seconds
+    missing = set(processes)
+    while missing:
+        for name, process in processes.items():
+            if process.poll() is not None:
+                output = (scratch / f"{name}.txt").read_text(errors="replace").strip()
+                raise RuntimeError(f"agent {name} ended with exit code {process.returncode}: {output}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"{', '.join(sorted(missing))} not found over mDNS within {seconds:g} s: does a firewall block UDP port 5353?"
+            )
+        for peer in find_peers(1.0):
+            if peer.name in missing and peer.found_by == "mdns" and peer.trusted:
+                missing.discard(peer.name)
+                say(f"  found {peer.name} over mDNS at {peer.address}")
+
+
+def summary_of(state) -> dict:
+    """The numbers of ``summary.json`` from a ClusterView."""
+    job = next(iter(state.jobs), None)
+    scalars = {name: value for node in state.nodes for name, value in node.scalars.items()}
+    used = {node.peer for node in state.nodes}
+    found_by = {peer.found_by for peer in state.peers if peer.name in used and peer.name in AGENTS}
+    return {
+        "nodes": len(state.nodes),
+        "peers": sorted(used),
+        "found_by": "+".join(sorted(found_by)) or "nothing",
+        "rounds": job.round if job else 0,
+        "hash_mismatches": job.hash_mismatches if job else 0,
+        "test_accuracy": round(scalars.get("test_accuracy", 0.0), 4),
+        "single_node_accuracy": round(scalars.get("single_node_accuracy", 0.0), 4),
+        "bytes_sent_per_node": job.bytes_sent // len(state.nodes) if job else 0,
+        "bytes_data_parallel": job.bytes_data_parallel // len(state.nodes) if job else 0,
+    }
+
+
+def complaints(summary: dict) -> list[str]:
+    """What in ``summary`` is not as it should be, one line each."""
+    found = []
+    if summary.get("nodes") != NODES or not set(AGENTS) <= set(summary["peers"]):
+        found.append(f"{summary.get('nodes')} nodes on {summary.get('peers')}, wanted {NODES} with one each on {AGENTS}")
+    if summary.get("found_by") != "mdns":
+        found.append(f"peers were found by {summary.get('found_by')!r}, not by mDNS")
+    if summary.get("hash_mismatches") or not summary.get("rounds"):
+        found.append(f"{summary.get('rounds')} rounds, {summary.get('hash_mismatches')} of them with unequal hashes")
+    if summary.get("test_accuracy", 0) < LEAST_ACCURACY:
+        found.append(f"test accuracy {summary.get('test_accuracy')} is below {LEAST_ACCURACY}")
+    return found
+
+
+class Progress:
+    """One line for each cell, and one every two seconds while a cell trains; keeps the summary of the last state."""
+
+    def __init__(self, cells: int) -> None:
+        self.cells = cells
+        self.started = 0.0
+        self.summary: dict = {}
+        self._done = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    async def cell_starts(self, cell, cell_index: int) -> None:
+        if cell.cell_type != "code":
+            return
+        if cell.source.startswith("%cluster stop"):
+            self.summary = await asyncio.to_thread(self._read_summary)
+        self.started = time.monotonic()
+        lines = cell.source.splitlines()
+        title = " ".join(lines[:2]) if lines[0].startswith("%%") else lines[0]
+        say(f"  [{cell_index + 1}/{self.cells}] {title[:90]}")
+        if "sync.step" in cell.source:
+            self._done.clear()
+            self._watcher = threading.Thread(target=self._watch, daemon=True)
+            self._watcher.start()
+
+    def cell_completes(self, cell, cell_index: int) -> None:
+        if cell.cell_type != "code":
+            return
+        self.close()
+        for line in printed_lines(cell):
+            say(f"      {line}")
+        say(f"      {time.monotonic() - self.started:.1f} s")
+
+    def close(self) -> None:
+        self._done.set()
+        if self._watcher is not None:
+            self._watcher.join(10)
+            self._watcher = None
+
+    def _watch(self) -> None:
+        """Ask the coordinator, as any other view could, how far the nodes are."""
+        from notebook_cluster.client import Cluster, ClusterError
+
+        with suppress(ClusterError):
+            cluster = Cluster.attach(CLUSTER, kind="cli")
+            try:
+                while not self._done.wait(2.0):
+                    state = cluster.state()
+                    losses = ", ".join(
+                        f"{node.name} step {node.step or 0} loss {node.loss:.3f}"
+                        for node in state.nodes if node.loss is not None
+                    )
+                    say(f"      round {state.jobs[0].round if state.jobs else 0}: {losses}")
+            finally:
+                cluster.close()
+
+    @staticmethod
+    def _read_summary() -> dict:
+        from notebook_cluster.client import Cluster
+
+        cluster = Cluster.attach(CLUSTER, kind="cli")
+        try:
+            return summary_of(cluster.state())
+        finally:
+            cluster.close()
+
+
+def printed_lines(cell) -> list[str]:
+    """The plain text of a cell's outputs, at most 12 lines."""
+    texts = [
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for output in cell.outputs if output.output_type != "error"
+    ]
+    lines = [line.rstrip() for line in "".join(text if text.endswith("\n") else text + "\n" for text in texts).splitlines()]
+    lines = [line for line in lines if line]
+    return lines if len(lines) <= 12 else [*lines[:11], f"... {len(lines) - 11} more lines in the notebook"]
+
+
+def run_notebook(output: Path) -> dict:
+    """Execute the notebook and write it to ``output`` as it then is, also when a cell failed; returns the summary."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbconvert import HTMLExporter
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    progress = Progress(len(notebook.cells))
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(output)}},
+        on_cell_start=progress.cell_starts, on_cell_executed=lambda cell, cell_index, execute_reply:
+        progress.cell_completes(cell, cell_index),
+    )
+    try:
+        client.execute()
+    finally:
+        progress.close()
+        stop_clusters()
+        nbformat.write(notebook, output / NOTEBOOK.name)
+        page, _ = HTMLExporter(template_name="lab").from_notebook_node(notebook)
+        (output / NOTEBOOK.with_suffix(".html").name).write_text(page, encoding="utf-8")
+    return progress.summary
+
+
+def stop_clusters() -> None:
+    """End what a failed notebook has left running (in the private folders: nobody else's)."""
+    from notebook_cluster.client import Cluster, ClusterError, list_clusters
+
+    for connection in list_clusters():
+        with suppress(ClusterError):
+            Cluster.attach(connection.cluster, kind="cli").stop()
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description="run 01_quickstart.ipynb on three nodes found over mDNS")
+    arguments.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for the results")
+    output = arguments.parse_args().output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "summary.json").unlink(missing_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    started = time.monotonic()
+    # A short path: sockets of the kernels live below it.
+    with tempfile.TemporaryDirectory(prefix="nbc-demo-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        private_jupyter(scratch)
+        try:
+            say(f"starting two more agents on this machine: {', '.join(AGENTS)}")
+            with sharing(AGENTS, scratch) as processes:
+                wait_for_peers(processes, scratch)
+                say(f"running {NOTEBOOK.name}")
+                summary = run_notebook(output)
+        except Exception as error:  # whatever it was: people get one line, the notebook holds the rest
+            say(f"demo failed: {str(error).strip() or type(error).__name__}")
+            return 1
+    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    say(json.dumps(summary))
+    problems = complaints(summary) if summary else ["the notebook did not reach its last cell"]
+    for problem in problems:
+        say(f"demo failed: {problem}")
+    if not problems:
+        say(f"done in {time.monotonic() - started:.0f} s: see {os.path.relpath(output)}/{NOTEBOOK.with_suffix('.html').name}")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

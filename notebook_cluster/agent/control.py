@@ -1,0 +1,94 @@
+"""The ipc socket to which the runtimes of one cluster's kernels dial: passes their messages on, unread.
+
+Each message is one frame, the encoded struct of :mod:`notebook_cluster.protocol.node`. A runtime's routing id is
+``<node>/<incarnation>``; frames with another id are counted and dropped. The socket lies in the agent's 0700 folder,
+so only this user's processes reach it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from notebook_cluster.link import Pump
+from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES
+
+MAX_HELD_BYTES = 16 * 1024 * 1024
+"""For a runtime that has not dialled yet; a node that never does must not fill the agent's memory."""
+
+
+def routing_id(node: str, incarnation: int) -> bytes:
+    """How a runtime is addressed on the control socket."""
+    return f"{node}/{incarnation}".encode()
+
+
+class ControlSocket:
+    """One ROUTER for all nodes of one cluster on this peer.
+
+    Args:
+        context: the agent's context for its kernels.
+        path: where to bind (an ipc path of at most 100 bytes).
+        on_body: called with (node, incarnation, encoded message) on the loop, in order for each node.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path, on_body: Callable[[str, int, bytes], None]):
+        self.endpoint = f"ipc://{path}"
+        self.dropped = 0
+        self._path = path
+        self._on_body = on_body
+        self._expected: dict[bytes, tuple[str, int]] = {}
+        self._held: dict[bytes, list[bytes]] = {}
+        self._held_bytes: dict[bytes, int] = {}
+        socket = context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.sndhwm = 0
+        socket.rcvhwm = 0
+        socket.maxmsgsize = MAX_MESSAGE_BYTES
+        socket.bind(self.endpoint)
+        self._pump = Pump(socket, self._receive)
+
+    def expect(self, node: str, incarnation: int) -> None:
+        """A kernel starts: accept its runtime, and hold what is sent to it until it dials."""
+        identity = routing_id(node, incarnation)
+        self._expected[identity] = (node, incarnation)
+        self._held[identity] = []
+        self._held_bytes[identity] = 0
+
+    def forget(self, node: str, incarnation: int) -> None:
+        """The kernel is gone."""
+        identity = routing_id(node, incarnation)
+        self._expected.pop(identity, None)
+        self._held.pop(identity, None)
+        self._held_bytes.pop(identity, None)
+
+    def send(self, node: str, incarnation: int, body: bytes) -> None:
+        """Deliver ``body`` in order, after the runtime has dialled. For a kernel that is gone: dropped and counted."""
+        identity = routing_id(node, incarnation)
+        if identity not in self._expected:
+            self.dropped += 1
+            return
+        held = self._held.get(identity)
+        if held is None:
+            self._pump.send([identity, body])
+        elif self._held_bytes[identity] + len(body) <= MAX_HELD_BYTES:
+            held.append(body)
+            self._held_bytes[identity] += len(body)
+        else:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Unbind and remove the socket's file."""
+        self._pump.close()
+        self._path.unlink(missing_ok=True)
+
+    def _receive(self, frames: list[bytes]) -> None:
+        expected = self._expected.get(frames[0]) if len(frames) == 2 else None
+        if expected is None:
+            self.dropped += 1
+            return
+        held = self._held.pop(frames[0], None)
+        if held is not None:
+            # Its first frame proves that the runtime is there and reads.
+            for body in held:
+                self._pump.send([frames[0], body])
+        self._on_body(*expected, frames[1])

@@ -1,0 +1,236 @@
+"""The agent is the only Jupyter client of its kernels: it passes raw messages on and reads as little as possible.
+
+Towards the kernel a message is signed with the kernel's key, from the kernel the signature is checked and removed.
+Only ``msg_type`` (and ``msg_id`` of requests) is ever decoded. Nothing is delivered to the kernel before its iopub
+channel is known to be connected: a PUB socket drops what it sends before, so the first output would be lost.
+ipykernel 7 says so itself (``iopub_welcome``); for older ones any iopub message is the proof, provoked with
+``kernel_info_request`` on the control channel.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import zmq
+
+from notebook_cluster.link import Pump
+from notebook_cluster.protocol.peer import KernelChannel
+
+log = logging.getLogger(__name__)
+
+DELIMITER = b"<IDS|MSG>"
+PARTS = 4
+"""header, parent_header, metadata, content"""
+
+_PROBE_INTERVAL_S = 0.02
+_MAX_REMEMBERED = 10_000
+_PORTS: dict[KernelChannel, str] = {
+    "shell": "shell_port",
+    "iopub": "iopub_port",
+    "stdin": "stdin_port",
+    "control": "control_port",
+}
+
+
+class _Header(msgspec.Struct):
+    msg_type: str
+    msg_id: str = ""
+
+
+_header = msgspec.json.Decoder(_Header)
+
+Deliver = Callable[[KernelChannel, list[bytes], str], None]
+
+
+class KernelRelay:
+    """The four channels of one kernel.
+
+    Args:
+        context: the agent's context for its kernels.
+        connection: the kernel's connection information (``transport``, ``ip``, ``*_port``, ``key``).
+        deliver: called on the loop with (channel, [header, parent_header, metadata, content, *buffers], msg_type).
+        interrupt: sends SIGINT to the kernel.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        connection: dict[str, object],
+        deliver: Deliver,
+        interrupt: Callable[[], None],
+    ) -> None:
+        key = connection["key"]
+        assert isinstance(key, bytes)
+        self._signature = hmac.new(key, digestmod=hashlib.sha256)
+        self._deliver = deliver
+        self._interrupt = interrupt
+        self._loop = asyncio.get_running_loop()
+        self._session = uuid.uuid4().hex
+        self._own = self._session.encode()
+        self.dropped = 0
+        """Messages with a wrong signature or shape."""
+        self.live = False
+        """True once iopub is known to be connected."""
+        self._waiting: list[tuple[KernelChannel, Sequence[bytes]]] = []
+        self._delivered: dict[str, None] = {}
+        self._unfinished: dict[str, bool] = {}
+        self._interrupted: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._channels: dict[KernelChannel, Pump] = {
+            channel: self._connect(context, connection, channel) for channel in _PORTS
+        }
+        # ZeroMQ keeps this until the kernel has bound its sockets; each reply without an iopub message sends another.
+        self._probe()
+
+    # ---- towards the kernel ------------------------------------------------------------------------------------
+
+    def send(self, channel: KernelChannel, parts: Sequence[bytes]) -> None:
+        """Sign and deliver ``parts`` (header, parent_header, metadata, content, *buffers); held until iopub is live.
+
+        An execute_request that was delivered before is dropped; so is, counted, what is no Jupyter message.
+        """
+        if len(parts) < PARTS or channel == "iopub":
+            self.dropped += 1
+            return
+        if channel == "shell" and not self._first_delivery(parts[0]):
+            return
+        if self.live:
+            self._sign_and_send(channel, parts)
+        else:
+            self._waiting.append((channel, parts))
+
+    def ask_to_end(self) -> None:
+        """Send a shutdown_request; its reply is not passed on."""
+        self._own_request("shutdown_request", {"restart": False})
+
+    def interrupted(self) -> None:
+        """SIGINT was sent. A cell that was delivered but has not begun gets another once it begins: between request
+        and first line ipykernel ignores SIGINT."""
+        self._interrupted = {identity for identity, begun in self._unfinished.items() if not begun}
+
+    def _first_delivery(self, header: bytes) -> bool:
+        request = self._read_header(header)
+        if request is None:
+            return False
+        if request.msg_type != "execute_request":
+            return True
+        if request.msg_id in self._delivered:
+            return False
+        self._delivered[request.msg_id] = None
+        self._unfinished[request.msg_id] = False
+        if len(self._delivered) > _MAX_REMEMBERED:
+            del self._delivered[next(iter(self._delivered))]
+        return True
+
+    def _own_request(self, kind: str, content: dict[str, object]) -> None:
+        header = {
+            "msg_id": f"{self._session}-{uuid.uuid4().hex}",
+            "session": self._session,
+            "username": "notebook-cluster",
+            "date": datetime.now(UTC).isoformat(),
+            "msg_type": kind,
+            "version": "5.4",
+        }
+        self._sign_and_send("control", [json.dumps(header).encode(), b"{}", b"{}", json.dumps(content).encode()])
+
+    def _sign_and_send(self, channel: KernelChannel, parts: Sequence[bytes]) -> None:
+        self._channels[channel].send([DELIMITER, self._sign(parts), *parts])
+
+    def _sign(self, parts: Sequence[bytes]) -> bytes:
+        signature = self._signature.copy()
+        for part in parts[:PARTS]:
+            signature.update(part)
+        return signature.hexdigest().encode()
+
+    # ---- from the kernel ---------------------------------------------------------------------------------------
+
+    def _receive(self, channel: KernelChannel, frames: list[bytes]) -> None:
+        # iopub messages have their topic in front; those of the other channels begin with the delimiter.
+        start = next((index for index, frame in enumerate(frames[:4]) if bytes(frame) == DELIMITER), -1)
+        parts = frames[start + 2 :]
+        if start < 0 or len(parts) < PARTS or not hmac.compare_digest(self._sign(parts), bytes(frames[start + 1])):
+            self.dropped += 1
+            return
+        header = self._read_header(parts[0])
+        if header is None:
+            return
+        if channel == "iopub" and not self.live:
+            self._go_live()
+        if header.msg_type == "iopub_welcome":
+            return
+        if self._own in parts[1]:
+            if channel == "control" and not self.live:
+                self._timer = self._loop.call_later(_PROBE_INTERVAL_S, self._probe)
+            return
+        if self._unfinished and header.msg_type in ("execute_reply", "execute_input", "status"):
+            self._follow(header.msg_type, parts)
+        self._deliver(channel, parts, header.msg_type)
+
+    def _follow(self, kind: str, parts: list[bytes]) -> None:
+        parent = self._read_header(parts[1]) if parts[1] != b"{}" else None
+        if parent is None or parent.msg_id not in self._unfinished:
+            return
+        if kind == "execute_reply":
+            del self._unfinished[parent.msg_id]
+            self._interrupted.discard(parent.msg_id)
+        elif not self._unfinished[parent.msg_id]:
+            self._unfinished[parent.msg_id] = True
+            if parent.msg_id in self._interrupted:
+                # A little later, so that the first line runs: see ``interrupted``.
+                self._loop.call_later(0.02, self._interrupt_again, parent.msg_id)
+
+    def _interrupt_again(self, identity: str) -> None:
+        if identity in self._interrupted:
+            self._interrupted.discard(identity)
+            self._interrupt()
+
+    def _go_live(self) -> None:
+        self.live = True
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting, self._waiting = self._waiting, []
+        for channel, parts in waiting:
+            self._sign_and_send(channel, parts)
+
+    def _probe(self) -> None:
+        self._own_request("kernel_info_request", {})
+
+    # ---- sockets -----------------------------------------------------------------------------------------------
+
+    def _connect(
+        self, context: zmq.Context[zmq.Socket[bytes]], connection: dict[str, object], channel: KernelChannel
+    ) -> Pump:
+        socket = context.socket(zmq.SUB if channel == "iopub" else zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = 0
+        socket.rcvhwm = 0
+        socket.reconnect_ivl = 20
+        socket.reconnect_ivl_max = 200
+        if channel == "iopub":
+            socket.subscribe(b"")
+        else:
+            # One identity for all: the kernel sends input_request on stdin to the identity that asked on shell.
+            socket.routing_id = self._own
+        separator = "-" if connection["transport"] == "ipc" else ":"
+        socket.connect(f"{connection['transport']}://{connection['ip']}{separator}{connection[_PORTS[channel]]}")
+        return Pump(socket, lambda frames: self._receive(channel, frames))
+
+    def close(self) -> None:
+        """Close the sockets; what was not delivered is dropped."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for pump in self._channels.values():
+            pump.close()
+
+    def _read_header(self, data: bytes) -> _Header | None:
+        try:
+            return _header.decode(data)
+        except msgspec.DecodeError:
+            self.dropped += 1
+            return None

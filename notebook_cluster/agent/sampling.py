@@ -1,0 +1,62 @@
+"""Memory and load of the machine, its devices and the kernels, about once a second. All calls are short."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from notebook_cluster.agent.devices import Devices
+from notebook_cluster.protocol.peer import DeviceSample, NodeSample
+
+
+class KernelSampler:
+    """Memory and load of one kernel's process.
+
+    Attributes:
+        peak: the most resident memory so far, in bytes.
+    """
+
+    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
+        self._status = proc / str(pid) / "status"
+        self._pid = pid
+        self._process: psutil.Process | None = None
+        self.peak = 0
+
+    def sample(self, node: str, device_memory: Mapping[int, int]) -> NodeSample | None:
+        """The kernel now, or None when it is gone. ``device_memory``: process id -> bytes."""
+        try:
+            if self._process is None:
+                self._process = psutil.Process(self._pid)
+            with self._process.oneshot():
+                rss: int = self._process.memory_info().rss
+                # Since the last call; the first call says 0.
+                cpu = self._process.cpu_percent(None) / 100
+        except psutil.Error:
+            return None
+        self.peak = max(self.peak, rss, self._peak_of_system())
+        return NodeSample(node=node, rss=rss, rss_peak=self.peak, device_memory=device_memory.get(self._pid), cpu=cpu)
+
+    def _peak_of_system(self) -> int:
+        """Linux keeps the peak itself (VmHWM), so one between two samples is not missed; 0 elsewhere."""
+        try:
+            for line in self._status.read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        except (OSError, ValueError, IndexError):
+            pass
+        return 0
+
+
+class MachineSample:
+    """One look at the machine and its devices, shared by all clusters on this peer."""
+
+    def __init__(self, devices: Devices) -> None:
+        memory = psutil.virtual_memory()
+        self.time = time.time()
+        self.ram_used: int = memory.total - memory.available
+        self.ram_total: int = memory.total
+        self.devices: list[DeviceSample] = devices.sample()
+        # psutil keeps one "since the last call" for the whole process, so the processor's own sample is used.
+        self.cpu = next((sample.load or 0.0 for sample in self.devices if sample.id == "cpu"), 0.0)
+        self.process_memory = devices.process_memory()

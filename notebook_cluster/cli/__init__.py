@@ -1,0 +1,34 @@
+"""The command ``notebook-cluster``: share this machine, see what is there, steer a cluster from a terminal.
+
+May import: ``client``, ``agent``, ``security``, ``protocol``, ``widgets`` (the plain-text renderer). Called by: people,
+and by anything that can start a command (ssh, systemd, srun).
+
+- :mod:`.arguments`: what may be typed
+- :mod:`.share`: offer this machine; :mod:`.look`: ``peers`` and ``status``; :mod:`.steer`: ``stop`` and ``detach``
+
+Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.
+"""
+
+import sys
+
+from notebook_cluster.cli.arguments import UsageError, parse
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command with ``arguments`` (default: those of the process) and return its exit code."""
+    try:
+        options = parse(arguments)
+        # What a command needs is loaded when it runs: --version and --help answer at once.
+        run = options.load()
+        code: int = run(options)
+    except UsageError as error:
+        print(f"notebook-cluster: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"notebook-cluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code

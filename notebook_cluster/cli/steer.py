@@ -1,0 +1,31 @@
+"""``notebook-cluster stop`` and ``notebook-cluster detach``."""
+
+import argparse
+
+from notebook_cluster.client import Cluster, list_clusters
+from notebook_cluster.cli.arguments import UsageError
+
+
+def stop(options: argparse.Namespace) -> int:
+    """End a cluster and every kernel of it."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cluster.stop()
+    print(f"cluster {options.cluster} is over")
+    return 0
+
+
+def detach(options: argparse.Namespace) -> int:
+    """Free the notebook cells that wait for a cluster."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cluster.detach()
+    print(f"cells that waited for {options.cluster} are free; what runs goes on: %cluster attach {options.cluster}")
+    return 0
+
+
+def check_running(name: str) -> str:
+    """``name`` if a cluster of this name runs; UsageError that names those that do."""
+    running = [file.cluster for file in list_clusters()]
+    if name not in running:
+        known = f"running: {', '.join(running)}" if running else "no cluster runs on this machine"
+        raise UsageError(f"no cluster is called {name!r}: {known}")
+    return name

@@ -1,0 +1,323 @@
+"""``Cluster``: what people and views call. ``AsyncCluster`` has the same methods to ``await``."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import queue
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from notebook_cluster.client.connection import ClusterError, Connection
+from notebook_cluster.client.start import ensure_coordinator, list_clusters, read_connection
+from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.state import CellView, ClusterView, Series
+
+T = TypeVar("T")
+
+
+class CellStream:
+    """The events of one cell, in order."""
+
+    def __init__(self, connection: Connection, events: "queue.SimpleQueue[Any]", cell: int) -> None:
+        self._connection = connection
+        self._events = events
+        self.cell = cell
+
+    def get(self, timeout: float | None = None) -> v.CellOutput | v.CellChanged | v.CellEnded | None:
+        """The next event, or None after ``timeout`` seconds. CellEnded is the last one.
+
+        Raises:
+            ClusterError: the cluster ended or its coordinator died.
+        """
+        try:
+            event = self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if event is None:
+            raise ClusterError(self._connection.closed or "the cluster has ended")
+        if isinstance(event, v.CellEnded):
+            self.close()
+        return event  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Stop listening; the cell goes on."""
+        self._connection.unwatch(self.cell)
+
+
+def _wait(future: "concurrent.futures.Future[T]") -> T:
+    """The result; waits in short slices, so that Stop works everywhere."""
+    while True:
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            return future.result(0.2)
+
+
+class Cluster:
+    """A running cluster, as one view sees it. Every method blocks until the coordinator has answered and raises
+    :class:`ClusterError` with one line that names the thing and the way out."""
+
+    def __init__(self, connection: Connection, *, attached: bool) -> None:
+        self.connection = connection
+        self.attached = attached
+        """True when the cluster ran before."""
+
+    # ---- where clusters come from
+
+    @classmethod
+    def start(
+        cls,
+        name: str = "cluster",
+        *,
+        local: int | None = None,
+        peers: Sequence[str] = (),
+        nodes: int = 0,
+        fresh: bool = False,
+        directory: str | None = None,
+        kind: str = "client",
+        lease: float = 600.0,
+        agent_lease: float = 600.0,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> "Cluster":
+        """Start cluster ``name``, or attach to it when it runs.
+
+        Args:
+            local: nodes on this machine; default 1, and none are added to a cluster that runs.
+            peers: names, ``HOST:PORT``, or ``all`` for every trusted peer found over mDNS, also those found later.
+            nodes: at least so many nodes in all; local ones fill up.
+            fresh: end a running cluster of this name first; clean kernels.
+            directory: working directory of local nodes; default: the current one.
+            lease, agent_lease: seconds, see the coordinator's settings.
+            on_progress: called with one line for each thing that happens.
+
+        Raises:
+            ClusterError: what did not start, and why.
+        """
+        say = on_progress or (lambda text: None)
+        if local is not None and not 0 <= local <= 64:
+            raise ClusterError(f"--local {local}: use 0 to 64 local nodes")
+        if nodes < 0 or nodes > 256:
+            raise ClusterError(f"--nodes {nodes}: use 1 to 256")
+        if fresh:
+            file = read_connection(name)
+            if file is not None:
+                running = cls(Connection(file, kind, live=False), attached=True)
+                running.stop()
+        file, ran = ensure_coordinator(
+            name, directory or os.getcwd(), fresh=fresh, lease=lease, agent_lease=agent_lease, on_progress=say
+        )
+        cluster = cls(Connection(file, kind), attached=ran)
+        try:
+            state = _wait(cluster.connection.attached)
+            cluster._fill(state, local, peers, nodes, say)
+        except BaseException:
+            if not ran:
+                with contextlib.suppress(Exception):
+                    cluster.stop()
+            cluster.close()
+            raise
+        return cluster
+
+    def _fill(
+        self, state: ClusterView, local: int | None, peers: Sequence[str], nodes: int, say: Callable[[str], None]
+    ) -> None:
+        present = {node.peer for node in state.nodes}
+        wanted = [peer for peer in peers if peer not in present]
+        count = local if local is not None else (0 if self.attached else 1)
+        count -= sum(node.peer == "local" for node in state.nodes)
+        pending: dict[str, concurrent.futures.Future[list[str]]] = {}
+        if count > 0:
+            pending["local"] = self._request(v.AddNodes(peer="local", count=count), list[str])
+        for peer in wanted:
+            pending[peer] = self._request(v.AddNodes(peer=peer, follow=peer == "all"), list[str])
+        names = [node.name for node in state.nodes]
+        for peer, future in pending.items():
+            added = _wait(future)
+            names += added
+            where = "peers found over mDNS" if peer == "all" else peer
+            say(f"{where}: {', '.join(added) if added else 'no trusted peer found'}")
+        if nodes > len(names):
+            added = self.add("local", nodes - len(names))
+            say(f"local, to make {nodes} nodes: {', '.join(added)}")
+
+    @classmethod
+    def attach(cls, name: str | None = None, kind: str = "client", *, live: bool = True) -> "Cluster":
+        """Attach to a running cluster; without ``name`` to the only one there is."""
+        if name is None:
+            running = [file.cluster for file in list_clusters()]
+            if len(running) != 1:
+                what = f"running clusters are {', '.join(running)}: name one" if running else "no cluster runs"
+                raise ClusterError(f"{what} (%cluster start)" if not running else what)
+            name = running[0]
+        file = read_connection(name)
+        if file is None:
+            running = [other.cluster for other in list_clusters()]
+            known = f"running: {', '.join(running)}" if running else "none runs"
+            raise ClusterError(f"no cluster {name!r} runs on this machine ({known}): %cluster start {name}")
+        cluster = cls(Connection(file, kind, live=live), attached=True)
+        _wait(cluster.connection.attached)
+        return cluster
+
+    # ---- looking
+
+    @property
+    def name(self) -> str:
+        return self.connection.file.cluster
+
+    @property
+    def latest(self) -> ClusterView | None:
+        """The newest state that was received, without asking."""
+        return self.connection.latest
+
+    def _request(self, body: Any, kind: Any = Any, **options: Any) -> "concurrent.futures.Future[Any]":
+        return self.connection.request(body, kind, **options)  # type: ignore[no-any-return]
+
+    def state(self) -> ClusterView:
+        """Everything a panel shows, except the curves."""
+        state: ClusterView = _wait(self._request(v.GetState(), ClusterView))
+        return state
+
+    def series(self) -> list[Series]:
+        """All curves so far."""
+        return _wait(self._request(v.GetSeries(), list[Series]))
+
+    def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        """Call ``callback(event)`` on the I/O thread for StateChanged, SeriesAdded and Closing. Returns how to stop."""
+        return self.connection.subscribe(callback)
+
+    def logs(self, node: str, lines: int = 100) -> list[str]:
+        """The last lines that the node's kernel wrote to its terminal."""
+        return _wait(self._request(v.ReadNodeLog(node=node, lines=lines), list[str]))
+
+    # ---- cells
+
+    def execute(
+        self,
+        source: str,
+        targets: Sequence[str] = (),
+        *,
+        replay: bool = True,
+        allow_stdin: bool = False,
+        timeout: float | None = None,
+        user_expressions: dict[str, str] | None = None,
+        notebook_names: Sequence[str] = (),
+    ) -> CellStream:
+        """Run a cell on ``targets`` (node names; empty: all) and stream what happens."""
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        request = v.Execute(
+            source=source, targets=list(targets), replay=replay, allow_stdin=allow_stdin, timeout=timeout,
+            user_expressions=user_expressions or {}, notebook_names=list(notebook_names), watch=True,
+        )  # fmt: skip
+        cell = _wait(self._request(request, int, queue_for_cell=events))
+        return CellStream(self.connection, events, cell)
+
+    def watch(self, cell: int) -> CellStream:
+        """Stream a cell from its beginning, also one that another view started."""
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.connection.watch_queue(cell, events)
+        _wait(self._request(v.Watch(cell=cell), CellView))
+        return CellStream(self.connection, events, cell)
+
+    def run(self, source: str, targets: Sequence[str] = (), **options: Any) -> tuple[v.CellEnded, list[v.Output]]:
+        """Run a cell to its end; returns its end and everything it put out."""
+        stream = self.execute(source, targets, **options)
+        outputs: list[v.Output] = []
+        while True:
+            event = stream.get(0.2)
+            if isinstance(event, v.CellOutput):
+                outputs += event.outputs
+            elif isinstance(event, v.CellEnded):
+                return event, outputs
+
+    def interrupt(self, force: bool = False) -> list[str]:
+        """SIGINT to every node of the running cell; ``force`` kills and respawns the still busy ones. Returns the
+        names of nodes that were still busy."""
+        return _wait(self._request(v.Interrupt(force=force), list[str]))
+
+    def detach(self) -> None:
+        """Free every view that waits for a cell; the cell goes on."""
+        _wait(self._request(v.Detach()))
+
+    # ---- membership
+
+    def add(self, peer: str, count: int = 0) -> list[str]:
+        """Add a peer's nodes (``count`` 0: one per accelerator); returns their names once they answer."""
+        return _wait(self._request(v.AddNodes(peer=peer, count=count, follow=peer == "all"), list[str]))
+
+    def remove(self, node: str) -> None:
+        """End a node and take it out of the cluster."""
+        _wait(self._request(v.RemoveNode(node=node)))
+
+    def restart(self, node: str, replay: bool = True) -> None:
+        """A new kernel under the same name; cells are replayed, then it joins the running one."""
+        _wait(self._request(v.RestartNode(node=node, replay=replay)))
+
+    def checkpoint(self, name: str, job: str = "") -> str:
+        """Save a checkpoint of the last committed round; returns the manifest's path."""
+        path: str = _wait(self._request(v.SaveCheckpoint(name=name, job=job), str))
+        return path
+
+    def stop(self) -> None:
+        """End the cluster and every kernel of it; returns when its coordinator has ended."""
+        _wait(self._request(v.Stop()))
+        self.connection.wait_closed()
+
+    def close(self, *, clean: bool = False) -> None:
+        """Leave the cluster; it goes on."""
+        self.connection.close(clean=clean)
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class AsyncCluster:
+    """The same methods as :class:`Cluster`, as coroutines: ``state = await cluster.state()``."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.blocking = cluster
+
+    @classmethod
+    async def start(cls, name: str = "cluster", **options: Any) -> "AsyncCluster":
+        return cls(await asyncio.to_thread(Cluster.start, name, **options))
+
+    @classmethod
+    async def attach(cls, name: str | None = None, **options: Any) -> "AsyncCluster":
+        return cls(await asyncio.to_thread(Cluster.attach, name, **options))
+
+    async def _request(self, body: Any, kind: Any = Any) -> Any:
+        return await asyncio.wrap_future(self.blocking.connection.request(body, kind))
+
+    async def state(self) -> ClusterView:
+        return await self._request(v.GetState(), ClusterView)  # type: ignore[no-any-return]
+
+    async def series(self) -> list[Series]:
+        return await self._request(v.GetSeries(), list[Series])  # type: ignore[no-any-return]
+
+    async def run(self, source: str, targets: Sequence[str] = (), **options: Any) -> tuple[v.CellEnded, list[v.Output]]:
+        return await asyncio.to_thread(self.blocking.run, source, targets, **options)
+
+    async def interrupt(self, force: bool = False) -> list[str]:
+        return await self._request(v.Interrupt(force=force), list[str])  # type: ignore[no-any-return]
+
+    async def detach(self) -> None:
+        await self._request(v.Detach())
+
+    async def add(self, peer: str, count: int = 0) -> list[str]:
+        return await self._request(v.AddNodes(peer=peer, count=count, follow=peer == "all"), list[str])  # type: ignore[no-any-return]
+
+    async def remove(self, node: str) -> None:
+        await self._request(v.RemoveNode(node=node))
+
+    async def restart(self, node: str, replay: bool = True) -> None:
+        await self._request(v.RestartNode(node=node, replay=replay))
+
+    async def checkpoint(self, name: str, job: str = "") -> str:
+        return await self._request(v.SaveCheckpoint(name=name, job=job), str)  # type: ignore[no-any-return]
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.blocking.stop)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.blocking.close)

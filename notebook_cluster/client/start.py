@@ -1,0 +1,143 @@
+"""Finding, starting and reviving the coordinator of a cluster."""
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from notebook_cluster.client.connection import ClusterError, is_alive
+from notebook_cluster.protocol.names import check_name
+from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.protocol.version import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.views import ConnectionFile
+from notebook_cluster.security import cluster_directory, runtime_directory
+
+START_TIMEOUT = 20.0
+
+
+def read_connection(name: str) -> ConnectionFile | None:
+    """The connection file of a running cluster, or None when none of this name runs."""
+    path = runtime_directory() / "clusters" / name / "connection.json"
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=ConnectionFile)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ClusterError(f"{path} is not readable ({error}): delete it and start the cluster again") from None
+    if not is_alive(file.pid):
+        return None
+    if file.protocol != PROTOCOL_VERSION:
+        raise ClusterError(
+            f"cluster {name!r} was started by notebook-cluster {file.version} (protocol {file.protocol}), this is "
+            f"{VERSION} (protocol {PROTOCOL_VERSION}): end process {file.pid} or use the other version"
+        )
+    return file
+
+
+def list_clusters() -> list[ConnectionFile]:
+    """Every running cluster of this user on this machine."""
+    folder = runtime_directory() / "clusters"
+    found: list[ConnectionFile] = []
+    for path in sorted(folder.glob("*/connection.json")):
+        with contextlib.suppress(ClusterError):
+            file = read_connection(path.parent.name)
+            if file is not None:
+                found.append(file)
+    return found
+
+
+def find_peers(seconds: float = 1.0) -> list[PeerView]:
+    """Peers heard over mDNS within ``seconds``, without a cluster."""
+    from notebook_cluster.coordinator.finding import found_view
+    from notebook_cluster.discovery import Browser
+    from notebook_cluster.security import same_user_keys
+
+    browser = Browser(lambda _: None)
+    browser.start()
+    try:
+        time.sleep(seconds)
+        trusted = same_user_keys("agent")
+        return [found_view(peer, peer.public_key in trusted) for peer in browser.peers().values()]
+    finally:
+        browser.close()
+
+
+@contextlib.contextmanager
+def _only_one(directory: Path) -> Iterator[None]:
+    """Two notebooks that start the same cluster at once: the second waits and attaches."""
+    with open(directory / "start.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _crashed(directory: Path) -> bool:
+    """True when the last coordinator here ended without saying so."""
+    from notebook_cluster.coordinator.runlog import read_log
+
+    path = directory / "run.jsonl"
+    if not path.exists():
+        return False
+    state = read_log(path).state
+    return state.stopped is None and bool(state.nodes)
+
+
+def ensure_coordinator(
+    name: str,
+    directory: str,
+    *,
+    fresh: bool = False,
+    lease: float = 600.0,
+    agent_lease: float = 600.0,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> tuple[ConnectionFile, bool]:
+    """(connection file, whether it ran already) of cluster ``name``; a coordinator that was killed is started
+    again from its run log, unless ``fresh``.
+
+    Raises:
+        ClusterError: the coordinator did not start; the text names its log.
+    """
+    try:
+        check_name(name, "cluster")
+    except ValueError as error:
+        raise ClusterError(str(error)) from None
+    runtime = cluster_directory(name)
+    with _only_one(runtime):
+        file = read_connection(name)
+        if file is not None:
+            return file, True
+        resume = not fresh and _crashed(runtime)
+        if resume:
+            on_progress(f"the coordinator of cluster {name!r} was killed: starting it again from its run log")
+        return _spawn(name, directory, runtime, resume, lease, agent_lease), resume
+
+
+def _spawn(name: str, directory: str, runtime: Path, resume: bool, lease: float, agent_lease: float) -> ConnectionFile:
+    path = runtime / "connection.json"
+    path.unlink(missing_ok=True)
+    command = [
+        sys.executable, "-m", "notebook_cluster.coordinator", "--cluster", name, "--runtime", str(runtime),
+        "--directory", directory, "--lease", str(lease), "--agent-lease", str(agent_lease),
+        *(["--resume"] if resume else []),
+    ]  # fmt: skip
+    log_path = runtime / "coordinator.log"
+    with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True, cwd="/"
+        )
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline:
+        if path.exists():
+            file = read_connection(name)
+            if file is not None and file.pid == process.pid:
+                return file
+        if process.poll() is not None:
+            break
+        time.sleep(0.005)
+    last = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()][-1:]
+    raise ClusterError(f"the coordinator of cluster {name!r} did not start: {''.join(last)} (whole log: {log_path})")

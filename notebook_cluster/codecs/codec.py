@@ -1,0 +1,69 @@
+"""What every codec offers, and the arithmetic of whole blocks."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+"""Flat, C-contiguous float32."""
+
+Buffer = bytes | bytearray | memoryview
+
+BLOCK = 256
+"""Elements per block (ALGORITHMS: scales per block, never global)."""
+
+CHUNK = 64 * 1024
+"""Elements worked on at a time: 256 KiB of float32 stay in a core's cache."""
+
+
+class NotFiniteError(ValueError):
+    """A vector to encode holds NaN or infinity."""
+
+
+class Codec(Protocol):
+    """``count`` is always the number of elements of the whole vector, ``data`` the bytes of the vector it belongs to."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def block(self) -> int:
+        """Elements per block; only the last block may have fewer."""
+
+    @property
+    def lossy(self) -> bool:
+        """True: contributions need error feedback."""
+
+    def size(self, count: int) -> int:
+        """Bytes of an encoded vector; never more than ``4 * count``."""
+
+    def encode(self, flat: Vector) -> memoryview:
+        """The bytes of ``flat`` (float32, any length), read-only.
+
+        Raises:
+            NotFiniteError: a value is NaN or infinite (found on the way, without a pass of its own where blocks have a scale).
+        """
+
+    def decode(self, data: Buffer, count: int) -> Vector:
+        """``count`` float32 values; may be a read-only view of ``data``.
+
+        Raises:
+            ValueError: ``data`` has not ``size(count)`` bytes.
+        """
+
+
+def block_count(count: int) -> int:
+    """Blocks in a vector of ``count`` elements."""
+    return -(-count // BLOCK)
+
+
+def check_size(codec: str, data: Buffer, expected: int) -> None:
+    """Raise ValueError unless ``data`` has ``expected`` bytes."""
+    if len(data) != expected:
+        raise ValueError(f"{len(data)} bytes are no {codec} vector of {expected} bytes: the sender uses another model or codec")
+
+
+def not_finite(start: int) -> NotFiniteError:
+    """The error for a NaN or infinity in the chunk or block that begins at element ``start``."""
+    return NotFiniteError(f"NaN or infinity at or after element {start}: lower the learning rate or clip gradients")

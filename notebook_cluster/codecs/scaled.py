@@ -1,0 +1,94 @@
+"""fp16 and int8 with one float32 scale per block of 256: a record is the scale, then the values.
+
+Symmetric: ``value = scale * code``. int8 codes are ``round(value * 127 / absmax)`` to nearest even and scale is ``absmax /
+127``; fp16 codes are ``value / absmax`` and scale is ``absmax``, so neither 1e5 overflows nor 1e-8 vanishes. A block whose scale
+would be subnormal is sent as zeros: machines differ in whether they flush subnormals. A last block of one element travels as
+plain float32, else it would be longer than that.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from notebook_cluster.codecs.codec import BLOCK, CHUNK, Buffer, Vector, check_size, not_finite
+
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
+class BlockScaled:
+    """A codec whose blocks are records ``[scale: float32][codes]``."""
+
+    block = BLOCK
+    lossy = True
+
+    def __init__(self, name: str, code: type[np.generic], largest: float) -> None:
+        """``code``: numpy type of the codes; ``largest``: the code that absmax becomes."""
+        self.name = name
+        self._code = np.dtype(code).newbyteorder("<")
+        self._largest = np.float32(largest)
+        self._round = self._code.kind == "i"
+        self._record = 4 + BLOCK * self._code.itemsize
+
+    def size(self, count: int) -> int:
+        blocks, rest = divmod(count, BLOCK)
+        tail = 0 if rest == 0 else 4 if rest == 1 else 4 + rest * self._code.itemsize
+        return blocks * self._record + tail
+
+    def encode(self, flat: Vector) -> memoryview:
+        blocks = flat.size // BLOCK
+        whole = blocks * BLOCK
+        encoded = np.empty(self.size(flat.size), np.uint8)
+        records = encoded[: blocks * self._record].reshape(blocks, self._record)
+        scratch = np.empty((min(blocks, CHUNK // BLOCK), BLOCK), np.float32)
+        for start in range(0, blocks, CHUNK // BLOCK):
+            stop = min(start + CHUNK // BLOCK, blocks)
+            values = flat[start * BLOCK : stop * BLOCK].reshape(-1, BLOCK)
+            self._encode_blocks(values, records[start:stop], scratch[: stop - start], start * BLOCK)
+        self._encode_tail(flat[whole:], encoded[blocks * self._record :], whole)
+        encoded.flags.writeable = False
+        return memoryview(encoded)
+
+    def decode(self, data: Buffer, count: int) -> Vector:
+        check_size(self.name, data, self.size(count))
+        encoded = np.frombuffer(data, np.uint8)
+        blocks, rest = divmod(count, BLOCK)
+        flat = np.empty(count, np.float32)
+        records = encoded[: blocks * self._record].reshape(blocks, self._record)
+        for start in range(0, blocks, CHUNK // BLOCK):
+            stop = min(start + CHUNK // BLOCK, blocks)
+            part = records[start:stop]
+            values = flat[start * BLOCK : stop * BLOCK].reshape(-1, BLOCK)
+            np.multiply(part[:, 4:].view(self._code), part[:, :4].view("<f4"), out=values, casting="unsafe", dtype=np.float32)
+        tail = encoded[blocks * self._record :]
+        if rest == 1:
+            flat[-1:] = tail.view("<f4")
+        elif rest:
+            np.multiply(
+                tail[4:].view(self._code), tail[:4].view("<f4"), out=flat[-rest:], casting="unsafe", dtype=np.float32
+            )
+        return flat
+
+    def _encode_blocks(self, values: Any, records: Any, scratch: Any, start: int) -> None:
+        """``values`` (n, block) into ``records`` (n, record bytes); ``start``: first element, for the error."""
+        np.abs(values, out=scratch)
+        absmax = scratch.max(axis=1, keepdims=True)
+        if not np.isfinite(absmax).all():
+            raise not_finite(start)
+        scale = absmax / self._largest
+        empty = scale < _SMALLEST_NORMAL
+        scale[empty] = 0
+        absmax[empty] = np.inf  # codes become 0
+        np.multiply(values, self._largest / absmax, out=scratch)
+        if self._round:
+            np.rint(scratch, out=scratch)
+        records[:, :4].view("<f4")[...] = scale
+        np.copyto(records[:, 4:].view(self._code), scratch, casting="unsafe")
+
+    def _encode_tail(self, values: Vector, record: Any, start: int) -> None:
+        """The last, shorter block."""
+        if values.size == 1:
+            if not np.isfinite(values[0]):
+                raise not_finite(start)
+            record.view("<f4")[0] = values[0]
+        elif values.size:
+            self._encode_blocks(values[None, :], record[None, :], np.empty((1, values.size), np.float32), start)

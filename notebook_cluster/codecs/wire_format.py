@@ -1,0 +1,104 @@
+"""One contribution on the wire: trainable parameters in the job's codec, then normalisation buffers as float32.
+
+Buffers (a BatchNorm's running mean and variance) must not go through a lossy codec: a variance of 1 came back as -0.026. To
+the rest of the program both parts are one run of blocks and one run of bytes.
+"""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from notebook_cluster.codecs.codec import BLOCK, Buffer, Codec, NotFiniteError, Vector, block_count
+from notebook_cluster.codecs.registry import get_codec
+
+
+class _Part(NamedTuple):
+    codec: Codec
+    count: int
+    element: int
+    block: int
+    byte: int
+    """First element, block and byte of this part."""
+
+
+class WireFormat:
+    """Codec ``name`` for the first ``parameters`` elements, float32 for the ``buffers`` behind them."""
+
+    def __init__(self, name: str, parameters: int, buffers: int = 0) -> None:
+        self.codec = get_codec(name)
+        self.parameters = parameters
+        self.buffers = buffers
+        self.count = parameters + buffers
+        self.size = self.codec.size(parameters) + 4 * buffers
+        self.blocks = block_count(parameters) + block_count(buffers)
+
+    @cached_property
+    def _parts(self) -> tuple[_Part, _Part]:
+        first = _Part(self.codec, self.parameters, 0, 0, 0)
+        second = _Part(
+            get_codec("float32"), self.buffers, self.parameters, block_count(self.parameters), self.codec.size(self.parameters)
+        )
+        return first, second
+
+    def byte_range(self, start: int, stop: int) -> tuple[int, int]:
+        """Where blocks ``start`` <= b < ``stop`` lie in the encoded bytes."""
+        return self._byte(start), self._byte(stop)
+
+    def element_range(self, start: int, stop: int) -> tuple[int, int]:
+        """Where blocks ``start`` <= b < ``stop`` lie in the vector."""
+        return self._element(start), self._element(stop)
+
+    def encode(self, flat: Vector, start: int = 0, stop: int | None = None) -> memoryview:
+        """The bytes of blocks ``start`` to ``stop``; ``flat`` (float32) holds exactly their elements.
+
+        Raises:
+            NotFiniteError: a value is NaN or infinite.
+        """
+        pieces, position = [], 0
+        for part, count in self._cut(start, self.blocks if stop is None else stop):
+            try:
+                pieces.append(part.codec.encode(flat[position : position + count]))
+            except NotFiniteError:
+                kind = "parameters" if part.block == 0 else "buffers"
+                raise NotFiniteError(f"NaN or infinity among the {kind}: lower the learning rate or clip gradients") from None
+            position += count
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+    def decode(self, data: Buffer, start: int = 0, stop: int | None = None) -> Vector:
+        """The float32 values of blocks ``start`` to ``stop`` from exactly their bytes; may be a read-only view.
+
+        Raises:
+            ValueError: another number of bytes.
+        """
+        pieces, view = [], memoryview(data)
+        parts = list(self._cut(start, self.blocks if stop is None else stop))
+        if len(view) != sum(part.codec.size(count) for part, count in parts):
+            raise ValueError(f"{len(view)} bytes do not fit blocks {start} to {stop} of a {self.codec.name} contribution")
+        for part, count in parts:
+            size = part.codec.size(count)
+            pieces.append(part.codec.decode(view[:size], count))
+            view = view[size:]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+
+    def _cut(self, start: int, stop: int) -> list[tuple[_Part, int]]:
+        """(part, number of its elements) in blocks ``start`` to ``stop``."""
+        first, last = self.element_range(start, stop)
+        cut = []
+        for part in self._parts:
+            count = min(last, part.element + part.count) - max(first, part.element)
+            if count > 0:
+                cut.append((part, count))
+        return cut
+
+    def _part_of(self, block: int) -> _Part:
+        first, second = self._parts
+        return second if block >= second.block else first
+
+    def _element(self, block: int) -> int:
+        part = self._part_of(block)
+        return part.element + min((block - part.block) * BLOCK, part.count)
+
+    def _byte(self, block: int) -> int:
+        part = self._part_of(block)
+        return part.byte + part.codec.size(min((block - part.block) * BLOCK, part.count))

@@ -1,0 +1,326 @@
+"""What came from the other nodes in this cell, who is lost, and what the main thread waits for.
+
+Everything here runs on the I/O thread; the main thread hands in a :class:`Wait` and sleeps on its queue. So there is no
+lock that a KeyboardInterrupt could leave taken.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from notebook_cluster.collectives.errors import PeerLost
+from notebook_cluster.collectives.parcels import (
+    ACKNOWLEDGE,
+    WANT,
+    Channel,
+    CollectiveSettings,
+    Outbox,
+    Parcel,
+    Payload,
+    Transport,
+    channel_of,
+    is_usable,
+)
+from notebook_cluster.protocol.mesh import CellFrame
+from notebook_cluster.protocol.node import CellDone
+
+Check = Callable[[str, CellFrame], str | None]
+"""(sender, header) -> the error that both sides must see, or None when the parcel is what we expect."""
+
+
+@dataclass(frozen=True)
+class CellWorld:
+    """Who takes part in a cell; fixed when it starts.
+
+    Attributes:
+        nodes: name -> rank, in rank order.
+        excluded: why this node cannot use collectives in this cell; empty when it can.
+        replay: the cell ran before and is repeated on this node alone.
+    """
+
+    cell: int
+    generation: int
+    nodes: dict[str, int]
+    excluded: str = ""
+    replay: bool = False
+
+
+@dataclass(eq=False)
+class Wait:
+    """What the main thread waits for: one parcel of each of ``senders``; ``outcome`` gets them, or the error."""
+
+    name: str
+    operation: int
+    phase: int
+    channel: Channel
+    senders: tuple[str, ...]
+    check: Check
+    started: float = field(default_factory=time.monotonic)
+    outcome: "SimpleQueue[dict[str, Parcel] | Exception]" = field(default_factory=SimpleQueue)
+
+    @property
+    def label(self) -> str:
+        return self.name.partition("(")[0] if self.channel == "collective" else "message"
+
+
+_Key = tuple[str, Channel, int, int]
+
+
+class Inbox:
+    """One node's side of the collectives of one cell after the other.
+
+    Attributes:
+        dropped: frames that were old, unusable or over a limit.
+        on_waiting: called with what the main thread waits for (``all_reduce #3 for desk``), or ``""``, when that has
+            taken longer than half a second.
+    """
+
+    def __init__(self, transport: Transport, settings: CollectiveSettings) -> None:
+        self.dropped = 0
+        self.on_waiting: Callable[[str], None] = lambda text: None
+        self.outbox = Outbox(transport)
+        self._transport = transport
+        self._settings = settings
+        self._world: CellWorld | None = None
+        self._wait: Wait | None = None
+        self._said = ""
+        self._early: deque[tuple[str, CellFrame, bytes]] = deque()
+        self._early_bytes = 0
+        self._senders_waiting: deque[tuple[str, int, SimpleQueue[None]]] = deque()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parcels: dict[_Key, Parcel] = {}
+        self._parcel_bytes = 0
+        self._consumed: dict[tuple[str, Channel], tuple[int, int]] = {}
+        self._floor = 0
+        self._holes: dict[str, str] = {}
+        self._finished: dict[str, float] = {}
+        self._progress: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        self._unacknowledged: dict[str, int] = {}
+        self._senders_waiting.clear()
+        self.outbox.clear()
+
+    # ---- the cell
+
+    def begin(self, world: CellWorld) -> None:
+        """A cell starts: forget the one before, take in what came early."""
+        self._world, self._wait = world, None
+        self._reset()
+        early, self._early, self._early_bytes = self._early, deque(), 0
+        for sender, header, payload in early:
+            self.on_frame(sender, header, memoryview(payload))
+
+    def on_cell_done(self, message: CellDone) -> None:
+        """``message.node`` has left the running cell and will answer no further collective of it."""
+        if self._world is None or message.cell != self._world.cell or message.node == self._transport.name:
+            return
+        reasons = {"error": "raised an error", "interrupted": "was interrupted", "lost": "was lost"}
+        if message.status == "ok":
+            self._finished.setdefault(message.node, time.monotonic())
+        else:
+            self.lose(message.node, message.reason or reasons[message.status])
+
+    def lose(self, node: str, reason: str) -> None:
+        """``node`` leaves a hole in the running cell: whoever needs it gets PeerLost(``node reason``)."""
+        if self._world is None or node not in self._world.nodes or node == self._transport.name:
+            return
+        self._holes.setdefault(node, reason)
+        self._judge()
+        self._let_senders_go()
+
+    def hole(self, node: str) -> PeerLost | None:
+        """The error for an operation that needs ``node``, if it is lost."""
+        reason = self._holes.get(node)
+        return PeerLost(f"{node} {reason}") if reason is not None else None
+
+    # ---- frames
+
+    def on_frame(self, sender: str, header: CellFrame, payload: memoryview) -> None:
+        """A frame of another node; ``payload`` is only valid during the call."""
+        world = self._world
+        if world is None or header.cell > world.cell:
+            self._hold(sender, header, payload)
+        elif (header.cell, header.generation) != (world.cell, world.generation) or sender not in world.nodes:
+            self.dropped += 1
+        elif header.name == WANT:
+            self.outbox.send_again(sender, header)
+        elif header.name == ACKNOWLEDGE:
+            self.outbox.forget(sender, "message", header.operation + 1)
+            self._let_senders_go()
+        elif is_usable(header):
+            self._progress[sender] = time.monotonic()
+            self._take(sender, header, payload)
+        else:
+            self.dropped += 1
+
+    def _hold(self, sender: str, header: CellFrame, payload: memoryview) -> None:
+        if self._early_bytes + len(payload) > self._settings.held_bytes or len(self._early) > 100_000:
+            self.dropped += 1  # asked for again when the cell is there
+            return
+        self._early.append((sender, header, bytes(payload)))
+        self._early_bytes += len(payload)
+
+    def _take(self, sender: str, header: CellFrame, payload: memoryview) -> None:
+        channel = channel_of(header)
+        if channel == "collective":
+            self.outbox.forget(sender, channel, header.operation)
+        key = (sender, channel, header.operation, header.phase)
+        old = self._consumed.get((sender, channel), (0, 0)) >= (header.operation, header.phase)
+        if old or (channel == "collective" and header.operation < self._floor):
+            if channel == "message":
+                self._acknowledge(sender)
+            return
+        parcel = self._parcels.get(key)
+        if parcel is None:
+            if self._refuse_now(sender, header):
+                return
+            if header.total < 0 or self._parcel_bytes + header.total > self._settings.limit:
+                self.dropped += 1
+                return
+            parcel = self._parcels[key] = Parcel(sender, header, bytearray(header.total))
+            self._parcel_bytes += header.total
+        if not parcel.add(header, payload):
+            self.dropped += 1
+        elif parcel.complete:
+            if channel == "message":
+                self._acknowledge(sender)
+            self._judge()
+
+    def _refuse_now(self, sender: str, header: CellFrame) -> bool:
+        """Fail the wait, before anything is allocated, when this parcel is not what it is for."""
+        wait = self._wait
+        if wait is None or not self._concerns(wait, sender, header):
+            return False
+        error = wait.check(sender, header)
+        if error is None:
+            return False
+        self._settle(wait, ValueError(error))
+        return True
+
+    @staticmethod
+    def _concerns(wait: Wait, sender: str, header: CellFrame) -> bool:
+        if wait.channel == "message":
+            return False
+        if channel_of(header) != "collective" or header.operation != wait.operation:
+            return False
+        return header.name != wait.name or (sender in wait.senders and header.phase == wait.phase)
+
+    # ---- messages
+
+    def _acknowledge(self, sender: str) -> None:
+        """Tell ``sender`` up to which message we have all, unless too much lies here unread."""
+        assert self._world is not None
+        last = self._consumed.get((sender, "message"), (0, 0))[0]
+        unread = 0
+        while (parcel := self._parcels.get((sender, "message", last + 1, 0))) is not None and parcel.complete:
+            unread += len(parcel.data)
+            if unread > self._settings.unread_bytes:
+                break
+            last += 1
+        if last:
+            header = CellFrame(
+                cell=self._world.cell, generation=self._world.generation, operation=last, name=ACKNOWLEDGE
+            )
+            self._transport.send(sender, header)
+
+    def post_message(self, node: str, header: CellFrame, data: Payload, gone: "SimpleQueue[None]") -> None:
+        """Send a message; ``gone`` gets None when the next one may follow."""
+        self.outbox.post(node, header, data)
+        self._senders_waiting.append((node, len(data), gone))
+        self._let_senders_go()
+
+    def _let_senders_go(self) -> None:
+        waiting = list(self._senders_waiting)
+        self._senders_waiting.clear()
+        for node, size, gone in waiting:
+            on_the_way = self.outbox.unacknowledged(node)
+            if on_the_way <= max(self._settings.unacknowledged_bytes, size) or node in self._holes:
+                gone.put(None)
+            else:
+                self._senders_waiting.append((node, size, gone))
+
+    # ---- waiting
+
+    def expect(self, wait: Wait) -> None:
+        """The main thread waits now. An earlier wait that it gave up (Stop button) is forgotten."""
+        self._wait = wait
+        if wait.channel == "collective":
+            self._floor = max(self._floor, wait.operation)
+            self._drop_parcels(key for key in self._parcels if key[1] == "collective" and key[2] < wait.operation)
+        for parcel in list(self._parcels.values()):
+            if self._wait is wait:
+                self._refuse_now(parcel.sender, parcel.header)
+        self._judge()
+
+    def _judge(self) -> None:
+        """Settle the wait when everything is here, or when it can never be."""
+        wait = self._wait
+        if wait is None:
+            return
+        missing = self._missing(wait)
+        if not missing:
+            found = {sender: self._parcels[self._key(wait, sender)] for sender in wait.senders}
+            self._drop_parcels(self._key(wait, sender) for sender in wait.senders)
+            for sender in wait.senders:
+                self._consumed[sender, wait.channel] = (wait.operation, wait.phase)
+                if wait.channel == "message":
+                    self._acknowledge(sender)
+            self._settle(wait, found)
+            return
+        needed = missing if wait.channel == "message" else list(self._world.nodes if self._world else ())
+        for node in needed:
+            if (error := self.hole(node)) is not None:
+                self._settle(wait, error)
+                return
+
+    def _settle(self, wait: Wait, outcome: "dict[str, Parcel] | Exception") -> None:
+        self._wait = None
+        self._asked.clear()
+        self._say("")
+        wait.outcome.put(outcome)
+
+    def tick(self, now: float) -> None:
+        """About ten times a second: ask again for what does not come, give up on who has finished."""
+        wait, world = self._wait, self._world
+        if wait is None or world is None:
+            return
+        missing = self._missing(wait)
+        for node in missing:
+            quiet_since = max(wait.started, self._progress.get(node, 0.0))
+            finished = self._finished.get(node)
+            if finished is not None and now - max(quiet_since, finished) > self._settings.give_up_after:
+                self._settle(wait, PeerLost(f"{node} finished the cell without this {wait.label}"))
+                return
+            if now - max(quiet_since, self._asked.get(node, 0.0)) > self._settings.want_after:
+                self._asked[node] = now
+                parcel = self._parcels.get(self._key(wait, node))
+                header = CellFrame(
+                    cell=world.cell, generation=world.generation, operation=wait.operation, name=WANT,
+                    phase=wait.phase, kind=wait.channel, offset=parcel.first_missing() if parcel is not None else 0,
+                )  # fmt: skip
+                self._transport.send(node, header)
+        if missing and now - wait.started > self._settings.want_after:
+            self._say(f"{wait.label} #{wait.operation} for {', '.join(missing)}")
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self.on_waiting(text)
+
+    @staticmethod
+    def _key(wait: Wait, sender: str) -> _Key:
+        return (sender, wait.channel, wait.operation, wait.phase)
+
+    def _missing(self, wait: Wait) -> list[str]:
+        parcels = ((sender, self._parcels.get(self._key(wait, sender))) for sender in wait.senders)
+        return [sender for sender, parcel in parcels if parcel is None or not parcel.complete]
+
+    def _drop_parcels(self, keys: Iterable[_Key]) -> None:
+        for key in list(keys):
+            parcel = self._parcels.pop(key, None)
+            if parcel is not None:
+                self._parcel_bytes -= len(parcel.data)

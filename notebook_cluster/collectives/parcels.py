@@ -1,0 +1,161 @@
+"""One value on its way between two nodes: cut into chunks, collected again, kept until the other side has it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from notebook_cluster.protocol.mesh import CellFrame
+
+Payload = bytes | bytearray | memoryview
+
+Channel = Literal["collective", "message"]
+"""Collectives and ``send``/``recv`` are numbered apart."""
+
+WANT = "want"
+ACKNOWLEDGE = "ack"
+MESSAGE = "send"
+
+_MAX_TEXT = 64
+"""Longest kind or dtype in a usable header."""
+
+
+class Transport(Protocol):
+    """What collectives need from the mesh; all methods may be called from any thread."""
+
+    name: str
+
+    def send(self, node: str, header: CellFrame, payload: Payload = b"") -> None: ...
+
+    def chunk_bytes(self, node: str) -> int: ...
+
+    def waiting(self, node: str) -> int:
+        """Frames for ``node`` that have not left this process."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None: ...
+
+
+@dataclass(frozen=True)
+class CollectiveSettings:
+    """Sizes in bytes, times in seconds."""
+
+    limit: int = 8 << 30
+    """Largest value, and the most that may be held of values that nobody asked for yet."""
+    held_bytes: int = 64 << 20
+    """Frames of a cell that this node has not begun."""
+    unread_bytes: int = 1 << 30
+    """Messages held for recv(); above this they are not acknowledged, so the sender's send() waits."""
+    unacknowledged_bytes: int = 256 << 20
+    """Messages on their way to one node before send() waits."""
+    small_bytes: int = 16 * 1024
+    """Arrays up to this size are reduced in one step: everybody gets everything and sums it."""
+    want_after: float = 0.5
+    give_up_after: float = 1.0
+    """Wait this long without a byte from a node that has finished the cell."""
+
+
+def channel_of(header: CellFrame) -> Channel:
+    return "message" if header.name == MESSAGE else "collective"
+
+
+@dataclass
+class Parcel:
+    """A value that arrives. ``header`` is its first frame's; ``data`` is complete when ``received`` is its length."""
+
+    sender: str
+    header: CellFrame
+    data: bytearray
+    pieces: dict[int, int] = field(default_factory=dict)
+    received: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.pieces) and self.received == len(self.data)
+
+    def add(self, header: CellFrame, payload: memoryview) -> bool:
+        """Take one chunk; False when it is a duplicate or does not fit."""
+        first = self.header
+        same = (header.name, header.kind, header.dtype, header.shape) == (
+            first.name, first.kind, first.dtype, first.shape
+        )  # fmt: skip
+        fits = 0 <= header.offset and header.offset + len(payload) <= len(self.data) == header.total
+        if not same or not fits or header.offset in self.pieces or (header.total and not len(payload)):
+            return False
+        self.data[header.offset : header.offset + len(payload)] = payload
+        self.pieces[header.offset] = len(payload)
+        self.received += len(payload)
+        return True
+
+    def first_missing(self) -> int:
+        """Offset of the first byte that is not here."""
+        offset = 0
+        while offset in self.pieces and offset < len(self.data):
+            offset += self.pieces[offset]
+        return offset
+
+
+def is_usable(header: CellFrame) -> bool:
+    """Whether a header from the network may be kept."""
+    return max(len(header.kind), len(header.dtype), len(header.name)) <= _MAX_TEXT and len(header.shape) <= _MAX_TEXT
+
+
+@dataclass
+class _Sent:
+    header: CellFrame
+    data: Payload
+
+
+class Outbox:
+    """What this node has sent in this cell and may have to send again. Used on the I/O thread only.
+
+    A collective's parcel is forgotten when its receiver shows a later operation (nobody can be in operation n + 1
+    without all of n), a message's when the receiver acknowledges it.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._sent: dict[tuple[str, Channel], dict[tuple[int, int], _Sent]] = {}
+
+    def clear(self) -> None:
+        self._sent.clear()
+
+    def post(self, node: str, header: CellFrame, data: Payload) -> None:
+        """Send ``data`` to ``node`` in chunks; ``data`` must not change any more."""
+        header = msgspec.structs.replace(header, total=len(data))
+        key = (header.operation, header.phase)
+        self._sent.setdefault((node, channel_of(header)), {})[key] = _Sent(header, data)
+        self._transmit(node, header, data, 0)
+
+    def send_again(self, node: str, want: CellFrame) -> None:
+        """Answer a WANT, unless what it asks for waits in line anyway or is not there yet."""
+        channel: Channel = "message" if want.kind == "message" else "collective"
+        sent = self._sent.get((node, channel), {}).get((want.operation, want.phase))
+        if sent is not None and not self._transport.waiting(node):
+            self._transmit(node, sent.header, sent.data, want.offset)
+
+    def forget(self, node: str, channel: Channel, before: int) -> None:
+        """``node`` has every parcel of operations below ``before``."""
+        sent = self._sent.get((node, channel))
+        for key in [key for key in sent or () if key[0] < before]:
+            del sent[key]  # type: ignore[index]
+
+    def unacknowledged(self, node: str) -> int:
+        """Bytes of messages to ``node`` that it has not acknowledged."""
+        return sum(len(sent.data) for sent in self._sent.get((node, "message"), {}).values())
+
+    def _transmit(self, node: str, header: CellFrame, data: Payload, start: int) -> None:
+        chunk = self._transport.chunk_bytes(node)
+        if not len(data):
+            self._transport.send(node, header)
+            return
+        view = memoryview(data)
+        start = max(0, start) // chunk * chunk
+        for offset in range(start, len(data), chunk):
+            piece = msgspec.structs.replace(header, offset=offset)
+            self._transport.send(node, piece, view[offset : offset + chunk])
+
+
+def as_bytes(array: Any) -> memoryview:
+    """The bytes of a flat, contiguous numpy array, without a copy."""
+    return memoryview(array.view("u1"))

@@ -1,0 +1,33 @@
+"""``python -m notebook_cluster.coordinator``: started by the client, in a session of its own."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from notebook_cluster.coordinator.service import Coordinator, Settings, check_settings
+
+
+def main() -> int:
+    """Run one coordinator until it is stopped."""
+    parser = argparse.ArgumentParser(prog="notebook_cluster.coordinator")
+    parser.add_argument("--cluster", required=True)
+    parser.add_argument("--runtime", required=True, type=Path, help="the cluster's folder")
+    parser.add_argument("--directory", required=True, help="working directory of local nodes")
+    parser.add_argument("--lease", type=float, default=600.0)
+    parser.add_argument("--agent-lease", type=float, default=600.0)
+    parser.add_argument("--resume", action="store_true")
+    settings = Settings(**vars(parser.parse_args()))
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    check_settings(settings)
+
+    async def run() -> None:
+        await Coordinator(settings).run()
+
+    asyncio.run(run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

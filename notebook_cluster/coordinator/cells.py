@@ -1,0 +1,252 @@
+"""The cells of a cluster: one runs at a time, the others queue."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator.runs import Runs
+from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.coordinator.viewserver import RequestError, View
+from notebook_cluster.protocol.node import CellDone
+from notebook_cluster.protocol.state import CellView
+from notebook_cluster.protocol.views import CellChanged, CellEnded, Execute, NodeResult
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+FAILED = {"error", "lost", "cancelled"}
+
+
+class Cells:
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self.runs = Runs(hub, self._node_ended)
+        self._interrupted: set[int] = set()
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    # ---- requests of views
+
+    def submit(self, view: View, request: Execute) -> int:
+        """Queue a cell and start it when nothing runs; returns its number."""
+        self._check(request)
+        number = max(self._hub.state.cells, default=0) + 1
+        self._hub.record(
+            e.CellSubmitted(
+                cell=number,
+                source=request.source,
+                targets=request.targets,
+                replay=request.replay,
+                silent=request.silent,
+                user_expressions=request.user_expressions,
+                notebook_names=request.notebook_names,
+            )
+        )
+        self._hub.streaming.open(number)
+        if request.watch:
+            view.watching.add(number)
+        loop = asyncio.get_running_loop()
+        if request.timeout is not None:
+            self._timers[number] = loop.call_later(request.timeout, self._timed_out, number, request.timeout)
+        # After this call returns the reply is sent first, then the cell's events.
+        loop.call_soon(self.look)
+        return number
+
+    def _check(self, request: Execute) -> None:
+        state = self._hub.state
+        for name in request.targets:
+            node = self._hub.members.known(name)
+            if not node.is_in:
+                why = node.reason or "its kernel is not up yet"
+                raise RequestError(f"node {name!r} is {node.condition} ({why}): %cluster restart {name}")
+        if not state.roster_nodes():
+            raise RequestError(
+                f"cluster {state.cluster!r} has no running node: %cluster add PEER or %cluster restart NODE"
+            )
+        if request.timeout is not None and not request.timeout > 0:
+            raise RequestError(f"--timeout {request.timeout:g} is not a positive number of seconds")
+
+    def watch(self, view: View, number: int) -> CellView:
+        """Everything so far to ``view``, then live."""
+        cell = self._hub.state.cells.get(number)
+        if cell is None:
+            raise RequestError(f"no cell {number} in cluster {self._hub.state.cluster!r}")
+        self._hub.streaming.flush()
+
+        def catch_up() -> None:
+            self._hub.streaming.catch_up(view, number)
+            current = self._hub.state.cells[number]
+            self._hub.views.send(view, CellChanged(cell=number, nodes=dict(current.nodes)))
+            if current.status in ("queued", "running"):
+                view.watching.add(number)
+            else:
+                self._hub.views.send(view, ended_event(current))
+
+        asyncio.get_running_loop().call_soon(catch_up)
+        return cell_view(cell)
+
+    def detach(self) -> None:
+        """Free every view that waits; the cells go on."""
+        for view in self._hub.views.views.values():
+            for number in list(view.watching):
+                self._hub.views.send(view, CellEnded(cell=number, status="detached"))
+            view.watching.clear()
+
+    def interrupt(self, force: bool) -> list[str]:
+        """Cancel what has not started, SIGINT to all that run. Returns the nodes that were busy."""
+        for cell in self._hub.state.queue():
+            self._finish(cell, "interrupted")
+        running = self._hub.state.running()
+        if running is None:
+            return []
+        self._interrupted.add(running.id)
+        busy = [run.node for run in self.runs.of_cell(running.id)]
+        if force:
+            for name in busy:
+                self._hub.members.restart(name, "killed by a second Stop")
+        else:
+            self.runs.interrupt_all()
+        if not busy:
+            self._maybe_end(running)
+        return busy
+
+    def was_interrupted(self, cell: int) -> bool:
+        return cell in self._interrupted
+
+    # ---- start and end
+
+    def look(self) -> None:
+        """Start the next cell when nothing runs, end the running one when nobody runs it any more."""
+        state = self._hub.state
+        running = state.running()
+        if running is not None:
+            self._maybe_end(running)
+            return
+        if not state.queue():
+            return
+        cell = state.queue()[0]
+        replaying = self._hub.replay.names()
+        ready = [node.name for node in state.roster_nodes() if cell.wants(node.name) and node.name not in replaying]
+        if not ready:
+            if not any(cell.wants(name) for name in replaying):
+                self._finish(cell, "error")
+            return  # else it starts when a replay ends
+        self._hub.record(e.CellStarted(cell=cell.id, nodes=ready, generation=state.generation, time=time.time()))
+        self._hub.rounds.cell_started(cell.id, ready)
+        metadata: dict[str, Any] = {"cell": cell.id, "generation": state.generation, "nodes": ready}
+        for name in ready:
+            self.runs.start(cell, name, metadata)
+
+    def _node_ended(self, event: e.CellNodeEnded) -> None:
+        cell = self._hub.state.cells.get(event.cell)
+        if cell is None or cell.status != "running":
+            return
+        self._hub.record(event)
+        self._hub.rounds.cell_left(event.cell, event.node, event.status, event.error_name)
+        cell = self._hub.state.cells[event.cell]
+        waiting = [name for name, status in cell.nodes.items() if status == "running"]
+        if not waiting:
+            self._maybe_end(cell)
+            return
+        if event.status == "error":
+            first_line = event.error_value.splitlines()[0] if event.error_value else ""
+            reason = f"{event.node} raised {event.error_name}: {first_line}"
+        elif event.status == "lost":
+            reason = f"{event.node} was lost: {event.reason}"
+        else:
+            reason = ""
+        status = "interrupted" if event.status == "cancelled" else event.status
+        done = CellDone(cell=cell.id, node=event.node, status=status, reason=reason)  # type: ignore[arg-type]
+        for name in waiting:
+            self._hub.members.send(name, done)
+        self.changed(cell.id)
+
+    def _maybe_end(self, cell: Cell) -> None:
+        """End ``cell`` unless a node still runs it or a restarted one is about to."""
+        if "running" in cell.nodes.values():
+            return
+        if cell.id not in self._interrupted:
+            coming = set(self._hub.replay.names())
+            coming |= {name for name, node in self._hub.state.nodes.items() if node.condition == "starting"}
+            if any(cell.wants(name) and name in cell.nodes for name in coming):
+                return
+        statuses = set(cell.nodes.values())
+        if cell.id in self._interrupted or "interrupted" in statuses:
+            self._finish(cell, "interrupted")
+        else:
+            self._finish(cell, "error" if statuses & FAILED else "ok")
+
+    def _finish(self, cell: Cell, status: e.CellStatus) -> None:
+        self._hub.record(e.CellFinished(cell=cell.id, status=status, time=time.time()))
+        self._hub.streaming.flush()
+        timer = self._timers.pop(cell.id, None)
+        if timer is not None:
+            timer.cancel()
+        self._interrupted.discard(cell.id)
+        self._hub.views.send_watching(cell.id, ended_event(self._hub.state.cells[cell.id]))
+        for view in self._hub.views.views.values():
+            view.watching.discard(cell.id)
+        asyncio.get_running_loop().call_soon(self.look)
+
+    def changed(self, number: int, note: str = "") -> None:
+        """Tell who watches how each node is doing."""
+        nodes = {**self._hub.state.cells[number].nodes, **dict.fromkeys(self._hub.replay.names(), "replaying")}
+        self._hub.views.send_watching(number, CellChanged(cell=number, nodes=nodes, note=note))
+
+    def _timed_out(self, number: int, seconds: float) -> None:
+        cell = self._hub.state.cells[number]
+        late = [name for name, status in cell.nodes.items() if status == "running"]
+        note = f"cell {number} ran longer than --timeout {seconds:g} s; still busy: {', '.join(late) or 'not started'}"
+        self._hub.tell("warning", note)
+        self.changed(number, note)
+        if cell.status == "queued":
+            self._finish(cell, "interrupted")
+        else:
+            self.interrupt(force=False)
+
+    # ---- membership
+
+    def node_returned(self, name: str) -> None:
+        """Its peer is back; if its kernel still runs the cell, we wait for it again."""
+        cell = self._hub.state.running()
+        if cell is not None and cell.nodes.get(name) == "lost":
+            self.runs.resume(cell.id, name)
+            self._hub.record(e.CellNodeReturned(cell=cell.id, node=name))
+            self._hub.rounds.node_joined_cell(cell.id, name)
+            self.changed(cell.id)
+
+    def recover(self) -> None:
+        """After a restart of the coordinator: wait for the runs that go on."""
+        running = self._hub.state.running()
+        if running is not None:
+            for name, status in running.nodes.items():
+                if status == "running" and name in self._hub.state.nodes:
+                    self.runs.resume(running.id, name)
+
+
+def cell_view(cell: Cell) -> CellView:
+    return CellView(
+        id=cell.id,
+        source=cell.source[:200],
+        status=cell.status,
+        nodes=dict(cell.nodes),
+        started=cell.started,
+        ended=cell.ended,
+    )
+
+
+def ended_event(cell: Cell) -> CellEnded:
+    """The last event of a cell for the views that watch it."""
+    known = ("ok", "error", "interrupted", "lost")
+    results = {
+        name: NodeResult(
+            status=result.status if result.status in known else "cancelled",  # type: ignore[arg-type]
+            error_name=result.error_name,
+            error_value=result.error_value,
+            reason=result.reason,
+            log_tail=result.log_tail,
+            user_expressions=result.user_expressions,
+        )
+        for name, result in cell.results.items()
+    }
+    return CellEnded(cell=cell.id, status=cell.status, results=results)  # type: ignore[arg-type]

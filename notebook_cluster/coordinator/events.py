@@ -1,0 +1,173 @@
+"""What happened to a cluster, as it is written to the run log. State changes through these and nothing else."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from notebook_cluster.protocol.node import NodeHello
+from notebook_cluster.protocol.wire import Message
+
+CellStatus = Literal["queued", "running", "ok", "error", "interrupted"]
+NodeCellStatus = Literal["queued", "replaying", "running", "ok", "error", "interrupted", "lost", "cancelled"]
+
+
+class ClusterStarted(Message, frozen=True):
+    """A coordinator began (again): ``epoch`` is one more than that of the one before."""
+
+    cluster: str
+    cluster_id: str
+    epoch: int
+    directory: str
+    time: float
+
+
+class PeerAdded(Message, frozen=True):
+    """The cluster uses this peer from now on."""
+
+    name: str
+    key: str
+    address: str
+    """``tcp://HOST:PORT`` of the link."""
+    found_by: Literal["mdns", "typed", "local"]
+    pid: int | None = None
+    """Of a private agent that this cluster started."""
+
+
+class PeerDescribed(Message, frozen=True):
+    name: str
+    machine: str
+    hosts: list[str]
+    devices: list[tuple[str, str, int, bool]]
+    """(id, name, memory bytes, unified)."""
+
+
+class NodeAdded(Message, frozen=True):
+    node: str
+    peer: str
+    device: str
+    directory: str = ""
+
+
+class NodeStarting(Message, frozen=True):
+    """A kernel was ordered: a new incarnation."""
+
+    node: str
+    incarnation: int
+
+
+class NodeUp(Message, frozen=True):
+    """The kernel's runtime answered: the node joins the roster."""
+
+    node: str
+    incarnation: int
+    device: str
+    hello: NodeHello
+
+
+class NodeDown(Message, frozen=True):
+    """The node left the roster. ``dead``: its process is gone; else only its peer's link is."""
+
+    node: str
+    incarnation: int
+    dead: bool
+    reason: str
+    log_tail: list[str] = []
+
+
+class NodeReturned(Message, frozen=True):
+    """Its peer came back, and so did the node, with everything it held."""
+
+    node: str
+    incarnation: int
+
+
+class NodeRemoved(Message, frozen=True):
+    node: str
+    reason: str
+
+
+class CellSubmitted(Message, frozen=True):
+    cell: int
+    source: str
+    targets: list[str]
+    """Empty: every node, also one that joins while it runs."""
+    replay: bool
+    silent: bool
+    user_expressions: dict[str, str] = {}
+    notebook_names: list[str] = []
+
+
+class CellStarted(Message, frozen=True):
+    cell: int
+    nodes: list[str]
+    generation: int
+    time: float
+
+
+class CellJoined(Message, frozen=True):
+    """A node that came later runs the running cell too."""
+
+    cell: int
+    node: str
+
+
+class CellNodeEnded(Message, frozen=True):
+    cell: int
+    node: str
+    status: NodeCellStatus
+    error_name: str = ""
+    error_value: str = ""
+    reason: str = ""
+    log_tail: list[str] = []
+    user_expressions: dict[str, Any] = {}
+
+
+class CellNodeReturned(Message, frozen=True):
+    """A node that was lost while it ran the cell is back and still runs it."""
+
+    cell: int
+    node: str
+
+
+class CellFinished(Message, frozen=True):
+    cell: int
+    status: CellStatus
+    time: float
+
+
+class Stopped(Message, frozen=True):
+    reason: str
+    time: float
+
+
+Event = (
+    ClusterStarted
+    | PeerAdded
+    | PeerDescribed
+    | NodeAdded
+    | NodeStarting
+    | NodeUp
+    | NodeDown
+    | NodeReturned
+    | NodeRemoved
+    | CellSubmitted
+    | CellStarted
+    | CellJoined
+    | CellNodeEnded
+    | CellNodeReturned
+    | CellFinished
+    | Stopped
+)
+
+DURABLE = (ClusterStarted, PeerAdded, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned, NodeRemoved, Stopped)
+"""Events about membership: fsynced before anybody is told."""
+
+
+class LogLine(msgspec.Struct, omit_defaults=True):
+    """One line of the run log: an event of this module, a record of the training rounds, or the last message
+    of a peer that was processed."""
+
+    time: float
+    event: Event | None = None
+    round: dict[str, Any] | None = None
+    received: dict[str, int] | None = None

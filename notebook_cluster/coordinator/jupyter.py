@@ -1,0 +1,57 @@
+"""The few Jupyter messages that a coordinator writes and reads (messaging protocol 5.4)."""
+
+import datetime
+from typing import Any
+
+import msgspec
+
+from notebook_cluster.coordinator.state import Cell
+
+
+class Header(msgspec.Struct):
+    """The two fields of a Jupyter header that are looked at; the rest is skipped while decoding."""
+
+    msg_type: str = ""
+    msg_id: str = ""
+
+
+_header = msgspec.json.Decoder(Header)
+_json = msgspec.json.Decoder()
+_encode = msgspec.json.encode
+EMPTY = b"{}"
+
+
+def headers(buffers: list[bytes]) -> tuple[Header, str]:
+    """(header, parent's msg_id) of message parts [header, parent_header, metadata, content, ...]."""
+    return _header.decode(buffers[0]), _header.decode(buffers[1]).msg_id
+
+
+def content(buffers: list[bytes]) -> dict[str, Any]:
+    """The decoded content. Raises msgspec.DecodeError."""
+    value = _json.decode(buffers[3])
+    if not isinstance(value, dict):
+        raise msgspec.DecodeError("content is not an object")
+    return value
+
+
+def execute_request(
+    message_id: str, session: str, cell: Cell, metadata: dict[str, Any], allow_stdin: bool = False
+) -> list[bytes]:
+    """Parts of an execute_request for ``cell``; ``metadata`` is found by the node under ``notebook_cluster``."""
+    header = {
+        "msg_id": message_id,
+        "session": session,
+        "username": "notebook-cluster",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(),
+        "msg_type": "execute_request",
+        "version": "5.4",
+    }
+    body = {
+        "code": cell.source,
+        "silent": False,
+        "store_history": True,
+        "user_expressions": cell.user_expressions,
+        "allow_stdin": allow_stdin,
+        "stop_on_error": True,
+    }
+    return [_encode(header), EMPTY, _encode({"notebook_cluster": metadata}), _encode(body)]

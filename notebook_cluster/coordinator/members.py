@@ -1,0 +1,323 @@
+"""Membership: which nodes are there, in which incarnation, and who is told."""
+
+import asyncio
+import logging
+import math
+import time
+from typing import TYPE_CHECKING
+
+from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator.peers import LOCAL
+from notebook_cluster.coordinator.state import Node, roster
+from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.protocol import decode, encode
+from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.node import FromNodeBody, NodeHello, NodeLog, NodeLost, Telemetry
+from notebook_cluster.protocol.state import NodeView
+from notebook_cluster.protocol.wire import Message, ProtocolError
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT = 90.0
+
+
+class Members:
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self._ready: dict[str, asyncio.Future[None]] = {}
+        self._no_replay: set[str] = set()
+        self._broadcast = -1
+        self.telemetry: dict[str, Telemetry] = {}
+        self.samples: dict[str, p.NodeSample] = {}
+
+    # ---- requests of views
+
+    async def add(self, peer: str, count: int = 0) -> list[str]:
+        """Start nodes on ``peer`` (a name, ``HOST:PORT``, ``local`` or ``all``); names once they answer."""
+        if peer == "all":
+            found = [row.name for row in await self._hub.peers.finding.trusted()]
+            results = await asyncio.gather(
+                *(self.add(name) for name in found if not self._nodes_on(name)), return_exceptions=True
+            )
+            for result in results:
+                if isinstance(result, RequestError):
+                    self._hub.tell("warning", str(result))
+                elif isinstance(result, BaseException):
+                    raise result
+            return [name for result in results if isinstance(result, list) for name in result]
+        name = await self._hub.peers.resolve(peer)
+        link = await self._hub.peers.ready(name)
+        assert link.info is not None
+        devices = self._devices(link.info, count)
+        names = [self._start_new(name, device) for device in devices]
+        await self._wait(names)
+        return names
+
+    def _nodes_on(self, peer: str) -> list[Node]:
+        return [node for node in self._hub.state.nodes.values() if node.peer == peer]
+
+    def _devices(self, info: p.PeerInfo, count: int) -> list[str]:
+        """One node per free accelerator; else cpu. More nodes than accelerators share the cpu."""
+        used = {node.device for node in self._nodes_on(info.name)}
+        free = [d.id for d in info.devices if d.kind != "cpu" and d.id not in info.leased and d.id not in used]
+        if count == 0:
+            return free or ["cpu"]
+        return (free + ["cpu"] * count)[:count]
+
+    def _start_new(self, peer: str, device: str) -> str:
+        name, number = peer, 2
+        while name in self._hub.state.nodes:
+            name, number = f"{peer}-{number}", number + 1
+        directory = self._hub.state.directory if peer == LOCAL else ""
+        self._hub.record(e.NodeAdded(node=name, peer=peer, device=device, directory=directory))
+        self._order(name)
+        return name
+
+    def _order(self, name: str) -> None:
+        """Order a new incarnation of the node's kernel."""
+        node = self._hub.state.nodes[name]
+        incarnation = node.incarnation + 1
+        self._hub.record(e.NodeStarting(node=name, incarnation=incarnation))
+        self._ready[name] = asyncio.get_running_loop().create_future()
+        self._ready[name].add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._hub.peers.send(
+            node.peer,
+            p.StartNode(node=name, incarnation=incarnation, device=node.device, directory=node.directory),
+        )
+
+    async def _wait(self, names: list[str]) -> None:
+        futures = [self._ready[name] for name in names if name in self._ready]
+        done, pending = await asyncio.wait(futures, timeout=START_TIMEOUT) if futures else (set(), set())
+        if pending:
+            late = ", ".join(name for name in names if not self._ready[name].done())
+            raise RequestError(
+                f"{late} did not start within {START_TIMEOUT:g} s: see %cluster logs {late.split(',')[0]}"
+            )
+        for future in done:
+            future.result()
+
+    def restart(self, name: str, why: str = "restarted", *, replay: bool = True) -> None:
+        """End the node's kernel, if it runs, and start the next incarnation under the same name."""
+        node = self._hub.state.nodes[name]
+        link = self._hub.peers.links.get(node.peer)
+        if link is None or link.condition in ("lost", "refused"):
+            raise RequestError(
+                f"peer {node.peer!r} of node {name!r} is not connected ({link.reason if link else 'gone'})"
+            )
+        if node.condition not in ("dead",) and node.incarnation:
+            self._hub.peers.send(node.peer, p.StopNode(node=name, incarnation=node.incarnation, force=True))
+            self.node_down(name, node.incarnation, why, [], dead=True)
+        if not replay:
+            self._no_replay.add(name)
+        self._order(name)
+
+    async def restart_and_wait(self, name: str, replay: bool) -> None:
+        self.known(name)
+        self.restart(name, replay=replay)
+        await self._wait([name])
+
+    def known(self, name: str) -> Node:
+        node = self._hub.state.nodes.get(name)
+        if node is None:
+            known = ", ".join(sorted(self._hub.state.nodes)) or "none"
+            raise RequestError(f"no node {name!r} in cluster {self._hub.state.cluster!r}: its nodes are {known}")
+        return node
+
+    def remove(self, name: str) -> None:
+        """End the node's kernel and take its name out of the cluster."""
+        node = self.known(name)
+        self._hub.peers.send(node.peer, p.StopNode(node=name, incarnation=node.incarnation, force=True))
+        if node.condition not in ("dead",):
+            self.node_down(name, node.incarnation, "removed", [], dead=True)
+        self._hub.record(e.NodeRemoved(node=name, reason="removed"))
+        self.telemetry.pop(name, None)
+        self.samples.pop(name, None)
+        self._hub.tell("info", f"{name} was removed")
+
+    # ---- what agents and nodes say
+
+    def on_node(self, message: p.FromNode) -> None:
+        node = self._hub.state.nodes.get(message.node)
+        if node is None or node.incarnation != message.incarnation:
+            return
+        try:
+            body = decode(message.body, FromNodeBody)
+        except ProtocolError as error:
+            log.warning("a control message of %s is not readable: %s", message.node, error)
+            return
+        match body:
+            case NodeHello():
+                self._node_up(node, body)
+            case Telemetry():
+                self._on_telemetry(node.name, body)
+            case NodeLog():
+                self._hub.tell(body.level, f"{node.name}: {body.text}")
+            case _:
+                self._hub.rounds.from_member(node.name, node.incarnation, body)
+
+    def _node_up(self, node: Node, hello: NodeHello) -> None:
+        if node.is_in:
+            return
+        self._hub.record(
+            e.NodeUp(node=node.name, incarnation=node.incarnation, device=node.device or "cpu", hello=hello)
+        )
+        self._hub.tell("info", f"{node.name} is up on {node.peer} ({node.device or 'cpu'})")
+        self.announce()
+        self._hub.rounds.members_changed(node.name)
+        replay = node.name not in self._no_replay
+        self._no_replay.discard(node.name)
+        if self._hub.state.cells:
+            self._hub.replay.start(node.name, replay=replay)
+        else:
+            self.settled(node.name)
+
+    def settled(self, name: str) -> None:
+        """The node answers and has replayed what it had to."""
+        future = self._ready.pop(name, None)
+        if future is not None and not future.done():
+            future.set_result(None)
+        self._hub.dirty()
+
+    def node_down(self, name: str, incarnation: int, reason: str, log_tail: list[str], *, dead: bool) -> None:
+        """A node's process ended, or its peer's link is lost."""
+        node = self._hub.state.nodes.get(name)
+        if node is None or node.incarnation != incarnation or node.condition == "dead":
+            return
+        was_in = node.is_in
+        self._hub.record(e.NodeDown(node=name, incarnation=incarnation, dead=dead, reason=reason, log_tail=log_tail))
+        self._hub.tell("error" if reason not in ("removed", "stopped") else "info", f"{name}: {reason}")
+        future = self._ready.get(name)
+        if dead and future is not None and not future.done():
+            tail = f" ({log_tail[-1]})" if log_tail else ""
+            future.set_exception(RequestError(f"node {name!r} did not start: {reason}{tail}"))
+        if was_in:
+            self.announce()
+            for other in self._hub.state.roster_nodes():
+                self.send(other.name, NodeLost(node=name, incarnation=incarnation, reason=f"{name} was lost: {reason}"))
+        self._hub.replay.cancel(name)
+        self._hub.cells.runs.node_lost(name, incarnation, reason, log_tail)
+        self._hub.rounds.node_lost(name, incarnation, reason)
+        if was_in:
+            self._hub.rounds.members_changed(None)
+
+    def peer_lost(self, peer: str, reason: str) -> None:
+        for node in self._nodes_on(peer):
+            if node.condition in ("ok", "starting"):
+                self.node_down(node.name, node.incarnation, f"peer {peer} is lost: {reason}", [], dead=False)
+
+    def peer_ended(self, peer: str, reason: str) -> None:
+        for node in self._nodes_on(peer):
+            self.node_down(node.name, node.incarnation, f"agent of {peer} ended: {reason}", [], dead=True)
+
+    def on_inventory(self, peer: str, inventory: p.Inventory) -> None:
+        """What runs on a peer after its link came (back): returned nodes join again, missing ones are dead."""
+        running = {row.node: row for row in inventory.nodes}
+        for node in self._nodes_on(peer):
+            row = running.pop(node.name, None)
+            if row is not None and row.incarnation == node.incarnation:
+                if node.condition == "lost":
+                    self._returned(node)
+            elif node.incarnation and node.condition in ("ok", "lost"):
+                self.node_down(
+                    node.name, node.incarnation, f"its kernel is gone: the agent of {peer} was restarted", [], dead=True
+                )
+        for row in running.values():
+            self._hub.peers.send(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
+
+    def _returned(self, node: Node) -> None:
+        self._hub.record(e.NodeReturned(node=node.name, incarnation=node.incarnation))
+        self._hub.tell("info", f"{node.name} is back with what it held")
+        self.announce()
+        self._hub.rounds.members_changed(node.name)
+        self._hub.cells.node_returned(node.name)
+
+    def announce(self) -> None:
+        """The roster to every node in it, after the change is in the log."""
+        message = roster(self._hub.state)
+        if message.generation == self._broadcast:
+            return
+        self._broadcast = message.generation
+        for row in message.nodes:
+            self.send(row.name, message)
+
+    def send(self, name: str, message: Message) -> None:
+        """A control message to a node's runtime."""
+        node = self._hub.state.nodes.get(name)
+        if node is not None and node.incarnation:
+            self._hub.peers.send(node.peer, p.ToNode(node=name, incarnation=node.incarnation, body=encode(message)))
+
+    # ---- numbers
+
+    def _on_telemetry(self, name: str, new: Telemetry) -> None:
+        self.telemetry[name] = new
+        if not self._hub.state.nodes[name].is_in:
+            return
+        for step, when, loss in new.history:
+            if math.isfinite(loss):
+                self._hub.series.add(name, "loss", step, when, loss)
+        if new.step is not None:
+            for scalar, value in new.scalars.items():
+                if math.isfinite(value):
+                    self._hub.series.add(name, scalar, new.step, time.time(), value)
+        self._hub.dirty()
+
+    def on_sample(self, sample: p.PeerSample) -> None:
+        for row in sample.nodes:
+            if row.node not in self._hub.state.nodes:
+                continue
+            self.samples[row.node] = row
+            step = self.telemetry[row.node].step if row.node in self.telemetry else None
+            self._hub.series.add(row.node, "memory", step or 0, sample.time, float(self._memory(row.node)[0]))
+        self._hub.dirty()
+
+    def _memory(self, name: str) -> tuple[int, int]:
+        """(used, peak) bytes: of the accelerator where the node uses one, else resident."""
+        sample, telemetry = self.samples.get(name), self.telemetry.get(name)
+        if self._hub.state.nodes[name].device not in ("", "cpu"):
+            if telemetry is not None and telemetry.memory_used is not None:
+                return telemetry.memory_used, telemetry.memory_peak or telemetry.memory_used
+            if sample is not None and sample.device_memory is not None:
+                return sample.device_memory, sample.device_memory
+        return (sample.rss, sample.rss_peak) if sample is not None else (0, 0)
+
+    def views(self) -> list[NodeView]:
+        state = self._hub.state
+        running = state.running()
+        jobs = self._hub.rounds.node_facts()
+        replaying = self._hub.replay.names()
+        rows: list[NodeView] = []
+        for node in sorted(state.nodes.values(), key=lambda node: node.order):
+            peer = state.peers[node.peer]
+            device = next((d for d in peer.devices if d[0] == (node.device or "cpu")), ("cpu", "cpu", 0, False))
+            link = self._hub.peers.links.get(node.peer)
+            telemetry = self.telemetry.get(node.name, Telemetry())
+            sample = self.samples.get(node.name)
+            used, peak = self._memory(node.name)
+            condition = node.condition
+            if condition == "ok" and link is not None and link.condition == "suspect":
+                condition = "suspect"
+            elif condition == "ok" and node.name in replaying:
+                condition = "rejoining"
+            accelerator = node.device not in ("", "cpu")
+            facts = jobs.get(node.name, {})
+            rows.append(
+                NodeView(
+                    name=node.name, rank=state.rank(node.name), peer=node.peer, device=node.device or "cpu",
+                    device_name=device[1], incarnation=node.incarnation, condition=condition,  # type: ignore[arg-type]
+                    reason=node.reason, log_tail=list(node.log_tail),
+                    busy=running is not None and running.nodes.get(node.name) == "running",
+                    memory_kind="unified" if device[3] else ("VRAM" if accelerator else "RAM"),
+                    memory_used=used, memory_peak=peak, memory_total=device[2],
+                    cpu=sample.cpu if sample is not None else 0.0, step=telemetry.step,
+                    loss=_finite(telemetry.loss), scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
+                    waiting=telemetry.waiting, **facts,
+                )
+            )  # fmt: skip
+        return rows
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,127 @@
+"""Carries events to the pure round machine and does what it asks for: log first, then tell."""
+
+import asyncio
+import itertools
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from notebook_cluster.coordinator import rounds
+from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.protocol.rounds import Applied, Saved
+from notebook_cluster.protocol.state import JobView
+from notebook_cluster.protocol.wire import Message
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+log = logging.getLogger(__name__)
+
+SAVE_TIMEOUT = 300.0
+
+
+class RoundsHost:
+    """The training jobs of one cluster."""
+
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self._state = rounds.new_state()
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._answers: dict[int, asyncio.Future[str]] = {}
+        self._tokens = itertools.count(1)
+
+    def _feed(self, event: Any) -> None:
+        self._state, effects = rounds.apply(self._state, event)
+        for effect in effects:
+            match effect:
+                case rounds.Log():
+                    self._hub.log.round(msgspec.to_builtins(effect.record))
+                case rounds.Send():
+                    self._hub.members.send(effect.node, effect.message)
+                case rounds.Tell():
+                    self._hub.tell(effect.level, effect.text)
+                case rounds.Answer():
+                    self._answer(effect)
+
+    # ---- what happens
+
+    def from_member(self, node: str, incarnation: int, message: Message) -> None:
+        """A message of :mod:`notebook_cluster.protocol.rounds` from a node."""
+        facts = self._facts.setdefault(node, {})
+        if isinstance(message, Applied):
+            facts["last_round"], facts["round_wait"] = message.round, message.wait
+        elif isinstance(message, Saved) and not message.error:
+            for facts in (self._facts.setdefault(name, {}) for name in self._hub.state.nodes):
+                facts["checkpoint"] = f"{message.name} at round {message.round}"
+                facts["checkpoint_time"] = time.time()
+        self._feed(rounds.FromMember(node, incarnation, message))
+        self._hub.dirty()
+
+    def cell_started(self, cell: int, nodes: list[str]) -> None:
+        self._feed(rounds.CellStarted(cell, tuple(nodes)))
+
+    def node_joined_cell(self, cell: int, node: str) -> None:
+        self._feed(rounds.NodeJoinedCell(cell, node))
+
+    def cell_left(self, cell: int, node: str, status: str, error_name: str = "") -> None:
+        self._feed(rounds.CellLeft(cell, node, status))
+
+    def node_lost(self, node: str, incarnation: int, reason: str) -> None:
+        self._feed(rounds.NodeLost(node, incarnation, reason))
+
+    def members_changed(self, joined: str | None) -> None:
+        """Ranks moved; ``joined`` is in (again)."""
+        if joined is not None:
+            node = self._hub.state.nodes[joined]
+            self._feed(rounds.NodeUp(joined, node.incarnation, self._hub.state.rank(joined) or 0))
+        ranks = {node.name: rank for rank, node in enumerate(self._hub.state.roster_nodes())}
+        self._feed(rounds.RanksChanged(ranks))
+
+    def tick(self, now: float) -> None:
+        self._feed(rounds.Tick(now))
+
+    def recover(self, records: list[dict[str, Any]]) -> None:
+        """After a restart of the coordinator: what was committed, and the open round."""
+        nodes = tuple((node.name, node.incarnation) for node in self._hub.state.roster_nodes())
+        self._feed(rounds.Recovered(tuple(records), nodes, time.monotonic()))
+
+    # ---- checkpoints that a view asks for
+
+    async def save(self, name: str, job: str) -> str:
+        """Save a checkpoint of the last committed round; the manifest's path."""
+        token = next(self._tokens)
+        future = self._answers[token] = asyncio.get_running_loop().create_future()
+        self._feed(rounds.SaveRequested(name, job, token))
+        try:
+            return await asyncio.wait_for(future, SAVE_TIMEOUT)
+        except TimeoutError:
+            raise RequestError(
+                f"checkpoint {name!r} was not written within {SAVE_TIMEOUT:g} s: its nodes save at their next sync.step"
+            ) from None
+        finally:
+            self._answers.pop(token, None)
+
+    def _answer(self, effect: "rounds.Answer") -> None:
+        future = self._answers.get(effect.token)
+        if future is None or future.done():
+            return
+        if effect.error:
+            future.set_exception(RequestError(effect.error))
+        else:
+            future.set_result(effect.path)
+
+    # ---- what views see
+
+    def views(self) -> list[JobView]:
+        return rounds.job_views(self._state)
+
+    def node_facts(self) -> dict[str, dict[str, Any]]:
+        """Per node: ``last_round``, ``round_wait``, ``checkpoint``, ``checkpoint_time``."""
+        return self._facts
+
+    def close(self) -> None:
+        for future in self._answers.values():
+            if not future.done():
+                future.cancel()

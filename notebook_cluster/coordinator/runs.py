@@ -1,0 +1,154 @@
+"""One execute_request on one node: sending it, what its kernel says, interrupting it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator import jupyter
+from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.protocol.peer import FromKernel, InterruptNode, ToKernel
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+log = logging.getLogger(__name__)
+
+IDLE_GRACE = 2.0
+"""Seconds to wait for the idle status after the reply."""
+INTERRUPT_AFTER_BUSY = 0.01
+"""A kernel says busy a moment before it is able to take the signal."""
+OUTPUT_KINDS = frozenset(("stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"))
+
+
+class Run:
+    """A cell on a node, or the replay of an earlier one."""
+
+    def __init__(self, cell: int, node: str, incarnation: int, replay: bool) -> None:
+        self.cell = cell
+        self.node = node
+        self.incarnation = incarnation
+        self.replay = replay
+        # Always the same for the same run, so a restarted coordinator knows the answers to its predecessor.
+        self.message_id = f"{cell}-{node}-{incarnation}{'-replay' if replay else ''}"
+        self.reply: dict[str, Any] | None = None
+        self.busy = False
+        self.idle = False
+        self.interrupt_wanted = False
+        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+
+class Runs:
+    """Every open run. ``on_ended(event)`` is called when a run that is no replay has ended."""
+
+    def __init__(self, hub: "Coordinator", on_ended: Callable[[e.CellNodeEnded], None]) -> None:
+        self._hub = hub
+        self._on_ended = on_ended
+        self._runs: dict[str, Run] = {}
+
+    def of_cell(self, cell: int) -> list[Run]:
+        return [run for run in self._runs.values() if run.cell == cell]
+
+    def start(self, cell: Cell, name: str, metadata: dict[str, Any], *, replay: bool = False) -> Run:
+        """Send the execute_request; ``metadata`` is what the node's runtime finds in it."""
+        node = self._hub.state.nodes[name]
+        run = self._open(Run(cell.id, name, node.incarnation, replay))
+        parts = jupyter.execute_request(run.message_id, self._hub.state.cluster_id, cell, metadata)
+        message = ToKernel(node=name, incarnation=node.incarnation, channel="shell")
+        self._hub.peers.send(node.peer, message, parts)
+        return run
+
+    def resume(self, cell: int, name: str) -> None:
+        """Wait again for a run that was started before (the peer or this coordinator was away)."""
+        run = self._open(Run(cell, name, self._hub.state.nodes[name].incarnation, False))
+        run.busy = True
+
+    def _open(self, run: Run) -> Run:
+        self._runs[run.message_id] = run
+        return run
+
+    def on_kernel(self, peer_key: str, sequence: int, message: FromKernel, parts: list[bytes]) -> None:
+        """A Jupyter message of a node; anything unreadable is dropped and said."""
+        node = self._hub.state.nodes.get(message.node)
+        if node is None or node.incarnation != message.incarnation:
+            return
+        try:
+            header, parent = jupyter.headers(parts)
+            run = self._runs.get(parent)
+            if message.channel == "iopub":
+                if header.msg_type == "status":
+                    if run is not None:
+                        self._on_status(run, jupyter.content(parts).get("execution_state"))
+                elif header.msg_type in OUTPUT_KINDS and (run is None or not run.replay):
+                    cell = None if run is None else run.cell
+                    content = jupyter.content(parts)
+                    self._hub.streaming.add(peer_key, sequence, message.node, cell, header.msg_type, content)
+            elif header.msg_type == "execute_reply" and run is not None:
+                run.reply = jupyter.content(parts)
+                self._maybe_done(run)
+        except (msgspec.DecodeError, IndexError, UnicodeDecodeError) as error:
+            log.warning("a message of %s is not readable: %s", message.node, error)
+
+    def _on_status(self, run: Run, status: object) -> None:
+        if status == "busy":
+            run.busy = True
+            if run.interrupt_wanted:
+                self.interrupt(run)
+        elif status == "idle":
+            run.idle = True
+            self._maybe_done(run)
+
+    def interrupt(self, run: Run) -> None:
+        """SIGINT now, or as soon as the node turns busy: one sent between request and start would be lost."""
+        run.interrupt_wanted = not run.busy
+        node = self._hub.state.nodes.get(run.node)
+        if run.busy and node is not None:
+            message = InterruptNode(node=run.node, incarnation=run.incarnation)
+            asyncio.get_running_loop().call_later(INTERRUPT_AFTER_BUSY, self._hub.peers.send, node.peer, message)
+
+    def interrupt_all(self) -> None:
+        for run in list(self._runs.values()):
+            self.interrupt(run)
+
+    def _maybe_done(self, run: Run) -> None:
+        if run.reply is None or run.done.done():
+            return
+        if run.idle:
+            self._done(run)
+        else:
+            asyncio.get_running_loop().call_later(IDLE_GRACE, self._done, run)
+
+    def _done(self, run: Run) -> None:
+        if run.done.done() or run.reply is None:
+            return
+        reply = run.reply
+        status: e.NodeCellStatus = "ok"
+        if reply.get("status") == "error":
+            status = "interrupted" if reply.get("ename") == "KeyboardInterrupt" else "error"
+        elif reply.get("status") != "ok":
+            status = "cancelled"
+        event = e.CellNodeEnded(
+            cell=run.cell,
+            node=run.node,
+            status=status,
+            error_name=str(reply.get("ename", "")),
+            error_value=str(reply.get("evalue", ""))[:2000],
+            user_expressions=reply.get("user_expressions") or {},
+        )
+        self._close(run, event)
+
+    def node_lost(self, name: str, incarnation: int, reason: str, log_tail: list[str]) -> None:
+        """Whatever the node ran has ended there."""
+        for run in [run for run in self._runs.values() if run.node == name and run.incarnation == incarnation]:
+            lost = e.CellNodeEnded(cell=run.cell, node=name, status="lost", reason=reason, log_tail=log_tail)
+            self._close(run, lost)
+
+    def _close(self, run: Run, event: e.CellNodeEnded) -> None:
+        self._runs.pop(run.message_id, None)
+        if not run.done.done():
+            run.done.set_result(event.status)
+        if not run.replay:
+            self._on_ended(event)

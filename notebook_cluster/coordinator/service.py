@@ -1,0 +1,303 @@
+"""The coordinator of one cluster: puts the parts together, answers views, ends when nobody needs it."""
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator.cells import Cells, cell_view
+from notebook_cluster.coordinator.members import Members
+from notebook_cluster.coordinator.peers import LOCAL, Peers
+from notebook_cluster.coordinator.replay import Replay
+from notebook_cluster.coordinator.rounds_host import RoundsHost
+from notebook_cluster.coordinator.runlog import RunLog, read_log
+from notebook_cluster.coordinator.series import SeriesStore
+from notebook_cluster.coordinator.state import State, apply
+from notebook_cluster.coordinator.streaming import Streaming
+from notebook_cluster.coordinator.viewserver import RequestError, View, ViewServer
+from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.state import ClusterView, EventView
+from notebook_cluster.security import announce, data_directory, load_identity, withdraw, write_private
+
+log = logging.getLogger(__name__)
+
+RECEIVED_PERIOD = 2.0
+"""Seconds of messages that agents may send again to a restarted coordinator; all of them are harmless twice."""
+STATE_PERIOD = 0.25
+"""Seconds between two states sent to views."""
+
+
+class Settings(msgspec.Struct):
+    """``lease``: seconds without any view and without a running cell after which the cluster ends."""
+
+    cluster: str
+    directory: str
+    """The notebook's working directory: local nodes run there."""
+    runtime: Path
+    """The cluster's folder: connection file, run log, logs."""
+    lease: float = 600.0
+    agent_lease: float = 600.0
+    resume: bool = False
+
+
+class Coordinator:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.recovered_sequences: dict[str, int] = {}
+        self.state = State()
+        self.series = SeriesStore()
+        self.events: deque[EventView] = deque(maxlen=100)
+        self._dirty = True
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopping = asyncio.Event()
+        self._agent_started = asyncio.Event()
+        self._stop_reason = ""
+        self._last_needed = time.monotonic()
+        self._received: dict[str, int] = {}
+        self._received_time = 0.0
+
+        path = settings.runtime / "run.jsonl"
+        identity = load_identity(data_directory())
+        self._announcement = announce("coordinator", identity.public_key, settings.cluster)
+        recovered = read_log(path) if settings.resume else None
+        if recovered is None and path.exists():
+            os.replace(path, settings.runtime / "run.previous.jsonl")
+        self.log = RunLog(path)
+        self.views = ViewServer(self._handle, self._view_left)
+        self.peers = Peers(self, identity)
+        self.members = Members(self)
+        self.streaming = Streaming(self, settings.runtime / "cells")
+        self.cells = Cells(self)
+        self.replay = Replay(self)
+        self.rounds = RoundsHost(self)
+        if recovered is not None and recovered.state.cluster_id:
+            self.state = recovered.state
+            self.recovered_sequences = recovered.received
+            self.rounds.recover(recovered.rounds)
+        else:
+            for old in (settings.runtime / "cells").glob("*.jsonl"):
+                old.unlink()
+        cluster_id = self.state.cluster_id or f"{settings.cluster}-{secrets.token_hex(8)}"
+        # Epochs also grow over fresh starts, so an agent never obeys a coordinator that was replaced.
+        epoch = max(self.state.epoch + 1, time.time_ns() // 1_000_000)
+        self.record(
+            e.ClusterStarted(
+                cluster=settings.cluster, cluster_id=cluster_id, epoch=epoch, directory=settings.directory,
+                time=time.time(),
+            )
+        )  # fmt: skip
+
+    # ---- what the parts use
+
+    def record(self, event: e.Event) -> None:
+        """Log ``event``, then change the state: everything that is decided goes through here."""
+        self.log.event(event, durable=isinstance(event, e.DURABLE))
+        self.state = apply(self.state, event)
+        self._dirty = True
+
+    def tell(self, level: Any, text: str) -> None:
+        """A line for the event list and the log file."""
+        self.events.append(EventView(time=time.time(), level=level, text=text))
+        log.log({"info": logging.INFO, "warning": logging.WARNING}.get(level, logging.ERROR), "%s", text)
+        self._dirty = True
+
+    def dirty(self) -> None:
+        """Something that views show has changed."""
+        self._dirty = True
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            self.tell("error", str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}")
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Serve until stopped, until the lease is over, or until SIGTERM."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, f"ended by {signal.Signals(number).name}")
+        address = self.views.start()
+        try:
+            if self.settings.resume and self.state.nodes:
+                self._resume()
+            else:
+                self.spawn(self._start_agent())
+            self._write_connection_file(address)
+            self.spawn(self.peers.browse())
+            await self._tick_until_stopped()
+        finally:
+            await self._close()
+
+    async def _start_agent(self) -> None:
+        try:
+            await self.peers.start_local(self.settings.runtime, self.settings.agent_lease)
+        finally:
+            self._agent_started.set()
+
+    def _resume(self) -> None:
+        for key, sequence in self.streaming.recover().items():
+            self.recovered_sequences[key] = max(self.recovered_sequences.get(key, 0), sequence)
+        self.cells.recover()
+        self.tell("warning", f"the coordinator was restarted (epoch {self.state.epoch})")
+        self.peers.redial()
+        if LOCAL not in self.state.peers:
+            self.spawn(self._start_agent())
+
+    def _write_connection_file(self, address: str) -> None:
+        connection = v.ConnectionFile(
+            cluster=self.settings.cluster, address=address, server_key=self.views.server.public_key,
+            view_public_key=self.views.view_identity.public_key,
+            view_secret_key=self.views.view_identity.secret_key, pid=os.getpid(), epoch=self.state.epoch,
+            protocol=PROTOCOL_VERSION, version=VERSION, run_log=str(self.log.path),
+        )  # fmt: skip
+        write_private(self.settings.runtime / "connection.json", msgspec.json.encode(connection))
+
+    async def _tick_until_stopped(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await asyncio.wait_for(self._stopping.wait(), STATE_PERIOD)
+            except TimeoutError:
+                self._tick()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self.rounds.tick(now)
+        received = self.peers.received()
+        if received != self._received and now - self._received_time > RECEIVED_PERIOD:
+            self._received, self._received_time = received, now
+            self.log.received(received)
+        self.views.drop_silent()
+        if self.views.views or self.state.running() is not None:
+            self._last_needed = now
+        elif now - self._last_needed > self.settings.lease:
+            self._stop("nobody looked at it for its lease")
+        if self._dirty and any(view.live for view in self.views.views.values()):
+            self._dirty = False
+            self.views.send_live(v.StateChanged(state=self.view()))
+            fresh = self.series.take_fresh()
+            if fresh:
+                self.views.send_live(v.SeriesAdded(series=fresh))
+
+    def _stop(self, reason: str) -> None:
+        self._stop_reason = self._stop_reason or reason
+        self._stopping.set()
+
+    def _view_left(self, view: View, clean: bool) -> None:
+        others = [other for other in self.views.views.values() if other.kind in ("magics", "client")]
+        idle = self.state.running() is None and not self.state.queue()
+        if clean and view.kind == "magics" and not others and idle:
+            self._stop("the notebook kernel was shut down and nothing ran")
+
+    async def _close(self) -> None:
+        """Every kernel of this cluster ends, then this process."""
+        reason = self._stop_reason or "ended"
+        log.info("cluster %s ends: %s", self.settings.cluster, reason)
+        running = self.state.running()
+        if running is not None:
+            self.views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))
+        self.views.send_live(v.Closing(reason=reason))
+        self.record(e.Stopped(reason=reason, time=time.time()))
+        links = [link for link in self.peers.links.values() if link.condition in ("connected", "suspect")]
+        for link in links:
+            link.dialer.send(p.Release())
+        released = [asyncio.ensure_future(link.released.wait()) for link in links]
+        if released:
+            _, late = await asyncio.wait(released, timeout=8)
+            for task in late:
+                task.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await self.peers.close()
+        (self.settings.runtime / "connection.json").unlink(missing_ok=True)
+        self.streaming.close()
+        self.rounds.close()
+        await self.views.close()
+        withdraw(self._announcement)
+        self.log.close()
+
+    # ---- requests
+
+    async def _handle(self, view: View, body: Any) -> Any:
+        match body:
+            case v.Attach() | v.GetState():
+                return self.view()
+            case v.Ping():
+                return None
+            case v.Execute():
+                return self.cells.submit(view, body)
+            case v.Watch():
+                return self.cells.watch(view, body.cell)
+            case v.Unwatch():
+                view.watching.discard(body.cell)
+            case v.Interrupt():
+                return self.cells.interrupt(body.force)
+            case v.Detach():
+                self.cells.detach()
+            case v.AddNodes():
+                if body.follow:
+                    self.peers.follow = True
+                if body.count < 0:
+                    raise RequestError(f"cannot add {body.count} nodes: the number is 0 (one per accelerator) or more")
+                if body.peer == LOCAL and LOCAL not in self.peers.links:
+                    await self._wait_for_local()
+                return await self.members.add(body.peer, body.count)
+            case v.RemoveNode():
+                self.members.remove(body.node)
+            case v.RestartNode():
+                await self.members.restart_and_wait(body.node, body.replay)
+            case v.ReadNodeLog():
+                node = self.members.known(body.node)
+                return await self.peers.read_log(node.peer, node.name, body.lines)
+            case v.GetSeries():
+                return self.series.all()
+            case v.SaveCheckpoint():
+                return await self.rounds.save(body.name, body.job)
+            case v.Stop():
+                asyncio.get_running_loop().call_soon(self._stop, "stopped")
+            case _:
+                raise RequestError(f"unknown request {type(body).__name__}")
+        return None
+
+    async def _wait_for_local(self) -> None:
+        await self._agent_started.wait()
+        if LOCAL not in self.peers.links:
+            raise RequestError(f"the agent of this machine did not start: see {self.settings.runtime / 'agent.log'}")
+
+    def view(self) -> ClusterView:
+        """Everything that a panel shows, except the curves."""
+        cells = list(self.state.cells.values())
+        current = self.state.running() or (cells[-1] if cells else None)
+        return ClusterView(
+            name=self.state.cluster, epoch=self.state.epoch, generation=self.state.generation,
+            started=self.state.started, now=time.time(), nodes=self.members.views(), peers=self.peers.views(),
+            jobs=self.rounds.views(), cell=cell_view(current) if current is not None else None,
+            queued=len(self.state.queue()), events=list(self.events), directory=self.state.directory,
+            run_log=str(self.log.path),
+        )  # fmt: skip
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise ValueError that names the setting."""
+    for name in ("lease", "agent_lease"):
+        value = getattr(settings, name)
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"--{name} {value}: use a positive number of seconds")

@@ -1,0 +1,198 @@
+"""The cluster as one value, changed by ``apply(state, event)`` alone: pure, so that a restarted coordinator gets it
+back by applying its log again."""
+
+import msgspec
+
+from notebook_cluster.coordinator import events as e
+from notebook_cluster.protocol.node import NodeAddress, NodeHello, Roster
+
+
+class Peer(msgspec.Struct, frozen=True):
+    name: str
+    key: str
+    address: str
+    found_by: str
+    pid: int | None = None
+    machine: str = ""
+    hosts: tuple[str, ...] = ()
+    devices: tuple[tuple[str, str, int, bool], ...] = ()
+
+
+class Node(msgspec.Struct, frozen=True):
+    name: str
+    peer: str
+    device: str
+    order: int
+    """Ranks follow this: it is kept over restarts, so a node that comes back has its rank again."""
+    directory: str = ""
+    incarnation: int = 0
+    condition: str = "starting"
+    """``starting``, ``ok``, ``lost`` (its peer's link) or ``dead`` (its process)."""
+    reason: str = ""
+    log_tail: tuple[str, ...] = ()
+    hello: NodeHello | None = None
+
+    @property
+    def is_in(self) -> bool:
+        """True while the node is in the roster."""
+        return self.condition == "ok" and self.hello is not None
+
+
+class Cell(msgspec.Struct, frozen=True):
+    id: int
+    source: str
+    targets: tuple[str, ...]
+    replay: bool
+    silent: bool
+    user_expressions: dict[str, str]
+    notebook_names: tuple[str, ...]
+    status: e.CellStatus = "queued"
+    generation: int = 0
+    started: float = 0.0
+    ended: float | None = None
+    nodes: dict[str, e.NodeCellStatus] = {}
+    results: dict[str, e.CellNodeEnded] = {}
+
+    def wants(self, node: str) -> bool:
+        """True when ``node`` is among the targets."""
+        return not self.targets or node in self.targets
+
+
+class State(msgspec.Struct, frozen=True):
+    cluster: str = ""
+    cluster_id: str = ""
+    epoch: int = 0
+    generation: int = 0
+    directory: str = ""
+    started: float = 0.0
+    peers: dict[str, Peer] = {}
+    nodes: dict[str, Node] = {}
+    cells: dict[int, Cell] = {}
+    next_order: int = 0
+    stopped: str | None = None
+
+    def running(self) -> Cell | None:
+        """The cell that runs now."""
+        return next((cell for cell in self.cells.values() if cell.status == "running"), None)
+
+    def queue(self) -> list[Cell]:
+        return [cell for cell in self.cells.values() if cell.status == "queued"]
+
+    def roster_nodes(self) -> list[Node]:
+        """Nodes in the roster in rank order."""
+        return sorted((node for node in self.nodes.values() if node.is_in), key=lambda node: node.order)
+
+    def rank(self, name: str) -> int | None:
+        names = [node.name for node in self.roster_nodes()]
+        return names.index(name) if name in names else None
+
+
+def roster(state: State) -> Roster:
+    """What every node is told after a change of membership: ranks compact, in order of joining."""
+    rows: list[NodeAddress] = []
+    local: dict[str, int] = {}
+    for rank, node in enumerate(state.roster_nodes()):
+        assert node.hello is not None
+        peer = state.peers[node.peer]
+        local_rank = local.get(node.peer, 0)
+        local[node.peer] = local_rank + 1
+        rows.append(
+            NodeAddress(
+                name=node.name, incarnation=node.incarnation, rank=rank, local_rank=local_rank, peer=node.peer,
+                machine=peer.machine, device=node.device, hosts=list(peer.hosts), mesh_key=node.hello.mesh_key,
+                mesh_port=node.hello.mesh_port, mesh_ipc=node.hello.mesh_ipc, master_port=node.hello.master_port,
+            )
+        )  # fmt: skip
+    return Roster(cluster=state.cluster, generation=state.generation, nodes=rows)
+
+
+def _change(state: State, **changes: object) -> State:
+    return msgspec.structs.replace(state, **changes)
+
+
+def _node(state: State, name: str, *, moved: bool = False, **changes: object) -> State:
+    """``state`` with a changed node; ``moved`` when this changes the roster."""
+    nodes = {**state.nodes, name: msgspec.structs.replace(state.nodes[name], **changes)}
+    return _change(state, nodes=nodes, generation=state.generation + (1 if moved else 0))
+
+
+def _cell(state: State, number: int, **changes: object) -> State:
+    cells = {**state.cells, number: msgspec.structs.replace(state.cells[number], **changes)}
+    return _change(state, cells=cells)
+
+
+def _cell_node(state: State, number: int, name: str, status: e.NodeCellStatus) -> State:
+    return _cell(state, number, nodes={**state.cells[number].nodes, name: status})
+
+
+def _current(state: State, name: str, incarnation: int) -> bool:
+    node = state.nodes.get(name)
+    return node is not None and node.incarnation == incarnation
+
+
+def apply(state: State, event: e.Event) -> State:
+    """The state after ``event``. Events about a node's older incarnation change nothing."""
+    match event:
+        case e.ClusterStarted():
+            return _change(
+                state, cluster=event.cluster, cluster_id=event.cluster_id, epoch=event.epoch,
+                directory=event.directory, started=state.started or event.time, stopped=None,
+            )  # fmt: skip
+        case e.PeerAdded():
+            known = state.peers.get(event.name)
+            peer = Peer(event.name, event.key, event.address, event.found_by, event.pid)
+            if known is not None and known.key == event.key:
+                peer = msgspec.structs.replace(known, address=event.address, found_by=event.found_by, pid=event.pid)
+            return _change(state, peers={**state.peers, event.name: peer})
+        case e.PeerDescribed():
+            described = msgspec.structs.replace(
+                state.peers[event.name], machine=event.machine, hosts=tuple(event.hosts), devices=tuple(event.devices)
+            )
+            return _change(state, peers={**state.peers, event.name: described})
+        case e.NodeAdded():
+            added = Node(event.node, event.peer, event.device, state.next_order, event.directory)
+            return _change(state, nodes={**state.nodes, event.node: added}, next_order=state.next_order + 1)
+        case e.NodeStarting():
+            left = state.nodes[event.node].is_in
+            return _node(
+                state, event.node, moved=left, incarnation=event.incarnation, condition="starting", reason="",
+                log_tail=(), hello=None,
+            )  # fmt: skip
+        case e.NodeUp() if _current(state, event.node, event.incarnation):
+            return _node(
+                state, event.node, moved=True, condition="ok", reason="", device=event.device, hello=event.hello
+            )
+        case e.NodeDown() if _current(state, event.node, event.incarnation):
+            condition = "dead" if event.dead else "lost"
+            return _node(
+                state, event.node, moved=state.nodes[event.node].is_in, condition=condition, reason=event.reason,
+                log_tail=tuple(event.log_tail),
+            )  # fmt: skip
+        case e.NodeReturned() if _current(state, event.node, event.incarnation):
+            back = state.nodes[event.node].hello is not None
+            return _node(state, event.node, moved=back, condition="ok" if back else "starting", reason="")
+        case e.NodeRemoved():
+            moved = state.nodes[event.node].is_in
+            nodes = {name: node for name, node in state.nodes.items() if name != event.node}
+            return _change(state, nodes=nodes, generation=state.generation + (1 if moved else 0))
+        case e.CellSubmitted():
+            cell = Cell(
+                event.cell, event.source, tuple(event.targets), event.replay, event.silent,
+                event.user_expressions, tuple(event.notebook_names),
+            )  # fmt: skip
+            return _change(state, cells={**state.cells, event.cell: cell})
+        case e.CellStarted():
+            return _cell(
+                state, event.cell, status="running", generation=event.generation, started=event.time,
+                nodes=dict.fromkeys(event.nodes, "running"),
+            )  # fmt: skip
+        case e.CellJoined() | e.CellNodeReturned():
+            return _cell_node(state, event.cell, event.node, "running")
+        case e.CellNodeEnded():
+            results = {**state.cells[event.cell].results, event.node: event}
+            return _cell(_cell_node(state, event.cell, event.node, event.status), event.cell, results=results)
+        case e.CellFinished():
+            return _cell(state, event.cell, status=event.status, ended=event.time)
+        case e.Stopped():
+            return _change(state, stopped=event.reason)
+    return state

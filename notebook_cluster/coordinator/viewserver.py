@@ -1,0 +1,133 @@
+"""The socket that views dial: requests in, replies and events out. Loopback TCP with CURVE; only the holder of the
+connection file (0600) gets through."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import zmq
+
+from notebook_cluster.link import Pump
+from notebook_cluster.protocol import decode, encode
+from notebook_cluster.protocol.views import AnyEvent, Attach, Leave, Reply, Request
+from notebook_cluster.protocol.wire import ProtocolError
+from notebook_cluster.security import Gate, Identity, serve
+
+log = logging.getLogger(__name__)
+
+SILENT_AFTER = 15.0
+"""Seconds without a word after which a view counts as gone."""
+
+
+class View:
+    """One view: what it watches and when it was last heard."""
+
+    def __init__(self, identity: bytes) -> None:
+        self.identity = identity
+        self.kind = "client"
+        self.live = False
+        self.watching: set[int] = set()
+        self.last_heard = time.monotonic()
+
+
+class RequestError(Exception):
+    """A request that cannot be done; the text is one line for people."""
+
+
+class ViewServer:
+    """Reads requests and hands them to ``handler(view, body)``; what it returns or raises is the reply."""
+
+    def __init__(self, handler: Callable[[View, Any], Awaitable[Any]], on_left: Callable[[View, bool], None]) -> None:
+        self._handler = handler
+        self._on_left = on_left
+        self.views: dict[bytes, View] = {}
+        self.server = Identity(*_curve_pair())
+        self.view_identity = Identity(*_curve_pair())
+        self._context = zmq.Context()
+        self._gate = Gate(self._context)
+        self._gate.allow("views", lambda key: "view" if key == self.view_identity.public_key else None)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> str:
+        """Bind and return the address."""
+        socket = self._context.socket(zmq.ROUTER)
+        socket.set(zmq.LINGER, 500)
+        socket.set(zmq.SNDHWM, 20_000)
+        serve(socket, self.server, "views")
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        self._pump = Pump(socket, self._on_frames)
+        return f"tcp://127.0.0.1:{port}"
+
+    def _on_frames(self, frames: list[Any]) -> None:
+        if len(frames) != 2:
+            return
+        identity, data = bytes(frames[0]), bytes(frames[1])
+        try:
+            request: Request = decode(data, Request)
+        except ProtocolError as error:
+            log.warning("a view sent a message that is not a request: %s", error)
+            return
+        view = self.views.get(identity)
+        if view is None:
+            view = self.views[identity] = View(identity)
+        view.last_heard = time.monotonic()
+        if isinstance(request.body, Attach):
+            view.kind, view.live = request.body.kind, request.body.live
+        task = asyncio.ensure_future(self._answer(view, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, view: View, request: Request) -> None:
+        if isinstance(request.body, Leave):
+            self.views.pop(view.identity, None)
+            self._on_left(view, request.body.clean)
+            return
+        try:
+            value = await self._handler(view, request.body)
+            reply = Reply(id=request.id, value=value)
+        except RequestError as error:
+            reply = Reply(id=request.id, error=str(error))
+        except Exception as error:
+            log.exception("request %s failed", type(request.body).__name__)
+            reply = Reply(id=request.id, error=f"{type(error).__name__}: {error}")
+        self._pump.send([view.identity, encode(reply)])
+
+    def send(self, view: View, event: AnyEvent) -> None:
+        self._pump.send([view.identity, encode(event)])
+
+    def send_live(self, event: AnyEvent) -> None:
+        """To every view that wants state and series."""
+        listeners = [view for view in self.views.values() if view.live]
+        if listeners:
+            data = encode(event)
+            for view in listeners:
+                self._pump.send([view.identity, data])
+
+    def send_watching(self, cell: int, event: AnyEvent) -> None:
+        """To every view that watches ``cell``."""
+        listeners = [view for view in self.views.values() if cell in view.watching]
+        if listeners:
+            data = encode(event)
+            for view in listeners:
+                self._pump.send([view.identity, data])
+
+    def drop_silent(self) -> None:
+        """Forget views that were not heard for a while (a killed kernel says no goodbye)."""
+        limit = time.monotonic() - SILENT_AFTER
+        for view in [view for view in self.views.values() if view.last_heard < limit]:
+            del self.views[view.identity]
+            self._on_left(view, False)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._pump.close()
+        self._gate.close()
+        self._context.term()
+
+
+def _curve_pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()

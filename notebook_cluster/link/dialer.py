@@ -1,0 +1,276 @@
+"""The side of a link that connects: a coordinator, one :class:`Dialer` for each agent."""
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from notebook_cluster.link.channel import Channel
+from notebook_cluster.link.connection import Connection
+from notebook_cluster.link.conversation import Conversation
+from notebook_cluster.link.frames import SESSION_SHIFT, AnyHeader, Beat, Hello, Refusal, Welcome
+from notebook_cluster.link.pump import plain_context
+from notebook_cluster.link.settings import Condition, LinkSettings
+from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
+from notebook_cluster.protocol.peer import FromAgent
+from notebook_cluster.protocol.version import mismatch
+from notebook_cluster.security import Identity
+
+_log = logging.getLogger(__name__)
+
+
+class Dialer:
+    """A resumable link to the agent at ``address`` whose public key is ``server_key``.
+
+    ``on_message(message, buffers)`` and ``on_condition(condition, reason)`` are called on the loop. When ``on_message``
+    returns, the message counts as processed and is acknowledged; a message that was acknowledged never comes again.
+    Conditions: *connecting* at first; *connected*; *suspect* and *lost* by silence; *refused* with the reason (not
+    trusted, another protocol version, a newer coordinator of this cluster). From every one of them the Dialer keeps
+    trying, and on return to *connected* nothing is lost or doubled.
+
+    Attributes:
+        condition, reason: as last told to ``on_condition``.
+        round_trip: smoothed time to the agent and back in seconds, None before the first measurement.
+        dropped: number of frames dropped, by cause (``garbage``, ``stale``, ``undecodable``), and of ``gaps`` seen.
+        on_shortened: called with the number of droppable messages left out; see :class:`.channel.Channel`.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        server_key: str,
+        identity: Identity,
+        *,
+        cluster: str,
+        epoch: int,
+        sender: str,
+        on_message: Callable[[Message, list[bytes]], None],
+        on_condition: Callable[[Condition, str], None],
+        received: int = 0,
+        cluster_name: str = "",
+        peer: str = "",
+        settings: LinkSettings | None = None,
+    ) -> None:
+        """``cluster`` identifies the cluster at the agent and ``cluster_name`` (default: the same) is shown to people;
+        both must be usable names. ``received`` is the last sequence number that an earlier coordinator of this cluster
+        processed from this agent. ``peer`` is the agent's name in messages (default: its address)."""
+        self._context = plain_context(context)
+        self._address = address
+        self._server_key = server_key
+        self._identity = identity
+        self._cluster, self._epoch, self._sender = cluster, epoch, sender
+        self._cluster_name = cluster_name or cluster
+        self._peer = peer or address.removeprefix("tcp://")
+        self._on_message = on_message
+        self._on_condition = on_condition
+        self._settings = settings or LinkSettings()
+        self._channel = Channel(
+            outbox_bytes=self._settings.outbox_bytes, message_bytes=self._settings.message_bytes, received=received
+        )
+        self.condition: Condition = "connecting"
+        self.reason = ""
+        self.round_trip: float | None = None
+        self.dropped: Counter[str] = Counter()
+        # Upper bits: this Dialer. Lower bits: its connections, counted.
+        self._session = secrets.randbits(62 - SESSION_SHIFT) << SESSION_SHIFT
+        self._trouble = ""
+        self._closed = False
+
+    @property
+    def received(self) -> int:
+        """Last incoming sequence number that is processed; write it into the log with what the message changed."""
+        return self._channel.inbox.received
+
+    @property
+    def left_out(self) -> int:
+        """Droppable messages left out so far because the outbox was full."""
+        return self._channel.dropped
+
+    @property
+    def on_shortened(self) -> Callable[[int], None] | None:
+        return self._channel.on_shortened
+
+    @on_shortened.setter
+    def on_shortened(self, callback: Callable[[int], None] | None) -> None:
+        self._channel.on_shortened = callback
+
+    def start(self) -> None:
+        """Begin to connect; call inside the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._last_heard = self._last_sign = self._hello_time = self._loop.time()
+        self._retry_time: float | None = None
+        self._connection = self._connect()
+        self._conversation = Conversation(self._channel, self._transmit, self._deliver, self.dropped)
+        self._beat_time = 0.0
+        self._ticker = self._loop.call_later(self._settings.heartbeat / 2, self._tick)
+
+    def send(self, message: Message, buffers: Sequence[bytes] = (), *, droppable: bool = False) -> bool:
+        """Send ``message`` with ``buffers``, now or when the agent can be reached again.
+
+        Returns False when it is ``droppable`` and was left out because ``settings.outbox_bytes`` wait already.
+
+        Raises:
+            ValueError: larger than ``settings.message_bytes``.
+        """
+        return self._conversation.send([encode(message), *buffers], droppable=droppable)
+
+    async def close(self, *, flush: float = 1.0) -> None:
+        """Wait at most ``flush`` seconds until the agent has everything (if it is there), then disconnect."""
+        if self._closed:
+            return
+        if self.condition == "connected" and flush > 0:
+            await self._conversation.flushed(flush)
+        self._closed = True
+        self._ticker.cancel()
+        self._conversation.close()
+        self._connection.close()
+
+    # ---- connection ------------------------------------------------------------------------------------------
+
+    def _connect(self) -> Connection:
+        self._last_sign = self._loop.time()
+        return Connection(
+            self._context,
+            self._address,
+            self._server_key,
+            self._identity,
+            on_frames=self._on_frames,
+            on_up=self._on_up,
+            on_down=self._on_down,
+            on_refused=lambda: self._on_refused(
+                f"{self._peer} does not trust this machine: pair with it first, or run it as the same user here"
+            ),
+        )
+
+    def _reconnect(self) -> None:
+        """A fresh socket: libzmq does not try again after a refusal or a protocol error."""
+        self._conversation.pause()
+        self._connection.close()
+        self._retry_time = None
+        self._connection = self._connect()
+
+    def _transmit(self, frames: Sequence[bytes | memoryview]) -> None:
+        self._connection.send(frames)
+
+    def _on_up(self) -> None:
+        self._session += 1
+        self._last_sign = self._loop.time()
+        self._conversation.pause()
+        self._hello()
+
+    def _on_down(self, trouble: str) -> None:
+        self._last_sign = self._loop.time()
+        self._trouble = trouble
+        self._conversation.pause()
+
+    def _on_refused(self, reason: str) -> None:
+        self._conversation.pause()
+        self._retry_time = self._loop.time() + self._settings.retry
+        self._become("refused", reason)
+
+    def _hello(self) -> None:
+        self._hello_time = self._loop.time()
+        inbox, outbox = self._channel.inbox, self._channel.outbox
+        hello = Hello(
+            self._cluster,
+            self._epoch,
+            self._session,
+            PROTOCOL_VERSION,
+            self._sender,
+            self._cluster_name,
+            inbox.received,
+            inbox.held,
+            outbox.first,
+        )
+        self._connection.send([encode(hello)])
+
+    # ---- incoming --------------------------------------------------------------------------------------------
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        try:
+            header = decode(frames[0], AnyHeader)
+            if header.session != self._session or (header.cluster, header.epoch) != (self._cluster, self._epoch):
+                self.dropped["stale"] += 1
+                return
+            self._heard()
+            if isinstance(header, Welcome):
+                self._welcome(header)
+            elif isinstance(header, Refusal):
+                self._on_refused(mismatch(self._peer, header.protocol) or f"{self._peer} refuses: {header.reason}")
+            elif self._conversation.is_open:
+                self._conversation.handle(header, frames[1:])
+                if isinstance(header, Beat):
+                    self._measure(header.echo)
+        except ProtocolError as error:
+            self.dropped["garbage"] += 1
+            _log.warning("dropped a frame of %s: %s", self._peer, error)
+
+    def _heard(self) -> None:
+        self._last_heard = self._last_sign = self._loop.time()
+        if self.condition in ("suspect", "lost") and self._conversation.is_open:
+            self._become("connected", "")
+
+    def _welcome(self, welcome: Welcome) -> None:
+        if self._conversation.is_open and not welcome.fresh:
+            return
+        self._measure(self._hello_time)
+        inbox, conversation = self._channel.inbox, self._conversation
+        if welcome.fresh or welcome.first > inbox.held + 1:
+            if welcome.first > inbox.held + 1:
+                _log.warning("%s no longer has messages %d to %d", self._peer, inbox.held + 1, welcome.first - 1)
+            inbox.reset(welcome.first - 1)
+        conversation.acknowledged(welcome.received)
+        conversation.open(self._cluster, self._epoch, self._session)
+        self._become("connected", "")
+        conversation.send_again(max(welcome.received, welcome.held) + 1)
+
+    def _deliver(self, frames: list[bytes]) -> None:
+        self._on_message(decode(frames[0], FromAgent), frames[1:])
+
+    def _measure(self, since: float) -> None:
+        if since:
+            sample = max(self._loop.time() - since, 0.0)
+            self.round_trip = sample if self.round_trip is None else 0.75 * self.round_trip + 0.25 * sample
+
+    # ---- time ------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(self._settings.heartbeat / 2, self._tick)
+        now, settings = self._loop.time(), self._settings
+        silence = now - self._last_heard
+        if self._retry_time is not None:
+            if now >= self._retry_time:
+                self._reconnect()
+            return
+        if self._conversation.is_open:
+            if now - self._beat_time >= settings.heartbeat * 0.9:
+                self._beat_time = now
+                self._conversation.beat(time=now)
+            if silence > settings.suspect:
+                self._hello()
+        elif self._connection.is_up and now - self._hello_time >= settings.heartbeat:
+            self._hello()
+        elif now - self._last_sign > max(settings.lost, 3 * settings.retry):
+            # Not even a failed attempt since: whatever state the socket is in, a new one is not worse.
+            self._reconnect()
+        self._judge(silence)
+
+    def _judge(self, silence: float) -> None:
+        verdict = self._settings.judge(silence)
+        if self.condition == "connecting":
+            if verdict == "lost":
+                self._become("lost", self._trouble or f"nothing answers at {self._peer}")
+        elif self.condition in ("connected", "suspect") and verdict != "connected":
+            self._become(verdict, self._trouble or f"{self._peer} has been silent for {silence:.1f} s")
+
+    def _become(self, condition: Condition, reason: str) -> None:
+        if condition == "connected":
+            self._trouble = ""
+        if condition != self.condition or (condition == "refused" and reason != self.reason):
+            self.condition, self.reason = condition, reason
+            self._on_condition(condition, reason)

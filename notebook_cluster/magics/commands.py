@@ -1,0 +1,201 @@
+"""What each subcommand of ``%cluster`` does: asks the client, says what happened."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.magics.cells import watch_cell
+from notebook_cluster.magics.errors import UsageError
+from notebook_cluster.magics.parsing import Invocation
+from notebook_cluster.magics.session import Session
+from notebook_cluster.magics.targets import find_node
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
+    from notebook_cluster.protocol.state import ClusterView
+
+
+def run_command(session: Session, call: Invocation) -> None:
+    """Run one parsed subcommand.
+
+    Raises:
+        UsageError: it does not fit what is there (no cluster, no such node).
+        ClusterError: the cluster refused it.
+        RemoteError: the cell that was watched (start, attach) failed.
+    """
+    _COMMANDS[call.command.name](session, call)
+
+
+def _start(session: Session, call: Invocation) -> None:
+    from notebook_cluster.client import Cluster
+
+    name = call.argument or session.default_name
+    began = time.monotonic()
+    if call.options.get("fresh") and session.cluster is not None and session.cluster.name == name:
+        session.let_go()
+    cluster = Cluster.start(
+        name,
+        local=call.options.get("local"),
+        peers=call.options.get("peers", ()),
+        nodes=call.options.get("nodes", 0),
+        fresh=call.options.get("fresh", False),
+        kind="magics",
+        on_progress=_say,
+    )
+    session.hold(cluster)
+    state = cluster.state()
+    if cluster.attached:
+        _say(f"attached to cluster {name!r}, which runs already: {_nodes(state)}")
+    else:
+        _say(f"cluster {name!r} is ready in {time.monotonic() - began:.1f} s: {_nodes(state)}")
+    if not call.options.get("no_panel"):
+        _show_panel(session, cluster)
+    _watch_running(session, cluster, state)
+
+
+def _attach(session: Session, call: Invocation) -> None:
+    cluster = _reach(session, call.argument, only_one_is_enough=True)
+    session.hold(cluster)
+    state = cluster.state()
+    _say(f"attached to cluster {cluster.name!r}: {_nodes(state)}")
+    if not _watch_running(session, cluster, state):
+        _say("no cell is running on it")
+
+
+def _add(session: Session, call: Invocation) -> None:
+    cluster = session.require()
+    added = cluster.add(call.argument, call.options.get("count", 0))
+    what = ", ".join(added) if added else "no node: everything there is in the cluster already"
+    _say(f"added {what}; {_nodes(cluster.state())}")
+
+
+def _remove(session: Session, call: Invocation) -> None:
+    cluster = session.require()
+    node = find_node(call.argument, cluster.state().nodes)
+    cluster.remove(node)
+    _say(f"removed {node}; {_nodes(cluster.state())}")
+
+
+def _restart(session: Session, call: Invocation) -> None:
+    cluster = session.require()
+    node = find_node(call.argument, cluster.state().nodes)
+    replay = not call.options.get("no_replay", False)
+    _say(f"restarting {node} ...")
+    cluster.restart(node, replay=replay)
+    _say(f"{node} is back" + (", with the cluster's earlier cells replayed" if replay else ", with an empty namespace"))
+
+
+def _peers(session: Session, call: Invocation) -> None:
+    from notebook_cluster.widgets import render_peers
+
+    if session.cluster is not None:
+        found = session.cluster.state().peers
+    else:
+        from notebook_cluster.client import find_peers
+
+        _say("looking for peers ...")
+        found = find_peers()
+    _display(session, render_peers(found), render_peers(found, html=True))
+
+
+def _status(session: Session, call: Invocation) -> None:
+    from notebook_cluster.widgets import render_html, render_text
+
+    cluster = session.require()
+    state, series = cluster.state(), cluster.series()
+    _display(session, render_text(state, series), render_html(state, series))
+
+
+def _panel(session: Session, call: Invocation) -> None:
+    _show_panel(session, session.require())
+
+
+def _logs(session: Session, call: Invocation) -> None:
+    cluster = session.require()
+    node = find_node(call.argument, cluster.state().nodes)
+    lines = cluster.logs(node, call.options.get("lines", 100))
+    _say("\n".join(lines) if lines else f"{node} has written nothing to its log")
+
+
+def _detach(session: Session, call: Invocation) -> None:
+    cluster = _reach(session, "")
+    try:
+        cluster.detach()
+    finally:
+        if cluster is not session.cluster:
+            cluster.close()
+    _say(f"cluster {cluster.name!r}: no notebook waits for a cell any more; the nodes go on")
+
+
+def _stop(session: Session, call: Invocation) -> None:
+    cluster = _reach(session, call.argument)
+    try:
+        state = cluster.state()
+        cluster.stop()
+    finally:
+        if cluster is session.cluster:
+            session.let_go()
+        else:
+            cluster.close()
+    running = state.cell is not None and state.cell.ended is None
+    _say(f"cluster {cluster.name!r} has ended, with its {'running cell and ' if running else ''}{_nodes(state)}")
+
+
+def _reach(session: Session, name: str, *, only_one_is_enough: bool = False) -> "Cluster":
+    """The notebook's cluster, or the running one called ``name``, or (no name) the one of this notebook's name."""
+    from notebook_cluster.client import Cluster, list_clusters
+
+    if session.cluster is not None and name in ("", session.cluster.name):
+        return session.cluster
+    running = [file.cluster for file in list_clusters()]
+    if not name and session.default_name in running:
+        name = session.default_name
+    if not name and not only_one_is_enough:
+        elsewhere = f"; running elsewhere: {', '.join(running)}" if running else ""
+        raise UsageError(f"no cluster is running in this notebook: %cluster start{elsewhere}")
+    return Cluster.attach(name or None, kind="magics")
+
+
+def _watch_running(session: Session, cluster: "Cluster", state: "ClusterView") -> bool:
+    """Show the cell that runs now until it ends; False when none does."""
+    if state.cell is None or state.cell.ended is not None:
+        return False
+    _say(f"cell {state.cell.id} is running; Stop ends the watching only:")
+    watch_cell(cluster, session.shell, state.cell.id)
+    return True
+
+
+def _show_panel(session: Session, cluster: "Cluster") -> None:
+    from notebook_cluster.widgets import show_panel
+
+    show_panel(cluster, headless=session.headless)
+
+
+def _nodes(state: "ClusterView") -> str:
+    """``3 nodes (mini, desk, air)``."""
+    names = [node.name for node in state.nodes]
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return f"{len(names)} node{'' if len(names) == 1 else 's'}" + (f" ({shown})" if names else "")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _display(session: Session, text: str, html: str) -> None:
+    session.shell.display_pub.publish(data={"text/plain": text, "text/html": html}, metadata={})
+
+
+_COMMANDS: dict[str, Callable[[Session, Invocation], Any]] = {
+    "start": _start,
+    "add": _add,
+    "remove": _remove,
+    "restart": _restart,
+    "peers": _peers,
+    "status": _status,
+    "panel": _panel,
+    "logs": _logs,
+    "attach": _attach,
+    "detach": _detach,
+    "stop": _stop,
+}

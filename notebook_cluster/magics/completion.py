@@ -1,0 +1,74 @@
+"""Tab completion after ``%cluster``, ``%%on_all`` and ``%%on``."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from notebook_cluster.magics.parsing import COMMANDS, ON, ON_ALL, Command
+from notebook_cluster.magics.session import Session
+from notebook_cluster.magics.targets import DEVICE_WORDS
+
+Names = Callable[[str], Sequence[str]]
+"""Known names of one kind: ``NODE``, ``PEER`` or ``CLUSTER``."""
+
+
+def complete(text: str, names: Names) -> tuple[list[str], str]:
+    """What may stand at the end of ``text`` (the line up to the cursor), and the part of it that is typed already."""
+    magic, space, rest = text.lstrip().partition(" ")
+    if not space or magic not in ("%cluster", "%%on", "%%on_all"):
+        return [], ""
+    words = rest.split()
+    typed = "" if not rest or rest.endswith(" ") else words.pop()
+    if magic == "%cluster":
+        if not words:
+            return _starting(typed, COMMANDS), typed
+        command = COMMANDS.get(words[0])
+        return ([], "") if command is None else (_after(command, typed, names), typed)
+    if typed.startswith("-"):
+        return _after(ON if magic == "%%on" else ON_ALL, typed, names), typed
+    if magic == "%%on":
+        typed = typed.rpartition(",")[2].removeprefix("!")
+        return _starting(typed, [*names("NODE"), *DEVICE_WORDS, "all"]), typed
+    return [], ""
+
+
+def make_matcher(session: Session) -> Any:
+    """A matcher for ``shell.Completer.custom_matchers``."""
+    from IPython.core.completer import SimpleCompletion, context_matcher
+
+    def names(kind: str) -> list[str]:
+        if kind == "CLUSTER":
+            from notebook_cluster.client import list_clusters
+
+            return [file.cluster for file in list_clusters()]
+        state = session.cluster.latest if session.cluster is not None else None
+        if state is None:
+            return []
+        return [node.name for node in state.nodes] if kind == "NODE" else [peer.name for peer in state.peers]
+
+    @context_matcher()  # type: ignore[untyped-decorator]
+    def cluster_matcher(context: Any) -> dict[str, Any]:
+        found, typed = complete(context.text_until_cursor, names)
+        return {
+            "completions": [SimpleCompletion(text=word, type="cluster") for word in found],
+            "matched_fragment": typed,
+            "suppress": bool(found),
+        }
+
+    return cluster_matcher
+
+
+def _after(command: Command, typed: str, names: Names) -> list[str]:
+    """Options and names that may follow ``command``."""
+    if typed.startswith("-"):
+        return _starting(typed, [f"--{option.name}" for option in command.options])
+    if command.argument == "NODE":
+        return _starting(typed, names("NODE"))
+    if command.argument.startswith("PEER"):
+        return _starting(typed, [*names("PEER"), "all", "local"])
+    if command.argument == "[NAME]" and command.name != "start":
+        return _starting(typed, names("CLUSTER"))
+    return [] if typed else [f"--{option.name}" for option in command.options]
+
+
+def _starting(typed: str, words: Sequence[str] | dict[str, Any]) -> list[str]:
+    return [word for word in words if word.startswith(typed)]

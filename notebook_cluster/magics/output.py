@@ -1,0 +1,207 @@
+"""Output of all nodes of a running cell, shown within what a Jupyter server lets through.
+
+jupyter_server drops what comes faster than 1,000 messages a second. So each node's text is one display that is changed
+at most four times a second, and all nodes together stay under 200 messages and about 300 KB a second.
+Everything is published by the thread that calls :meth:`CellDisplay.flush`: the notebook's waiting main thread.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from notebook_cluster.magics.slots import (
+    MOST_TEXT_CHARACTERS,
+    Bundle,
+    NodeOutput,
+    Slot,
+    label_bundle,
+    text_bundle,
+)
+from notebook_cluster.protocol.views import Output
+
+FLUSH_SECONDS = 0.25
+GATHER_SECONDS = 0.01
+"""A first output waits this long for those of other nodes, or for the cell's end."""
+MOST_MESSAGES = 50
+"""Per flush: 200 a second."""
+BYTES_PER_SECOND = 300_000
+_LONGEST_PAUSE = 3.0
+_MOST_EARLIER = 500
+_BLANK: Bundle = {"text/plain": ""}
+
+
+class Publisher(Protocol):
+    """Where displays go."""
+
+    live: bool
+    """False where a display cannot be changed: everything is then published once, at the end."""
+
+    def publish(self, data: Bundle, metadata: Bundle, display_id: str, update: bool) -> None:
+        """Make the display ``display_id``, or change it (``update``)."""
+
+
+class ShellPublisher:
+    """Publishes through an IPython shell: a kernel's frontend, or the terminal."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self.live = getattr(shell, "kernel", None) is not None
+
+    def publish(self, data: Bundle, metadata: Bundle, display_id: str, update: bool) -> None:
+        # Looked up each time: %%capture swaps the shell's publisher while a cell runs.
+        self._shell.display_pub.publish(
+            data=data, metadata=metadata, transient={"display_id": display_id}, update=update
+        )
+
+
+class CellDisplay:
+    """Shows the outputs of one cell. Call :meth:`flush` when :meth:`due` says 0, and :meth:`finish` at the end."""
+
+    def __init__(self, publisher: Publisher, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._publisher = publisher
+        self._clock = clock
+        # Not the cell's number: %cluster attach may show the same cell again in the same notebook.
+        self._token = f"nbc-{uuid.uuid4().hex[:12]}"
+        self._nodes: dict[str, NodeOutput] = {}
+        self._notes = NodeOutput("", None, f"{self._token}/notes", label=f"cluster {cluster}")
+        self._last_note = ""
+        self._earlier: dict[str, tuple[Bundle, Bundle]] = {}
+        self._last_shown: NodeOutput | None = None
+        self._dirty_since: float | None = None
+        self._next_flush = 0.0
+
+    def add(self, outputs: Sequence[Output]) -> None:
+        """Take in outputs, in order; nothing is published yet."""
+        for output in outputs:
+            self._take(output)
+        if outputs:
+            self._touch()
+
+    def note(self, text: str) -> None:
+        """Show a line about the cell itself (what it waits for); the same line twice in a row only once."""
+        if text and text != self._last_note:
+            self._last_note = text
+            self._notes.write(text + "\n")
+            self._touch()
+
+    def label(self, node: str) -> str:
+        """``mini · rank 1`` for a node that has shown something, else its name."""
+        return self._nodes[node].label if node in self._nodes else node
+
+    def due(self) -> float | None:
+        """Seconds until the next flush is wanted; None when there is nothing to show."""
+        if self._dirty_since is None or not self._publisher.live:
+            return None
+        return max(0.0, max(self._next_flush, self._dirty_since + GATHER_SECONDS) - self._clock())
+
+    def flush(self) -> None:
+        """Publish what changed, within the limits; of long text its end."""
+        now = self._clock()
+        dirty = self._dirty()
+        texts = sum(1 for _, slot in dirty if slot.buffer is not None) or 1
+        limit = max(1024, int(BYTES_PER_SECOND * FLUSH_SECONDS) // (2 * texts))
+        size = 0
+        room = MOST_MESSAGES
+        while dirty and room > 0:
+            node, slot = dirty.pop(0)
+            room -= 1 if slot.buffer is not None else 2  # a label may stand in front of a rich output
+            size += self._publish(node, slot, limit, head=False)
+        size += self._publish_earlier(max(0, room))
+        self._dirty_since = now if dirty or self._earlier else None
+        self._next_flush = now + min(_LONGEST_PAUSE, max(FLUSH_SECONDS, size / BYTES_PER_SECOND))
+
+    def finish(self) -> None:
+        """Publish everything in its final form: of long text its beginning and its end."""
+        dirty = self._dirty()
+        known = {id(slot) for _, slot in dirty}
+        for node in self._nodes.values():
+            dirty += [(node, slot) for slot in node.shortened() if id(slot) not in known]
+        for count, (node, slot) in enumerate(dirty, start=1):
+            self._publish(node, slot, MOST_TEXT_CHARACTERS, head=True)
+            if count % 200 == 0:
+                time.sleep(FLUSH_SECONDS)  # jupyter_server drops what is over 1,000 messages a second
+        self._publish_earlier(len(self._earlier))
+        self._dirty_since = None
+
+    def _touch(self) -> None:
+        if self._dirty_since is None:
+            self._dirty_since = self._clock()
+
+    def _take(self, output: Output) -> None:
+        node = self._nodes.get(output.node)
+        if node is None:
+            node = self._nodes[output.node] = NodeOutput(output.node, output.rank, self._token)
+        content = output.content
+        if output.kind == "stream":
+            node.write(str(content.get("text", "")))
+        elif output.kind == "error":
+            node.write("\n".join(map(str, content.get("traceback", ()))) + "\n", own_line=True)
+        elif output.kind == "clear_output":
+            node.clear(bool(content.get("wait", False)))
+        else:
+            self._take_data(node, output)
+
+    def _take_data(self, node: NodeOutput, output: Output) -> None:
+        content = output.content
+        data, metadata = content.get("data") or {}, content.get("metadata") or {}
+        display_id = str((content.get("transient") or {}).get("display_id") or "")
+        if output.kind == "update_display_data":
+            if display_id and not node.update(data, metadata, display_id):
+                self._earlier[node.public_id(display_id)] = (data, metadata)
+                if len(self._earlier) > _MOST_EARLIER:
+                    self._earlier.pop(next(iter(self._earlier)))
+        elif set(data) <= {"text/plain"} and not display_id:
+            text = str(data.get("text/plain", ""))
+            if output.kind == "execute_result":
+                text = f"Out:\n{text}" if "\n" in text else f"Out: {text}"
+            node.write(text + "\n", own_line=True)
+        else:
+            node.show(data, metadata, display_id)
+
+    def _dirty(self) -> list[tuple[NodeOutput, Slot]]:
+        """What is to be published: longest not changed first, new ones by rank and in each node's own order."""
+        nodes = sorted(self._nodes.values(), key=lambda node: (node.rank is None, node.rank or 0, node.node))
+        found = [(node, slot) for node in (self._notes, *nodes) for slot in node.dirty()]
+        return sorted(found, key=lambda entry: entry[1].changed_at)
+
+    def _publish(self, node: NodeOutput, slot: Slot, limit: int, *, head: bool) -> int:
+        """Bring the page up to date for one slot; returns the characters sent."""
+        if slot.buffer is not None:
+            data, slot.whole = text_bundle(node, slot.buffer, limit, head=head)
+            metadata: Bundle = {}
+        else:
+            data, metadata = slot.data or _BLANK, slot.metadata
+        self._publish_label(node, slot, wanted=slot.buffer is None and bool(slot.data))
+        self._publisher.publish(data, metadata, slot.display_id, slot.on_page)
+        if not slot.on_page:
+            self._last_shown = node
+        slot.blank = slot.buffer is None and not slot.data
+        slot.dirty, slot.on_page, slot.changed_at = False, True, self._clock()
+        slot.data, slot.metadata = {}, {}
+        return _size(data)
+
+    def _publish_label(self, node: NodeOutput, slot: Slot, *, wanted: bool) -> None:
+        """A rich output has the node's label in a display of its own in front, unless the node's output is there."""
+        if slot.labelled:
+            if slot.label_shown != wanted:
+                self._publisher.publish(label_bundle(node) if wanted else _BLANK, {}, slot.label_id, True)
+        elif wanted and not slot.on_page and self._last_shown is not node:
+            self._publisher.publish(label_bundle(node), {}, slot.label_id, False)
+            slot.labelled = True
+        slot.label_shown = slot.labelled and wanted
+
+    def _publish_earlier(self, most: int) -> int:
+        """Changes of displays that an earlier cell made."""
+        size = 0
+        for display_id in list(self._earlier)[:most]:
+            data, metadata = self._earlier.pop(display_id)
+            self._publisher.publish(data, metadata, display_id, True)
+            size += _size(data)
+        return size
+
+
+def _size(data: Bundle) -> int:
+    return sum(len(value) if isinstance(value, str) else len(msgspec.json.encode(value)) for value in data.values())

@@ -1,0 +1,239 @@
+"""What may be typed after ``%cluster``, ``%%on_all``, ``%%on`` and ``%push``, as data, and the parser for it.
+
+argparse is not used: it ends the process on an error and cannot say "did you mean".
+"""
+
+import difflib
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from notebook_cluster.magics.errors import UsageError
+from notebook_cluster.protocol.names import check_name
+
+
+@dataclass(frozen=True)
+class Option:
+    """``--name``, with a value when ``read`` is given."""
+
+    name: str
+    help: str
+    value: str = ""
+    read: Callable[[str], Any] | None = None
+
+    @property
+    def usage(self) -> str:
+        return f"--{self.name} {self.value}".rstrip()
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand of ``%cluster``, or one other magic."""
+
+    name: str
+    help: str
+    argument: str = ""
+    """Its argument's name as shown, in brackets when it may be left out, with ``...`` when there may be several."""
+    options: tuple[Option, ...] = ()
+    read_argument: Callable[[str], str] = str
+    prefix: str = "%cluster "
+
+    @property
+    def usage(self) -> str:
+        words = [f"{self.prefix}{self.name}", *([f"[{option.usage}]" for option in self.options])]
+        if self.argument:
+            words.insert(1, self.argument)
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """A parsed line. ``options`` holds only what was typed; names with ``_`` for ``-``."""
+
+    command: Command
+    arguments: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def argument(self) -> str:
+        """The first argument, or an empty string."""
+        return self.arguments[0] if self.arguments else ""
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError("a number of seconds above 0")
+    return seconds
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ValueError("'all', or names of peers with commas between them")
+    return names
+
+
+def _cluster_name(text: str) -> str:
+    try:
+        return check_name(text, "cluster")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+_NO_REPLAY = "do not run the cluster's earlier cells on it first"
+
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for command in (
+        Command(
+            "start",
+            "start a cluster, or attach to it when it runs already",
+            "[NAME]",
+            (
+                Option("local", "nodes on this machine (default 1)", "N", _whole(0, 64)),
+                Option("nodes", "at least N nodes in all: local ones fill up", "N", _whole(1, 64)),
+                Option("peers", "a node on each of these machines", "all|NAME,...", _peers),
+                Option("fresh", "new kernels, also when the cluster runs already"),
+                Option("no-panel", "do not show the panel"),
+            ),
+            _cluster_name,
+        ),
+        Command(
+            "add",
+            "add a machine's nodes to the cluster ('local': this machine)",
+            "PEER|HOST:PORT",
+            (Option("count", "nodes on it (default: one per accelerator)", "N", _whole(1, 64)),),
+        ),
+        Command("remove", "take a node out and end its kernel", "NODE"),
+        Command("restart", "a new kernel under the same name", "NODE", (Option("no-replay", _NO_REPLAY),)),
+        Command("peers", "machines found on the network, and why one cannot be added"),
+        Command("status", "nodes, memory, steps and rounds"),
+        Command("panel", "show the panel"),
+        Command(
+            "logs",
+            "what a node's process wrote to its log",
+            "NODE",
+            (Option("lines", "how many of the last lines (default 100)", "N", _whole(1, 10_000)),),
+        ),
+        Command("attach", "come back to a running cluster and its running cell", "[NAME]", (), _cluster_name),
+        Command("detach", "free the cell that waits; the nodes go on"),
+        Command("stop", "end a cluster and every kernel of it", "[NAME]", (), _cluster_name),
+    )
+}
+
+_CELL_OPTIONS = (
+    Option("timeout", "interrupt the cell after S seconds", "S", _seconds),
+    Option("no-replay", "nodes that restart or join later do not run this cell"),
+)
+ON_ALL = Command("on_all", "run the cell on every node", "", _CELL_OPTIONS, prefix="%%")
+ON = Command("on", "run the cell on some nodes", "TARGETS...", _CELL_OPTIONS, prefix="%%")
+PUSH = Command("push", "send variables of the notebook to every node", "NAME...", prefix="%")
+
+
+def parse_cluster(line: str) -> Invocation | None:
+    """The subcommand of a ``%cluster`` line; None when it is empty or asks for help.
+
+    Raises:
+        UsageError: unknown subcommand or option, a missing, surplus or bad value. One line, with the way out.
+    """
+    words = _split(line)
+    if not words or words[0] in ("help", "-h", "--help"):
+        return None
+    command = COMMANDS.get(words[0])
+    if command is None:
+        near = did_you_mean(words[0], COMMANDS)
+        raise UsageError(f"%cluster has no subcommand {words[0]!r}{near}. There are: {', '.join(COMMANDS)}")
+    return _parse(command, words[1:])
+
+
+def parse_line(command: Command, line: str) -> Invocation:
+    """The options and arguments of a magic without subcommands.
+
+    Raises:
+        UsageError: as :func:`parse_cluster`.
+    """
+    return _parse(command, _split(line))
+
+
+def help_text() -> str:
+    """One line for each magic and subcommand."""
+    rows = [(command.usage, command.help) for command in (*COMMANDS.values(), ON_ALL, ON, PUSH)]
+    lines = []
+    for usage, text in rows:
+        lines.append(f"{usage:<34} {text}" if len(usage) < 34 else f"{usage}\n{'':<34} {text}")
+    return "\n".join(lines)
+
+
+def did_you_mean(word: str, known: Sequence[str] | dict[str, Any]) -> str:
+    """``; did you mean 'start'?``, or nothing when no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{line.strip()!r} cannot be read: {str(error).lower()}") from None
+
+
+def _parse(command: Command, words: Sequence[str]) -> Invocation:
+    arguments: list[str] = []
+    options: dict[str, Any] = {}
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word.startswith("-") and len(word) > 1:
+            name, value = _read_option(command, word, queue)
+            options[name] = value
+        else:
+            arguments.append(word)
+    return Invocation(command, _check_arguments(command, arguments), options)
+
+
+def _read_option(command: Command, word: str, queue: list[str]) -> tuple[str, Any]:
+    """The key and value of option ``word``; a value that stands apart is taken from ``queue``."""
+    typed, equals, value = word.partition("=")
+    known = {f"--{option.name}": option for option in command.options}
+    option = known.get(typed)
+    if option is None:
+        have = f"There are: {', '.join(known)}" if known else "It has none"
+        raise UsageError(f"{command.prefix}{command.name} has no option {typed}{did_you_mean(typed, known)}. {have}")
+    key = option.name.replace("-", "_")
+    if option.read is None:
+        if equals:
+            raise UsageError(f"{typed} takes no value, got {value!r}: write {typed} alone")
+        return key, True
+    if not equals:
+        if not queue or queue[0].startswith("--"):
+            raise UsageError(f"{typed} needs a value: {command.prefix}{command.name} {option.usage}")
+        value = queue.pop(0)
+    try:
+        return key, option.read(value)
+    except ValueError as error:
+        raise UsageError(f"{typed} takes {error}, got {value!r}") from None
+
+
+def _check_arguments(command: Command, arguments: list[str]) -> tuple[str, ...]:
+    most = 0 if not command.argument else (len(arguments) if command.argument.endswith("...") else 1)
+    if len(arguments) > most:
+        raise UsageError(f"{command.prefix}{command.name} does not take {arguments[most]!r}: {command.usage}")
+    if command.argument and not command.argument.startswith("[") and not arguments:
+        what = command.argument.removesuffix("...")
+        raise UsageError(f"{command.prefix}{command.name} needs {what}: {command.usage}")
+    return tuple(command.read_argument(argument) for argument in arguments)

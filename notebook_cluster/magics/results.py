@@ -1,0 +1,62 @@
+"""How a cell's end is told: one line for each node that failed, with the way out."""
+
+from collections.abc import Callable, Mapping
+
+from notebook_cluster.magics.errors import RemoteError
+from notebook_cluster.protocol.views import CellEnded, NodeResult
+
+_LOG_LINES = 5
+_MOST_CHARACTERS = 300
+
+
+def remote_error(ended: CellEnded, label: Callable[[str], str], notebook_names: frozenset[str]) -> RemoteError:
+    """The error of a cell that failed. Nodes that only missed another one in a collective come last."""
+    failed = {name: result for name, result in ended.results.items() if result.status not in ("ok", "interrupted")}
+    ordered = sorted(failed.items(), key=lambda entry: (entry[1].status == "cancelled", _is_consequence(entry[1])))
+    lines = [f"cell {ended.cell} failed on {len(failed)} of {len(ended.results)} nodes"]
+    for name, result in ordered:
+        lines += _describe(name, label(name), result, notebook_names)
+    return RemoteError("\n".join(lines))
+
+
+def interrupted_text(ended: CellEnded | None, results: Mapping[str, NodeResult]) -> str:
+    """What Stop did, for the KeyboardInterrupt that ends the cell."""
+    if ended is None:
+        return "some nodes did not stop in time: they are killed and restarted"
+    reasons = [f"{name}: {result.reason}" for name, result in results.items() if result.reason]
+    text = f"cell {ended.cell} was stopped" if ended.status != "ok" else f"cell {ended.cell} had finished on every node"
+    return "\n  ".join([text, *map(_one_line, reasons)])
+
+
+def _is_consequence(result: NodeResult) -> bool:
+    return result.error_name == "PeerLost"
+
+
+def _describe(name: str, label: str, result: NodeResult, notebook_names: frozenset[str]) -> list[str]:
+    if result.status == "lost":
+        text = _one_line(f"{label} was lost: {result.reason or 'no reason known'}")
+        way_out = f"%cluster restart {name}"
+        if way_out not in text:
+            text += f"; {way_out} brings it back"
+        return [f"  {text}", *(f"    | {_one_line(line)}" for line in result.log_tail[-_LOG_LINES:])]
+    if result.status == "cancelled":
+        reason = result.reason or "another node failed first"
+        return ["  " + _one_line(f"{label} did not run it: {reason}")]
+    what = result.error_name or result.reason or "failed"
+    text = _one_line(f"{label}: {what}: {result.error_value}" if result.error_value else f"{label}: {what}")
+    missing = _missing_name(result, notebook_names)
+    if missing and "%push" not in text:
+        text += f"; {missing!r} exists in the notebook but not on {name}: %push {missing} sends it"
+    return [f"  {text}"]
+
+
+def _missing_name(result: NodeResult, notebook_names: frozenset[str]) -> str:
+    """The name in a NameError that the notebook has."""
+    if result.error_name != "NameError":
+        return ""
+    return next((word for word in result.error_value.split("'")[1::2] if word in notebook_names), "")
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " ..."

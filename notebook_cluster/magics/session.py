@@ -1,0 +1,70 @@
+"""What this notebook holds: the shell, and the cluster that its magics mean."""
+
+import atexit
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.magics.errors import UsageError
+from notebook_cluster.magics.naming import default_cluster_name
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
+
+
+class Session:
+    """One for each notebook kernel. The cluster itself lives in its coordinator: losing this loses nothing."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.cluster: Cluster | None = None
+        atexit.register(self.close)
+
+    @property
+    def default_name(self) -> str:
+        """The notebook's name as a cluster's name."""
+        return default_cluster_name(self.shell.user_ns)
+
+    @property
+    def headless(self) -> bool:
+        """True when nobody can click: nbclient and papermill say so by refusing input, a terminal has no widgets."""
+        kernel = getattr(self.shell, "kernel", None)
+        if kernel is None:
+            return True
+        parent = kernel.get_parent() or {}
+        return not parent.get("content", {}).get("allow_stdin", True)
+
+    def require(self) -> "Cluster":
+        """The notebook's cluster.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if self.cluster is None:
+            raise UsageError("no cluster is running in this notebook: %cluster start")
+        return self.cluster
+
+    def hold(self, cluster: "Cluster") -> None:
+        """Make ``cluster`` the notebook's; the one before is left alone and goes on."""
+        if cluster is not self.cluster:
+            self.let_go()
+            self.cluster = cluster
+
+    def let_go(self) -> None:
+        """Leave the notebook's cluster; it goes on, a panel of it becomes a still picture."""
+        cluster, self.cluster = self.cluster, None
+        if cluster is None:
+            return
+        from notebook_cluster.widgets import close_panel
+
+        close_panel(cluster)
+        cluster.close()
+
+    def close(self) -> None:
+        """The kernel ends: say so to the coordinator, which then need not wait for this view to come back."""
+        cluster, self.cluster = self.cluster, None
+        if cluster is not None:
+            cluster.close(clean=True)
+
+    def end(self) -> None:
+        """The extension is unloaded."""
+        atexit.unregister(self.close)
+        self.let_go()

@@ -1,0 +1,102 @@
+"""Which nodes ``%%on TARGETS`` means. Pure functions on the cluster's list of nodes."""
+
+import re
+from collections.abc import Sequence
+
+from notebook_cluster.magics.errors import UsageError
+from notebook_cluster.magics.parsing import did_you_mean
+from notebook_cluster.protocol.state import NodeView
+
+DEVICE_WORDS = ("cuda", "mps", "rocm", "cpu")
+_RANKS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_GONE = ("dead", "lost", "refused", "stopping")
+
+
+def resolve(words: Sequence[str], nodes: Sequence[NodeView]) -> list[str]:
+    """Names of the nodes that ``words`` mean, in rank order.
+
+    A word is one or more of these with commas between them: a rank ``0``, ranks ``0-3``, a node's name, a device
+    kind (``cuda mps rocm cpu``), ``all``; with ``!`` in front it takes nodes away, from all when nothing else is named.
+
+    Raises:
+        UsageError: something unknown, or nothing left; names what is known.
+    """
+    items = [item for word in words for item in word.split(",") if item]
+    usable = [node for node in sorted(nodes, key=_order) if node.condition not in _GONE]
+    wanted = [item for item in items if not item.startswith("!")]
+    unwanted = [item[1:] for item in items if item.startswith("!")]
+    chosen = {name for item in wanted for name in _one(item, nodes, usable)}
+    if not wanted:
+        chosen = {node.name for node in usable}
+    chosen -= {name for item in unwanted for name in _one(item, nodes, usable, taken_away=True)}
+    if not chosen:
+        raise UsageError(f"no node is left for {' '.join(words)!r}: {_known(nodes)}")
+    return [node.name for node in usable if node.name in chosen]
+
+
+def find_node(text: str, nodes: Sequence[NodeView]) -> str:
+    """The name of the one node that ``text`` (its name or its rank) means, whatever its condition.
+
+    Raises:
+        UsageError: there is none; names those that are there.
+    """
+    for node in nodes:
+        if text == node.name:
+            return node.name
+    for node in nodes:
+        if node.rank is not None and text == str(node.rank):
+            return node.name
+    raise _unknown(text, nodes)
+
+
+def _one(
+    item: str, nodes: Sequence[NodeView], usable: Sequence[NodeView], *, taken_away: bool = False
+) -> Sequence[str]:
+    """Names for one item. An explicit name of a node that is gone is an error, unless it is taken away anyway."""
+    named = next((node for node in nodes if node.name == item), None)
+    if named is not None and not item.isdigit():
+        if named in usable or taken_away:
+            return [named.name]
+        reason = f" ({named.reason})" if named.reason else ""
+        raise UsageError(f"node {item!r} is {named.condition}{reason}: %cluster restart {item}")
+    if item == "all":
+        return [node.name for node in usable]
+    if item in DEVICE_WORDS:
+        return _of_kind(item, usable)
+    if ranks := _RANKS.fullmatch(item):
+        return _of_ranks(item, int(ranks[1]), int(ranks[2] or ranks[1]), usable)
+    raise _unknown(item, nodes)
+
+
+def _of_kind(kind: str, usable: Sequence[NodeView]) -> list[str]:
+    found = [node.name for node in usable if node.device.partition(":")[0] == kind]
+    if not found:
+        devices = ", ".join(f"{node.name} {node.device}" for node in usable) or "no nodes"
+        raise UsageError(f"no node has the device {kind!r}: there are {devices}")
+    return found
+
+
+def _of_ranks(item: str, first: int, last: int, usable: Sequence[NodeView]) -> list[str]:
+    by_rank = {node.rank: node.name for node in usable if node.rank is not None}
+    if first > last:
+        raise UsageError(f"ranks {item!r} run backwards: write {last}-{first}")
+    top = max(by_rank, default=-1)
+    if last > top:
+        raise UsageError(f"no node has rank {last}: {_known(usable)}")
+    return [by_rank[rank] for rank in range(first, last + 1) if rank in by_rank]
+
+
+def _unknown(item: str, nodes: Sequence[NodeView]) -> UsageError:
+    words = [*(node.name for node in nodes), *DEVICE_WORDS]
+    return UsageError(f"no node is called {item!r}{did_you_mean(item, words)}: {_known(nodes)}")
+
+
+def _known(nodes: Sequence[NodeView]) -> str:
+    if not nodes:
+        return "the cluster has no nodes, %cluster add PEER adds one"
+    named = (node.name if node.rank is None else f"{node.rank} {node.name}" for node in sorted(nodes, key=_order))
+    return f"there are {', '.join(named)}"
+
+
+def _order(node: NodeView) -> tuple[bool, int, str]:
+    return (node.rank is None, node.rank or 0, node.name)

@@ -1,0 +1,48 @@
+"""Who may talk to whom: private files, key pairs, CURVE with ZAP, same-user trust, safe output.
+
+May import: ``protocol``. Called by: ``link``, ``discovery``, ``mesh`` and every room above them.
+
+- :mod:`.paths`: the folders of this user and how a private file is written
+- :mod:`.identity`: the CURVE key pair of an installation or agent
+- :mod:`.local_trust`: keys of the same user on this machine, through 0600 files
+- :mod:`.curve`: CURVE on a socket and the ZAP handler that decides which keys come in
+- :mod:`.sanitise`: the MIME allow-list for what nodes print and display
+"""
+
+from notebook_cluster.security.curve import Gate, dial, serve, user_id
+from notebook_cluster.security.identity import Identity, fingerprint, is_key, load_identity, new_identity
+from notebook_cluster.security.local_trust import announce, same_user_keys, withdraw
+from notebook_cluster.security.paths import (
+    agent_directory,
+    cluster_directory,
+    data_directory,
+    private_directory,
+    private_socket_directory,
+    runtime_directory,
+    write_private,
+)
+from notebook_cluster.security.sanitise import safe_bundle, safe_output
+
+__all__ = [
+    "Gate",
+    "Identity",
+    "agent_directory",
+    "announce",
+    "cluster_directory",
+    "data_directory",
+    "dial",
+    "fingerprint",
+    "is_key",
+    "load_identity",
+    "new_identity",
+    "private_directory",
+    "private_socket_directory",
+    "runtime_directory",
+    "safe_bundle",
+    "safe_output",
+    "same_user_keys",
+    "serve",
+    "user_id",
+    "withdraw",
+    "write_private",
+]

@@ -1,0 +1,281 @@
+"""A job's end on the runtime's thread: drives :mod:`.member` with what arrives and passes on what it asks for.
+
+Two threads meet here. The runtime's thread owns the member's state, serves it to joiners and late nodes while the main
+thread computes, and collects checkpoints. The main thread (:mod:`.sync`) posts events and takes notices; only it touches
+the model. Everything handed from one to the other is immutable.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from notebook_cluster.codecs import WireFormat
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.node import NodeLog, Roster
+from notebook_cluster.protocol.rounds import Applied, PartMissing, Register, Save, Saved
+from notebook_cluster.protocol.wire import Message
+from notebook_cluster.training import member
+from notebook_cluster.training import member_types as types
+from notebook_cluster.training.parameters import TensorLayout
+from notebook_cluster.training.resuming import Start
+from notebook_cluster.training.runtime import Payload, Runtime
+from notebook_cluster.training.saving import CheckpointWriter, Settings, Snapshot
+from notebook_cluster.training.transfer import Fetch, TransferError, Vector, frames_of, snapshot_frames
+
+Notice = types.Ready | types.Apply | types.Rebase | types.DiscardContribution | types.Finish | types.Fail | Save | Saved
+"""What the main thread takes up at its next sync call."""
+
+MAX_WAITING_REQUESTS = 64
+
+
+@dataclass(frozen=True)
+class Description:
+    """What does not change while a sync object lives: how to name the vector's elements, what to write beside them."""
+
+    layout: TensorLayout
+    settings: Settings
+
+
+class Job:
+    """Implements :class:`~.runtime.JobHandler` for one job of this node; survives the sync objects made for it."""
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.owner: object | None = None
+        """The sync object that was made last: an older one must not go on."""
+        self.restored_part: Callable[[str, int, frozenset[str]], bytes | None] = lambda node, rank, used: None
+        """Optimiser state of a node, from the checkpoint that this node resumed from."""
+        self.resting_part: Callable[[], bytes] | None = None
+        """Set while the main thread is not in a training loop: a checkpoint then need not wait for its next sync call."""
+        self._member = member.new_member(name, runtime.name, runtime.incarnation)
+        self._description: Description | None = None
+        self._notices: deque[Notice] = deque()
+        self._noticed = threading.Event()
+        self._fetch: Fetch | None = None
+        self._fetching: types.FetchState | None = None
+        self._waiting_requests: dict[str, JobFrame] = {}
+        self._ranks: dict[str, int] = {}
+        self._incarnations: dict[str, int] = {}
+        self._fetched_part = b""
+        """This node's optimiser state from a checkpoint, as the source of the state sent it."""
+        self._arrived_at = 0.0
+        self._writer = CheckpointWriter(runtime.checkpoint_directory, runtime.send_control)
+
+    # ---- main thread ----------------------------------------------------------------------------------------
+
+    def begin(
+        self, register: Register, wire: WireFormat, theta: Vector, momentum: Vector, description: Description
+    ) -> None:
+        """Register (again). ``theta`` and ``momentum``: what this node would start from."""
+
+        def start() -> None:
+            self._description = description
+            self._handle(types.Begin(register=register, layout=wire, theta=theta, momentum=momentum))
+
+        self.runtime.call_soon(start)
+
+    def held(self, schema_hash: str) -> Start | None:
+        """The state that this node holds of a model with this schema."""
+        state = self._member
+        same = state.register is not None and state.register.schema_hash == schema_hash
+        if not (same and state.holds) or state.theta is None or state.momentum is None:
+            return None
+        return Start(state.round, state.theta, state.momentum, state.state_hash, held=True)
+
+    def own_saved_part(self) -> bytes:
+        """This node's own part of the checkpoint that the job resumed from; empty when there is none."""
+        own = self.restored_part(self.runtime.name, self.runtime.rank(), frozenset(self._ranks))
+        return self._fetched_part or own or b""
+
+    def post(self, event: types.Event) -> None:
+        """Hand ``event`` to the member on the runtime's thread."""
+        self.runtime.call_soon(lambda: self._handle(event))
+
+    def pending(self) -> bool:
+        """True when :meth:`take` would return a notice: cheap enough for every step."""
+        return bool(self._notices)
+
+    def take(self) -> Notice | None:
+        """The oldest notice, or None. Call with interrupts deferred, so that none is taken and lost."""
+        return self._notices.popleft() if self._notices else None
+
+    def wait(self, seconds: float) -> None:
+        """Until there may be a notice, at most ``seconds``; an interrupt ends it and loses nothing."""
+        if not self._notices:
+            self._noticed.wait(seconds)
+        self._noticed.clear()
+
+    def send_part(self, order: Save, data: bytes) -> None:
+        """This node's part of a checkpoint to its writer (any thread)."""
+        for offset, total, payload in frames_of(data):
+            header = JobFrame(
+                job=self.name, incarnation=self.runtime.incarnation, kind="part", ticket=order.ticket,
+                round=order.round, offset=offset, total=total,
+            )  # fmt: skip
+            self.runtime.send_mesh(order.writer, header, payload)
+
+    # ---- runtime's thread -----------------------------------------------------------------------------------
+
+    def on_control(self, message: Message) -> None:
+        match message:
+            case Save():
+                self._save(message)
+            case PartMissing():
+                self._writer.part_missing(message)
+            case Saved():
+                self._notify(message)
+            case _:
+                self._handle(types.Control(message=message))
+
+    def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
+        try:
+            match header.kind:
+                case "state_request":
+                    self._serve(sender, header)
+                case "state":
+                    self._take_state(sender, header, payload)
+                case "part":
+                    self._writer.part(sender, header, payload)
+                case _:
+                    self._handle(types.Frame(sender=sender, header=header, payload=payload))
+        except TransferError as error:
+            self._log("warning", f"{self.name}: dropped a frame of {sender!r}: {error}")
+
+    def on_tick(self, now: float) -> None:
+        if self._fetch is not None and self._fetching is not None:
+            try:
+                again = self._fetch.retry(now)
+            except TransferError as error:
+                self._fetch_failed(str(error))
+            else:
+                if again is not None:
+                    self.runtime.send_mesh(self._fetch.source, again)
+        self._handle(types.Tick(now=now))
+
+    def on_roster(self, roster: Roster) -> None:
+        self._ranks = {node.name: node.rank for node in roster.nodes}
+        self._incarnations = {node.name: node.incarnation for node in roster.nodes}
+        fetching = self._fetching
+        if fetching is not None and self._incarnations.get(fetching.source) != fetching.incarnation:
+            self._fetch_failed(f"{fetching.source!r} left")
+
+    def _handle(self, event: types.Event) -> None:
+        if isinstance(event, types.Boundary):
+            self._arrived_at = time.monotonic()
+        self._member, effects = member.apply(self._member, event)
+        for effect in effects:
+            self._do(effect)
+        if self._waiting_requests and effects:
+            waiting, self._waiting_requests = self._waiting_requests, {}
+            for sender, header in waiting.items():
+                self._serve(sender, header)
+
+    def _do(self, effect: types.Effect) -> None:
+        match effect:
+            case types.SendControl():
+                self.runtime.send_control(effect.message)
+            case types.SendChunk():
+                self.runtime.send_mesh(effect.node, effect.header, effect.payload)
+            case types.FetchState():
+                self._start_fetch(effect)
+            case types.CancelFetch():
+                self._fetch = self._fetching = None
+            case types.Log():
+                self._log(effect.level, effect.text)
+            case types.Apply():
+                self._say_applied(effect)
+                self._notify(effect)
+            case _:
+                self._notify(effect)
+
+    def _say_applied(self, effect: types.Apply) -> None:
+        wait = time.monotonic() - self._arrived_at if self._arrived_at else 0.0
+        self._arrived_at = 0.0
+        self.runtime.send_control(
+            Applied(
+                job=self.name,
+                round=effect.round,
+                state_hash=effect.state_hash,
+                bytes_sent=effect.bytes_sent,
+                steps=effect.steps,
+                wait=wait,
+            )  # fmt: skip
+        )
+
+    def _notify(self, notice: Notice) -> None:
+        self._notices.append(notice)
+        self._noticed.set()
+
+    def _log(self, level: str, text: str) -> None:
+        self.runtime.send_control(NodeLog(level=level, text=text))  # type: ignore[arg-type]
+
+    # ---- state for joiners and late nodes -------------------------------------------------------------------
+
+    def _start_fetch(self, effect: types.FetchState) -> None:
+        assert self._member.theta is not None
+        self._fetching = effect
+        self._fetch = Fetch(
+            self.name, effect.source, self.runtime.incarnation, effect.round, self._member.theta.size, time.monotonic()
+        )
+        self.runtime.send_mesh(effect.source, self._fetch.request())
+
+    def _take_state(self, sender: str, header: JobFrame, payload: Payload) -> None:
+        fetch, fetching = self._fetch, self._fetching
+        if fetch is None or fetching is None or (sender, header.incarnation) != (fetching.source, fetching.incarnation):
+            return
+        if not fetch.add(header, payload, time.monotonic()):
+            return
+        self._fetch = self._fetching = None
+        try:
+            theta, momentum, part = fetch.result()
+        except TransferError as error:
+            self._handle(types.FetchFailed(source=sender, reason=str(error)))
+            return
+        self._fetched_part = part
+        self._handle(types.StateFetched(round=fetch.round, theta=theta, momentum=momentum, state_hash=fetch.state_hash))
+
+    def _fetch_failed(self, reason: str) -> None:
+        fetching, self._fetch, self._fetching = self._fetching, None, None
+        if fetching is not None:
+            self._handle(types.FetchFailed(source=fetching.source, reason=reason))
+
+    def _serve(self, sender: str, header: JobFrame) -> None:
+        """Push the newest state to ``sender``, or keep its request until the round that it wants is here."""
+        state = self._member
+        if not state.holds or state.theta is None or state.momentum is None or state.round < header.round:
+            if len(self._waiting_requests) < MAX_WAITING_REQUESTS:
+                self._waiting_requests[sender] = header
+            return
+        part = self.restored_part(sender, self._ranks.get(sender, -1), frozenset(self._ranks))
+        arrays: dict[str, Payload] = {
+            "theta": memoryview(state.theta),
+            "momentum": memoryview(state.momentum),
+            "optimizer": part or b"",
+        }
+        frames = snapshot_frames(self.name, self.runtime.incarnation, state.round, state.state_hash, arrays)
+        for frame, payload in frames:
+            self.runtime.send_mesh(sender, frame, payload)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------
+
+    def _save(self, order: Save) -> None:
+        if order.writer == self.runtime.name:
+            self._writer.order(order, self._snapshot(), dict(self._ranks))
+        if self.runtime.name not in order.members:
+            return
+        resting = self.resting_part
+        if resting is None:
+            self._notify(order)
+        else:
+            threading.Thread(
+                target=lambda: self.send_part(order, resting()), name="checkpoint-part", daemon=True
+            ).start()
+
+    def _snapshot(self) -> Snapshot | None:
+        state, about = self._member, self._description
+        if not state.holds or state.theta is None or state.momentum is None or about is None:
+            return None
+        return Snapshot(state.round, state.state_hash, state.theta, state.momentum, about.layout, about.settings)

@@ -1,0 +1,134 @@
+"""A model as one flat float32 vector: what every framework's adapter has in common.
+
+The vector is ``[trainable parameters | float buffers of normalisation layers]``, each part in sorted order of names, so
+that two nodes that built the same model agree on every element. Tied parameters appear once, frozen ones not at all.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import xxhash
+
+SchemaRow = tuple[str, list[int], str]
+"""(name, shape, dtype)."""
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """Where each named tensor lies in the vector. ``buffers``: number of elements at its end that are buffers."""
+
+    schema: list[SchemaRow]
+    starts: list[int]
+    size: int
+    buffers: int
+
+    @classmethod
+    def of(cls, parameters: list[SchemaRow], buffers: list[SchemaRow]) -> "TensorLayout":
+        """The layout of already sorted rows."""
+        starts, position = [], 0
+        for _name, shape, _dtype in parameters + buffers:
+            starts.append(position)
+            position += _count(shape)
+        return cls(parameters + buffers, starts, position, sum(_count(shape) for _, shape, _ in buffers))
+
+    def hash(self, codec: str) -> str:
+        """xxh3-128 of names, shapes, dtypes, buffers and the codec's name: equal on nodes that may average."""
+        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((self.schema, self.buffers, codec)))
+
+    def tensors(
+        self, vector: np.ndarray[Any, np.dtype[np.float32]]
+    ) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+        """``vector`` (float32, ``size`` elements) as name -> view in the tensor's shape."""
+        return {
+            name: vector[start : start + _count(shape)].reshape(shape)
+            for (name, shape, _), start in zip(self.schema, self.starts, strict=True)
+        }
+
+    def vector(
+        self, tensors: dict[str, np.ndarray[Any, np.dtype[np.float32]]], where: str
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The inverse of :meth:`tensors`; ``where`` names the source in errors.
+
+        Raises:
+            ValueError: a tensor is missing, left over or of another shape.
+        """
+        left_over = sorted(set(tensors) - {name for name, _, _ in self.schema})
+        if left_over:
+            raise ValueError(
+                f"{where} has {left_over[0]!r}, which this model has not: build the model it was saved from"
+            )
+        flat = np.empty(self.size, np.float32)
+        for (name, shape, _), start in zip(self.schema, self.starts, strict=True):
+            if name not in tensors:
+                raise ValueError(f"{where} lacks {name!r} of this model: build the model it was saved from")
+            if list(tensors[name].shape) != shape:
+                raise ValueError(
+                    f"{where} has {name!r} {shape_text(list(tensors[name].shape))}, this model {shape_text(shape)}: "
+                    "build the model it was saved from"
+                )
+            flat[start : start + _count(shape)] = tensors[name].reshape(-1)
+        return flat
+
+
+class Parameters(Protocol):
+    """Adapter between a framework's model and the vector. Methods are called on the main thread only."""
+
+    @property
+    def layout(self) -> TensorLayout: ...
+
+    @property
+    def exact(self) -> bool:
+        """True when the model stores float32 (or wider): what is loaded is what is read back."""
+
+    def read(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """A new float32 vector of ``layout.size`` elements with the model's values now."""
+
+    def load(self, vector: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        """Write ``vector`` into the model in place; dtypes and devices stay.
+
+        Raises:
+            ValueError: as :meth:`check`; nothing was written.
+        """
+
+    def snapshot(self) -> Any:
+        """A copy of the values in the framework's own dtypes, for :meth:`restore`."""
+
+    def restore(self, snapshot: Any) -> None:
+        """The values of ``snapshot`` again, bit for bit."""
+
+    def check(self) -> None:
+        """Raises:
+        ValueError: the model's parameters are no longer those of ``layout``; names the first that differs.
+        """
+
+
+def first_difference(now: list[SchemaRow], then: list[SchemaRow]) -> str | None:
+    """One line that names the first parameter that was added, removed or changed since ``then``, or None."""
+    before, after = {row[0]: row for row in then}, {row[0]: row for row in now}
+    remedy = "make the sync object again after changing the model"
+    for name in sorted(before.keys() | after.keys()):
+        if name not in before:
+            return f"parameter {name!r} was added (or unfrozen) after DiLoCo was made: {remedy}"
+        if name not in after:
+            return f"parameter {name!r} was removed (or frozen) after DiLoCo was made: {remedy}"
+        if before[name] != after[name]:
+            (_, shape, dtype), (_, new_shape, new_dtype) = before[name], after[name]
+            return (
+                f"parameter {name!r} was {dtype} {shape_text(shape)} when DiLoCo was made and is {new_dtype} "
+                f"{shape_text(new_shape)} now: {remedy}"
+            )
+    return None
+
+
+def shape_text(shape: list[int]) -> str:
+    """``32x1x3x3``; ``scalar`` for no dimensions."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _count(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

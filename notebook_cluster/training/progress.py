@@ -1,0 +1,64 @@
+"""What the panel sees of a training loop: step, loss and speed, cheap enough to tell at every step."""
+
+import time
+from typing import Any
+
+from notebook_cluster.training.runtime import Runtime
+
+READ_SECONDS = 0.25
+"""A loss on an accelerator is read at most this often: reading makes the host wait for the device."""
+
+RATE_SECONDS = 0.5
+
+
+class Progress:
+    """Counts steps and samples and reports them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.step = 0
+        self._runtime = runtime
+        self._read_at = 0.0
+        self._rate_from = time.monotonic()
+        self._samples = 0.0
+
+    def count(self, loss: Any, samples: float) -> None:
+        """One step. ``loss``: a number or an array of one element, or None.
+
+        Raises:
+            ValueError: more than one element.
+        """
+        self.step += 1
+        self._samples += samples
+        now = time.monotonic()
+        value = self._value(loss, now)
+        elapsed = now - self._rate_from
+        if elapsed < RATE_SECONDS:
+            self._runtime.report(step=self.step, loss=value)
+            return
+        self._runtime.report(step=self.step, loss=value, samples_per_s=self._samples / elapsed)
+        self._rate_from, self._samples = now, 0.0
+
+    def waiting(self, what: str) -> None:
+        """The main thread waits for ``what``; empty: it goes on, and the wait does not count as slow training."""
+        self._runtime.report(waiting=what)
+        if not what:
+            self._rate_from, self._samples = time.monotonic(), 0.0
+
+    def _value(self, loss: Any, now: float) -> float | None:
+        if loss is None or isinstance(loss, float | int):
+            return loss
+        if _slow_to_read(loss):
+            if now - self._read_at < READ_SECONDS:
+                return None
+            self._read_at = now
+        size = getattr(loss, "numel", None)
+        count = size() if callable(size) else getattr(loss, "size", 1)
+        if count != 1:
+            raise ValueError(f"loss has {count} values: pass one number, for example loss.mean()")
+        return float(loss.item() if hasattr(loss, "item") else loss)
+
+
+def _slow_to_read(loss: Any) -> bool:
+    """True for a torch tensor on an accelerator and for mlx arrays, which are computed when they are read."""
+    device = getattr(loss, "device", None)
+    return getattr(device, "type", "cpu") != "cpu" or type(loss).__module__.startswith("mlx")

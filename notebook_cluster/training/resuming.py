@@ -1,0 +1,60 @@
+"""Where a job begins on this node: the state it holds, a checkpoint, or the model as it is."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from notebook_cluster.checkpoints import Checkpoint, CheckpointError, find_latest, load
+from notebook_cluster.training.outer import state_hash
+from notebook_cluster.training.parameters import Parameters
+
+Vector = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A state that a node could begin from."""
+
+    round: int
+    theta: Vector
+    momentum: Vector
+    state_hash: str
+    held: bool = False
+    checkpoint: Checkpoint | None = None
+    """Where it was read from (without its arrays)."""
+    manifest_hash: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def start_of(parameters: Parameters, directory: Path, resume: str) -> Start:
+    """The newest checkpoint called ``resume`` under ``directory`` if there is one, else the model's own values.
+
+    Raises:
+        CheckpointError: checkpoints are there but none is whole, or it is of another model.
+    """
+    found = find_latest(directory, resume) if resume else None
+    if found is None:
+        theta = parameters.read()
+        momentum = np.zeros_like(theta)
+        return Start(0, theta, momentum, state_hash(theta, momentum))
+    checkpoint = load(found.path)
+    where = f"checkpoint {found.path}"
+    try:
+        theta = parameters.layout.vector(checkpoint.parameters, where)
+        momentum = parameters.layout.vector(checkpoint.momentum, where)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    hash = state_hash(theta, momentum)
+    if hash != checkpoint.manifest.state_hash:
+        raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
+    return Start(
+        found.round,
+        theta,
+        momentum,
+        hash,
+        checkpoint=replace(checkpoint, parameters={}, momentum={}),
+        manifest_hash=found.manifest_hash,
+        warnings=found.warnings,
+    )

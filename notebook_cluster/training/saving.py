@@ -1,0 +1,145 @@
+"""The writer's side of a checkpoint: collect one part per member, then write in a thread of its own.
+
+Called on the runtime's thread only. A part may arrive before the order to save (mesh and link are not ordered with
+respect to each other), and a member may be lost while its part is on the way.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from notebook_cluster.checkpoints import CheckpointError, Contents, Part, save
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
+from notebook_cluster.training.parameters import TensorLayout
+from notebook_cluster.training.runtime import Payload
+from notebook_cluster.training.transfer import MAX_PART_BYTES, Pieces, TransferError
+
+OPEN_TICKETS = 8
+"""Saves whose parts are kept at the same time; the oldest is dropped beyond that."""
+
+Vector = np.ndarray[Any, np.dtype[np.float32]]
+Settings = dict[str, str | int | float | bool | None]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is saved for all nodes: the state after ``round`` and what describes it."""
+
+    round: int
+    state_hash: str
+    theta: Vector
+    momentum: Vector
+    layout: TensorLayout
+    settings: Settings
+
+
+@dataclass
+class _Collection:
+    """One save in progress."""
+
+    parts: dict[str, Pieces] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    order: Save | None = None
+    snapshot: Snapshot | None = None
+    ranks: dict[str, int] = field(default_factory=dict)
+
+
+class CheckpointWriter:
+    """Collects parts by ticket; ``answer`` gets a Saved (from the writing thread) for every save that was ordered."""
+
+    def __init__(self, directory: Callable[[], Path], answer: Callable[[Saved], None]) -> None:
+        self._directory = directory
+        self._answer = answer
+        self._open: dict[int, _Collection] = {}
+        self._answered: dict[int, tuple[Save, Saved]] = {}
+
+    def order(self, message: Save, snapshot: Snapshot | None, ranks: dict[str, int]) -> None:
+        """The coordinator made this node the writer. ``snapshot`` must be of the round that it names."""
+        before = self._answered.get(message.ticket)
+        if before is not None and before[0] == message:  # a restarted coordinator asks again
+            self._answer(before[1])
+            return
+        if snapshot is None or (snapshot.round, snapshot.state_hash) != (message.round, message.state_hash):
+            here = f"round {snapshot.round}" if snapshot else "no state"
+            self._finish(
+                message, error=f"the writer holds {here}, not round {message.round}: save again after the next round"
+            )
+            return
+        collection = self._collection(message.ticket)
+        collection.order, collection.snapshot, collection.ranks = message, snapshot, ranks
+        self._write_when_complete(message.ticket)
+
+    def part(self, sender: str, header: JobFrame, payload: Payload) -> None:
+        """A frame of a member's part.
+
+        Raises:
+            TransferError: the frame cannot belong to a part; names the sender.
+        """
+        pieces = self._collection(header.ticket).parts.setdefault(sender, Pieces(MAX_PART_BYTES))
+        try:
+            pieces.add(header.offset, header.total, payload)
+        except TransferError as error:
+            raise TransferError(f"part of {sender!r} for checkpoint {header.ticket}: {error}") from None
+        self._write_when_complete(header.ticket)
+
+    def part_missing(self, message: PartMissing) -> None:
+        """``message.node`` is gone: its part is not waited for."""
+        self._collection(message.ticket).missing.add(message.node)
+        self._write_when_complete(message.ticket)
+
+    def _collection(self, ticket: int) -> _Collection:
+        if ticket not in self._open:
+            waiting = [number for number, collection in self._open.items() if collection.order is None]
+            if len(waiting) >= OPEN_TICKETS:
+                del self._open[waiting[0]]
+            self._open[ticket] = _Collection()
+        return self._open[ticket]
+
+    def _write_when_complete(self, ticket: int) -> None:
+        collection = self._open[ticket]
+        order = collection.order
+        if order is None:
+            return
+        here = {name for name, pieces in collection.parts.items() if pieces.complete}
+        if not set(order.members) <= here | collection.missing:
+            return
+        del self._open[ticket]
+        thread = threading.Thread(
+            target=self._write, args=(collection, order, here), name="checkpoint-writer", daemon=True
+        )
+        thread.start()
+
+    def _write(self, collection: _Collection, order: Save, here: set[str]) -> None:
+        snapshot = collection.snapshot
+        assert snapshot is not None
+        ranks = {name: collection.ranks.get(name, index) for index, name in enumerate(order.members)}
+        contents = Contents(
+            job=order.job,
+            round=snapshot.round,
+            state_hash=snapshot.state_hash,
+            parameters=snapshot.layout.tensors(snapshot.theta),
+            momentum=snapshot.layout.tensors(snapshot.momentum),
+            parts=[
+                Part(name, ranks[name], collection.parts[name].data if name in here else None) for name in order.members
+            ],
+            settings=snapshot.settings,
+        )
+        try:
+            folder, manifest_hash = save(self._directory().absolute(), order.name, contents)
+        except (CheckpointError, ValueError, OSError) as error:
+            self._finish(order, error=str(error))
+        else:
+            self._finish(order, path=str(folder), manifest_hash=manifest_hash)
+
+    def _finish(self, order: Save, path: str = "", manifest_hash: str = "", error: str = "") -> None:
+        saved = Saved(
+            job=order.job, name=order.name, round=order.round, ticket=order.ticket,
+            path=path, manifest_hash=manifest_hash, error=error,
+        )  # fmt: skip
+        self._answered = {order.ticket: (order, saved)}
+        self._answer(saved)

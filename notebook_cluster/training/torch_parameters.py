@@ -1,0 +1,134 @@
+"""A ``torch.nn.Module`` as one flat float32 vector and back (see :mod:`.parameters`).
+
+Names are looked up anew at each call, so ``model.to(device)`` after construction works and a parameter that was added,
+replaced by another shape, frozen or cast is found and named instead of being averaged wrongly.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from notebook_cluster.training.parameters import TensorLayout, SchemaRow, first_difference
+
+if TYPE_CHECKING:
+    import torch
+
+Vector = np.ndarray[Any, np.dtype[np.float32]]
+
+_COMPILED = "_orig_mod."
+"""What torch.compile puts in front of names: a node that compiles and one that does not still agree."""
+
+
+class TorchParameters:
+    """Adapter of one module.
+
+    Trainable parameters (``requires_grad``) are sent, tied ones once. Of the buffers only the running statistics of
+    normalisation layers (``running_mean``, ``running_var``): counters and masks stay as each node has them.
+
+    Raises:
+        ValueError: nothing is trainable, or a parameter is lazy, on the meta device or not real.
+    """
+
+    def __init__(self, model: "torch.nn.Module") -> None:
+        self.model = model
+        parameters, buffers = self._named()
+        if not parameters:
+            raise ValueError(
+                f"{type(model).__name__} has no trainable parameter: make the sync object after building the model, "
+                "with requires_grad on"
+            )
+        self.layout = TensorLayout.of(_rows(parameters), _rows(buffers))
+        self.exact = all(dtype in ("float32", "float64") for _, _, dtype in self.layout.schema)
+
+    def read(self) -> Vector:
+        """A new float32 vector with the values now; one transfer when all tensors share a device."""
+        import torch
+
+        with torch.no_grad():
+            pieces = [tensor.detach().reshape(-1).to(torch.float32) for tensor in self._tensors()]
+            if len({piece.device for piece in pieces}) > 1:
+                pieces = [piece.cpu() for piece in pieces]
+            vector: Vector = torch.cat(pieces).cpu().numpy()
+        return vector
+
+    def load(self, vector: Vector) -> None:
+        """Copy ``vector`` into the tensors in place, under ``no_grad``, each in its own dtype and on its own device."""
+        import torch
+
+        self.check()
+        if vector.shape != (self.layout.size,):
+            raise ValueError(f"vector of shape {vector.shape} for a model of {self.layout.size} elements")
+        tensors = self._tensors()
+        flat = _as_tensor(vector)
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) == 1:
+            flat = flat.to(devices.pop())
+        with torch.no_grad():
+            for tensor, start in zip(tensors, self.layout.starts, strict=True):
+                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+
+    def snapshot(self) -> "list[torch.Tensor]":
+        return [tensor.detach().clone() for tensor in self._tensors()]
+
+    def restore(self, snapshot: "list[torch.Tensor]") -> None:
+        import torch
+
+        with torch.no_grad():
+            for tensor, value in zip(self._tensors(), snapshot, strict=True):
+                tensor.copy_(value)
+
+    def check(self) -> None:
+        parameters, buffers = self._named()
+        difference = first_difference(_rows(parameters) + _rows(buffers), self.layout.schema)
+        if difference:
+            raise ValueError(difference)
+
+    def _tensors(self) -> list["torch.Tensor"]:
+        parameters, buffers = self._named()
+        return list(parameters.values()) + list(buffers.values())
+
+    def _named(self) -> tuple[dict[str, "torch.Tensor"], dict[str, "torch.Tensor"]]:
+        """Trainable parameters and running statistics, each sorted by name."""
+        parameters = {
+            name.replace(_COMPILED, ""): tensor
+            for name, tensor in self.model.named_parameters()
+            if tensor.requires_grad
+        }
+        buffers = {
+            name.replace(_COMPILED, ""): tensor
+            for name, tensor in self.model.named_buffers()
+            if name.rpartition(".")[2].startswith("running_") and tensor.is_floating_point()
+        }
+        for name, tensor in parameters.items():
+            _check_usable(name, tensor)
+        return dict(sorted(parameters.items())), dict(sorted(buffers.items()))
+
+
+def _as_tensor(vector: Vector) -> "torch.Tensor":
+    """``vector`` without a copy. It is only read from here, so torch's warning about read-only arrays says nothing."""
+    import torch
+
+    if vector.flags.writeable:
+        return torch.from_numpy(vector)
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(vector)
+
+
+def _rows(tensors: dict[str, "torch.Tensor"]) -> list[SchemaRow]:
+    return [(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()]
+
+
+def _check_usable(name: str, tensor: "torch.Tensor") -> None:
+    from torch.nn.parameter import is_lazy
+
+    if is_lazy(tensor):
+        raise ValueError(
+            f"parameter {name!r} has no shape yet: run one batch through the model before making the sync object"
+        )
+    if tensor.is_meta:
+        raise ValueError(f"parameter {name!r} is on the meta device: give it values before making the sync object")
+    if not tensor.is_floating_point():
+        raise ValueError(f"parameter {name!r} is {tensor.dtype}: only real floating point parameters can be averaged")

@@ -1,0 +1,154 @@
+"""Moving whole arrays between nodes: the state for a joiner, a node's part for the writer of a checkpoint.
+
+Bytes go out in frames of ``CHUNK``; they may arrive in any order and twice. Pure: frames in, frames out.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.training.outer import state_hash
+from notebook_cluster.training.runtime import Payload
+
+CHUNK = 256 * 1024
+"""Bytes per frame: the most that is good over TCP with CURVE."""
+
+MAX_PART_BYTES = 8 * 1024**3
+"""What one node's optimiser state may take: more is refused before anything is allocated."""
+
+RETRY_SECONDS = 3.0
+"""A fetch without a new chunk for this long asks again; after ``RETRIES`` of them its source is given up."""
+
+RETRIES = 3
+
+Vector = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class TransferError(ValueError):
+    """A frame that cannot belong to the transfer; it is dropped."""
+
+
+class Pieces:
+    """The bytes of one array, put together. ``limit``: the most bytes it may have."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._total: int | None = None
+        self._data = bytearray()
+        self._missing: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        return self._total is not None and not self._missing
+
+    @property
+    def data(self) -> bytearray:
+        """All bytes; only meaningful when ``complete``."""
+        return self._data
+
+    def add(self, offset: int, total: int, payload: Payload) -> bool:
+        """Put one frame in its place; True when it was new.
+
+        Raises:
+            TransferError: too large, or not one of the frames that :func:`frames_of` cuts.
+        """
+        if self._total is None:
+            if not 0 <= total <= self.limit:
+                raise TransferError(f"{total} bytes announced where at most {self.limit} can be right")
+            self._total, self._data = total, bytearray(total)
+            self._missing = set(range(0, total, CHUNK))
+        if total != self._total or (total and len(payload) != min(CHUNK, total - offset)):
+            raise TransferError(f"a piece of {len(payload)} bytes at {offset} of {total} in an array of {self._total}")
+        if offset not in self._missing:
+            return total == 0
+        self._missing.discard(offset)
+        self._data[offset : offset + len(payload)] = payload
+        return True
+
+
+def frames_of(data: Payload) -> Iterator[tuple[int, int, memoryview]]:
+    """(offset, total, payload) for every frame of ``data``; one empty frame for no bytes."""
+    view = memoryview(data).cast("B")
+    for offset in range(0, max(1, len(view)), CHUNK):
+        yield offset, len(view), view[offset : offset + CHUNK]
+
+
+class Fetch:
+    """One attempt to get (theta, momentum, the node's saved optimiser state) from ``source``.
+
+    The source pushes a snapshot; what arrives is checked against the hash that its frames announce.
+    """
+
+    def __init__(self, job: str, source: str, incarnation: int, wanted: int, elements: int, now: float) -> None:
+        """``incarnation`` is this node's; ``wanted`` the oldest round that is good enough."""
+        self.job, self.source, self.incarnation, self.wanted, self.elements = job, source, incarnation, wanted, elements
+        self.round, self.state_hash = -1, ""
+        self._pieces: dict[str, Pieces] = {}
+        self._asked_at, self._asked = now, 1
+
+    def request(self) -> JobFrame:
+        """Ask the source for its newest snapshot, as soon as that is of the wanted round or later."""
+        return JobFrame(
+            job=self.job, incarnation=self.incarnation, kind="state_request", round=self.wanted, ticket=self._asked
+        )
+
+    def retry(self, now: float) -> JobFrame | None:
+        """A request to send again after ``RETRY_SECONDS`` without progress, or None.
+
+        Raises:
+            TransferError: the source did not answer ``RETRIES`` times in a row.
+        """
+        if now - self._asked_at < RETRY_SECONDS:
+            return None
+        if self._asked >= RETRIES:
+            raise TransferError(f"{self.source!r} sent no state for {RETRY_SECONDS * RETRIES:.0f} s")
+        self._asked_at, self._asked = now, self._asked + 1
+        return self.request()
+
+    def add(self, header: JobFrame, payload: Payload, now: float) -> bool:
+        """Take one ``state`` frame of the source; True when the snapshot is whole.
+
+        Raises:
+            TransferError: sizes that cannot be this model's.
+        """
+        if (header.round, header.state_hash) != (self.round, self.state_hash):
+            if header.round < max(self.round, self.wanted):
+                return False
+            self.round, self.state_hash = header.round, header.state_hash
+            size = 4 * self.elements
+            self._pieces = {"theta": Pieces(size), "momentum": Pieces(size), "optimizer": Pieces(MAX_PART_BYTES)}
+        pieces = self._pieces.get(header.name)
+        if pieces is None or (header.name != "optimizer" and header.total != 4 * self.elements):
+            raise TransferError(f"{self.source!r} sent {header.total} bytes of {header.name!r}")
+        if pieces.add(header.offset, header.total, payload):
+            self._asked_at, self._asked = now, 1
+        return all(piece.complete for piece in self._pieces.values())
+
+    def result(self) -> tuple[Vector, Vector, bytes]:
+        """theta, momentum and the optimiser's part (empty: none).
+
+        Raises:
+            TransferError: the arrays do not have the announced hash.
+        """
+        theta = np.frombuffer(self._pieces["theta"].data, np.float32)
+        momentum = np.frombuffer(self._pieces["momentum"].data, np.float32)
+        if state_hash(theta, momentum) != self.state_hash:
+            raise TransferError(
+                f"the state of round {self.round} from {self.source!r} does not have the hash it announced"
+            )
+        return theta, momentum, bytes(self._pieces["optimizer"].data)
+
+
+def snapshot_frames(
+    job: str, incarnation: int, round: int, hash: str, arrays: dict[str, Payload]
+) -> Iterator[tuple[JobFrame, memoryview]]:
+    """Every ``state`` frame of a snapshot, in order. ``arrays`` must not be written to afterwards."""
+    for name, data in arrays.items():
+        for offset, total, payload in frames_of(data):
+            header = JobFrame(
+                job=job, incarnation=incarnation, kind="state", round=round, name=name,
+                offset=offset, total=total, state_hash=hash,
+            )  # fmt: skip
+            yield header, payload

@@ -1,0 +1,45 @@
+"""How a cluster is shown: the notebook panel, and the same state as static HTML and as plain text.
+
+May import: ``client``, ``protocol``. Called by: ``magics`` (``%cluster panel``, ``status``, ``peers``) and ``cli``-like
+views that want the text. Views hold no state of their own: everything comes from a ClusterView and from Series.
+
+- :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
+- :mod:`.text`, :mod:`.static_html`, :mod:`.picture`: renderers without a browser's help. Pure functions.
+- :mod:`.panel`: the live panel and the one thread that changes it; :mod:`.widget` and ``panel.js`` are what the browser
+  sees, :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.widgets.static_html import render_html, render_peers_html
+from notebook_cluster.widgets.text import render_peers_text, render_text
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
+
+__all__ = ["close_panel", "render_html", "render_peers", "render_text", "show_panel"]
+
+
+def render_peers(peers: Sequence[PeerView], html: bool = False) -> str:
+    """``peers`` as a table, plain text or HTML, that says of each why it can or cannot be added."""
+    return render_peers_html(peers) if html else render_peers_text(peers)
+
+
+def show_panel(cluster: "Cluster", *, headless: bool = False) -> None:
+    """Display the panel of ``cluster`` in the current cell; one that is shown already appears a second time.
+
+    With ``headless``, or where no kernel can talk to widgets, HTML and text of the present state are displayed once,
+    without any widget, so that a notebook run by nbclient or papermill stays small.
+    """
+    from notebook_cluster.widgets import panel  # ipywidgets and anywidget are loaded when a panel is wanted
+
+    panel.show(cluster, headless=headless)
+
+
+def close_panel(cluster: "Cluster") -> None:
+    """End the panel of ``cluster``, if it is shown: what it showed last stays as a static picture."""
+    from notebook_cluster.widgets import panel
+
+    panel.close(cluster)

@@ -1,0 +1,95 @@
+"""The plotly curves of a panel: loss over steps and memory over time, one colour per rank.
+
+Loading plotly takes about a second and its widget ships about 5 MB of script, so a panel makes its figure on its own
+thread when the first point is there.
+"""
+
+import re
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from notebook_cluster.widgets.curves import Curves, Point, thin
+from notebook_cluster.widgets.formatting import plain
+from notebook_cluster.widgets.palette import rank_colour
+
+POINTS_PER_CURVE = 300
+POINTS_IN_ALL = 6000
+"""About 100 kB a redraw, which leaves jupyter_server's limits (1 MB/s) to the cells' output."""
+_INK = "#8b949e"
+_GRID = "rgba(139, 148, 158, 0.22)"
+_MEMORY_UNITS = ((1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
+
+
+class CurvesFigure:
+    """One ``FigureWidget`` (``widget``) with a loss and a memory curve per node. One thread at a time."""
+
+    def __init__(self) -> None:
+        figure = make_subplots(rows=1, cols=2, subplot_titles=("Loss over steps", "Memory over time"))
+        # Mid-grey on transparent reads well on JupyterLab's light and dark theme; a figure cannot know which one is on.
+        axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GRID, "automargin": True}
+        figure.update_layout(
+            height=290,
+            autosize=True,
+            margin={"l": 50, "r": 14, "t": 30, "b": 60},
+            paper_bgcolor="rgba(0, 0, 0, 0)",
+            plot_bgcolor="rgba(0, 0, 0, 0)",
+            font={"color": _INK, "size": 11, "family": "system-ui, -apple-system, Segoe UI, sans-serif"},
+            legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "font": {"size": 12}},
+            hovermode="closest",
+            uirevision="kept",
+        )
+        figure.update_annotations(font={"size": 12, "color": _INK})
+        figure.update_xaxes(**axis)
+        figure.update_yaxes(**axis)
+        self.widget = go.FigureWidget(figure)
+        self._nodes: dict[str, int] = {}
+        self._drawn: dict[int, tuple[Any, ...]] = {}
+
+    def draw(self, curves: Curves, ranks: dict[str, int | None], started: float) -> None:
+        """Show ``curves``; ``ranks`` decides the colours, ``started`` (epoch seconds) is the zero of the time axis."""
+        for node in curves.nodes():
+            if node not in self._nodes:
+                self._add(node)
+        limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // (2 * max(len(self._nodes), 1)), 40))
+        memory = {node: curves.get(node, "memory").by_time(started) for node in self._nodes}
+        scale, unit = _unit(max((value for points in memory.values() for _, value in points), default=0.0))
+        minutes = max((x for points in memory.values() for x, _ in points), default=0.0) > 300
+        across = 60.0 if minutes else 1.0
+        with self.widget.batch_update():
+            for node, index in self._nodes.items():
+                colour = rank_colour(ranks.get(node))
+                self._show(index, thin(curves.get(node, "loss").by_step(), limit), colour)
+                points = [(x / across, value / scale) for x, value in thin(memory[node], limit)]
+                self._show(index + 1, points, colour)
+            title = f"Memory ({unit}) over {'minutes' if minutes else 'seconds'}"
+            if self.widget.layout.annotations[1].text != title:
+                self.widget.layout.annotations[1].text = title
+
+    def _add(self, node: str) -> None:
+        """The two traces of ``node``: one entry in the legend switches both."""
+        self._nodes[node] = len(self.widget.data)
+        # Plotly reads a little HTML in names and hover texts; a node's name has no use for any.
+        label = re.sub("[<>&]", " ", plain(node, 64))
+        common = {"mode": "lines", "name": label, "legendgroup": node, "x": [], "y": []}
+        traces = [go.Scatter(**common, showlegend=False), go.Scatter(**common, showlegend=True)]
+        self.widget.add_traces(traces, rows=[1, 1], cols=[1, 2])
+
+    def _show(self, index: int, points: list[Point], colour: str) -> None:
+        seen = (len(points), points[-1] if points else None, points[0] if points else None, colour)
+        if self._drawn.get(index) == seen:
+            return
+        import numpy
+
+        self._drawn[index] = seen
+        trace = self.widget.data[index]
+        # Arrays travel as binary buffers, a third of the size of JSON numbers.
+        trace.x = numpy.array([x for x, _ in points], dtype=numpy.float64)
+        trace.y = numpy.array([y for _, y in points], dtype=numpy.float64)
+        trace.line = {"color": colour, "width": 2}
+
+
+def _unit(largest: float) -> tuple[float, str]:
+    """Divisor and name of the unit in which ``largest`` bytes read well."""
+    return next(((scale, name) for scale, name in _MEMORY_UNITS if largest >= scale), _MEMORY_UNITS[-1])

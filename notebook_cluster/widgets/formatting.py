@@ -1,0 +1,68 @@
+"""Numbers and texts as people read them. Pure functions; every text that a node or peer sent goes through ``plain``."""
+
+import math
+import re
+
+ABSENT = "\u2013"
+"""Stands where there is no value."""
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_UNPRINTABLE = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]"  # terminal colours and cursor moves
+    "|[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"  # control characters, text direction marks
+)
+
+
+def plain(text: object, limit: int = 200) -> str:
+    """``text`` on one line of at most ``limit`` characters, without control characters or terminal escapes."""
+    cleaned = " ".join(_UNPRINTABLE.sub(" ", str(text)).split())
+    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
+
+
+def byte_count(count: float) -> str:
+    """``count`` bytes in decimal units: ``0 B``, ``812 kB``, ``1.2 GB``."""
+    if not math.isfinite(count) or count <= 0:
+        return "0 B"
+    value, unit = float(count), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if value < 10 and unit > 0 else f"{value:.0f} {_UNITS[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """``seconds`` as ``40 ms``, ``3.4 s``, ``2 min 05 s``, ``1 h 12 min`` or ``3 d 4 h``."""
+    if not math.isfinite(seconds):
+        return ABSENT
+    seconds = max(seconds, 0.0)
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def integer(value: int | None) -> str:
+    """``value`` with thousands separated, a dash for None."""
+    return ABSENT if value is None else f"{value:,}"
+
+
+def number(value: float | None) -> str:
+    """A loss or scalar with four significant digits; ``NaN`` and ``∞`` by name, a dash for None."""
+    if value is None:
+        return ABSENT
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3e}"
+    digits = 4 if abs(value) < 10 else 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1
+    return f"{value:,.{digits}f}"
+
+
+def plural(count: int, word: str) -> str:
+    """``1 node``, ``3 nodes``."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

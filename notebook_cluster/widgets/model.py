@@ -1,0 +1,153 @@
+"""What a panel shows of a ClusterView: plain JSON with ready texts, so that every renderer says the same.
+
+Pure. Every text that came from another machine is cleaned here; renderers still escape it.
+"""
+
+import time
+from typing import Any
+
+from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView
+from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, integer, number, plain, plural
+from notebook_cluster.widgets.palette import rank_colour
+
+EVENTS_SHOWN = 40
+_NODE_LEVELS = {"ok": "good", "starting": "info", "rejoining": "info", "stopping": "info", "suspect": "warning"}
+_PEER_LEVELS = {"connected": "good", "found": "info", "connecting": "info", "suspect": "warning", "untrusted": "muted"}
+
+
+def panel_model(state: ClusterView) -> dict[str, Any]:
+    """``state`` as nested dicts, lists, strings, numbers and None: what panel.js and the static renderers draw."""
+    status, level = _status(state)
+    return {
+        "name": plain(state.name, 64),
+        "status": status,
+        "level": level,
+        "facts": _facts(state),
+        "cell": _cell(state.cell, state.now),
+        "nodes": [_node(node, state) for node in sorted(state.nodes, key=_rank_order)],
+        "peers": [peer_row(peer) for peer in state.peers],
+        "events": [_event(event) for event in state.events[-EVENTS_SHOWN:]],
+        "can_interrupt": state.cell is not None and state.cell.status == "running",
+        "can_checkpoint": bool(state.jobs),
+        "checkpoint_name": f"{state.jobs[0].name}-round-{state.jobs[0].round}" if state.jobs else "",
+    }
+
+
+def peer_row(peer: PeerView) -> dict[str, Any]:
+    """One peer: its texts, and ``blocked``, which says why it cannot be added (empty when it can)."""
+    blocked = ""
+    if peer.condition == "connected":
+        blocked = "already in the cluster"
+    elif peer.condition == "connecting":
+        blocked = "connecting"
+    elif not peer.trusted:
+        blocked = plain(peer.reason) or "not trusted: it belongs to another user or machine"
+    elif peer.condition == "refused":
+        blocked = plain(peer.reason) or "it refused this cluster"
+    found = {"mdns": "found on the network", "typed": "address typed", "local": "this machine"}[peer.found_by]
+    if peer.round_trip_ms is not None:
+        found += f" · {duration(peer.round_trip_ms / 1000)}"
+    return {
+        "name": plain(peer.name, 64),
+        "key": plain(peer.key, 64),
+        "address": plain(peer.address, 80),
+        "device": plain(peer.device, 80),
+        "condition": peer.condition,
+        "level": _PEER_LEVELS.get(peer.condition, "bad"),
+        "found": found,
+        "reason": plain(peer.reason),
+        "blocked": blocked,
+    }
+
+
+def _rank_order(node: NodeView) -> tuple[bool, int, str]:
+    return node.rank is None, node.rank or 0, node.name
+
+
+def _status(state: ClusterView) -> tuple[str, str]:
+    broken = [node.name for node in state.nodes if node.condition in ("lost", "dead", "refused")]
+    if broken:
+        return plain(f"{', '.join(broken)} {'is' if len(broken) == 1 else 'are'} down"), "bad"
+    if state.cell is not None and state.cell.status == "running":
+        return (f"training · {plain(state.jobs[0].phase, 40)}" if state.jobs else "running a cell"), "info"
+    if any(node.condition == "starting" for node in state.nodes):
+        return "starting", "info"
+    return ("ready", "good") if state.nodes else ("no nodes yet", "muted")
+
+
+def _facts(state: ClusterView) -> list[dict[str, str]]:
+    facts = [{"label": "Nodes", "value": str(len(state.nodes)), "note": f"generation {state.generation}"}]
+    for job in state.jobs[:1]:
+        facts.append({"label": "Round", "value": integer(job.round), "note": _job_note(job)})
+        facts.append({"label": "Sent", "value": byte_count(job.bytes_sent), "note": _traffic_note(job)})
+        if job.hash_mismatches:
+            facts.append({"label": "Hash mismatches", "value": integer(job.hash_mismatches), "note": "see events"})
+    facts.append({"label": "Up", "value": duration(state.now - state.started), "note": ""})
+    return facts
+
+
+def _job_note(job: JobView) -> str:
+    if job.waiting_for:
+        return plain("waiting for " + ", ".join(job.waiting_for), 60)
+    return plain(f"{job.strategy} · {plural(job.parameters, 'parameter')}", 60)
+
+
+def _traffic_note(job: JobView) -> str:
+    if job.bytes_sent <= 0 or job.bytes_data_parallel <= job.bytes_sent:
+        return "by all nodes"
+    return f"{job.bytes_data_parallel / job.bytes_sent:,.0f}\u00d7 less than data parallel"
+
+
+def _cell(cell: CellView | None, now: float) -> dict[str, Any] | None:
+    if cell is None:
+        return None
+    seconds = (cell.ended if cell.ended is not None else now) - cell.started
+    first_line = next((line for line in cell.source.splitlines() if line.strip()), "")
+    return {
+        "id": cell.id,
+        "source": plain(first_line, 80),
+        "status": cell.status,
+        "time": duration(seconds) if cell.started else "",
+    }
+
+
+def _node(node: NodeView, state: ClusterView) -> dict[str, Any]:
+    total = max(node.memory_total, 1)
+    running = state.cell.nodes.get(node.name, "") if state.cell and state.cell.status == "running" else ""
+    condition = "busy" if node.condition == "ok" and (node.busy or running == "running") else node.condition
+    device = node.device if node.device_name in ("", node.device) else f"{node.device} · {node.device_name}"
+    checkpoint = plain(node.checkpoint, 60)
+    if checkpoint and node.checkpoint_time is not None:
+        checkpoint += f" · {duration(state.now - node.checkpoint_time)} ago"
+    return {
+        "name": plain(node.name, 64),
+        "rank": ABSENT if node.rank is None else str(node.rank),
+        "colour": rank_colour(node.rank),
+        "peer": plain(node.peer, 64),
+        "device": plain(device, 60),
+        "condition": condition,
+        "level": "info" if condition == "busy" else _NODE_LEVELS.get(node.condition, "bad"),
+        "reason": plain(node.reason),
+        "log": [plain(line, 160) for line in node.log_tail[-3:]],
+        "waiting": plain(node.waiting, 80),
+        "memory": {
+            "kind": "memory" if node.memory_kind == "unified" else node.memory_kind,
+            "used": byte_count(node.memory_used),
+            "peak": byte_count(max(node.memory_peak, node.memory_used)),
+            "total": byte_count(node.memory_total) if node.memory_total else "?",
+            "fraction": round(min(max(node.memory_used / total, 0.0), 1.0), 4) if node.memory_total else 0.0,
+            "peak_fraction": round(min(max(node.memory_peak / total, 0.0), 1.0), 4) if node.memory_total else 0.0,
+        },
+        "step": integer(node.step),
+        "loss": number(node.loss),
+        "rate": "" if node.samples_per_s is None else f"{node.samples_per_s:,.0f}/s",
+        "round": integer(node.last_round),
+        "wait": ABSENT if node.round_wait is None else duration(node.round_wait),
+        "checkpoint": checkpoint or "none yet",
+        "scalars": [[plain(name, 30), number(value)] for name, value in sorted(node.scalars.items())[:4]],
+    }
+
+
+def _event(event: EventView) -> dict[str, Any]:
+    clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+    return {"time": event.time, "clock": clock, "level": event.level, "text": plain(event.text, 300)}

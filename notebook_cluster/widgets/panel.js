@@ -1,0 +1,277 @@
+// The live panel. It draws the widget's `state` (see model.py) and sends {action, target, id}; it keeps no state of the
+// cluster. Texts come from other machines: they only ever go through textContent and setAttribute, never through markup.
+
+const SURE_MILLISECONDS = 4000;
+const SILENT_MILLISECONDS = 6000;
+
+/** An element with a class, attributes and children; a text child becomes a text node. */
+function element(tag, className = "", attributes = {}, children = []) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/** Writes only what changed, so that selections, focus and screen readers are left alone. */
+function write(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}
+
+function writeAttribute(target, name, value) {
+  if (target.getAttribute(name) !== value) target.setAttribute(name, value);
+}
+
+function show(target, visible) {
+  if (target.hidden === visible) target.hidden = !visible;
+}
+
+/** Makes the children of `parent` match `rows` by key: elements of rows that stay are kept, with their focus. */
+function reconcile(parent, rows, keyOf, make) {
+  const kept = parent.nbcRows ?? new Map();
+  const next = new Map();
+  rows.forEach((row, index) => {
+    const key = keyOf(row);
+    const entry = kept.get(key) ?? make(row);
+    entry.update(row);
+    next.set(key, entry);
+    if (parent.children[index] !== entry.root) parent.insertBefore(entry.root, parent.children[index] ?? null);
+  });
+  for (const [key, entry] of kept) if (!next.has(key)) entry.root.remove();
+  parent.nbcRows = next;
+}
+
+/** A button; with `sure` it asks once more by its own label before it acts. */
+function button(label, { className = "", sure = "", act }) {
+  const made = element("button", `nbc-button ${className}`, { type: "button" }, [label]);
+  let timer = 0;
+  const calm = () => {
+    clearTimeout(timer);
+    timer = 0;
+    made.classList.remove("nbc-sure");
+    write(made, label);
+  };
+  made.addEventListener("click", () => {
+    if (sure && !timer) {
+      made.classList.add("nbc-sure");
+      write(made, sure);
+      timer = setTimeout(calm, SURE_MILLISECONDS);
+      return;
+    }
+    calm();
+    act();
+  });
+  made.addEventListener("blur", calm);
+  return made;
+}
+
+function pill() {
+  const root = element("span", "nbc-pill");
+  return {
+    root,
+    update(level, text) {
+      root.className = `nbc-pill nbc-${level}`;
+      write(root, text);
+    },
+  };
+}
+
+function factTile() {
+  const [label, value, note] = ["label", "value", "note"].map((part) => element("div", `nbc-fact-${part}`));
+  return {
+    root: element("div", "nbc-fact", {}, [label, value, note]),
+    update(fact) {
+      write(label, fact.label);
+      write(value, fact.value);
+      write(note, fact.note);
+    },
+  };
+}
+
+function memoryMeter() {
+  const peak = element("div", "nbc-meter-peak");
+  const used = element("div", "nbc-meter-used");
+  const bar = element("div", "nbc-meter", { role: "meter", "aria-valuemin": "0", "aria-valuemax": "1" }, [peak, used]);
+  const [now, most] = [element("span"), element("span", "nbc-muted")];
+  return {
+    roots: [bar, element("div", "nbc-memory", {}, [now, most])],
+    update(memory) {
+      const text = `${memory.kind} ${memory.used} of ${memory.total}`;
+      peak.style.width = `${100 * memory.peak_fraction}%`;
+      used.style.width = `${100 * memory.fraction}%`;
+      writeAttribute(bar, "aria-valuenow", String(memory.fraction));
+      writeAttribute(bar, "aria-valuetext", `${text}, peak ${memory.peak}`);
+      writeAttribute(bar, "aria-label", memory.kind);
+      write(now, text);
+      write(most, `peak ${memory.peak}`);
+    },
+  };
+}
+
+function numbers() {
+  const names = { step: "Step", loss: "Loss", round: "Round", wait: "Wait" };
+  const cells = Object.entries(names).map(([key, label]) => [key, label, element("div", "nbc-number nbc-cut")]);
+  const children = cells.map(([, label, value]) =>
+    element("div", "", {}, [element("div", "nbc-number-label", {}, [label]), value])
+  );
+  return {
+    root: element("div", "nbc-numbers", {}, children),
+    update: (node) => cells.forEach(([key, label, value]) => {
+      write(value, node[key]);
+      writeAttribute(value, "title", `${label} ${node[key]}`);
+    }),
+  };
+}
+
+function nodeCard(ask) {
+  let current = null;
+  const [rank, name, condition] = [element("span", "nbc-rank", { title: "rank" }), element("span", "nbc-node-name nbc-cut nbc-grow"), pill()];
+  const [device, meter, figures] = [element("div", "nbc-small nbc-muted nbc-cut"), memoryMeter(), numbers()];
+  const [extra, checkpoint, waiting] = [0, 1, 2].map(() => element("div", "nbc-small nbc-muted nbc-cut"));
+  const [reason, log] = [element("div", "nbc-reason"), element("div", "nbc-log nbc-code")];
+  const restart = button("Restart", { className: "nbc-quiet", sure: "Restart: sure?", act: () => ask("restart", current.name, `Restarting ${current.name}…`) });
+  const remove = button("Remove", { className: "nbc-quiet nbc-danger", sure: "Remove: sure?", act: () => ask("remove", current.name, `Removing ${current.name}…`) });
+  const root = element("div", "nbc-node", { role: "listitem" }, [
+    element("div", "nbc-row", {}, [rank, name, condition.root]), device, ...meter.roots, figures.root, extra, waiting,
+    reason, log, element("div", "nbc-row", {}, [checkpoint, element("span", "nbc-grow"), restart, remove]),
+  ]);
+  const update = (node) => {
+    current = node;
+    root.style.setProperty("--nbc-rank", node.colour);
+    writeAttribute(root, "data-node", node.name);
+    writeAttribute(restart, "aria-label", `Restart ${node.name}`);
+    writeAttribute(remove, "aria-label", `Remove ${node.name}`);
+    write(rank, node.rank);
+    write(name, node.name);
+    condition.update(node.level, node.condition);
+    write(device, `${node.device} on ${node.peer}`);
+    meter.update(node.memory);
+    figures.update(node);
+    write(extra, [["samples", node.rate], ...node.scalars].filter(([, value]) => value).map((pair) => pair.join(" ")).join(" · "));
+    write(checkpoint, `Checkpoint: ${node.checkpoint}`);
+    writeAttribute(checkpoint, "title", checkpoint.textContent);
+    write(waiting, `Waiting: ${node.waiting}`);
+    write(reason, node.reason);
+    write(log, node.log.join("\n"));
+    for (const [part, visible] of [[extra, extra.textContent], [waiting, node.waiting], [reason, node.reason], [log, node.log.length]]) show(part, Boolean(visible));
+  };
+  return { root, update };
+}
+
+function peerRow(ask) {
+  let current = null;
+  const [name, about, condition] = [element("span", "nbc-node-name nbc-cut"), element("span", "nbc-small nbc-muted"), pill()];
+  const add = button("Add", { className: "nbc-primary", act: () => ask("add", current.name, `Adding ${current.name}…`) });
+  return {
+    root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, add]),
+    update(peer) {
+      current = peer;
+      const why = peer.condition === "connected" ? "" : peer.blocked;
+      write(name, peer.name);
+      write(about, [peer.device, peer.address, why || peer.found].filter(Boolean).join(" · "));
+      condition.update(peer.level, peer.condition);
+      add.disabled = Boolean(peer.blocked);
+      writeAttribute(add, "title", peer.blocked || `Add ${peer.name} to the cluster`);
+      writeAttribute(add, "aria-label", peer.blocked ? `Add ${peer.name}: ${peer.blocked}` : `Add ${peer.name}`);
+    },
+  };
+}
+
+function eventLine() {
+  const [clock, text] = [element("span", "nbc-muted"), element("span", "nbc-event-text")];
+  const root = element("div", "nbc-event", {}, [clock, text]);
+  return {
+    root,
+    update(event) {
+      root.className = `nbc-event nbc-${event.level}`;
+      write(clock, event.clock);
+      write(text, event.text);
+    },
+  };
+}
+
+function answerLine() {
+  const root = element("div", "nbc-answer");
+  const levels = { running: "info", done: "good", failed: "bad" };
+  return {
+    root,
+    update(answer) {
+      root.className = `nbc-answer nbc-${levels[answer.status]}`;
+      write(root, answer.text);
+    },
+  };
+}
+
+/** What was asked for here and not answered yet: shown at once, replaced by the kernel's answer with the same id. */
+function questions(model, redraw) {
+  let asked = [];
+  const forget = (answers) => {
+    const known = new Set(answers.map((answer) => answer.id));
+    asked = asked.filter((question) => !known.has(question.id));
+  };
+  return {
+    ask(action, target, text) {
+      const id = `${Date.now()}-${Math.random().toString(36).slice(2)}`;
+      asked.push({ id, text, status: "running" });
+      model.send({ action, target, id });
+      redraw();
+      setTimeout(() => {
+        const silent = asked.find((question) => question.id === id);
+        if (silent) Object.assign(silent, { status: "failed", text: `${text} No answer from the notebook's kernel yet.` });
+        if (silent) redraw();
+      }, SILENT_MILLISECONDS);
+    },
+    shown(answers) {
+      forget(answers);
+      return [...answers, ...asked];
+    },
+  };
+}
+
+function render({ model, el }) {
+  const open = questions(model, () => update());
+  const ask = open.ask;
+  const [name, status] = [element("span", "nbc-title nbc-cut"), pill()];
+  const stopCell = button("Stop cell", { act: () => ask("interrupt", "", "Interrupting the running cell…") });
+  const save = button("Checkpoint now", { act: () => ask("checkpoint", model.get("state").checkpoint_name, "Saving a checkpoint…") });
+  const stop = button("Stop cluster", { className: "nbc-danger", sure: "Stop all nodes: sure?", act: () => ask("stop", "", "Stopping the cluster…") });
+  const head = element("div", "nbc-row nbc-wrap", {}, [name, status.root, element("span", "nbc-grow"), stopCell, save, stop]);
+  const answers = element("div", "nbc-answers", { role: "status", "aria-live": "polite" });
+  const notice = element("div", "nbc-answer nbc-warning", { role: "note" });
+  const facts = element("div", "nbc-facts");
+  const [cellWord, cellSource] = [element("span", "nbc-muted"), element("span", "nbc-code nbc-cut nbc-grow")];
+  const cell = element("div", "nbc-cell nbc-row", {}, [cellWord, cellSource]);
+  const nodes = element("div", "nbc-nodes", { role: "list", "aria-label": "Nodes" });
+  const none = element("div", "nbc-empty", {}, ["No nodes yet. Add a peer below, or run %cluster start --local 1."]);
+  const peersHeading = element("div", "nbc-heading", {}, ["Peers"]);
+  const peers = element("div", "nbc-peers", { role: "list", "aria-label": "Peers" });
+  const eventsHeading = element("div", "nbc-heading", {}, ["Events"]);
+  const events = element("div", "nbc-events", { role: "log", "aria-live": "polite", "aria-label": "Events", tabindex: "0" });
+  const root = element("div", "nbc-panel", { role: "region" }, [head, answers, notice, facts, cell, nodes, none, peersHeading, peers, eventsHeading, events]);
+
+  function update() {
+    const state = model.get("state");
+    writeAttribute(root, "aria-label", `Cluster ${state.name}`);
+    write(name, state.name);
+    status.update(state.level, state.status);
+    stopCell.disabled = !state.can_interrupt;
+    save.disabled = !state.can_checkpoint;
+    writeAttribute(save, "title", state.can_checkpoint ? `Save ${state.checkpoint_name}` : "No training has begun: nothing to save");
+    reconcile(answers, open.shown(state.answers), (answer) => answer.id, answerLine);
+    write(notice, state.notice);
+    reconcile(facts, state.facts, (fact) => fact.label, factTile);
+    if (state.cell) write(cellWord, `Cell ${state.cell.id} ${state.cell.status} ${state.cell.time}`);
+    if (state.cell) write(cellSource, state.cell.source);
+    reconcile(nodes, state.nodes, (node) => node.name, () => nodeCard(ask));
+    reconcile(peers, state.peers, (peer) => `${peer.key} ${peer.name}`, () => peerRow(ask));
+    reconcile(events, [...state.events].reverse(), (event) => `${event.time} ${event.text}`, eventLine);
+    for (const [part, visible] of [[notice, state.notice], [cell, state.cell], [none, !state.nodes.length], [peersHeading, state.peers.length], [eventsHeading, state.events.length]]) show(part, Boolean(visible));
+  }
+
+  model.on("change:state", update);
+  update();
+  el.append(root);
+  return () => model.off("change:state", update);
+}
+
+export default { render };

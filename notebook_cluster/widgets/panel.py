@@ -1,0 +1,235 @@
+"""The live panel: one thread that takes the cluster's events and the browser's clicks in turn and changes the widgets.
+
+The main thread may be busy for hours with a cell. So nothing here waits for it: events arrive on the client's I/O
+thread, clicks on a subshell, results on action threads; all of them only post a call, and the panel's thread makes it.
+That thread runs in a copy of the cell's context, because ipykernel finds the cell that an output belongs to there.
+"""
+
+import atexit
+import contextvars
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
+from notebook_cluster.widgets.actions import Actions
+from notebook_cluster.widgets.curves import Curves
+from notebook_cluster.widgets.formatting import plain
+from notebook_cluster.widgets.model import panel_model
+from notebook_cluster.widgets.pace import Pace
+from notebook_cluster.widgets.static_html import render_html
+from notebook_cluster.widgets.subshell import reroute
+from notebook_cluster.widgets.text import render_text
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
+
+STATE_SECONDS = 0.5
+CURVE_SECONDS = 1.0
+_NO_SUBSHELL = (
+    "The buttons answer when the running cell has ended: this kernel's ipykernel has no subshells. Until then use "
+    "'notebook-cluster' in a terminal, or upgrade to ipykernel 7.4."
+)
+_panels: list["Panel"] = []
+
+
+def show(cluster: "Cluster", *, headless: bool = False) -> None:
+    """See :func:`notebook_cluster.widgets.show_panel`."""
+    kernel = _widget_kernel()
+    if headless or kernel is None:
+        _display_static(cluster)
+        return
+    panel = next((panel for panel in _panels if panel.shows(cluster)), None)
+    if panel is None:
+        panel = Panel(cluster, kernel)
+        _panels.append(panel)
+    panel.display()
+
+
+def close(cluster: "Cluster") -> None:
+    """See :func:`notebook_cluster.widgets.close_panel`. Returns when the panel's thread has ended (at most 5 s)."""
+    for panel in [panel for panel in _panels if panel.shows(cluster)]:
+        panel.close()
+
+
+class Panel:
+    """One panel of one cluster: its widgets and its thread."""
+
+    def __init__(self, cluster: "Cluster", kernel: Any) -> None:
+        from ipywidgets import VBox
+
+        from notebook_cluster.widgets.widget import PanelWidget
+
+        self._cluster = cluster
+        self._kernel = kernel
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._over = False
+        self._display_id = uuid.uuid4().hex
+        self._latest: ClusterView = cluster.latest or cluster.state()
+        self._curves = Curves()
+        self._figure: Any = None
+        self._notice = ""
+        self._cell: int | None = None
+        self._actions = Actions(cluster, self._posted)
+        self._state_pace, self._curve_pace = Pace(STATE_SECONDS), Pace(CURVE_SECONDS)
+        self._widget = PanelWidget(state=self._shown())
+        self._box = VBox([self._widget])
+        self._widget.on_msg(lambda widget, content, buffers: self._clicked(content))
+        if not reroute(kernel, [self._widget], self._inbox.put):
+            self._notice = _NO_SUBSHELL
+        self._widget.comm.on_close(lambda message: self._inbox.put(self._leave))
+        # Subscribed first, so that no point is lost between the history and the first event.
+        self._unsubscribe = cluster.subscribe(lambda event: self._inbox.put(partial(self._event, event)))
+        self._inbox.put(self._load_history)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="cluster-panel", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def shows(self, cluster: "Cluster") -> bool:
+        """True when this panel is alive and shows ``cluster``."""
+        return self._cluster is cluster and self._thread.is_alive() and not self._over
+
+    def display(self) -> None:
+        """Show the panel in the cell that runs now."""
+        from IPython.display import display
+
+        bundle = {
+            "application/vnd.jupyter.widget-view+json": {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self._box.model_id,
+            },
+            **_static_bundle(self._latest),
+        }
+        display(bundle, raw=True, display_id=self._display_id)
+
+    def close(self) -> None:
+        """End the thread; what was shown last stays as a static picture."""
+        atexit.unregister(self.close)
+        self._inbox.put(self._leave)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    # ---- from here on: the panel's thread ----
+
+    def _run(self) -> None:
+        while not self._over:
+            self._take()
+            now = time.monotonic()
+            if self._state_pace.take(now):
+                self._guarded(self._push_state)
+            if self._curve_pace.take(now):
+                self._guarded(self._draw)
+        self._guarded(self._leave_picture)
+
+    def _take(self) -> None:
+        """Make every call that was posted; wait for one no longer than until something is due."""
+        now = time.monotonic()
+        dues = (self._state_pace.wait(now), self._curve_pace.wait(now), self._actions.next_expiry())
+        try:
+            call = self._inbox.get(timeout=min((due for due in dues if due is not None), default=None))
+            while True:
+                self._guarded(call)
+                call = self._inbox.get_nowait()
+        except queue.Empty:
+            if self._actions.next_expiry() == 0.0:
+                self._state_pace.ask()
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """``call()``; what goes wrong is shown in the panel, because prints of this thread go nowhere."""
+        try:
+            call()
+        except Exception as error:
+            self._notice = plain(f"The panel could not show everything ({type(error).__name__}: {error})", 300)
+            self._state_pace.ask()
+
+    def _event(self, event: Any) -> None:
+        match event:
+            case StateChanged():
+                self._latest = event.state
+                self._state_pace.ask()
+            case SeriesAdded():
+                self._curves.add_new(event.series)
+                self._curve_pace.ask()
+            case Closing():
+                self._leave()
+
+    def _load_history(self) -> None:
+        self._curves = Curves(self._cluster.series())
+        self._curve_pace.ask()
+
+    def _clicked(self, content: object) -> None:
+        self._actions.ask(content)
+        self._state_pace.ask()
+
+    def _posted(self, call: Callable[[], None]) -> None:
+        """Called on action threads: ``call`` changes an answer, so the state must be sent after it."""
+        self._inbox.put(call)
+        self._inbox.put(self._state_pace.ask)
+
+    def _shown(self) -> dict[str, Any]:
+        cell = self._latest.cell.id if self._latest.cell else None
+        if cell != self._cell:
+            self._cell = cell
+            self._actions.cell_changed()
+        return {**panel_model(self._latest), "answers": self._actions.answers(), "notice": self._notice}
+
+    def _push_state(self) -> None:
+        self._widget.state = self._shown()
+
+    def _draw(self) -> None:
+        if self._figure is None:
+            if not self._curves.nodes():
+                return
+            from notebook_cluster.widgets.figure import CurvesFigure
+
+            self._figure = CurvesFigure()
+            reroute(self._kernel, [self._figure.widget], self._inbox.put)
+            self._box.children = (self._widget, self._figure.widget)
+        ranks = {node.name: node.rank for node in self._latest.nodes}
+        self._figure.draw(self._curves, ranks, self._latest.started)
+
+    def _leave(self) -> None:
+        self._over = True
+
+    def _leave_picture(self) -> None:
+        """Put the last state in place of the widgets: what is saved with the notebook then needs no kernel."""
+        from IPython.display import update_display
+
+        self._unsubscribe()
+        if self in _panels:
+            _panels.remove(self)
+        bundle = _static_bundle(self._latest, self._curves.series())
+        update_display(bundle, raw=True, display_id=self._display_id)
+        for widget in (self._box, self._widget, self._figure and self._figure.widget):
+            if widget is not None:
+                widget.close()
+
+
+def _widget_kernel() -> Any:
+    """The ipykernel kernel that this code runs in, or None: a terminal, a script, or no comm to a browser."""
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    return getattr(shell, "kernel", None)
+
+
+def _static_bundle(state: ClusterView, series: Sequence[Series] = ()) -> dict[str, str]:
+    return {"text/html": render_html(state, series), "text/plain": render_text(state, series)}
+
+
+def _display_static(cluster: "Cluster") -> None:
+    from IPython import get_ipython
+    from IPython.display import display
+
+    bundle = _static_bundle(cluster.state(), cluster.series())
+    if get_ipython() is None:
+        print(bundle["text/plain"])
+    else:
+        display(bundle, raw=True)

@@ -1,0 +1,86 @@
+"""Curves as inline SVG: no script, no external file, so they survive nbconvert, e-mail and a locked-down viewer."""
+
+import html
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from notebook_cluster.widgets.curves import Point, thin
+
+_WIDTH, _HEIGHT = 460, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 26, 26
+_POINTS = 200
+
+
+class Line(NamedTuple):
+    """One curve of a picture; ``colour`` is ``#rrggbb``."""
+
+    label: str
+    colour: str
+    points: Sequence[Point]
+
+
+def svg_chart(title: str, horizontal: str, lines: Sequence[Line]) -> str:
+    """One chart as an ``<svg>`` element with axes and a line per curve; empty when no value is finite.
+
+    ``horizontal`` labels the x axis. A value that is not finite interrupts its line.
+    """
+    finite = [point for line in lines for point in line.points if math.isfinite(point[1])]
+    if not finite:
+        return ""
+    across = _Axis(min(x for x, _ in finite), max(x for x, _ in finite), _LEFT, _WIDTH - _RIGHT)
+    upward = _Axis(min(y for _, y in finite), max(y for _, y in finite), _HEIGHT - _BOTTOM, _TOP)
+    parts = [
+        f'<svg class="nbc-chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_escaped(title)}">',
+        f'<text x="{_LEFT}" y="14" class="nbc-chart-title">{_escaped(title)}</text>',
+        f'<text x="{_WIDTH - _RIGHT}" y="14" text-anchor="end">{_escaped(horizontal)}</text>',
+    ]
+    for tick in upward.ticks():
+        y = upward.place(tick)
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="nbc-chart-grid"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{_tick(tick)}</text>')
+    for tick in across.ticks():
+        parts.append(f'<text x="{across.place(tick):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_tick(tick)}</text>')
+    parts += [_path(line, across, upward) for line in lines]
+    return "".join([*parts, "</svg>"])
+
+
+class _Axis:
+    """Maps values from low to high onto pixels from ``first`` to ``last``."""
+
+    def __init__(self, low: float, high: float, first: float, last: float) -> None:
+        spread = (high - low) or abs(high) or 1.0
+        self.low, self.spread, self.first, self.last = (low if high > low else low - spread / 2), spread, first, last
+
+    def place(self, value: float) -> float:
+        return self.first + (value - self.low) / self.spread * (self.last - self.first)
+
+    def ticks(self) -> list[float]:
+        """Two to six round values (1, 2, 2.5 or 5 times a power of ten) inside the axis."""
+        rough = self.spread / 4
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+        first = math.ceil(self.low / step - 1e-9)
+        return [index * step for index in range(first, math.floor((self.low + self.spread) / step + 1e-9) + 1)]
+
+
+def _path(line: Line, across: _Axis, upward: _Axis) -> str:
+    commands, pen_down = [], False
+    for x, y in thin(line.points, _POINTS):
+        if math.isfinite(y):
+            # h0 draws a dot where a single value has nothing to be joined to.
+            place = f"{across.place(x):.1f} {upward.place(y):.1f}"
+            commands.append(f"L{place}" if pen_down else f"M{place}h0")
+        pen_down = math.isfinite(y)
+    return (
+        f'<path d="{"".join(commands)}" fill="none" stroke="{_escaped(line.colour)}" stroke-width="1.8" '
+        f'stroke-linejoin="round" stroke-linecap="round"><title>{_escaped(line.label)}</title></path>'
+    )
+
+
+def _tick(value: float) -> str:
+    return f"{value:g}" if abs(value) < 1e5 else f"{value:.1e}"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=True)

@@ -1,0 +1,69 @@
+"""Lets a widget's messages from the browser be handled while a cell runs. ipykernel's private names are used only here.
+
+A kernel handles one shell message at a time, so a click waits for the running cell. ipykernel 7 has subshells, threads
+that handle shell messages of their own. Which one a comm's message goes to differs:
+
+- 7.4 and later ask the comm (``_reply_subshell_for``); a comm opened in a cell answers "the main shell".
+- 7.0 to 7.3 follow the message's header, which JupyterLab fills by itself (its setting ``commsOverSubshells``).
+- before 7 there are none: clicks wait, and :func:`reroute` says so.
+
+On the subshell nothing is done but posting: a subshell that is blocked blocks the kernel's shutdown, and a print or an
+``execute`` hook there would go to a message that nobody shows.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+Post = Callable[[Callable[[], None]], None]
+_subshells: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
+
+
+def reroute(kernel: Any, widgets: Iterable[Any], post: Post) -> bool:
+    """Hand every message from the browser for ``widgets`` to ``post`` as a call to make, also while a cell runs.
+
+    Args:
+        kernel: the running ``ipykernel`` kernel.
+        widgets: open ipywidgets.
+        post: called on a kernel thread with a function that handles one message; must return at once.
+
+    Returns:
+        False where the kernel has no subshells: the messages then arrive when the running cell has ended.
+    """
+    subshell = _panel_subshell(kernel)
+    for comm in (widget.comm for widget in widgets):
+        # Without the pre_execute and post_execute hooks: matplotlib flushes in them, on the main thread only.
+        comm.handle_msg = partial(_post_message, comm, post)
+        if subshell is not None and hasattr(comm, "_reply_subshell_for"):
+            comm._reply_subshell_for = lambda data, default: subshell
+    return subshell is not None
+
+
+def _post_message(comm: Any, post: Post, message: dict[str, Any]) -> None:
+    callback = getattr(comm, "_msg_callback", None)
+    if callback is not None:
+        post(partial(callback, message))
+
+
+def _panel_subshell(kernel: Any) -> str | None:
+    """Id of the subshell that all panels of ``kernel`` share, made at the first call; None where there is none."""
+    channel: Any = getattr(kernel, "shell_channel_thread", None)
+    manager: Any = getattr(channel, "manager", None)
+    if not hasattr(manager, "_create_subshell"):
+        return None
+    known = _subshells.get(kernel)
+    if known is None or known not in manager.list_subshell():
+        made: concurrent.futures.Future[str] = concurrent.futures.Future()
+        # Subshells may only be made on the thread that reads the shell channel.
+        channel.io_loop.add_callback(_create, manager, made)
+        known = _subshells[kernel] = made.result(5)
+    return known
+
+
+def _create(manager: Any, made: "concurrent.futures.Future[str]") -> None:
+    try:
+        made.set_result(manager._create_subshell())
+    except Exception as error:
+        made.set_exception(error)

@@ -1,0 +1,101 @@
+"""Shared by the end-to-end tests: a real cluster from real processes, and short ways to use it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from notebook_cluster.client import Cluster
+from notebook_cluster.protocol.state import ClusterView, NodeView
+from notebook_cluster.protocol.views import CellEnded, CellOutput, Output
+from tests.conftest import wait_until
+
+
+@contextmanager
+def running_cluster(name: str = "test", **options: Any) -> Iterator[Cluster]:
+    """A cluster that is stopped at the end, whatever happens."""
+    cluster = Cluster.start(name, **options)
+    try:
+        yield cluster
+    finally:
+        if cluster.connection.closed is None:
+            cluster.stop()
+        cluster.close()
+
+
+def text_of(outputs: list[Output], node: str | None = None) -> str:
+    """The text that ``node`` (or all) printed, results and tracebacks included."""
+    parts: list[str] = []
+    for output in outputs:
+        if node is not None and output.node != node:
+            continue
+        if output.kind == "stream":
+            parts.append(output.content["text"])
+        elif output.kind == "error":
+            parts.append("\n".join(output.content["traceback"]))
+        else:
+            parts.append(str(output.content.get("data", {}).get("text/plain", "")))
+    return "".join(parts)
+
+
+def run(cluster: Cluster, source: str, targets: tuple[str, ...] = (), **options: Any) -> dict[str, str]:
+    """Run a cell that must work; node -> what it printed."""
+    ended, outputs = cluster.run(source, targets, **options)
+    assert ended.status == "ok", (ended, text_of(outputs))
+    return {name: text_of(outputs, name) for name in ended.results}
+
+
+class Watcher:
+    """Collects what a cell puts out while it runs."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.outputs: list[Output] = []
+        self.ended: CellEnded | None = None
+
+    def look(self) -> None:
+        """Take what has come so far."""
+        while self.ended is None:
+            event = self.stream.get(0.02)
+            if event is None:
+                return
+            if isinstance(event, CellOutput):
+                self.outputs += event.outputs
+            elif isinstance(event, CellEnded):
+                self.ended = event
+
+    def text(self, node: str | None = None) -> str:
+        self.look()
+        return text_of(self.outputs, node)
+
+    def wait_for(self, text: str, node: str | None = None, timeout: float = 60) -> None:
+        wait_until(
+            lambda: text in self.text(node), timeout, lambda: f"{text!r} from {node}; so far: {self.text()[-3000:]}"
+        )
+
+    def wait_end(self, timeout: float = 60) -> CellEnded:
+        def over() -> CellEnded | None:
+            self.look()
+            return self.ended
+
+        return wait_until(over, timeout, lambda: f"the end of the cell; so far: {self.text()[-3000:]}")
+
+
+def node(state: ClusterView, name: str) -> NodeView:
+    return next(row for row in state.nodes if row.name == name)
+
+
+def kernel_pid(cluster: Cluster, name: str) -> int:
+    """Process id of a node's kernel."""
+    return int(run(cluster, "import os; print(os.getpid())", (name,), replay=False)[name])
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -1,0 +1,160 @@
+"""What the tests share: Jupyter folders of their own, agents as processes, waiting, and that nothing is left behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+Value = TypeVar("Value")
+
+MARK = "NOTEBOOK_CLUSTER_TEST_MARK"
+"""Environment variable with a value unique to one test: every process that the test starts inherits it."""
+
+
+def wait_until(
+    condition: Callable[[], Value], timeout: float = 20.0, what: str | Callable[[], str] = "the condition"
+) -> Value:
+    """Call ``condition`` until it returns something true and return that; fail the test after ``timeout`` seconds.
+
+    ``what`` says what was waited for; a function is called when the time is over.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout:g} s for {what() if callable(what) else what}")
+        time.sleep(0.02)
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Process id -> command line of every live process whose environment carries ``mark`` (not this process)."""
+    wanted = f"{MARK}={mark}".encode()
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) != os.getpid() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+        except OSError:
+            continue  # it ended while we looked, or belongs to somebody else
+    return found
+
+
+def end_processes(processes: dict[int, str]) -> None:
+    """SIGKILL each of them by its id."""
+    for pid in processes:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+@pytest.fixture(name="wait_until")
+def wait_until_fixture() -> Callable[..., object]:
+    """:func:`wait_until`."""
+    return wait_until
+
+
+@pytest.fixture
+def jupyter_dirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a short path that holds Jupyter's and IPython's data, runtime and configuration for this test."""
+    root = Path(tempfile.mkdtemp(prefix="nbt-", dir="/tmp"))
+    for variable, folder in {
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "run",
+        "JUPYTER_CONFIG_DIR": "config",
+        "IPYTHONDIR": "ipython",
+    }.items():
+        (root / folder).mkdir(mode=0o700)
+        monkeypatch.setenv(variable, str(root / folder))
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def no_processes_left(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Fails the test, and ends them, when processes that it started, directly or not, are alive 15 s after its end."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    yield mark
+    deadline = time.monotonic() + 15
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    end_processes(left)
+    if left:
+        pytest.fail("processes left behind:\n" + "\n".join(f"  {pid}: {command}" for pid, command in left.items()))
+
+
+class Agents:
+    """Starts ``notebook-cluster share`` processes, each with a data folder of its own, and ends them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __call__(self, *names: str, options: tuple[str, ...] = (), environment: dict[str, str] | None = None) -> None:
+        """Start an agent for each name and wait until a coordinator of this user may use it."""
+        for name in names:
+            folder = self.root / "agents" / name
+            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            command = [str(Path(sys.executable).with_name("notebook-cluster")), "share", "--name", name]
+            with (folder / "output.txt").open("wb") as output:
+                self.processes[name] = subprocess.Popen(
+                    [*command, "--data-dir", str(folder), *options],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                    env=os.environ | (environment or {}),
+                )  # fmt: skip
+        for name in names:
+            wait_until(partial(self._is_up, name), 20, f"agent {name!r} to announce itself")
+
+    def _is_up(self, name: str) -> bool:
+        from notebook_cluster.security.local_trust import same_user_keys
+
+        if (code := self.processes[name].poll()) is not None:
+            pytest.fail(f"agent {name!r} ended with exit code {code}: {self.output(name)}")
+        return name in same_user_keys("agent").values()
+
+    def output(self, name: str) -> str:
+        """What the agent has printed."""
+        return (self.root / "agents" / name / "output.txt").read_text(errors="replace")
+
+    def pid(self, name: str) -> int:
+        return self.processes[name].pid
+
+    def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> int:
+        """Send ``how`` and wait for the end; returns the exit code."""
+        process = self.processes.pop(name)
+        process.send_signal(how)
+        try:
+            return process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+            pytest.fail(f"agent {name!r} did not end within 10 s of {how.name}: {self.output(name)}")
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            if self.processes[name].poll() is None:
+                self.end(name)
+
+
+@pytest.fixture
+def agents(jupyter_dirs: Path, no_processes_left: str) -> Iterator[Agents]:
+    """``agents("mini", "desk")`` starts two agents; they are ended with the test."""
+    factory = Agents(jupyter_dirs)
+    yield factory
+    factory.close()

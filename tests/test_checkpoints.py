@@ -1,0 +1,177 @@
+"""Checkpoints on disk: whole or not there, verified, pruned, and the previous one survives every failure."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notebook_cluster import checkpoints
+from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
+
+STEPS = ["folder", "global", "node desk", "manifest", "rename"]
+
+
+def contents(round: int, fill: float = 1.0) -> Contents:
+    tensors = {"fc.weight": np.full((3, 2), fill, np.float32), "fc.bias": np.arange(3, dtype=np.float32)}
+    return Contents(
+        job="model",
+        round=round,
+        state_hash="ab" * 16,
+        parameters=tensors,
+        momentum={name: value * np.float32(0.5) for name, value in tensors.items()},
+        parts=[Part("mini", 0, b"state of mini"), Part("desk", 1, b"state of desk"), Part("gone", 2, None)],
+        settings={"every": "100 steps", "momentum": 0.9},
+    )
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    folder, manifest_hash = save(tmp_path, "digits", contents(12))
+    found = find_latest(tmp_path, "digits")
+    assert found is not None
+    assert (found.path, found.round, found.manifest_hash, found.warnings) == (folder, 12, manifest_hash, ())
+    assert folder == tmp_path / "digits" / "round-000012"
+    loaded = load(folder)
+    expected = contents(12)
+    for name in expected.parameters:
+        np.testing.assert_array_equal(loaded.parameters[name], expected.parameters[name])
+        np.testing.assert_array_equal(loaded.momentum[name], expected.momentum[name])
+    assert loaded.manifest.settings == {"every": "100 steps", "momentum": 0.9}
+    assert loaded.manifest.state_hash == "ab" * 16
+    assert loaded.manifest.versions["numpy"] == np.__version__
+
+
+def test_nothing_saved_is_none(tmp_path: Path) -> None:
+    assert find_latest(tmp_path, "digits") is None
+
+
+def test_a_node_takes_its_own_part_by_name_then_by_rank(tmp_path: Path) -> None:
+    folder, _ = save(tmp_path, "digits", contents(1))
+    loaded = load(folder)
+    assert loaded.part("desk", 0) == b"state of desk"
+    assert loaded.part("new", 0) == b"state of mini"
+    assert loaded.part("new", 0, used=frozenset({"mini"})) is None
+    assert loaded.part("new", 7) is None
+    assert loaded.part("gone", 2) is None
+
+
+def test_the_last_two_are_kept_in_the_order_of_saving(tmp_path: Path) -> None:
+    for round in (50, 60, 3):
+        save(tmp_path, "digits", contents(round))
+    assert sorted(path.name for path in (tmp_path / "digits").iterdir()) == ["round-000003", "round-000060"]
+    found = find_latest(tmp_path, "digits")
+    assert found is not None
+    assert found.round == 3
+
+
+def test_a_round_saved_again_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    first, _ = save(tmp_path, "digits", contents(5, fill=1.0))
+    second, _ = save(tmp_path, "digits", contents(5, fill=2.0))
+    assert first.exists()
+    assert second.name == "round-000005-2"
+    found = find_latest(tmp_path, "digits")
+    assert found is not None
+    assert load(found.path).parameters["fc.weight"][0, 0] == 2.0
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path, step: str) -> None:
+    save(tmp_path, "digits", contents(1))
+
+    def full(now: str) -> None:
+        if now == step:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(
+        CheckpointError, match=r"'digits' not written .*No space left.*round-000001 is still the newest"
+    ):
+        save(tmp_path, "digits", contents(2), full)
+    found = find_latest(tmp_path, "digits")
+    assert found is not None
+    assert found.round == 1
+    assert [path.name for path in (tmp_path / "digits").iterdir()] == ["round-000001"]
+
+
+@pytest.mark.parametrize("step", STEPS + ["prune"])
+def test_a_kill_leaves_a_whole_checkpoint_and_the_next_save_cleans_up(tmp_path: Path, step: str) -> None:
+    save(tmp_path, "digits", contents(1))
+    program = (
+        "import os, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from test_checkpoints import contents; from notebook_cluster.checkpoints import save\n"
+        "def kill(now):\n"
+        "    if now == sys.argv[3]: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "save(Path(sys.argv[2]), 'digits', contents(2), kill)\n"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path), step]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    found = find_latest(tmp_path, "digits")
+    assert found is not None
+    assert found.round == (2 if step == "prune" else 1)
+    save(tmp_path, "digits", contents(3))
+    assert not list((tmp_path / "digits").glob(".writing-*"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
+def test_a_file_that_cannot_grow_is_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, "digits", contents(1))
+    program = (
+        "import resource, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from test_checkpoints import contents; from notebook_cluster.checkpoints import save, CheckpointError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+        "try: save(Path(sys.argv[2]), 'digits', contents(2))\n"
+        "except CheckpointError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path)]
+    output = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    assert "checkpoint 'digits' not written" in output.stdout, output.stderr
+    found = find_latest(tmp_path, "digits")
+    assert found is not None
+    assert found.round == 1
+
+
+@pytest.mark.parametrize("file", ["global.safetensors", "node-1-desk.safetensors", "manifest.json"])
+def test_a_damaged_file_falls_back_to_the_one_before_and_says_so(tmp_path: Path, file: str) -> None:
+    save(tmp_path, "digits", contents(1))
+    folder, _ = save(tmp_path, "digits", contents(2))
+    data = bytearray((folder / file).read_bytes())
+    data[-1] ^= 1
+    (folder / file).write_bytes(data)
+    found = find_latest(tmp_path, "digits")
+    assert found is not None
+    assert found.round == 1
+    assert len(found.warnings) == 1
+    assert str(folder / file) in found.warnings[0]
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_with_none_left_the_error_names_the_file(tmp_path: Path, damage: str) -> None:
+    folder, _ = save(tmp_path, "digits", contents(1))
+    if damage == "missing":
+        (folder / "global.safetensors").unlink()
+    else:
+        (folder / "global.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint 'digits': .*global\.safetensors"):
+        find_latest(tmp_path, "digits")
+
+
+def test_a_manifest_that_points_outside_is_refused(tmp_path: Path) -> None:
+    folder, _ = save(tmp_path, "digits", contents(1))
+    manifest = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(manifest.replace("node-1-desk.safetensors", "../../secret.safetensors"))
+    with pytest.raises(CheckpointError, match="secret"):
+        find_latest(tmp_path, "digits")
+
+
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not usable"):
+        save(tmp_path, "../digits", contents(1))
+
+
+def test_the_room_imports_no_torch() -> None:
+    program = "import sys, notebook_cluster.checkpoints; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"
+    assert checkpoints.__doc__ is not None

@@ -1,0 +1,238 @@
+"""Cells on a real cluster: kernels, agent, coordinator and client as they run for people."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook_cluster.client import Cluster, ClusterError
+from tests.cluster import Watcher, node, run, running_cluster, text_of
+from tests.conftest import Agents, wait_until
+
+
+@pytest.fixture
+def cluster(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    (jupyter_dirs / "work").mkdir()
+    monkeypatch.chdir(jupyter_dirs / "work")
+    with running_cluster(local=2) as cluster:
+        yield cluster
+
+
+def test_a_cell_runs_on_every_node_with_its_rank(cluster: Cluster) -> None:
+    said = run(cluster, "print(rank, world_size, nc.rank(), nc.world_size(), nc.node(), device)")
+    assert said == {"local": "0 2 0 2 local cpu\n", "local-2": "1 2 1 2 local-2 cpu\n"}
+
+
+def test_the_variables_of_torchrun_and_jax_are_set(cluster: Cluster) -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"]
+    said = run(cluster, f"import os; print(*[os.environ[n] for n in {names}])")
+    assert said == {"local": "0 0 2 127.0.0.1 0 2\n", "local-2": "1 1 2 127.0.0.1 1 2\n"}
+    ports = run(cluster, "print(os.environ['MASTER_PORT'], os.environ['JAX_COORDINATOR_ADDRESS'])")
+    assert ports["local"] == ports["local-2"]
+
+
+def test_collectives_between_kernels(cluster: Cluster) -> None:
+    said = run(
+        cluster,
+        """
+import numpy as np
+nc.barrier()
+print(nc.all_reduce(np.arange(3) + rank), nc.all_gather(rank), nc.broadcast("hello" if rank == 1 else None, src=1))
+if rank == 0:
+    nc.send(np.float32([1.5]), 1)
+else:
+    print(nc.recv(0))
+""",
+    )
+    assert said["local"] == "[1 3 5] [0, 1] hello\n"
+    assert said["local-2"] == "[1 3 5] [0, 1] hello\n[1.5]\n"
+
+
+def test_one_node_alone_and_its_rank(cluster: Cluster) -> None:
+    assert run(cluster, "print(rank, len(list(nc.shard(range(10)))))", ("local-2",)) == {"local-2": "1 10\n"}
+
+
+def test_an_error_ends_the_cell_as_an_error_with_the_nodes_traceback(cluster: Cluster) -> None:
+    ended, outputs = cluster.run("print('before'); 1 / (1 - rank)")
+    assert ended.status == "error"
+    assert ended.results["local-2"].error_name == "ZeroDivisionError"
+    assert ended.results["local"].status == "ok"
+    assert "before" in text_of(outputs, "local-2")
+    assert "ZeroDivisionError" in text_of(outputs, "local-2")
+
+
+def test_waiting_nodes_stop_with_the_cause_when_one_raises(cluster: Cluster) -> None:
+    ended, _ = cluster.run("if rank == 1: raise ValueError('no data')\nnc.barrier()")
+    assert ended.results["local"].error_name == "PeerLost"
+    assert "local-2 raised ValueError: no data" in ended.results["local"].error_value
+
+
+def test_a_name_that_only_the_notebook_has_says_push(cluster: Cluster) -> None:
+    _, outputs = cluster.run("print(data)", notebook_names=["data"])
+    assert "%push data sends it" in text_of(outputs, "local")
+
+
+def test_stop_interrupts_every_node_and_the_cluster_goes_on(cluster: Cluster) -> None:
+    watcher = Watcher(cluster.execute("import time\nprint('started', flush=True)\nwhile True: time.sleep(0.01)"))
+    watcher.wait_for("started", "local")
+    watcher.wait_for("started", "local-2")
+    assert sorted(cluster.interrupt()) == ["local", "local-2"]
+    assert watcher.wait_end().status == "interrupted"
+    assert run(cluster, "print(1 + 1)")["local"] == "2\n"
+
+
+def test_stop_right_after_the_start_is_not_lost(cluster: Cluster) -> None:
+    watcher = Watcher(cluster.execute("import time\nwhile True: time.sleep(0.01)"))
+    cluster.interrupt()
+    assert watcher.wait_end().status == "interrupted"
+
+
+def test_a_second_stop_kills_and_respawns_what_ignores_the_first(cluster: Cluster) -> None:
+    run(cluster, "x = 7")
+    stubborn = """
+import time
+print("started", flush=True)
+while True:
+    try:
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        print("no", flush=True)
+"""
+    watcher = Watcher(cluster.execute(stubborn, ("local-2",)))
+    watcher.wait_for("started")
+    cluster.interrupt()
+    watcher.wait_for("no")
+    assert cluster.interrupt(force=True) == ["local-2"]
+    assert watcher.wait_end().status == "interrupted"
+    wait_until(lambda: node(cluster.state(), "local-2").condition == "ok", 30, "local-2 to be back")
+    assert run(cluster, "print(x)", ("local-2",)) == {"local-2": "7\n"}
+
+
+def test_cells_of_two_views_queue(cluster: Cluster) -> None:
+    second = Cluster.attach("test")
+    first = Watcher(cluster.execute("import time; time.sleep(0.3); x = 1"))
+    later = Watcher(second.execute("print(x)"))
+    assert first.wait_end().status == "ok"
+    assert later.wait_end().status == "ok"
+    assert "1" in later.text("local")
+    second.close()
+
+
+def test_output_streams_while_the_cell_runs_and_a_later_view_sees_it_all(cluster: Cluster) -> None:
+    watcher = Watcher(
+        cluster.execute(
+            "import time, os\nfor i in range(3): print('line', i, flush=True)\n"
+            "while not os.path.exists('go'): time.sleep(0.01)\nprint('end')"
+        )
+    )
+    watcher.wait_for("line 2", "local")
+    late = Cluster.attach("test")
+    again = Watcher(late.watch(watcher.stream.cell))
+    again.wait_for("line 0\nline 1\nline 2", "local-2")
+    open("go", "w").close()
+    assert watcher.wait_end().status == "ok"
+    assert again.wait_end().status == "ok"
+    assert again.text("local") == watcher.text("local")
+    late.close()
+
+
+def test_detach_frees_the_view_and_the_cell_goes_on(cluster: Cluster) -> None:
+    watcher = Watcher(cluster.execute("import time, os\nwhile not os.path.exists('go'): time.sleep(0.01)\nx = 5"))
+    wait_until(lambda: cluster.state().cell.status == "running", 10, "the cell to run")
+    cluster.detach()
+    assert watcher.wait_end().status == "detached"
+    open("go", "w").close()
+    wait_until(lambda: cluster.state().cell.status == "ok", 10, "the cell to end")
+    assert run(cluster, "print(x)")["local"] == "5\n"
+
+
+def test_a_restarted_node_replays_the_cells_silently(cluster: Cluster) -> None:
+    run(cluster, "x = 40")
+    run(cluster, "x += 2; print('loud')")
+    cluster.restart("local-2")
+    row = node(cluster.state(), "local-2")
+    assert (row.incarnation, row.rank, row.condition) == (2, 1, "ok")
+    assert run(cluster, "print(x)") == {"local": "42\n", "local-2": "42\n"}
+
+
+def test_without_replay_a_restarted_node_is_empty(cluster: Cluster) -> None:
+    run(cluster, "x = 40")
+    cluster.restart("local", replay=False)
+    ended, _ = cluster.run("x", ("local",))
+    assert ended.results["local"].error_name == "NameError"
+
+
+def test_a_node_added_later_replays_too(cluster: Cluster) -> None:
+    run(cluster, "x = 3")
+    assert cluster.add("local", 1) == ["local-3"]
+    assert run(cluster, "print(x, world_size)")["local-3"] == "3 3\n"
+
+
+def test_a_removed_node_is_gone_and_ranks_close_up(cluster: Cluster) -> None:
+    cluster.remove("local")
+    assert [(row.name, row.rank) for row in cluster.state().nodes] == [("local-2", 0)]
+    assert run(cluster, "print(rank, world_size)") == {"local-2": "0 1\n"}
+
+
+def test_timeout_interrupts_and_names_the_late_ones(cluster: Cluster) -> None:
+    ended, _ = cluster.run("import time\nif rank == 1: time.sleep(60)", timeout=0.5)
+    assert ended.status == "interrupted"
+    assert any("still busy: local-2" in event.text for event in cluster.state().events)
+
+
+def test_memory_of_every_node_is_sampled(cluster: Cluster) -> None:
+    wait_until(lambda: all(row.memory_used > 10_000_000 for row in cluster.state().nodes), 15, "memory samples")
+    assert {series.node for series in cluster.series() if series.name == "memory"} == {"local", "local-2"}
+
+
+def test_logs_of_a_node(cluster: Cluster) -> None:
+    run(cluster, "import os; os.system('echo from the terminal >&2')", ("local",))
+    wait_until(lambda: any("from the terminal" in line for line in cluster.logs("local")), 10, "the log line")
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (lambda c: c.run("1", ("nobody",)), "no node 'nobody' in cluster 'test': its nodes are local, local-2"),
+        (lambda c: c.restart("nobody"), "no node 'nobody'"),
+        (lambda c: c.remove("nobody"), "no node 'nobody'"),
+        (lambda c: c.run("1", timeout=-1.0), "--timeout -1 is not a positive number"),
+        (lambda c: c.add("nobody"), "nobody"),
+        (lambda c: c.add("127.0.0.1:99999"), "not HOST:PORT"),
+        (lambda c: c.add("local", -1), "cannot add -1 nodes"),
+        (lambda c: c.watch(99), "no cell 99"),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_one_line_that_names_the_thing(cluster: Cluster, request_: Any, message: str) -> None:
+    with pytest.raises(ClusterError) as error:
+        request_(cluster)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert run(cluster, "print(1)", ("local",)) == {"local": "1\n"}
+
+
+def test_peers_found_over_mdns_become_nodes(agents: Agents) -> None:
+    agents("mini", "desk")
+    with running_cluster(local=1, peers=["all"]) as cluster:
+        state = cluster.state()
+        assert sorted(row.name for row in state.nodes) == ["desk", "local", "mini"]
+        assert {peer.name: peer.found_by for peer in state.peers} == {"local": "local", "mini": "mdns", "desk": "mdns"}
+        said = run(cluster, "import numpy as np; print(nc.all_reduce(np.ones(2)))")
+        assert all(text == "[3. 3.]\n" for text in said.values())
+
+
+def test_a_peer_that_appears_later_joins_a_cluster_that_follows(agents: Agents) -> None:
+    with running_cluster(local=1, peers=["all"]) as cluster:
+        run(cluster, "x = 9")
+        agents("mini")
+        wait_until(lambda: any(row.name == "mini" and row.rank == 1 for row in cluster.state().nodes), 30, "mini")
+        wait_until(lambda: node(cluster.state(), "mini").condition == "ok", 30, "mini's replay")
+        assert run(cluster, "print(x)")["mini"] == "9\n"
+
+
+def test_the_only_running_cluster_needs_no_name(cluster: Cluster) -> None:
+    other = Cluster.attach()
+    assert other.name == "test"
+    assert other.attached
+    other.close()

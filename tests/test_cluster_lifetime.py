@@ -1,0 +1,195 @@
+"""What survives what, and that nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.client import Cluster, ClusterError, list_clusters
+from notebook_cluster.client.start import read_connection
+from tests.cluster import Watcher, is_running, kernel_pid, kill, node, run, running_cluster
+from tests.conftest import Agents, wait_until
+
+LOOP = """
+import time, os
+count = 0
+while not os.path.exists(f"go-{nc.node()}"):
+    count += 1
+    if count % 10 == 0:
+        print("count", count, flush=True)
+    time.sleep(0.01)
+print("done")
+"""
+
+
+@pytest.fixture(autouse=True)
+def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test here runs in a folder of its own and leaves no process."""
+    folder = jupyter_dirs / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_start_again_attaches() -> None:
+    with running_cluster(local=1) as cluster:
+        run(cluster, "x = 1")
+        again = Cluster.start("test", local=1)
+        assert again.attached
+        assert not cluster.attached
+        assert len(again.state().nodes) == 1
+        assert run(again, "print(x)") == {"local": "1\n"}
+        again.close()
+
+
+def test_fresh_gives_clean_kernels() -> None:
+    with running_cluster(local=1) as cluster:
+        run(cluster, "x = 1")
+        with running_cluster(local=1, fresh=True) as again:
+            ended, _ = again.run("x")
+            assert ended.results["local"].error_name == "NameError"
+
+
+def test_nodes_fills_up_with_local_ones() -> None:
+    with running_cluster(nodes=3) as cluster:
+        assert [row.name for row in cluster.state().nodes] == ["local", "local-2", "local-3"]
+
+
+def test_stop_ends_every_process(work: Path) -> None:
+    with running_cluster(local=2) as cluster:
+        pids = [kernel_pid(cluster, "local"), kernel_pid(cluster, "local-2"), cluster.connection.file.pid]
+        cluster.stop()
+        assert not any(is_running(pid) for pid in pids)
+        assert list_clusters() == []
+        with pytest.raises(ClusterError, match="no cluster 'test' runs"):
+            Cluster.attach("test")
+
+
+def test_the_lease_ends_a_cluster_that_nobody_looks_at() -> None:
+    cluster = Cluster.start("test", local=1, lease=0.5)
+    pid = cluster.connection.file.pid
+    cluster.close()
+    wait_until(lambda: not is_running(pid), 20, "the coordinator to end")
+
+
+def test_a_running_cell_keeps_a_cluster_without_views(work: Path) -> None:
+    cluster = Cluster.start("test", local=1, lease=0.3)
+    watcher = Watcher(cluster.execute(LOOP))
+    watcher.wait_for("count 10")
+    cluster.close()
+    output = Path(cluster.connection.file.run_log).parent / "cells" / "000001.jsonl"
+    # 150 turns of 0.01 s and more: several leases.
+    wait_until(lambda: "count 150" in output.read_text(), 30, "the cell to go on for several leases")
+    again = Cluster.attach("test")
+    late = Watcher(again.watch(watcher.stream.cell))
+    late.wait_for("count 10")
+    (work / "go-local").touch()
+    assert late.wait_end().status == "ok"
+    again.stop()
+
+
+def test_a_killed_kernel_is_named_with_its_reason_and_restart_brings_it_back() -> None:
+    with running_cluster(local=2) as cluster:
+        run(cluster, "x = 5")
+        pid = kernel_pid(cluster, "local-2")
+        watcher = Watcher(cluster.execute("import time; print('on', flush=True); time.sleep(60 * rank)"))
+        watcher.wait_for("on", "local-2")
+        kill(pid)
+        ended = watcher.wait_end()
+        assert ended.status == "error"
+        assert ended.results["local"].status == "ok"
+        assert "SIGKILL" in ended.results["local-2"].reason
+        row = node(cluster.state(), "local-2")
+        assert (row.condition, row.rank) == ("dead", None)
+        cluster.restart("local-2")
+        assert run(cluster, "print(x)")["local-2"] == "5\n"
+
+
+def test_a_killed_coordinator_is_revived_and_the_cell_goes_on(work: Path) -> None:
+    cluster = Cluster.start("test", local=2)
+    run(cluster, "x = 11")
+    watcher = Watcher(cluster.execute(LOOP))
+    watcher.wait_for("count 20", "local-2")
+    kill(cluster.connection.file.pid)
+    wait_until(lambda: cluster.connection.closed, 10, "the view to notice")
+    assert "%cluster start test brings it back" in str(cluster.connection.closed)
+    with running_cluster(local=2) as revived:
+        wait_until(lambda: all(row.condition == "ok" for row in revived.state().nodes), 20, "the nodes")
+        late = Watcher(revived.watch(watcher.stream.cell))
+        late.wait_for("count 10\ncount 20", "local-2")
+        before = late.text("local").count("\n")
+        wait_until(lambda: late.text("local").count("\n") > before, 20, "more output")
+        for name in ("local", "local-2"):
+            (work / f"go-{name}").touch()
+        assert late.wait_end().status == "ok"
+        lines = late.text("local").splitlines()
+        assert lines == [f"count {10 * (i + 1)}" for i in range(len(lines) - 1)] + ["done"]
+        assert run(revived, "print(x)") == {"local": "11\n", "local-2": "11\n"}
+
+
+def test_a_killed_agent_takes_its_kernels_and_a_restarted_one_is_used_again(agents: Agents) -> None:
+    agents("mini")
+    with running_cluster(local=1, peers=["mini"]) as cluster:
+        pid = kernel_pid(cluster, "mini")
+        agents.end("mini", signal.SIGKILL)
+        wait_until(lambda: not is_running(pid), 15, "mini's kernel to end")
+        wait_until(lambda: node(cluster.state(), "mini").condition in ("lost", "dead"), 30, "mini to be lost")
+        assert run(cluster, "print(world_size)") == {"local": "1\n"}
+        agents("mini")
+        wait_until(lambda: node(cluster.state(), "mini").condition == "dead", 30, "mini's kernel to be known as gone")
+        cluster.restart("mini")
+        assert run(cluster, "print(world_size)") == {"local": "2\n", "mini": "2\n"}
+
+
+def test_an_agent_that_is_stopped_says_goodbye(agents: Agents) -> None:
+    agents("mini")
+    with running_cluster(local=1, peers=["mini"]) as cluster:
+        assert agents.end("mini") == 0
+        wait_until(lambda: node(cluster.state(), "mini").condition == "dead", 5, "mini to be gone at once")
+        assert "agent of mini ended" in node(cluster.state(), "mini").reason
+
+
+def test_a_killed_notebook_leaves_the_cell_running_and_start_attaches(work: Path) -> None:
+    script = f"""
+from notebook_cluster.client import Cluster
+cluster = Cluster.start("test", local=2, kind="magics")
+cluster.run('''{LOOP}''')
+"""
+    notebook = subprocess.Popen([sys.executable, "-c", script])
+    wait_until(lambda: read_connection("test") is not None, 20, "the cluster")
+    cluster = Cluster.attach("test")
+    wait_until(lambda: (cell := cluster.state().cell) is not None and cell.status == "running", 30, "the cell")
+    watcher = Watcher(cluster.watch(1))
+    watcher.wait_for("count 10", "local-2")
+    os.kill(notebook.pid, signal.SIGKILL)
+    notebook.wait()
+    with running_cluster(local=2) as again:
+        assert again.attached
+        late = Watcher(again.watch(1))
+        late.wait_for("count 10", "local")
+        for name in ("local", "local-2"):
+            (work / f"go-{name}").touch()
+        assert late.wait_end().status == "ok"
+    cluster.close()
+
+
+def test_bad_start_options_are_one_line() -> None:
+    for options, message in (
+        ({"local": -1}, "--local -1"),
+        ({"local": 1000}, "--local 1000"),
+        ({"nodes": -2}, "--nodes -2"),
+    ):
+        with pytest.raises(ClusterError, match=message):
+            Cluster.start("test", **options)
+    with pytest.raises(ClusterError, match="is not usable"):
+        Cluster.start("../x")
+    assert list_clusters() == []
+
+
+def test_an_unknown_peer_is_named_and_the_cluster_does_not_stay() -> None:
+    with pytest.raises(ClusterError, match="nowhere"):
+        Cluster.start("test", local=1, peers=["nowhere"])
+    wait_until(lambda: list_clusters() == [], 15, "the cluster to end")

@@ -1,0 +1,209 @@
+"""The renderers of a ClusterView, and the data behind the panel."""
+
+import math
+import re
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_cluster import cluster_view, node_view, peer_view, series_until
+
+from notebook_cluster.protocol.state import EventView, Series
+from notebook_cluster.widgets import render_html, render_peers, render_text
+from notebook_cluster.widgets.actions import Actions
+from notebook_cluster.widgets.curves import KEPT_POINTS, Curve, Curves, thin
+from notebook_cluster.widgets.formatting import byte_count, duration, number, plain
+from notebook_cluster.widgets.model import panel_model, peer_row
+from notebook_cluster.widgets.pace import Pace
+from notebook_cluster.widgets.picture import Line, svg_chart
+from notebook_cluster.widgets.text import sparkline
+
+ATTACK = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
+
+
+class Tags(HTMLParser):
+    """The elements and attributes of a piece of HTML, and whether every element is closed in order."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.attributes: list[str] = []
+        self.open: list[str] = []
+        self.feed(markup)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append(tag)
+        self.attributes += [name for name, _ in attrs]
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def assert_harmless(markup: str) -> None:
+    tags = Tags(markup)
+    assert not {"img", "script", "iframe", "object", "link", "a"} & set(tags.found)
+    assert not [name for name in tags.attributes if name.startswith("on") or name in ("src", "href", "srcdoc")]
+    assert tags.open == []
+
+
+def test_html_never_turns_text_of_a_node_into_markup() -> None:
+    node = node_view(0, ATTACK, peer=ATTACK, device_name=ATTACK, reason=ATTACK, condition="dead", log_tail=[ATTACK],
+                     waiting=ATTACK, checkpoint=ATTACK, scalars={ATTACK: 1.0})  # fmt: skip
+    peer = peer_view(ATTACK, device=ATTACK, address=ATTACK, reason=ATTACK, trusted=False, condition="untrusted")
+    state = cluster_view(nodes=[node], peers=[peer], events=[EventView(time=0, level="error", text=ATTACK)])
+    curve = Series(node=ATTACK, name="loss", step=[1, 2], time=[1.0, 2.0], value=[3.0, 2.0])
+    assert_harmless(render_html(state, [curve]))
+    assert_harmless(render_peers([peer], html=True))
+    assert "&lt;img src=x onerror" in render_html(state, [curve])
+
+
+def test_html_of_an_ordinary_cluster_is_well_formed_and_has_both_curves() -> None:
+    state = cluster_view()
+    markup = render_html(state, series_until(120, state.started))
+    assert_harmless(markup)
+    assert markup.count("<svg") == 2
+    assert markup.count("<path") == 6
+    assert all(word in markup for word in ("laptop", "mini", "desk", "attic", "NVIDIA RTX 4070", "12 GB"))
+
+
+def test_html_loads_nothing_from_elsewhere() -> None:
+    assert not re.search(r"https?://|@import|url\(", render_html(cluster_view()))
+
+
+def test_text_has_a_line_for_each_node_and_no_control_characters() -> None:
+    state = cluster_view(nodes=[node_view(0, "laptop", reason="\x1b[31mred\x1b[0m\r\x07", condition="lost")])
+    text = render_text(state, series_until(120, state.started))
+    assert re.search(r"^ +0  laptop .*lost: red", text, re.MULTILINE)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
+
+
+def test_columns_of_the_text_are_aligned() -> None:
+    lines = render_text(cluster_view()).splitlines()
+    header = next(index for index, line in enumerate(lines) if line.startswith("rank"))
+    ends = {line.index(" MB") if " MB" in line else line.index(" GB of") for line in lines[header + 1 : header + 4]}
+    assert len(ends) == 1
+
+
+def test_a_cluster_without_nodes_is_shown() -> None:
+    state = cluster_view(nodes=[], peers=[], jobs=[], cell=None, events=[])
+    assert "No nodes yet" in render_html(state)
+    assert "no nodes yet" in render_text(state)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(math.nan, "NaN"), (math.inf, "∞"), (-math.inf, "-∞")])
+def test_a_loss_that_is_not_finite_is_named(value: float, shown: str) -> None:
+    state = cluster_view(nodes=[node_view(0, "laptop", loss=value)])
+    curve = Series(node="laptop", name="loss", step=[1, 2, 3], time=[1.0, 2.0, 3.0], value=[2.0, value, 1.0])
+    assert shown in render_text(state, [curve])
+    markup = render_html(state, [curve])
+    assert shown in markup
+    assert "nan" not in re.findall(r' d="([^"]*)"', markup)[0]
+
+
+def test_the_model_of_a_state_is_plain_json() -> None:
+    import json
+
+    state = cluster_view(nodes=[node_view(0, "laptop", loss=math.nan, memory_total=0, scalars={"accuracy": math.inf})])
+    json.dumps(panel_model(state), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocked"),
+    [
+        ({}, ""),
+        ({"condition": "lost"}, ""),
+        ({"condition": "connected"}, "already in the cluster"),
+        ({"condition": "untrusted", "trusted": False, "reason": "foreign key"}, "foreign key"),
+        ({"condition": "refused", "reason": "speaks protocol 2"}, "speaks protocol 2"),
+    ],
+)
+def test_a_peer_says_why_it_cannot_be_added(changes: dict[str, Any], blocked: str) -> None:
+    peer = peer_view("attic", **changes)
+    assert peer_row(peer)["blocked"] == blocked
+    assert (f"no: {blocked}" if blocked else "yes") in render_peers([peer])
+
+
+def test_no_peers_says_what_to_do() -> None:
+    assert "notebook-cluster share" in render_peers([])
+    assert "notebook-cluster share" in render_peers([], html=True)
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [byte_count(n) for n in (0, 999, 1000, 999_600, 1.23e9, 48e9)] == [
+        "0 B", "999 B", "1.0 kB", "1.0 MB", "1.2 GB", "48 GB",
+    ]  # fmt: skip
+    assert [duration(s) for s in (0.04, 3.44, 59.97, 125, 4320, 273_600)] == [
+        "40 ms", "3.4 s", "1 min 00 s", "2 min 05 s", "1 h 12 min", "3 d 4 h",
+    ]  # fmt: skip
+    assert [number(n) for n in (0.0, 0.12345, 12.3456, 1e-7)] == ["0.0000", "0.1235", "12.346", "1.000e-07"]
+
+
+def test_text_from_elsewhere_is_one_line_without_escapes_or_direction_marks() -> None:
+    assert plain("a\x1b]0;x\x07\n\u202eb") == "a ]0;x b"
+    assert plain("x" * 300, 10) == "x" * 9 + "…"
+
+
+def test_thinning_keeps_ends_and_spikes_within_the_limit() -> None:
+    points = [(float(step), 1.0) for step in range(10_000)]
+    points[5432] = (5432.0, 99.0)
+    thinned = thin(points, 300)
+    assert len(thinned) <= 300
+    assert thinned[0] == points[0]
+    assert thinned[-1] == points[-1]
+    assert (5432.0, 99.0) in thinned
+    assert thinned == sorted(thinned)
+
+
+def test_a_curve_stays_bounded_however_long_the_run() -> None:
+    curve = Curve()
+    for start in range(0, 20_000, 100):
+        steps = list(range(start, start + 100))
+        curve.add(Series(node="n", name="loss", step=steps, time=[float(s) for s in steps], value=[0.5] * 100))
+    assert len(curve.value) <= KEPT_POINTS
+    assert curve.step[-1] == 19_999
+    assert curve.step == sorted(curve.step)
+
+
+def test_points_that_the_history_held_are_not_drawn_twice() -> None:
+    first = Series(node="mini", name="loss", step=[1, 2], time=[1.0, 2.0], value=[3.0, 2.5])
+    again = Series(node="mini", name="loss", step=[2, 3], time=[2.0, 3.0], value=[2.5, 2.0])
+    curves = Curves([first])
+    curves.add_new([again])
+    assert curves.get("mini", "loss").step == [1, 2, 3]
+
+
+def test_a_second_run_begins_a_new_line() -> None:
+    curves = Curves([Series(node="mini", name="loss", step=[1, 2, 1], time=[1.0, 2.0, 3.0], value=[3.0, 2.0, 3.0])])
+    assert [step for step, value in curves.get("mini", "loss").by_step() if math.isnan(value)] == [1]
+
+
+def test_a_chart_of_one_point_or_of_none_is_drawn() -> None:
+    assert "M" in svg_chart("Loss", "steps", [Line("mini", "#112233", [(1.0, 0.0)])])
+    assert svg_chart("Loss", "steps", [Line("mini", "#112233", [(1.0, math.nan)])]) == ""
+    assert sparkline([2.0, math.nan, 1.0]) == "█▁"
+
+
+def test_pace_sends_at_most_once_an_interval_and_never_loses_the_last() -> None:
+    pace = Pace(0.5)
+    taken = []
+    for tick in range(100):
+        now = 100 + tick / 100
+        pace.ask()
+        taken += [now] if pace.take(now) else []
+    assert taken == [100.0, 100.5]
+    assert pace.wait(100.99) == pytest.approx(0.01)
+    assert pace.take(101.0)
+    assert pace.wait(101.1) is None
+
+
+def test_a_message_that_names_no_action_is_answered_and_not_done() -> None:
+    actions = Actions(SimpleNamespace(), lambda call: call())  # type: ignore[arg-type]
+    for message in (None, [], {"action": "__class__", "id": "1"}, {"action": "add", "target": "", "id": "2"}):
+        actions.ask(message)
+    assert {answer["status"] for answer in actions.answers()} == {"failed"}
