@@ -13,9 +13,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
 
-# The long part of a first run is the download of torch: show what arrives, not the 150 lines around it.
-SHOW := awk '/Downloading .*MB\)/ || /^(Building|Installing|Successfully)/ { print "  " substr($$0, 1, 110); fflush() }'
-INSTALL := $(BIN)/python -m pip install --progress-bar off -c constraints.txt
+# A first run downloads torch and takes minutes: show what arrives, keep pip's whole talk in a log, and show its end on failure.
+SHOW := awk '/Downloading .*MB\)|Processing .*\.whl|^(Installing|Successfully)/ { print "  " substr($$0, 1, 100); fflush() }'
+LOG := .venv/pip.log
+INSTALL = install() { \
+	  $(BIN)/python -m pip install --progress-bar off "$$@" 2>&1 | tee $(LOG) | $(SHOW) || { \
+	    echo "pip could not install (whole log: $(LOG)):"; grep -v '^WARNING: Location' $(LOG) | tail -15; exit 1; }; }; install
 # JupyterLab asks for this flag where the only user is root (containers).
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -37,21 +40,21 @@ help:
 # One stamp for each set of extras: made again when what is asked for changes.
 .venv/.install: .venv/.made pyproject.toml constraints.txt
 	@echo "installing notebook-cluster (first time: one to three minutes)"
-	@$(INSTALL) -e . | $(SHOW)
+	@$(INSTALL) -c constraints.txt -e .
 	@touch $@
 
 .venv/.lab: .venv/.made pyproject.toml constraints.txt
 	@echo "installing notebook-cluster and JupyterLab (first time: one to three minutes)"
-	@$(INSTALL) -e ".[lab]" | $(SHOW)
+	@$(INSTALL) -c constraints.txt -e ".[lab]"
 	@touch $@
 
 .venv/.test: .venv/.made pyproject.toml constraints.txt
 	@echo "installing notebook-cluster with everything that its tests use (first time: two to four minutes)"
-	@$(INSTALL) -e ".[test,mlx]" | $(SHOW)
+	@$(INSTALL) -c constraints.txt -e ".[test,mlx]"
 	@touch $@
 
 .venv/.docs: .venv/.made pyproject.toml
-	@$(BIN)/python -m pip install --progress-bar off -e ".[docs]" | $(SHOW)
+	@$(INSTALL) -c constraints.txt -e ".[docs]"
 	@touch $@
 
 install: .venv/.install

@@ -1,7 +1,7 @@
 """Median time of ``1+1`` on all nodes of a running cluster.
 
-Ours through ``%%on_all``, ipyparallel through ``%%px --block``, and bare jupyter_client kernels. All three are up at the
-same time and take turns in short blocks.
+Ours through ``%%on_all``, ipyparallel through ``%%px --block``, and bare jupyter_client kernels. All three are up
+at the same time and take turns in short blocks.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """``make demo``: run 01_quickstart.ipynb with nobody watching, on three nodes that find each other over mDNS.
 
 Two agents, ``mini`` and ``desk``, are started on this machine as processes of their own; with the notebook's own node
-that makes three. Written to ``demo_output/`` (or ``--output DIR``): the notebook with its outputs, the same as HTML, and
-``summary.json``, whose numbers come from the cluster's own state just before the notebook stops it. Both byte counts
-are per node: what DiLoCo sent, and what data-parallel training would have sent for the same steps.
+that makes three. Written to ``demo_output/`` (or ``--output DIR``): the notebook with its outputs, the same as HTML,
+and ``summary.json``, whose numbers come from the cluster's own state just before the notebook stops it. Both byte
+counts are per node: what DiLoCo sent, and what data-parallel training would have sent for the same steps.
 
-Exit code 1, with the reason, when a node was missing, was not found over mDNS, disagreed about a round, or when the model
-did not learn.
+Exit code 1, with the reason, when a node was missing, was not found over mDNS, disagreed about a round, or when the
+model did not learn.
 """
 
 import argparse
@@ -52,7 +52,10 @@ def sharing(names: tuple[str, ...], scratch: Path):
             with (scratch / f"{name}.txt").open("wb") as output:
                 processes[name] = subprocess.Popen(
                     [command, "share", "--name", name, "--data-dir", str(scratch / f"agent-{name}")],
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
                 )
             say(f"  agent {name} is process {processes[name].pid}")
         yield processes
@@ -83,9 +86,8 @@ def wait_for_peers(processes: dict[str, subprocess.Popen], scratch: Path, second
                 output = (scratch / f"{name}.txt").read_text(errors="replace").strip()
                 raise RuntimeError(f"agent {name} ended with exit code {process.returncode}: {output}")
         if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"{', '.join(sorted(missing))} not found over mDNS within {seconds:g} s: does a firewall block UDP port 5353?"
-            )
+            names = ", ".join(sorted(missing))
+            raise RuntimeError(f"{names} not found over mDNS in {seconds:g} s: does a firewall block UDP port 5353?")
         for peer in find_peers(1.0):
             if peer.name in missing and peer.found_by == "mdns" and peer.trusted:
                 missing.discard(peer.name)
@@ -115,7 +117,7 @@ def complaints(summary: dict) -> list[str]:
     """What in ``summary`` is not as it should be, one line each."""
     found = []
     if summary.get("nodes") != NODES or not set(AGENTS) <= set(summary["peers"]):
-        found.append(f"{summary.get('nodes')} nodes on {summary.get('peers')}, wanted {NODES} with one each on {AGENTS}")
+        found.append(f"{summary.get('nodes')} nodes on {summary.get('peers')}, wanted {NODES}, also on {AGENTS}")
     if summary.get("found_by") != "mdns":
         found.append(f"peers were found by {summary.get('found_by')!r}, not by mDNS")
     if summary.get("hash_mismatches") or not summary.get("rounds"):
@@ -174,7 +176,8 @@ class Progress:
                     state = cluster.state()
                     losses = ", ".join(
                         f"{node.name} step {node.step or 0} loss {node.loss:.3f}"
-                        for node in state.nodes if node.loss is not None
+                        for node in state.nodes
+                        if node.loss is not None
                     )
                     say(f"      round {state.jobs[0].round if state.jobs else 0}: {losses}")
             finally:
@@ -195,10 +198,10 @@ def printed_lines(cell) -> list[str]:
     """The plain text of a cell's outputs, at most 12 lines."""
     texts = [
         output.get("text") or output.get("data", {}).get("text/plain", "")
-        for output in cell.outputs if output.output_type != "error"
+        for output in cell.outputs
+        if output.output_type != "error"
     ]
-    lines = [line.rstrip() for line in "".join(text if text.endswith("\n") else text + "\n" for text in texts).splitlines()]
-    lines = [line for line in lines if line]
+    lines = [line.rstrip() for text in texts for line in text.splitlines() if line.strip()]
     return lines if len(lines) <= 12 else [*lines[:11], f"... {len(lines) - 11} more lines in the notebook"]
 
 
@@ -211,9 +214,12 @@ def run_notebook(output: Path) -> dict:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     progress = Progress(len(notebook.cells))
     client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(output)}},
-        on_cell_start=progress.cell_starts, on_cell_executed=lambda cell, cell_index, execute_reply:
-        progress.cell_completes(cell, cell_index),
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(output)}},
+        on_cell_start=progress.cell_starts,
+        on_cell_executed=lambda cell, cell_index, execute_reply: progress.cell_completes(cell, cell_index),
     )
     try:
         client.execute()
@@ -262,7 +268,8 @@ def main() -> int:
     for problem in problems:
         say(f"demo failed: {problem}")
     if not problems:
-        say(f"done in {time.monotonic() - started:.0f} s: see {os.path.relpath(output)}/{NOTEBOOK.with_suffix('.html').name}")
+        page = Path(os.path.relpath(output), NOTEBOOK.with_suffix(".html").name)
+        say(f"done in {time.monotonic() - started:.0f} s: see {page}")
     return 1 if problems else 0
 
 

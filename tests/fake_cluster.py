@@ -113,7 +113,7 @@ class FakeCluster:
         self.calls.append(("add", peer))
         if peer == "printer-room":
             raise RuntimeError("peer 'printer-room' is not trusted: run 'notebook-cluster pair' there")
-        self._added = [node_view(3, peer, self.step, condition="starting", step=None, loss=None)]
+        self._added = [node_view(3, peer, condition="starting", reason="replaying cell 3 of 7", loss=None, busy=False)]
         return [peer]
 
     def remove(self, node: str) -> None:

@@ -1,11 +1,14 @@
 """The panel as people see it: a real JupyterLab, a real kernel, the system's Chromium."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nbformat
 import pytest
-from browser import CHROMIUM, Lab, browser_page, open_notebook, run_all, running_lab, wait_for_kernel, write_notebook
+
+from tests.browser import CHROMIUM, Lab, browser_page, open_notebook, run_all, running_lab, save, write_notebook
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -17,9 +20,9 @@ pytestmark = [
 
 PATIENCE = 30_000
 SHOW = f"""
-import sys, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from fake_cluster import FakeCluster
+import sys, threading, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from tests.fake_cluster import FakeCluster
 from notebook_cluster.widgets import close_panel, show_panel
 cluster = FakeCluster()
 show_panel(cluster)
@@ -29,6 +32,13 @@ end = time.monotonic() + 60
 while ("add", "attic") not in cluster.calls and time.monotonic() < end:
     time.sleep(0.02)
 print("the cell saw", cluster.calls)
+"""
+PANEL_THREADS = '[thread.name for thread in threading.enumerate()].count("cluster-panel")'
+WAIT_FOR_THREAD = f"""
+end = time.monotonic() + 60
+while {PANEL_THREADS} and time.monotonic() < end:
+    time.sleep(0.02)
+print("threads of panels:", {PANEL_THREADS})
 """
 
 
@@ -45,26 +55,151 @@ def page(lab: Lab) -> Iterator["Page"]:
 
 
 def run(page: "Page", lab: Lab, name: str, *cells: str) -> None:
+    """Run SHOW and ``cells`` in a new notebook and wait until the panel is there."""
     write_notebook(lab.folder / name, [SHOW, *cells])
     open_notebook(page, name)
     run_all(page)
     page.wait_for_selector(".nbc-node", timeout=60_000)
 
 
-def test_panel_shows_the_cluster_and_acts_while_a_cell_runs(page: "Page", lab: Lab, tmp_path: Path) -> None:
-    run(page, lab, "busy.ipynb", BUSY_UNTIL_ADDED)
-    wait_for_kernel(page, "busy")
-    assert page.locator(".nbc-node-name").all_text_contents()[:3] == ["laptop", "mini", "desk"]
-    step = page.locator(".nbc-node >> nth=0 >> .nbc-number >> nth=0")
-    before = step.text_content()
-    page.wait_for_function("b => document.querySelector('.nbc-number').textContent !== b", arg=before, timeout=PATIENCE)
+def wait_until_running(page: "Page", cell: int) -> None:
+    """Wait until cell ``cell`` (from 0) runs: the kernel's own status also tells of other threads."""
     page.wait_for_function(
-        "() => document.querySelectorAll('.js-plotly-plot .scatterlayer .js-line').length >= 6", timeout=PATIENCE
+        "cell => document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')[cell]?.textContent.includes('*')",
+        arg=cell,
+        timeout=PATIENCE,
     )
-    wait_for_kernel(page, "busy", 1)
+
+
+def wait_for_progress(page: "Page") -> None:
+    """Wait until the first node's step has changed twice."""
+    for _ in range(2):
+        page.wait_for_function(
+            "before => document.querySelector('.nbc-number').textContent !== before",
+            arg=page.locator(".nbc-number").first.text_content(),
+            timeout=PATIENCE,
+        )
+
+
+def wait_for_curves(page: "Page", count: int) -> None:
+    """Wait until plotly has drawn ``count`` lines."""
+    page.wait_for_function(
+        "count => document.querySelectorAll('.js-plotly-plot .scatterlayer .js-line').length >= count",
+        arg=count,
+        timeout=PATIENCE,
+    )
+
+
+@pytest.mark.parametrize("comms_over_subshells", ["perCommTarget", "disabled"])
+def test_panel_moves_and_acts_while_a_cell_runs(
+    page: "Page", lab: Lab, tmp_path: Path, comms_over_subshells: str
+) -> None:
+    path = lab.settings / "@jupyterlab" / "apputils-extension" / "kernels-settings.jupyterlab-settings"
+    path.write_text(json.dumps({"commsOverSubshells": comms_over_subshells}))
+    run(page, lab, f"busy-{comms_over_subshells}.ipynb", BUSY_UNTIL_ADDED)
+    wait_until_running(page, 1)
+    assert page.locator(".nbc-node .nbc-node-name").all_text_contents() == ["laptop", "mini", "desk"]
+    wait_for_progress(page)
+    wait_for_curves(page, 6)
+    wait_until_running(page, 1)
 
     page.get_by_role("button", name="Add attic").click()
     page.get_by_text("attic added").wait_for(timeout=PATIENCE)
     page.wait_for_selector(".nbc-node[data-node=attic]", timeout=PATIENCE)
     page.get_by_text("the cell saw [('add', 'attic')]").wait_for(timeout=PATIENCE)
     page.screenshot(path=tmp_path / "panel.png")
+
+
+def test_panel_comes_back_after_a_page_reload_and_acts_in_a_busy_cell(page: "Page", lab: Lab) -> None:
+    run(page, lab, "reload.ipynb")
+    wait_for_curves(page, 6)
+    save(page)
+    write_another_cell(page, BUSY_UNTIL_ADDED)
+    open_notebook(page, "reload.ipynb")
+    page.wait_for_selector(".nbc-node", timeout=PATIENCE)
+    wait_for_curves(page, 6)
+    page.evaluate("void window.jupyterapp.commands.execute('notebook:run-cell')")
+    wait_until_running(page, 1)
+    wait_for_progress(page)
+    page.get_by_role("button", name="Add attic").click()
+    page.get_by_text("the cell saw [('add', 'attic')]").wait_for(timeout=PATIENCE)
+
+
+def write_another_cell(page: "Page", source: str) -> None:
+    """Append a code cell, select it and save."""
+    page.evaluate(
+        """async source => {
+            const { commands, shell } = window.jupyterapp;
+            const notebook = shell.currentWidget.content;
+            notebook.activeCellIndex = notebook.widgets.length - 1;
+            await commands.execute('notebook:insert-cell-below');
+            notebook.activeCell.model.sharedModel.setSource(source);
+            await commands.execute('docmanager:save');
+        }""",
+        source,
+    )
+
+
+def test_what_an_action_says_is_shown_as_text(page: "Page", lab: Lab) -> None:
+    run(page, lab, "texts.ipynb")
+    page.get_by_role("button", name="Restart mini").click()
+    page.get_by_role("button", name="Restart mini").filter(has_text="sure?").click()
+    page.get_by_text("node 'mini' did not come back: <img src=x onerror=alert(1)>").wait_for(timeout=PATIENCE)
+    assert page.locator(".nbc-panel img").count() == 0
+
+
+def test_a_peer_that_is_not_trusted_cannot_be_clicked_and_says_why(page: "Page", lab: Lab) -> None:
+    run(page, lab, "untrusted.ipynb")
+    button = page.get_by_role("button", name="Add printer-room: another user's")
+    assert button.is_disabled()
+    assert page.get_by_role("listitem").filter(has_text="printer-room").filter(has_text="another user's").count() == 1
+
+
+def test_stop_cell_again_kills_what_was_still_busy(page: "Page", lab: Lab) -> None:
+    run(page, lab, "stop-cell.ipynb", "while len(cluster.calls) < 2: time.sleep(0.02)\nprint(cluster.calls)")
+    page.get_by_role("button", name="Stop cell").click()
+    page.get_by_text("Still busy: mini. Stop cell again kills and restarts it").wait_for(timeout=PATIENCE)
+    page.get_by_role("button", name="Stop cell").click()
+    page.get_by_text("[('interrupt', False), ('interrupt', True)]").wait_for(timeout=PATIENCE)
+
+
+def test_stop_cluster_leaves_a_picture_that_is_saved_and_no_thread(page: "Page", lab: Lab) -> None:
+    run(page, lab, "stop.ipynb", WAIT_FOR_THREAD)
+    wait_for_curves(page, 6)
+    page.get_by_role("button", name="Stop cluster").click()
+    page.get_by_role("button", name="Stop all nodes: sure?").click()
+    page.wait_for_selector(".jp-RenderedHTMLCommon .nbc-panel svg.nbc-chart path", timeout=PATIENCE)
+    page.get_by_text("threads of panels: 0").wait_for(timeout=PATIENCE)
+    assert page.locator(".js-plotly-plot").count() == 0
+    assert page.locator(".nbc-button").count() == 0
+    save(page)
+    notebook = nbformat.read(lab.folder / "stop.ipynb", 4)
+    (output,) = notebook.cells[0].outputs
+    assert sorted(output.data) == ["text/html", "text/plain"]
+    assert "stopped from the panel" in output.data["text/plain"]
+
+
+def test_a_panel_shown_twice_is_one_panel_with_its_history(page: "Page", lab: Lab) -> None:
+    run(page, lab, "twice.ipynb", f"show_panel(cluster)\nprint('threads of panels:', {PANEL_THREADS})")
+    wait_for_curves(page, 12)
+    page.get_by_text("threads of panels: 1").wait_for(timeout=PATIENCE)
+    assert page.locator(".nbc-panel").count() == 2
+
+
+def test_closing_the_panel_ends_its_thread_and_the_cluster_goes_on(page: "Page", lab: Lab) -> None:
+    after = f"close_panel(cluster)\nprint('threads of panels:', {PANEL_THREADS}, cluster.calls)"
+    run(page, lab, "close.ipynb", after)
+    page.get_by_text("threads of panels: 0 []").wait_for(timeout=PATIENCE)
+
+
+def test_without_anybody_to_click_no_widget_is_made(lab: Lab) -> None:
+    from nbclient import NotebookClient
+
+    source = SHOW.replace("show_panel(cluster)", "show_panel(cluster, headless=True)")
+    notebook = nbformat.read(write_notebook(lab.folder / "headless.ipynb", [source, "print(sorted(sys.modules))"]), 4)
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    (output,) = notebook.cells[0].outputs
+    assert sorted(output.data) == ["text/html", "text/plain"]
+    assert "laptop" in output.data["text/plain"]
+    assert "'plotly'" not in notebook.cells[1].outputs[0].text
+    assert not notebook.metadata.get("widgets")

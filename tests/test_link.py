@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import zmq
-from relay import Relay
 
 from notebook_cluster import security
 from notebook_cluster.link import Condition, Dialer, LinkSettings, Listener, Session
 from notebook_cluster.link.frames import Data, Hello, Refusal
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, encode
 from notebook_cluster.protocol.peer import LogLines, ReadLog, Released
+from tests.relay import Relay
 
 FAST = LinkSettings(heartbeat=0.1, suspect=0.4, lost=1.0, outbox_bytes=200_000, retry=0.3)
 
@@ -217,7 +217,7 @@ def test_everything_is_acknowledged_when_both_are_silent() -> None:
         coordinator = await Coordinator(agent).connected()
         async with closing(coordinator, agent):
             exchange(agent, coordinator, range(10))
-            assert await agent.sessions[0].conversation.flushed(10)
+            assert await agent.sessions[0].flushed(10)
             await coordinator.dialer.close(flush=10)
             assert agent.numbers() == list(range(10))
 
@@ -240,6 +240,22 @@ def test_the_message_in_which_a_session_ends_is_acknowledged() -> None:
             assert await coordinator.dialer._conversation.flushed(10)
             assert coordinator.received == [(Released(), [])]
             assert agent.listener.sessions == {}
+
+    run(main)
+
+
+def test_inside_on_message_received_is_the_number_of_the_message_at_hand() -> None:
+    async def main() -> None:
+        agent = Agent()
+        agent.start()
+        coordinator = await Coordinator(agent).connected()
+        async with closing(coordinator, agent):
+            numbers: list[int] = []
+            coordinator.dialer._on_message = lambda message, buffers: numbers.append(coordinator.dialer.received)
+            for _ in range(3):
+                agent.sessions[0].send(Released())
+            await until(lambda: numbers == [1, 2, 3], "numbers")
+            assert coordinator.dialer.received == 3
 
     run(main)
 
@@ -281,10 +297,13 @@ def test_a_cut_connection_loses_and_doubles_nothing() -> None:
 
 
 def test_silence_is_suspect_then_lost_and_everything_arrives_afterwards() -> None:
+    # Wide enough apart that a busy machine makes no silence of its own.
+    slower = LinkSettings(heartbeat=0.2, suspect=1.0, lost=2.0)
+
     async def main() -> None:
-        agent = Agent()
+        agent = Agent(settings=slower)
         async with Relay(agent.start()) as relay:
-            coordinator = await Coordinator(agent, relay.port).connected()
+            coordinator = await Coordinator(agent, relay.port, settings=slower).connected()
             async with closing(coordinator, agent):
                 exchange(agent, coordinator, range(10))
                 relay.hold()
@@ -460,7 +479,7 @@ def test_a_removed_key_is_cut_off() -> None:
             assert agent.sessions[0].condition == "refused"
             await until(lambda: coordinator.dialer.condition == "refused", "refusal")
             assert "does not trust" in coordinator.dialer.reason
-            assert other.dialer.condition == "connected"
+            assert other.dialer.condition != "refused"
             assert list(agent.listener.sessions) == ["other"]
 
     run(main)

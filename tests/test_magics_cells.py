@@ -128,7 +128,7 @@ def test_an_unknown_target_is_one_line_and_nothing_is_sent(notebook):
     seen = notebook.run("%%on dask\n1+1")
     assert (seen.status, seen.error) == ("error", None)
     assert seen.stderr.strip() == (
-        "UsageError: no node is called 'dask'; did you mean 'desk'?: there are 0 mini, 1 desk"
+        "UsageError: no node is called 'dask' (did you mean 'desk'?): there are 0 mini, 1 desk"
     )
     assert notebook.value("len(cluster.asked)") == "0"
 

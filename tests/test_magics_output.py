@@ -16,6 +16,9 @@ class Page:
         self.displays = {}
         self.messages = []
 
+    def begin(self):
+        pass
+
     def publish(self, data, metadata, display_id, update):
         known = display_id in self.displays
         assert known == update or (update and not display_id.startswith("nbc-"))
@@ -163,7 +166,7 @@ def test_cut_off_colour_codes_do_no_harm(codes):
 
 
 def test_plain_text_has_no_escapes():
-    assert ansi.strip("\x1b[1;31mred\x1b[0m\ttab\x07\n") == "red\ttab\n"
+    assert ansi.without_escapes("\x1b[1;31mred\x1b[0m\ttab\x07\n") == "red\ttab\n"
 
 
 # ---- one display per node

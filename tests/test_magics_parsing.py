@@ -75,7 +75,7 @@ def test_unknown_subcommand_names_it_the_nearest_and_all():
 
 def test_unknown_option_names_it_the_nearest_and_all():
     text = error(parse_cluster, "start --lokal 2")
-    assert "--lokal; did you mean '--local'?" in text
+    assert "--lokal (did you mean '--local'?)" in text
     assert "--peers" in text
 
 

@@ -22,7 +22,8 @@ def pushed(value, name="value"):
     "value",
     [
         None, True, -3, 10**30, 2.5, math.inf, "text with 'quotes' \n and ü", b"\x00\xff", 1 + 2j,
-        [1, [2.0, "x"]], (1, (2,)), {1, 2}, frozenset({"a"}), {"a": {1: (None,)}, (1, 2): b"k"}, {"#": "=", "=": "#"}, [],
+        [1, [2.0, "x"]], (1, (2,)), {1, 2}, frozenset({"a"}), [],
+        {"a": {1: (None,)}, (1, 2): b"k"}, {"#": "=", "=": "#"},
     ],
 )  # fmt: skip
 def test_plain_data_arrives_equal_and_of_the_same_type(value):

@@ -139,7 +139,9 @@ def trained(optimizer_class: type[torch.optim.Optimizer]) -> tuple[nn.Module, to
     return model, optimizer
 
 
-@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.LBFGS])
+@pytest.mark.parametrize(
+    "optimizer_class", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.LBFGS]
+)
 def test_optimizer_state_survives(optimizer_class: type[torch.optim.Optimizer]) -> None:
     if optimizer_class is torch.optim.LBFGS:
         optimizer = torch.optim.LBFGS(nn.Linear(3, 2).parameters())

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_cluster import cluster_view, node_view, peer_view, series_until
 
 from notebook_cluster.protocol.state import EventView, Series
 from notebook_cluster.widgets import render_html, render_peers, render_text
@@ -18,6 +17,7 @@ from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.picture import Line, svg_chart
 from notebook_cluster.widgets.text import sparkline
+from tests.fake_cluster import cluster_view, node_view, peer_view, series_until
 
 ATTACK = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
 

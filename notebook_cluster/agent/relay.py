@@ -30,6 +30,14 @@ PARTS = 4
 
 _PROBE_INTERVAL_S = 0.02
 _MAX_REMEMBERED = 10_000
+_EXIT: dict[str, object] = {
+    "code": "get_ipython().exit_now = True",
+    "silent": True,
+    "store_history": False,
+    "user_expressions": {},
+    "allow_stdin": False,
+    "stop_on_error": False,
+}
 _PORTS: dict[KernelChannel, str] = {
     "shell": "shell_port",
     "iopub": "iopub_port",
@@ -106,8 +114,16 @@ class KernelRelay:
             self._waiting.append((channel, parts))
 
     def ask_to_end(self) -> None:
-        """Send a shutdown_request; its reply is not passed on."""
-        self._own_request("shutdown_request", {"restart": False})
+        """Ask the kernel to end by itself, a busy one after its cell is interrupted. Replies are not passed on.
+
+        An idle kernel is told so on its main thread: while it handles a shutdown_request the control thread still
+        publishes through an iopub thread that the main thread closes, and every few times ipykernel 7 hangs there.
+        """
+        if self._unfinished:
+            self._interrupt()
+            self._own_request("control", "shutdown_request", {"restart": False})
+        else:
+            self._own_request("shell", "execute_request", _EXIT)
 
     def interrupted(self) -> None:
         """SIGINT was sent. A cell that was delivered but has not begun gets another once it begins: between request
@@ -128,7 +144,7 @@ class KernelRelay:
             del self._delivered[next(iter(self._delivered))]
         return True
 
-    def _own_request(self, kind: str, content: dict[str, object]) -> None:
+    def _own_request(self, channel: KernelChannel, kind: str, content: dict[str, object]) -> None:
         header = {
             "msg_id": f"{self._session}-{uuid.uuid4().hex}",
             "session": self._session,
@@ -137,7 +153,7 @@ class KernelRelay:
             "msg_type": kind,
             "version": "5.4",
         }
-        self._sign_and_send("control", [json.dumps(header).encode(), b"{}", b"{}", json.dumps(content).encode()])
+        self._sign_and_send(channel, [json.dumps(header).encode(), b"{}", b"{}", json.dumps(content).encode()])
 
     def _sign_and_send(self, channel: KernelChannel, parts: Sequence[bytes]) -> None:
         self._channels[channel].send([DELIMITER, self._sign(parts), *parts])
@@ -199,7 +215,7 @@ class KernelRelay:
             self._sign_and_send(channel, parts)
 
     def _probe(self) -> None:
-        self._own_request("kernel_info_request", {})
+        self._own_request("control", "kernel_info_request", {})
 
     # ---- sockets -----------------------------------------------------------------------------------------------
 

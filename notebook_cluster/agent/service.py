@@ -119,20 +119,19 @@ class Agent:
         sockets = private_socket_directory()
         self._resources = self._make_resources(sockets)
         announcement = announce("agent", identity.public_key, settings.name)
-        advertising: asyncio.Future[Advertiser | None] | None = None
+        advertising: asyncio.Future[Advertiser] | None = None
         try:
             on_ready(Ready(public_key=identity.public_key, port=port, pid=os.getpid(), name=settings.name))
             await self._warm_up()
             if not settings.private:
-                loop = asyncio.get_running_loop()
-                advertising = loop.run_in_executor(None, self._advertise, identity.public_key, port)
+                advertising = asyncio.get_running_loop().run_in_executor(
+                    None, self._advertise, identity.public_key, port
+                )
             self._sampling = asyncio.create_task(self._sample_always())
             await self._stopping.wait()
         finally:
             withdraw(announcement)
-            await self._end_everything()
-            if advertising is not None and (advertiser := await advertising) is not None:
-                await asyncio.to_thread(advertiser.close)
+            await asyncio.gather(self._end_everything(), _take_back(advertising))
             self._resources.watchdog.close()
             self._resources.leases.close()
             # Kernels that had to be killed leave sockets behind.
@@ -179,15 +178,11 @@ class Agent:
 
         self._packages = package_versions()
 
-    def _advertise(self, public_key: str, port: int) -> "Advertiser | None":
+    def _advertise(self, public_key: str, port: int) -> "Advertiser":
         from notebook_cluster.discovery import Advertiser
 
         advertiser = Advertiser(self._settings.name, public_key, port, self._resources.devices.summary())
-        try:
-            advertiser.start()
-        except Exception as error:
-            log.warning("this machine is not announced over mDNS (%s): add it by its address and port", error)
-            return None
+        advertiser.start()
         return advertiser
 
     async def _end_everything(self) -> None:
@@ -306,6 +301,13 @@ class Agent:
                 self._end_soon(host, "its coordinator was silent for longer than the lease", asked=False)
         if self._settings.private and not self._hosts and now - self._empty_since > self._settings.lease:
             self.stop("no coordinator came within the lease")
+
+
+async def _take_back(advertising: "asyncio.Future[Advertiser] | None") -> None:
+    """Say on the network that this peer is gone."""
+    if advertising is not None:
+        advertiser = await advertising
+        await asyncio.to_thread(advertiser.close)
 
 
 def _lock(settings: AgentSettings) -> IO[bytes]:

@@ -12,7 +12,6 @@ from notebook_cluster.protocol.names import as_name
 
 RESERVED_NAMES = ("local", "all")
 """Words of ``%cluster add`` that mean something else than a peer of that name."""
-DEFAULT_LEASE_S = 600.0
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -42,8 +41,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     share.add_argument("--port", type=_port, default=0, help="the one port to listen on (default: any free one)")
     share.add_argument("--data-dir", type=Path, default=None, metavar="DIR", help="where its key, logs and work are")
     share.add_argument(
-        "--lease", type=_seconds, default=DEFAULT_LEASE_S, metavar="S",
-        help="end a cluster's kernels when nothing was heard of it for so many seconds (%(default)g)",
+        "--lease", type=_seconds, default=None, metavar="S",
+        help="end a cluster's kernels when nothing was heard of it for so many seconds (default: 600)",
     )  # fmt: skip
 
     peers = _command(commands, "look", "peers", "list the peers of this network")

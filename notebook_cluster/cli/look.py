@@ -1,29 +1,30 @@
 """``notebook-cluster peers`` and ``notebook-cluster status``."""
 
 import argparse
+import sys
 
-from notebook_cluster.client import Cluster, find_peers, list_clusters
 from notebook_cluster.cli.steer import check_running
+from notebook_cluster.client import Cluster, find_peers, list_clusters
 from notebook_cluster.widgets.text import render_text
 
 
 def peers(options: argparse.Namespace) -> int:
     """Listen on the network and print a table of the peers, with the reason why one cannot be added."""
+    found = sorted(find_peers(options.seconds), key=lambda peer: (not peer.trusted, peer.name))
+    if not found:
+        print("no peer was heard: run 'notebook-cluster share' on another machine of this network")
+        return 0
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    found = sorted(find_peers(options.seconds), key=lambda peer: (not peer.trusted, peer.name))
-    if not found:
-        console.print("no peer was heard: run 'notebook-cluster share' on another machine of this network")
-        return 0
     table = Table("name", "device", "address", "trusted by you")
     for peer in found:
         cells = [peer.name, peer.device, peer.address, "yes" if not peer.reason else f"no: {peer.reason}"]
         # Text, not str: a peer's words must not be read as rich's markup.
         table.add_row(*(Text(cell) for cell in cells))
-    console.print(table)
+    # A table that goes to a file or another program is not wrapped at 80 columns.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
     return 0
 
 

@@ -2,8 +2,8 @@
 
 import argparse
 
-from notebook_cluster.client import Cluster, list_clusters
 from notebook_cluster.cli.arguments import UsageError
+from notebook_cluster.client import Cluster, list_clusters
 
 
 def stop(options: argparse.Namespace) -> int:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from notebook_cluster.collectives.checks import Check
 from notebook_cluster.collectives.errors import PeerLost
 from notebook_cluster.collectives.parcels import (
     ACKNOWLEDGE,
     WANT,
+    CellWorld,
     Channel,
     CollectiveSettings,
     Outbox,
@@ -25,26 +27,6 @@ from notebook_cluster.collectives.parcels import (
 )
 from notebook_cluster.protocol.mesh import CellFrame
 from notebook_cluster.protocol.node import CellDone
-
-Check = Callable[[str, CellFrame], str | None]
-"""(sender, header) -> the error that both sides must see, or None when the parcel is what we expect."""
-
-
-@dataclass(frozen=True)
-class CellWorld:
-    """Who takes part in a cell; fixed when it starts.
-
-    Attributes:
-        nodes: name -> rank, in rank order.
-        excluded: why this node cannot use collectives in this cell; empty when it can.
-        replay: the cell ran before and is repeated on this node alone.
-    """
-
-    cell: int
-    generation: int
-    nodes: dict[str, int]
-    excluded: str = ""
-    replay: bool = False
 
 
 @dataclass(eq=False)
@@ -100,7 +82,6 @@ class Inbox:
         self._finished: dict[str, float] = {}
         self._progress: dict[str, float] = {}
         self._asked: dict[str, float] = {}
-        self._unacknowledged: dict[str, int] = {}
         self._senders_waiting.clear()
         self.outbox.clear()
 

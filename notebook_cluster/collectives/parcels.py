@@ -37,6 +37,23 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
+class CellWorld:
+    """Who takes part in a cell; fixed when it starts.
+
+    Attributes:
+        nodes: name -> rank, in rank order.
+        excluded: why this node cannot use collectives in this cell; empty when it can.
+        replay: the cell ran before and is repeated on this node alone.
+    """
+
+    cell: int
+    generation: int
+    nodes: dict[str, int]
+    excluded: str = ""
+    replay: bool = False
+
+
+@dataclass(frozen=True)
 class CollectiveSettings:
     """Sizes in bytes, times in seconds."""
 
@@ -79,7 +96,7 @@ class Parcel:
         same = (header.name, header.kind, header.dtype, header.shape) == (
             first.name, first.kind, first.dtype, first.shape
         )  # fmt: skip
-        fits = 0 <= header.offset and header.offset + len(payload) <= len(self.data) == header.total
+        fits = header.offset >= 0 and header.offset + len(payload) <= len(self.data) == header.total
         if not same or not fits or header.offset in self.pieces or (header.total and not len(payload)):
             return False
         self.data[header.offset : header.offset + len(payload)] = payload
@@ -136,9 +153,9 @@ class Outbox:
 
     def forget(self, node: str, channel: Channel, before: int) -> None:
         """``node`` has every parcel of operations below ``before``."""
-        sent = self._sent.get((node, channel))
-        for key in [key for key in sent or () if key[0] < before]:
-            del sent[key]  # type: ignore[index]
+        sent = self._sent.get((node, channel), {})
+        for key in [key for key in sent if key[0] < before]:
+            del sent[key]
 
     def unacknowledged(self, node: str) -> int:
         """Bytes of messages to ``node`` that it has not acknowledged."""

@@ -1,7 +1,8 @@
 """Reduce arrays of all ranks in rank order: a pure function, the same bits on every machine.
 
 Addition of two IEEE numbers is exact to the last bit everywhere, so a sum is the same on every node when its order is:
-rank 0 + rank 1 + rank 2 and so on, never a tree, never ``np.sum``. Half precision is summed in float32 and rounded once.
+rank 0 + rank 1 + rank 2 and so on, never a tree, never ``np.sum``. Half precision is summed in float32 and rounded
+once.
 """
 
 from collections.abc import Sequence

@@ -211,7 +211,8 @@ def _extension_dtype(dtype: str) -> "numpy.dtype[Any]":
         import ml_dtypes  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         raise ValueError(f"numpy on this node has no {dtype}: install ml_dtypes, or send a torch tensor") from None
-    return numpy.dtype(getattr(ml_dtypes, dtype))
+    extension: numpy.dtype[Any] = numpy.dtype(getattr(ml_dtypes, dtype))
+    return extension
 
 
 def _check_plain(value: Any, operation: str, depth: int) -> None:

@@ -30,7 +30,7 @@ class Advertiser:
         self._port = port
         self._hosts = hosts
         self._thread = MulticastThread(
-            "mdns-advertiser", opened=self._register, moved=self._update, closing=self._unregister
+            "mdns-advertiser", opened=self._register, looked=self._update, closing=self._unregister
         )
         self._advertised: tuple[str, ...] = ()
 

@@ -12,7 +12,7 @@ from notebook_cluster.discovery.multicast import MulticastThread
 from notebook_cluster.discovery.records import SERVICE_TYPE, FoundPeer
 
 if TYPE_CHECKING:
-    from zeroconf import Zeroconf
+    from zeroconf import ServiceInfo, Zeroconf
 
 _RESOLVE_MILLISECONDS = 2000
 _MAX_RECORDS = 500
@@ -34,7 +34,7 @@ class Browser:
         self._gone: dict[str, tuple[FoundPeer, float]] = {}
         self._ignored: dict[str, str] = {}
         self._browser: Any = None
-        self._thread = MulticastThread("mdns-browser", opened=self._browse, moved=lambda _: None, closing=self._cancel)
+        self._thread = MulticastThread("mdns-browser", opened=self._browse, looked=self._refresh, closing=self._cancel)
 
     def start(self) -> None:
         self._thread.start()
@@ -96,13 +96,20 @@ class Browser:
             self._thread.post(lambda zeroconf: self._resolve(zeroconf, name))
 
     def _resolve(self, zeroconf: "Zeroconf", name: str) -> None:
-        from zeroconf import IPVersion, ServiceInfo
+        from zeroconf import ServiceInfo
 
         instance = _instance(name)
         info = ServiceInfo(SERVICE_TYPE, name)
         if not info.request(zeroconf, _RESOLVE_MILLISECONDS):
             self._ignore(instance, "it did not say its address")
-            return
+        else:
+            self._check(info)
+
+    def _check(self, info: "ServiceInfo") -> None:
+        """Take the peer that ``info`` describes, or note why not."""
+        from zeroconf import IPVersion
+
+        instance = _instance(info.name)
         try:
             hosts = info.parsed_addresses(IPVersion.V4Only)
             peer = records.parse(instance, info.properties, hosts, info.port, len(info.text or b""))
@@ -110,6 +117,15 @@ class Browser:
             self._ignore(instance, str(error))
             return
         self._add(peer)
+
+    def _refresh(self, zeroconf: "Zeroconf") -> None:
+        """Addresses that a peer gave up expire in zeroconf's cache without a callback."""
+        from zeroconf import ServiceInfo
+
+        for instance in self.peers():
+            info = ServiceInfo(SERVICE_TYPE, f"{instance}.{SERVICE_TYPE}")
+            if info.load_from_cache(zeroconf):
+                self._check(info)
 
     def _add(self, peer: FoundPeer) -> None:
         with self._lock:

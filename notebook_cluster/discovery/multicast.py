@@ -38,7 +38,7 @@ class MulticastThread:
     """Makes a Zeroconf on all interfaces and calls, always on its own thread:
 
     - ``opened(zeroconf)`` once it is there, again after an exception in it, at each look at the interfaces
-    - ``moved(zeroconf)`` after the interfaces changed
+    - ``looked(zeroconf)`` at each later look, after it follows the interfaces that are there now
     - ``closing(zeroconf)`` before it is closed
 
     Attributes:
@@ -50,11 +50,11 @@ class MulticastThread:
         name: str,
         *,
         opened: "Callable[[Zeroconf], None]",
-        moved: "Callable[[Zeroconf], None]",
+        looked: "Callable[[Zeroconf], None]",
         closing: "Callable[[Zeroconf], None]",
     ) -> None:
         self.problem = ""
-        self._opened, self._moved, self._closing = opened, moved, closing
+        self._opened, self._looked, self._closing = opened, looked, closing
         self._tasks: queue.SimpleQueue[Callable[[Zeroconf], None] | None] = queue.SimpleQueue()
         self._zeroconf: Zeroconf | None = None
         self._is_open = False
@@ -97,20 +97,19 @@ class MulticastThread:
 
     def _follow_interfaces(self) -> None:
         interfaces = local_addresses()
-        changed = interfaces != self._interfaces
         if self._zeroconf is None:
             from zeroconf import IPVersion, Zeroconf
 
             self._zeroconf = Zeroconf(interfaces=list(interfaces), ip_version=IPVersion.V4Only)
-        elif changed:
+        elif interfaces != self._interfaces:
             _log.info("network changed: mDNS on %s", ", ".join(interfaces))
             self._zeroconf.update_interfaces(interfaces=list(interfaces))
         self._interfaces = interfaces
         if not self._is_open:
             self._opened(self._zeroconf)
             self._is_open = True
-        elif changed:
-            self._moved(self._zeroconf)
+        else:
+            self._looked(self._zeroconf)
         self.problem = ""
 
     def _guarded(self, action: Callable[..., None], *arguments: object) -> None:

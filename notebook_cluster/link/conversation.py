@@ -19,6 +19,9 @@ class Conversation:
 
     ``transmit(frames)`` puts frames on the wire if there is a connection; it may lose them. ``deliver(frames)``
     processes one message; when it returns, the message counts as processed. Nothing here waits.
+
+    Attributes:
+        handling: sequence number of the message that is in ``deliver`` now, else 0.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class Conversation:
         self.channel = channel
         self.cluster, self.epoch, self.session = "", 0, 0
         self.is_open = False
+        self.handling = 0
         self._transmit = transmit
         self._deliver = deliver
         self._counts = counts
@@ -98,7 +102,8 @@ class Conversation:
         """Wait until everything is acknowledged; False when that took longer than ``timeout`` seconds."""
         if len(self.channel.outbox) == 0:
             return True
-        self._emptied = self._loop.create_future()
+        if self._emptied is None or self._emptied.done():
+            self._emptied = self._loop.create_future()
         done, _ = await asyncio.wait([self._emptied], timeout=timeout)
         return bool(done)
 
@@ -136,6 +141,7 @@ class Conversation:
             raise ProtocolError(f"message {item.sequence} has {item.size} bytes in {len(frames)} frames")
         duplicates = inbox.duplicates
         for sequence, message in inbox.accept(item):
+            self.handling = sequence
             try:
                 self._deliver(message)
             except ProtocolError as error:
@@ -143,6 +149,7 @@ class Conversation:
                 _log.warning("dropped message %d of %s: %s", sequence, self.cluster, error)
             except Exception:
                 _log.exception("message %d of %s could not be handled", sequence, self.cluster)
+            self.handling = 0
             inbox.processed(sequence)
             self._owed += 1
         # A duplicate means that our acknowledgement was lost: say it again.

@@ -83,8 +83,9 @@ class Dialer:
 
     @property
     def received(self) -> int:
-        """Last incoming sequence number that is processed; write it into the log with what the message changed."""
-        return self._channel.inbox.received
+        """Last incoming sequence number that is processed, and inside ``on_message`` that of the message at hand: write
+        it into the log with what the message changed."""
+        return self._conversation.handling or self._channel.inbox.received
 
     @property
     def left_out(self) -> int:
@@ -222,7 +223,10 @@ class Dialer:
         inbox, conversation = self._channel.inbox, self._conversation
         if welcome.fresh or welcome.first > inbox.held + 1:
             if welcome.first > inbox.held + 1:
-                _log.warning("%s no longer has messages %d to %d", self._peer, inbox.held + 1, welcome.first - 1)
+                # Acknowledged by an earlier coordinator after it last wrote its number down.
+                _log.info(
+                    "messages of %s go on at %d, %d was the last one known", self._peer, welcome.first, inbox.held
+                )
             inbox.reset(welcome.first - 1)
         conversation.acknowledged(welcome.received)
         conversation.open(self._cluster, self._epoch, self._session)

@@ -93,7 +93,7 @@ class Listener:
             return
         connected = [session for session in self.sessions.values() if session.condition == "connected"]
         if connected and flush > 0:
-            await asyncio.gather(*(session.conversation.flushed(flush) for session in connected))
+            await asyncio.gather(*(session.flushed(flush) for session in connected))
         self._ticker.cancel()
         for session in self.sessions.values():
             session.conversation.close()

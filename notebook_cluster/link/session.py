@@ -71,6 +71,10 @@ class Session:
         :meth:`.dialer.Dialer.send`, also for the ValueError."""
         return self.conversation.send([encode(message), *buffers], droppable=droppable)
 
+    async def flushed(self, timeout: float) -> bool:
+        """Wait until the coordinator has processed everything; False when that took over ``timeout`` seconds."""
+        return await self.conversation.flushed(timeout)
+
     def close(self) -> None:
         """Forget this cluster. A coordinator that dials again gets a new session."""
         self._listener.forget(self)

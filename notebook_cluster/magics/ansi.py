@@ -9,7 +9,7 @@ _INTENSE = ("#282c36", "#b22b31", "#007427", "#b27d12", "#0065ca", "#a03196", "#
 """JupyterLab's own palette, so that a node's traceback looks like one of the notebook."""
 
 
-def strip(text: str) -> str:
+def without_escapes(text: str) -> str:
     """``text`` without escape sequences and control characters; newlines and tabs stay."""
     if text.isprintable():
         return text
@@ -19,7 +19,7 @@ def strip(text: str) -> str:
 def to_html(text: str) -> str:
     """``text`` with everything escaped for HTML and its colours as ``<span style=...>``."""
     if "\x1b" not in text:
-        return escape(strip(text), quote=False)
+        return escape(without_escapes(text), quote=False)
     parts: list[str] = []
     style: dict[str, str] = {}
     end = 0

@@ -39,6 +39,9 @@ class Publisher(Protocol):
     live: bool
     """False where a display cannot be changed: everything is then published once, at the end."""
 
+    def begin(self) -> None:
+        """Several displays follow at once."""
+
     def publish(self, data: Bundle, metadata: Bundle, display_id: str, update: bool) -> None:
         """Make the display ``display_id``, or change it (``update``)."""
 
@@ -49,12 +52,33 @@ class ShellPublisher:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.live = getattr(shell, "kernel", None) is not None
+        self._prints_are_out = False
+
+    def begin(self) -> None:
+        self._prints_are_out = False
 
     def publish(self, data: Bundle, metadata: Bundle, display_id: str, update: bool) -> None:
         # Looked up each time: %%capture swaps the shell's publisher while a cell runs.
-        self._shell.display_pub.publish(
-            data=data, metadata=metadata, transient={"display_id": display_id}, update=update
+        publisher = self._shell.display_pub
+        transient = {"display_id": display_id}
+        if not self._prints_are_out or not _is_bare(publisher):
+            publisher.publish(data=data, metadata=metadata, transient=transient, update=update)
+            self._prints_are_out = True
+            return
+        # ipykernel's publish() waits for stdout and stderr to be sent, 0.3 ms each time: once before several is enough.
+        publisher.session.send(
+            publisher.pub_socket,
+            "update_display_data" if update else "display_data",
+            {"data": data, "metadata": metadata, "transient": transient},
+            parent=publisher.parent_header,
+            ident=publisher.topic,
         )
+
+
+def _is_bare(publisher: Any) -> bool:
+    """True for ipykernel's own publisher with nothing hooked into it."""
+    sends = all(hasattr(publisher, name) for name in ("session", "pub_socket", "parent_header", "topic"))
+    return sends and not getattr(publisher, "_hooks", True)
 
 
 class CellDisplay:
@@ -100,6 +124,7 @@ class CellDisplay:
     def flush(self) -> None:
         """Publish what changed, within the limits; of long text its end."""
         now = self._clock()
+        self._publisher.begin()
         dirty = self._dirty()
         texts = sum(1 for _, slot in dirty if slot.buffer is not None) or 1
         limit = max(1024, int(BYTES_PER_SECOND * FLUSH_SECONDS) // (2 * texts))
@@ -115,6 +140,7 @@ class CellDisplay:
 
     def finish(self) -> None:
         """Publish everything in its final form: of long text its beginning and its end."""
+        self._publisher.begin()
         dirty = self._dirty()
         known = {id(slot) for _, slot in dirty}
         for node in self._nodes.values():

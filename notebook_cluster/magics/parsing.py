@@ -171,18 +171,18 @@ def parse_line(command: Command, line: str) -> Invocation:
 
 
 def help_text() -> str:
-    """One line for each magic and subcommand."""
-    rows = [(command.usage, command.help) for command in (*COMMANDS.values(), ON_ALL, ON, PUSH)]
+    """Each magic, subcommand and option with a line that says what it does."""
     lines = []
-    for usage, text in rows:
-        lines.append(f"{usage:<34} {text}" if len(usage) < 34 else f"{usage}\n{'':<34} {text}")
+    for command in (*COMMANDS.values(), ON_ALL, ON, PUSH):
+        lines.append(f"{command.prefix + command.name + ' ' + command.argument:<30} {command.help}")
+        lines += [f"    {option.usage:<26} {option.help}" for option in command.options]
     return "\n".join(lines)
 
 
 def did_you_mean(word: str, known: Sequence[str] | dict[str, Any]) -> str:
-    """``; did you mean 'start'?``, or nothing when no known word is near."""
+    """`` (did you mean 'start'?)``, or nothing when no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _split(line: str) -> list[str]:

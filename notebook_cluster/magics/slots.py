@@ -14,6 +14,10 @@ MOST_RICH_OUTPUTS = 100
 MOST_BUNDLE_CHARACTERS = 64 * 1024
 MOST_TEXT_CHARACTERS = 24 * 1024
 """Text is in a bundle twice, as plain text and as HTML."""
+_PRE = (
+    '<pre style="margin:0;padding:0;white-space:pre-wrap;line-height:1.35;'
+    'font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px)">'
+)
 
 Bundle = dict[str, Any]
 
@@ -142,8 +146,8 @@ def text_bundle(output: NodeOutput, buffer: LineBuffer, limit: int, *, head: boo
     while True:
         text, whole = buffer.render(limit, head=head)
         bundle = {
-            "text/plain": f"[{output.label}]\n{ansi.strip(text)}",
-            "text/html": _html(output, f'<pre style="margin:0;white-space:pre-wrap">{ansi.to_html(text)}</pre>'),
+            "text/plain": f"[{output.label}]\n{ansi.without_escapes(text)}",
+            "text/html": _html(output, f"{_PRE}{ansi.to_html(text)}</pre>"),
         }
         if len(bundle["text/plain"]) + len(bundle["text/html"]) <= MOST_BUNDLE_CHARACTERS or limit < 1024:
             return bundle, whole

@@ -47,6 +47,11 @@ class IOThread:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether calls are still taken."""
+        return self._thread.is_alive() and not self._closing
+
     def on_loop(self) -> bool:
         """True on the loop's own thread."""
         return threading.current_thread() is self._thread
@@ -80,10 +85,12 @@ class IOThread:
         """Run ``callback`` on the loop and return its result or raise its exception.
 
         Raises:
-            TimeoutError: the loop did not get to it within ``timeout`` seconds.
+            TimeoutError: the loop has ended, or did not get to it within ``timeout`` seconds.
         """
         if self.on_loop():
             return callback()
+        if not self.running:
+            raise TimeoutError("the I/O thread has ended")
         done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
         def run() -> None:

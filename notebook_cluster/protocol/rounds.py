@@ -195,6 +195,8 @@ class Behind(Message, frozen=True):
     state_hash: str
     source: str
     source_incarnation: int
+    counted: bool = False
+    """The contribution of that Arrived is in a committed mean already: drop it instead of arriving again."""
 
 
 class Refused(Message, frozen=True):
@@ -215,6 +217,8 @@ class Stalled(Message, frozen=True):
     attempt: int
     waiting_for: list[str]
     fragment: int = 0
+    not_finite: list[str] = []
+    """Members whose contribution, or what was summed from it, holds NaN or infinity."""
 
 
 class Finished(Message, frozen=True):
@@ -249,6 +253,13 @@ class RoundStatus(Message, frozen=True):
     prepared_round: int | None = None
     prepared_state_hash: str = ""
     arrived: Arrived | None = None
+    holds: bool = True
+    """False: registered, but no state of the cluster is here yet."""
+    left: bool = False
+    joining: bool = False
+    """Its Register is not answered yet, or the state it was sent for is not here: Register follows once more."""
+    cell: int = 0
+    """The cell in which it registered."""
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------

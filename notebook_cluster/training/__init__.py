@@ -1,8 +1,8 @@
 """One model trained on several nodes: DiLoCo and Local SGD.
 
 :mod:`.outer` (the outer step) and :mod:`.member` (one node's side of a round) are a pure numeric core: flat float32
-arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives that core from a node's runtime,
-:mod:`.diloco` is what people call in a cell, :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model into one
+arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives that core on a node's runtime
+thread, :mod:`.sync` on the main thread, :mod:`.diloco` is what people call in a cell, :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model into one
 flat vector and back.
 
 May import: collectives, codecs, checkpoints, mesh, security, protocol. Called by: ``node`` (which provides the
@@ -16,14 +16,24 @@ from notebook_cluster.training.runtime import JobHandler, Runtime, current_runti
 
 if TYPE_CHECKING:
     from notebook_cluster.training.diloco import DiLoCo, LocalSGD
-    from notebook_cluster.training.job import Round
+    from notebook_cluster.training.sync import Round, TrainingError
 
-__all__ = ["DiLoCo", "JobHandler", "LocalSGD", "Round", "Runtime", "current_runtime", "set_runtime"]
+__all__ = [
+    "DiLoCo",
+    "JobHandler",
+    "LocalSGD",
+    "Round",
+    "Runtime",
+    "TrainingError",
+    "current_runtime",
+    "set_runtime",
+]
 
 _LAZY = {
     "DiLoCo": "notebook_cluster.training.diloco",
     "LocalSGD": "notebook_cluster.training.diloco",
-    "Round": "notebook_cluster.training.job",
+    "Round": "notebook_cluster.training.sync",
+    "TrainingError": "notebook_cluster.training.sync",
 }
 
 

@@ -14,7 +14,7 @@ class DiLoCo(RoundSync):
     ``b <- mu b + D``, ``theta <- theta - lr (D + mu b)``. Running the cell again resumes.
 
     Args:
-        model: a torch.nn.Module or mlx.nn.Module, the same on every node. Its values on the lowest rank are where all begin.
+        model: a torch.nn.Module or mlx.nn.Module, the same on every node. All begin with its values on the lowest rank.
         every: inner steps per round.
         name: of the job; two models trained at the same time need two names. Also what views show.
         outer_lr: None chooses by the number of nodes at each round (0.4 / 0.6 / 0.6 / 0.8 for 1 / 2 / 4 / 8).

@@ -1,8 +1,8 @@
 """A job's end on the runtime's thread: drives :mod:`.member` with what arrives and passes on what it asks for.
 
-Two threads meet here. The runtime's thread owns the member's state, serves it to joiners and late nodes while the main
-thread computes, and collects checkpoints. The main thread (:mod:`.sync`) posts events and takes notices; only it touches
-the model. Everything handed from one to the other is immutable.
+Two threads meet here. The runtime's thread owns the member's state, serves it to joiners and late nodes while the
+main thread computes, and collects checkpoints. The main thread (:mod:`.sync`) posts events and takes notices; only it
+touches the model. Everything handed from one to the other is immutable.
 """
 
 import threading
@@ -49,7 +49,7 @@ class Job:
         self.restored_part: Callable[[str, int, frozenset[str]], bytes | None] = lambda node, rank, used: None
         """Optimiser state of a node, from the checkpoint that this node resumed from."""
         self.resting_part: Callable[[], bytes] | None = None
-        """Set while the main thread is not in a training loop: a checkpoint then need not wait for its next sync call."""
+        """Set while the main thread is in no training loop: a checkpoint then need not wait for its next sync call."""
         self._member = member.new_member(name, runtime.name, runtime.incarnation)
         self._description: Description | None = None
         self._notices: deque[Notice] = deque()
@@ -73,7 +73,7 @@ class Job:
 
         def start() -> None:
             self._description = description
-            self._handle(types.Begin(register=register, layout=wire, theta=theta, momentum=momentum))
+            self._handle(types.Begin(register=register, wire=wire, theta=theta, momentum=momentum))
 
         self.runtime.call_soon(start)
 
@@ -194,16 +194,15 @@ class Job:
     def _say_applied(self, effect: types.Apply) -> None:
         wait = time.monotonic() - self._arrived_at if self._arrived_at else 0.0
         self._arrived_at = 0.0
-        self.runtime.send_control(
-            Applied(
-                job=self.name,
-                round=effect.round,
-                state_hash=effect.state_hash,
-                bytes_sent=effect.bytes_sent,
-                steps=effect.steps,
-                wait=wait,
-            )  # fmt: skip
+        applied = Applied(
+            job=self.name,
+            round=effect.round,
+            state_hash=effect.state_hash,
+            bytes_sent=effect.bytes_sent,
+            steps=effect.steps,
+            wait=wait,
         )
+        self.runtime.send_control(applied)
 
     def _notify(self, notice: Notice) -> None:
         self._notices.append(notice)

@@ -10,7 +10,7 @@ import msgspec
 
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Commit, Prepared, Register, Seal
+from notebook_cluster.protocol.rounds import Prepared, Register, Seal
 from notebook_cluster.protocol.wire import Message
 
 if TYPE_CHECKING:
@@ -222,8 +222,8 @@ class Exchange(msgspec.Struct):
     """One sealed attempt on this node. Dictionaries are replaced, never written to."""
 
     seal: Seal
-    weights: tuple[float, ...]
-    """Of the members in rank order."""
+    senders: dict[str, tuple[int, float]]
+    """Member -> (incarnation, weight), in rank order; weight 0 only receives."""
     contributions: dict[tuple[int, str], Buffer]
     """(slice, member) -> bytes, complete, for the slices this node owns."""
     means: dict[int, Buffer]
@@ -238,6 +238,8 @@ class Exchange(msgspec.Struct):
     """When a chunk last came."""
     wanted: float = 0.0
     stalled: float = 0.0
+    broken: bool = False
+    """A contribution held NaN or infinity: the coordinator was told and will seal again without it."""
     prepared: Prepared | None = None
     theta: "Vector | None" = None
     momentum: "Vector | None" = None
@@ -270,6 +272,8 @@ class MemberState(msgspec.Struct):
     momentum: "Vector | None" = None
     holds: bool = False
     """(theta, momentum) are the cluster's state after ``round``: they may be served."""
+    joining: bool = False
+    """Registered, but not yet told Ready."""
     left: bool = False
     contribution: Boundary | None = None
     """Kept until COMMIT."""
@@ -280,7 +284,6 @@ class MemberState(msgspec.Struct):
     """Newest (round, attempt) ever taken up: a SEAL at or below it is a repetition."""
     kept: tuple[KeptMean, ...] = ()
     held_frames: tuple[tuple[str, JobFrame, bytes], ...] = ()
-    pending_commit: Commit | None = None
     bytes_sent: int = 0
     dropped: int = 0
     now: float = 0.0

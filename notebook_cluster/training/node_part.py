@@ -5,6 +5,7 @@ groups) becomes JSON in the file's metadata, with the tensors' places marked.
 """
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,13 +20,13 @@ class PartError(ValueError):
     """The bytes or the optimiser do not fit; one line."""
 
 
-def pack(counters: dict[str, float], optimizer: "torch.optim.Optimizer | None") -> bytes:
+def pack(counters: Mapping[str, float], optimizer: "torch.optim.Optimizer | None") -> bytes:
     """``counters`` and, if given, the optimiser's state as safetensors bytes.
 
     Raises:
         PartError: the state holds something that is neither tensor nor plain data; names it.
     """
-    metadata = {"counters": json.dumps(counters)}
+    metadata = {"counters": json.dumps(dict(counters))}
     if optimizer is None:
         from safetensors.numpy import save as save_empty
 
@@ -50,9 +51,8 @@ def unpack(data: bytes, optimizer: "torch.optim.Optimizer | None") -> dict[str, 
         if optimizer is None or "skeleton" not in metadata:
             return counters
         if metadata["optimizer"] != type(optimizer).__name__:
-            raise PartError(
-                f"the checkpoint's optimizer is {metadata['optimizer']}, this one {type(optimizer).__name__}: it starts afresh"
-            )
+            saved, here = metadata["optimizer"], type(optimizer).__name__
+            raise PartError(f"the checkpoint's optimizer is {saved}, this one {here}: it starts afresh")
         from safetensors.torch import load
 
         optimizer.load_state_dict(_filled(json.loads(metadata["skeleton"]), load(data)))

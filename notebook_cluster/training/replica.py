@@ -1,9 +1,9 @@
 """The local model between two rounds: what this node adds to a round, and what a round does to it. Main thread only.
 
-With theta the global parameters and theta_m the local ones, a node contributes ``D = theta - theta_m`` (arXiv 2311.08105;
-old minus new, so the outer optimiser subtracts). In a model of low precision theta is rounded when it is loaded, so the
-difference is taken from the value that was loaded. A lossy codec gets ``a = D + e`` and keeps ``e = a - decode(encode(a))``
-for the next round, once the round is committed.
+With theta the global parameters and theta_m the local ones, a node contributes ``D = theta - theta_m`` (arXiv
+2311.08105; old minus new, so the outer optimiser subtracts). In a model of low precision theta is rounded when it is
+loaded, so the difference is taken from the value that was loaded. A lossy codec gets ``a = D + e`` and keeps
+``e = a - decode(encode(a))`` for the next round, once the round is committed.
 """
 
 from dataclasses import dataclass, replace
@@ -62,8 +62,8 @@ class Replica:
         self.samples += samples
 
     def start(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
-        """The job is on at this state. Steps since the last round stay: as they are on the same state, re-based on a newer one,
-        unless a contribution was under way (the newer state may contain it)."""
+        """The job is on at this state. Steps since the last round stay: as they are on the same state, re-based on a
+        newer one, unless a contribution was under way (the newer state may contain it)."""
         same = self.started and state_hash == self.state_hash
         if self.started and not same and self._sent is None and self.steps:
             self._move(theta, self._work())

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, find_latest, load
+from notebook_cluster.protocol.rounds import Register
+from notebook_cluster.training.arguments import Strategy
 from notebook_cluster.training.outer import state_hash
-from notebook_cluster.training.parameters import Parameters
+from notebook_cluster.training.parameters import Parameters, TensorLayout
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -57,4 +59,32 @@ def start_of(parameters: Parameters, directory: Path, resume: str) -> Start:
         checkpoint=replace(checkpoint, parameters={}, momentum={}),
         manifest_hash=found.manifest_hash,
         warnings=found.warnings,
+    )
+
+
+def registration(
+    strategy: Strategy, layout: TensorLayout, blocks: int, cell: int, start: Start, resume: str, fresh: bool
+) -> Register:
+    """What a node says when it makes a sync object in ``cell`` and would begin from ``start``."""
+    return Register(
+        job=strategy.name,
+        cell=cell,
+        strategy=strategy.strategy,
+        codec=strategy.codec,
+        schema_hash=layout.hash(strategy.codec),
+        schema=layout.schema,
+        parameters=layout.size,
+        every=f"{strategy.every} steps",
+        lr_bits=strategy.lr_bits,
+        momentum_bits=strategy.momentum_bits,
+        nesterov=strategy.nesterov,
+        round=start.round,
+        state_hash=start.state_hash,
+        holds_state=start.held,
+        fresh=fresh,
+        resume=resume,
+        resume_round=start.round if start.checkpoint is not None else None,
+        resume_manifest_hash=start.manifest_hash,
+        buffers=layout.buffers,
+        blocks=blocks,
     )

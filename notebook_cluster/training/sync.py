@@ -16,14 +16,14 @@ from typing import Any
 from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.rounds import CheckpointRequest, Register, Save, Saved
+from notebook_cluster.protocol.rounds import CheckpointRequest, Save, Saved
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, parameters_of
 from notebook_cluster.training.job import Description, Job, Notice
 from notebook_cluster.training.node_part import PartError, pack, unpack
 from notebook_cluster.training.progress import Progress
 from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.resuming import Start, start_of
+from notebook_cluster.training.resuming import Start, registration, start_of
 from notebook_cluster.training.runtime import current_runtime
 
 WAIT_SLICE = 0.2
@@ -36,8 +36,8 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Round:
-    """A committed round: its number, the nodes whose work is in it, seconds this node waited, bytes it sent, the state's
-    hash (equal on all nodes), and whether this node's work was counted."""
+    """A committed round: its number, the nodes whose work is in it, seconds this node waited, bytes it sent, the hash
+    of the state (equal on all nodes), and whether this node's work was counted."""
 
     round: int
     members: tuple[str, ...]
@@ -59,7 +59,6 @@ class RoundSync:
         layout = parameters.layout
         self._runtime = current_runtime()
         self._replica = Replica(parameters, WireFormat(strategy.codec, layout.size - layout.buffers, layout.buffers))
-        self._schema_hash = layout.hash(strategy.codec)
         self._description = Description(layout, strategy.as_settings())
         self._progress = Progress(self._runtime)
         attached = self._runtime.job(strategy.name)
@@ -169,9 +168,17 @@ class RoundSync:
         """Say that the job is wanted in this cell, and wait for the state it begins from."""
         cell = self._runtime.cell()
         if self._cell != cell:
-            start = self._start()
-            register = self._registration(cell, start)
             self._take_notices()
+            start = self._start()
+            register = registration(
+                self._strategy,
+                self._description.layout,
+                self._replica.wire.blocks,
+                cell,
+                start,
+                self._resume,
+                self._fresh,
+            )
             with self._runtime.deferred_interrupts():
                 self._cell, self._ready = cell, False
                 self._job.resting_part = None
@@ -180,7 +187,7 @@ class RoundSync:
         self._pump(lambda: self._ready, f"{self._job.name} to start")
 
     def _start(self) -> Start:
-        held = None if self._fresh else self._job.held(self._schema_hash)
+        held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
         if held is not None:
             return held
         start = start_of(self._replica.parameters, self._runtime.checkpoint_directory(), self._resume)
@@ -189,31 +196,6 @@ class RoundSync:
         for warning in start.warnings:
             self._warn(warning)
         return start
-
-    def _registration(self, cell: int, start: Start) -> Register:
-        strategy, layout, wire = self._strategy, self._description.layout, self._replica.wire
-        return Register(
-            job=self._job.name,
-            cell=cell,
-            strategy=strategy.strategy,
-            codec=strategy.codec,
-            schema_hash=self._schema_hash,
-            schema=layout.schema,
-            parameters=layout.size,
-            every=f"{strategy.every} steps",
-            lr_bits=strategy.lr_bits,
-            momentum_bits=strategy.momentum_bits,
-            nesterov=strategy.nesterov,
-            round=start.round,
-            state_hash=start.state_hash,
-            holds_state=start.held,
-            fresh=self._fresh,
-            resume=self._resume,
-            resume_round=start.round if start.checkpoint is not None else None,
-            resume_manifest_hash=start.manifest_hash,
-            buffers=layout.buffers,
-            blocks=wire.blocks,
-        )
 
     def _cell_ended(self, status: str) -> None:
         """Called once by the runtime, on the main thread, when the cell in which this object registered ends."""
@@ -245,7 +227,7 @@ class RoundSync:
     # ---- rounds ---------------------------------------------------------------------------------------------
 
     def _exchange(self, finishing: bool) -> Round | None:
-        """One round; after an interrupted wait first the rest of that one. None when there was nothing left to exchange."""
+        """One round; after an interrupted wait the rest of that one. None when nothing was left to exchange."""
         if not self._waiting:
             boundary = self._replica.contribution(finishing)
             with self._runtime.deferred_interrupts():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from notebook_cluster.training.parameters import TensorLayout, SchemaRow, first_difference
+from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference
 
 if TYPE_CHECKING:
     import torch

@@ -5,6 +5,7 @@ thread when the first point is there.
 """
 
 import re
+from copy import deepcopy
 from typing import Any
 
 import plotly.graph_objects as go
@@ -66,6 +67,16 @@ class CurvesFigure:
             title = f"Memory ({unit}) over {'minutes' if minutes else 'seconds'}"
             if self.widget.layout.annotations[1].text != title:
                 self.widget.layout.annotations[1].text = title
+
+        self._remember()
+
+    def _remember(self) -> None:
+        """Keep what a reloaded page asks for up to date: plotly leaves it as it was when the figure was made.
+
+        Changed in place, because an assignment would send everything once more.
+        """
+        self.widget._widget_data[:] = deepcopy(self.widget._data)
+        self.widget._widget_layout.update(deepcopy(self.widget.layout.to_plotly_json()))
 
     def _add(self, node: str) -> None:
         """The two traces of ``node``: one entry in the legend switches both."""

@@ -44,6 +44,14 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
+def ago(seconds: float) -> str:
+    """How long since something happened, roughly: ``40 s ago``, ``3 min ago``, ``2 h ago``, ``5 d ago``."""
+    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h"), (math.inf, 86_400, "d")):
+        if seconds < limit:
+            return f"{max(seconds, 0.0) / unit:.0f} {name} ago"
+    return "long ago"
+
+
 def integer(value: int | None) -> str:
     """``value`` with thousands separated, a dash for None."""
     return ABSENT if value is None else f"{value:,}"

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView
-from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, integer, number, plain, plural
+from notebook_cluster.widgets.formatting import ABSENT, ago, byte_count, duration, integer, number, plain, plural
 from notebook_cluster.widgets.palette import rank_colour
 
 EVENTS_SHOWN = 40
@@ -15,9 +15,12 @@ _NODE_LEVELS = {"ok": "good", "starting": "info", "rejoining": "info", "stopping
 _PEER_LEVELS = {"connected": "good", "found": "info", "connecting": "info", "suspect": "warning", "untrusted": "muted"}
 
 
-def panel_model(state: ClusterView) -> dict[str, Any]:
-    """``state`` as nested dicts, lists, strings, numbers and None: what panel.js and the static renderers draw."""
-    status, level = _status(state)
+def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
+    """``state`` as nested dicts, lists, strings, numbers and None: what panel.js and the static renderers draw.
+
+    ``ended`` is why the cluster is no more, empty while it runs.
+    """
+    status, level = (plain(ended), "muted") if ended else _status(state)
     return {
         "name": plain(state.name, 64),
         "status": status,
@@ -116,9 +119,9 @@ def _node(node: NodeView, state: ClusterView) -> dict[str, Any]:
     running = state.cell.nodes.get(node.name, "") if state.cell and state.cell.status == "running" else ""
     condition = "busy" if node.condition == "ok" and (node.busy or running == "running") else node.condition
     device = node.device if node.device_name in ("", node.device) else f"{node.device} · {node.device_name}"
-    checkpoint = plain(node.checkpoint, 60)
-    if checkpoint and node.checkpoint_time is not None:
-        checkpoint += f" · {duration(state.now - node.checkpoint_time)} ago"
+    checkpoint = f"Saved {plain(node.checkpoint, 60)}" if node.checkpoint else "No checkpoint yet"
+    if node.checkpoint and node.checkpoint_time is not None:
+        checkpoint += f", {ago(state.now - node.checkpoint_time)}"
     return {
         "name": plain(node.name, 64),
         "rank": ABSENT if node.rank is None else str(node.rank),
@@ -140,12 +143,16 @@ def _node(node: NodeView, state: ClusterView) -> dict[str, Any]:
         },
         "step": integer(node.step),
         "loss": number(node.loss),
-        "rate": "" if node.samples_per_s is None else f"{node.samples_per_s:,.0f}/s",
         "round": integer(node.last_round),
         "wait": ABSENT if node.round_wait is None else duration(node.round_wait),
-        "checkpoint": checkpoint or "none yet",
-        "scalars": [[plain(name, 30), number(value)] for name, value in sorted(node.scalars.items())[:4]],
+        "checkpoint": checkpoint,
+        "extra": " · ".join(_extra(node)),
     }
+
+
+def _extra(node: NodeView) -> list[str]:
+    rate = [] if node.samples_per_s is None else [f"{node.samples_per_s:,.0f} samples/s"]
+    return rate + [f"{plain(name, 30)} {number(value)}" for name, value in sorted(node.scalars.items())[:4]]
 
 
 def _event(event: EventView) -> dict[str, Any]:

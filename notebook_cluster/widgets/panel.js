@@ -110,7 +110,7 @@ function memoryMeter() {
 
 function numbers() {
   const names = { step: "Step", loss: "Loss", round: "Round", wait: "Wait" };
-  const cells = Object.entries(names).map(([key, label]) => [key, label, element("div", "nbc-number nbc-cut")]);
+  const cells = Object.entries(names).map(([key, label]) => [key, label, element("div", "nbc-number")]);
   const children = cells.map(([, label, value]) =>
     element("div", "", {}, [element("div", "nbc-number-label", {}, [label]), value])
   );
@@ -132,8 +132,8 @@ function nodeCard(ask) {
   const restart = button("Restart", { className: "nbc-quiet", sure: "Restart: sure?", act: () => ask("restart", current.name, `Restarting ${current.name}…`) });
   const remove = button("Remove", { className: "nbc-quiet nbc-danger", sure: "Remove: sure?", act: () => ask("remove", current.name, `Removing ${current.name}…`) });
   const root = element("div", "nbc-node", { role: "listitem" }, [
-    element("div", "nbc-row", {}, [rank, name, condition.root]), device, ...meter.roots, figures.root, extra, waiting,
-    reason, log, element("div", "nbc-row", {}, [checkpoint, element("span", "nbc-grow"), restart, remove]),
+    element("div", "nbc-row", {}, [rank, name, condition.root]), device, ...meter.roots, figures.root, checkpoint, waiting,
+    reason, log, element("div", "nbc-row nbc-foot", {}, [extra, element("span", "nbc-grow"), restart, remove]),
   ]);
   const update = (node) => {
     current = node;
@@ -147,13 +147,15 @@ function nodeCard(ask) {
     write(device, `${node.device} on ${node.peer}`);
     meter.update(node.memory);
     figures.update(node);
-    write(extra, [["samples", node.rate], ...node.scalars].filter(([, value]) => value).map((pair) => pair.join(" ")).join(" · "));
-    write(checkpoint, `Checkpoint: ${node.checkpoint}`);
-    writeAttribute(checkpoint, "title", checkpoint.textContent);
+    write(extra, node.extra);
+    writeAttribute(extra, "title", node.extra);
+    write(checkpoint, node.checkpoint);
+    writeAttribute(checkpoint, "title", node.checkpoint);
     write(waiting, `Waiting: ${node.waiting}`);
     write(reason, node.reason);
+    reason.className = `nbc-reason nbc-${node.level}`;
     write(log, node.log.join("\n"));
-    for (const [part, visible] of [[extra, extra.textContent], [waiting, node.waiting], [reason, node.reason], [log, node.log.length]]) show(part, Boolean(visible));
+    for (const [part, visible] of [[waiting, node.waiting], [reason, node.reason], [log, node.log.length]]) show(part, Boolean(visible));
   };
   return { root, update };
 }
@@ -228,7 +230,19 @@ function questions(model, redraw) {
   };
 }
 
+/** Plotly reports every redraw and hover to the kernel. Nobody asked: it costs traffic and makes a busy kernel look idle. */
+function quieten(model, quiet) {
+  const id = model.get("state").figure;
+  if (!id || quiet.has(id) || !model.widget_manager) return;
+  quiet.add(id);
+  model.widget_manager.get_model(id).then(
+    (figure) => Object.assign(figure, { sync: () => ({}) }),
+    () => quiet.delete(id)
+  );
+}
+
 function render({ model, el }) {
+  const quiet = new Set();
   const open = questions(model, () => update());
   const ask = open.ask;
   const [name, status] = [element("span", "nbc-title nbc-cut"), pill()];
@@ -251,6 +265,7 @@ function render({ model, el }) {
 
   function update() {
     const state = model.get("state");
+    quieten(model, quiet);
     writeAttribute(root, "aria-label", `Cluster ${state.name}`);
     write(name, state.name);
     status.update(state.level, state.status);

@@ -69,6 +69,7 @@ class Panel:
         self._kernel = kernel
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._over = False
+        self._ended = ""
         self._display_id = uuid.uuid4().hex
         self._latest: ClusterView = cluster.latest or cluster.state()
         self._curves = Curves()
@@ -158,6 +159,7 @@ class Panel:
                 self._curves.add_new(event.series)
                 self._curve_pace.ask()
             case Closing():
+                self._ended = f"ended at {time.strftime('%H:%M:%S')}: {event.reason}"
                 self._leave()
 
     def _load_history(self) -> None:
@@ -178,7 +180,13 @@ class Panel:
         if cell != self._cell:
             self._cell = cell
             self._actions.cell_changed()
-        return {**panel_model(self._latest), "answers": self._actions.answers(), "notice": self._notice}
+        figure = self._figure.widget.model_id if self._figure else ""
+        return {
+            **panel_model(self._latest),
+            "answers": self._actions.answers(),
+            "notice": self._notice,
+            "figure": figure,
+        }
 
     def _push_state(self) -> None:
         self._widget.state = self._shown()
@@ -191,6 +199,7 @@ class Panel:
 
             self._figure = CurvesFigure()
             reroute(self._kernel, [self._figure.widget], self._inbox.put)
+            self._push_state()  # The browser learns of the figure before it draws it: see quieten() in panel.js.
             self._box.children = (self._widget, self._figure.widget)
         ranks = {node.name: node.rank for node in self._latest.nodes}
         self._figure.draw(self._curves, ranks, self._latest.started)
@@ -205,7 +214,7 @@ class Panel:
         self._unsubscribe()
         if self in _panels:
             _panels.remove(self)
-        bundle = _static_bundle(self._latest, self._curves.series())
+        bundle = _static_bundle(self._latest, self._curves.series(), self._ended)
         update_display(bundle, raw=True, display_id=self._display_id)
         for widget in (self._box, self._widget, self._figure and self._figure.widget):
             if widget is not None:
@@ -220,8 +229,11 @@ def _widget_kernel() -> Any:
     return getattr(shell, "kernel", None)
 
 
-def _static_bundle(state: ClusterView, series: Sequence[Series] = ()) -> dict[str, str]:
-    return {"text/html": render_html(state, series), "text/plain": render_text(state, series)}
+def _static_bundle(state: ClusterView, series: Sequence[Series] = (), ended: str = "") -> dict[str, str]:
+    return {
+        "text/html": render_html(state, series, ended=ended),
+        "text/plain": render_text(state, series, ended=ended),
+    }
 
 
 def _display_static(cluster: "Cluster") -> None:

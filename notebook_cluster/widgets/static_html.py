@@ -15,12 +15,13 @@ from notebook_cluster.widgets.picture import Line, svg_chart
 _NUMBERS = (("step", "Step"), ("loss", "Loss"), ("round", "Round"), ("wait", "Wait"))
 
 
-def render_html(state: ClusterView, series: Sequence[Series] = ()) -> str:
+def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str = "") -> str:
     """``state`` as one ``<div>`` with its style, the node cards and, from ``series``, loss and memory curves as SVG.
 
-    Every text is escaped; there is no script and nothing is loaded from elsewhere.
+    ``ended`` says why the cluster is no more, where that is so. Every text is escaped; there is no script and nothing
+    is loaded from elsewhere.
     """
-    model = panel_model(state)
+    model = panel_model(state, ended)
     body = [_head(model), _block("nbc-facts", [_fact(fact) for fact in model["facts"]])]
     if model["cell"]:
         body.append(_cell(model["cell"]))
@@ -105,12 +106,14 @@ def _node(node: dict[str, Any]) -> str:
             + [_text("nbc-muted", f"peak {memory['peak']}")],
         ),
         _block("nbc-numbers", [_number(label, node[key]) for key, label in _NUMBERS]),
-        _text("nbc-small nbc-muted nbc-cut", f"Checkpoint: {node['checkpoint']}"),
+        _text("nbc-small nbc-muted nbc-cut", node["checkpoint"]),
     ]
     if node["waiting"]:
         parts.append(_text("nbc-small nbc-muted nbc-cut", f"Waiting: {node['waiting']}"))
     if node["reason"]:
-        parts.append(_text("nbc-reason", node["reason"]))
+        parts.append(_text(f"nbc-reason nbc-{node['level']}", node["reason"]))
+    if node["extra"]:
+        parts.append(_text("nbc-small nbc-muted nbc-cut nbc-foot", node["extra"]))
     if node["log"]:
         parts.append(_text("nbc-log nbc-code", "\n".join(node["log"])))
     return _block("nbc-node", parts, role="listitem", style=f"--nbc-rank:{node['colour']}")
@@ -121,18 +124,18 @@ def _bar(classes: str, fraction: float) -> str:
 
 
 def _number(label: str, value: str) -> str:
-    return _block("", [_text("nbc-number-label", label), _text("nbc-number nbc-cut", value)])
+    return _block("", [_text("nbc-number-label", label), _text("nbc-number", value)])
 
 
 def _peer(peer: dict[str, Any]) -> str:
-    note = peer["blocked"] if peer["blocked"] and peer["condition"] != "connected" else peer["found"]
+    note = peer["blocked"] if peer["condition"] != "connected" else peer["found"]
+    note = note or f"{peer['found']} · can be added"
     return _block(
         "nbc-peer",
         [
             _text("nbc-node-name nbc-cut", peer["name"]),
             _text("nbc-small nbc-muted", " · ".join(part for part in (peer["device"], peer["address"], note) if part)),
             _text(f"nbc-pill nbc-{peer['level']}", peer["condition"]),
-            _text("nbc-small nbc-muted", "" if peer["blocked"] else "can be added"),
         ],
     )
 

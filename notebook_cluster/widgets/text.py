@@ -13,9 +13,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 EVENTS_IN_TEXT = 8
 
 
-def render_text(state: ClusterView, series: Sequence[Series] = ()) -> str:
-    """``state`` as aligned lines of text, with a small loss curve per node from ``series``. No final newline."""
-    model = panel_model(state)
+def render_text(state: ClusterView, series: Sequence[Series] = (), *, ended: str = "") -> str:
+    """``state`` as aligned lines of text, with a small loss curve per node from ``series``. No final newline.
+
+    ``ended`` says why the cluster is no more, where that is so.
+    """
+    model = panel_model(state, ended)
     lines = [f"cluster {model['name']} · {model['status']}"]
     lines.append(" · ".join(_fact(fact) for fact in model["facts"]))
     if model["cell"]:

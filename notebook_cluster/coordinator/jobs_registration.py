@@ -1,0 +1,207 @@
+"""Who is in a job, and where each node gets the state from: Register, Joined, sources for joiners and late nodes."""
+
+from notebook_cluster.coordinator.jobs import Job, Participant, Turn, change, holders, is_current, live
+from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
+from notebook_cluster.protocol.wire import to_builtins
+
+
+def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> None:
+    """A sync object was made (again). The job's first registration in a cell opens a short wait for the other nodes."""
+    if message.job not in turn.state.jobs:
+        turn.add(Job(message.job, message, message.cell, first_register=turn.state.now))
+    job = turn.job(message.job)
+    known = job.participants.get(node)
+    if known is not None and known.incarnation == incarnation and known.register == message and known.active:
+        change(job, node, joining=True, fetching=None, asked=known.asked + 1, arrived=None)
+        return
+    if message.cell < job.cell:
+        turn.send(node, RegisterRefused(job=job.name, reason=f"job {job.name!r} went on in a later cell: run this one again"))
+        return
+    turn.log("register", job, node=node, incarnation=incarnation, register=to_builtins(message))
+    if message.cell > job.cell:
+        _new_cell(turn, job, message.cell)
+    held = (message.round, message.state_hash) if message.holds_state else None
+    job.participants[node] = Participant(incarnation, message, joining=True, held=held)
+    if not job.registering:
+        _accept(turn, job, node)
+
+
+def settle_registration(turn: Turn, job: Job) -> None:
+    """When everyone who still runs the cell has registered, or the grace is over: decide on whose state the job goes on."""
+    if not job.registering:
+        return
+    nodes = candidates(turn, job)
+    if not nodes:
+        return
+    grace = turn.state.settings.register_grace
+    if missing_registrants(turn, job) and turn.state.now < job.first_register + grace:
+        return
+    reference = job.participants[nodes[0]].register
+    same_model = reference.schema == job.settings.schema
+    job.settings, job.registering = reference, False
+    accepted = [node for node in nodes if _accept(turn, job, node)]
+    if reference.resume:
+        _resume(turn, job, accepted)
+    elif reference.fresh or not job.has_state or not same_model:
+        new_base(turn, job, 0, reference.state_hash)
+    job.cohort = frozenset(live(turn, job))
+
+
+def candidates(turn: Turn, job: Job) -> list[str]:
+    """Nodes that wait for the first answer of this cell, in rank order."""
+    return turn.by_rank(
+        name for name, p in job.participants.items()
+        if p.joining and p.register.cell == job.cell and turn.is_up(name, p.incarnation)
+    )  # fmt: skip
+
+
+def missing_registrants(turn: Turn, job: Job) -> list[str]:
+    """Nodes that run the job's cell and have not registered in it."""
+    if not job.registering or turn.state.cell != job.cell:
+        return []
+    ready = {name for name, p in job.participants.items() if p.register.cell == job.cell}
+    nodes = turn.state.nodes
+    return turn.by_rank(n for n in turn.state.running - ready if n in nodes and nodes[n].up)
+
+
+def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
+    """The job goes on from this state, whatever was committed before."""
+    job.attempt_floor = job.attempt = max(job.attempt, job.attempt_floor)
+    job.has_state, job.round, job.state_hash, job.chain = True, round, state_hash, {round: state_hash}
+    job.open, job.last_commit, job.orphan_since = None, None, None
+    for name, participant in list(job.participants.items()):
+        change(job, name, counted=0, fetching=None)
+        if participant.joining and participant.register.state_hash == state_hash:
+            change(job, name, held=(round, state_hash))
+    turn.log(
+        "base", job, cell=job.cell, round=round, state_hash=state_hash, attempt_floor=job.attempt_floor,
+        settings=to_builtins(job.settings),
+    )  # fmt: skip
+
+
+def on_joined(turn: Turn, job: Job, node: str, message: Joined) -> None:
+    """It holds a state; if that is no longer the newest, its next Arrived is answered with Behind."""
+    change(
+        job, node, held=(message.round, message.state_hash), joining=False, fetching=None, asked=0, arrived=None
+    )  # fmt: skip
+    job.cohort -= {node}
+
+
+def settle_sources(turn: Turn, job: Job) -> None:
+    """Answer every node that waits to be told where the state is."""
+    if job.registering or not job.has_state:
+        return
+    for name in live(turn, job):
+        participant = job.participants[name]
+        if participant.fetching is not None:
+            continue
+        if participant.joining:
+            _answer_joiner(turn, job, name, participant)
+        elif participant.arrived is not None and not is_current(job, participant):
+            _answer_late(turn, job, name, participant)
+
+
+def _answer_joiner(turn: Turn, job: Job, name: str, participant: Participant) -> None:
+    now = (job.round, job.state_hash)
+    if participant.held == now or participant.register.state_hash == job.state_hash:
+        turn.send(name, Registered(job=job.name, round=job.round, state_hash=job.state_hash, source=None))
+        change(job, name, held=now, joining=False, asked=0)
+        job.cohort -= {name}
+        return
+    source = _source(turn, job, name, participant)
+    if source is not None:
+        incarnation = job.participants[source].incarnation
+        change(job, name, fetching=source)
+        turn.send(
+            name,
+            Registered(
+                job=job.name, round=job.round, state_hash=job.state_hash, source=source, source_incarnation=incarnation
+            ),
+        )
+
+
+def _answer_late(turn: Turn, job: Job, name: str, participant: Participant) -> None:
+    """Its arrival is for a round that is over. ``counted`` says whether that round's mean has its contribution."""
+    arrived = participant.arrived
+    source = _source(turn, job, name, participant)
+    if arrived is None or source is None:
+        return
+    counted = participant.counted == arrived.round and job.chain.get(arrived.round - 1) == arrived.base_hash
+    change(job, name, fetching=source)
+    turn.send(
+        name,
+        Behind(
+            job=job.name, round=job.round, state_hash=job.state_hash, source=source,
+            source_incarnation=job.participants[source].incarnation, counted=counted,
+        ),
+    )  # fmt: skip
+
+
+def _source(turn: Turn, job: Job, name: str, participant: Participant) -> str | None:
+    """A holder: spread over them by rank, another one each time it asks."""
+    others = [holder for holder in holders(turn, job) if holder != name]
+    return others[(turn.state.nodes[name].rank + participant.asked) % len(others)] if others else None
+
+
+def _new_cell(turn: Turn, job: Job, cell: int) -> None:
+    job.cell, job.registering, job.first_register = cell, True, turn.state.now
+    job.open, job.cohort = None, frozenset()
+    for name in job.participants:
+        change(job, name, active=False, joining=False, fetching=None, arrived=None)
+
+
+def _accept(turn: Turn, job: Job, node: str) -> bool:
+    """Let the node take part, or refuse it with the first thing in which it differs from the lowest rank."""
+    register = job.participants[node].register
+    reason = difference(register, job.settings, node, _reference_name(turn, job))
+    if reason:
+        turn.send(node, RegisterRefused(job=job.name, reason=reason))
+        turn.tell("error", reason)
+    change(job, node, active=not reason, joining=not reason)
+    return not reason
+
+
+def _reference_name(turn: Turn, job: Job) -> str:
+    """The node whose settings are the job's."""
+    names = turn.by_rank(name for name, p in job.participants.items() if p.register == job.settings)
+    return names[0] if names else "the cluster"
+
+
+def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
+    """The nodes that found the newest valid checkpoint are the source of the state."""
+    found = {node: job.participants[node].register for node in accepted}
+    rounds = {node: row.resume_round for node, row in found.items() if row.resume_round is not None}
+    if not rounds:
+        reason = f"checkpoint {job.settings.resume!r} was not found on {', '.join(accepted)}: check the name, or copy its folder there"
+        for node in accepted:
+            turn.send(node, RegisterRefused(job=job.name, reason=reason))
+            change(job, node, active=False, joining=False)
+        job.registering = True
+        return
+    newest = max(rounds.values())
+    source = next(node for node in accepted if rounds.get(node) == newest)
+    new_base(turn, job, newest, found[source].state_hash)
+
+
+def difference(register: Register, reference: Register, node: str, reference_node: str) -> str:
+    """One line that names the first thing in which a registration differs from the reference, or empty."""
+    mine = {name: (shape, dtype) for name, shape, dtype in register.schema}
+    theirs = {name: (shape, dtype) for name, shape, dtype in reference.schema}
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            return (
+                f"model of {node!r} has {_parameter(name, mine)}, {reference_node!r} (rank 0) has "
+                f"{_parameter(name, theirs)}: use the same model on every node"
+            )
+    for what in ("strategy", "codec", "every", "blocks", "schema_hash"):
+        here, there = getattr(register, what), getattr(reference, what)
+        if here != there:
+            return f"{node!r} has {what}={here}, {reference_node!r} (rank 0) has {what}={there}: use the same on every node"
+    return ""
+
+
+def _parameter(name: str, schema: dict[str, tuple[list[int], str]]) -> str:
+    if name not in schema:
+        return f"no {name!r}"
+    shape, dtype = schema[name]
+    return f"{name!r} {'x'.join(map(str, shape)) or 'scalar'} {dtype}"

@@ -1,0 +1,96 @@
+"""The mean of pseudo-gradients and the outer step, the same bits on every machine.
+
+Everything here is plain numpy float32 on flat vectors: separate multiply and add, members in rank order, chunks of 64k. Numpy
+agrees with itself (and with MLX on CPU) in every element when used so; fused multiply-add, ``torch.optim``, ``np.sum`` and
+matrix products do not agree between machines. Inputs are never written to.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import xxhash
+
+from notebook_cluster.codecs import Vector
+from notebook_cluster.training.outer_settings import DEFAULT_MOMENTUM, bits_float, default_outer_lr, float_bits
+
+__all__ = [
+    "DEFAULT_MOMENTUM", "bits_float", "default_outer_lr", "float_bits", "flushes_subnormals", "outer_step", "state_hash",
+    "weighted_sum",
+]  # fmt: skip
+
+CHUNK = 64 * 1024
+
+
+def weighted_sum(contributions: Iterable[tuple[Vector, float]]) -> Vector:
+    """``sum_m w_m * D_m``, added in the order given (rank order): float32, one product and one addition at a time.
+
+    Args:
+        contributions: (pseudo-gradient, weight) of at least one member; equal lengths; a weight is a float32 number.
+
+    Raises:
+        ValueError: no contributions.
+    """
+    total: Vector | None = None
+    scratch = np.empty(CHUNK, np.float32)
+    for vector, weight in contributions:
+        factor = np.float32(weight)
+        if total is None:
+            total = np.multiply(vector, factor)
+            continue
+        for start in range(0, vector.size, CHUNK):
+            part = vector[start : start + CHUNK]
+            product = np.multiply(part, factor, out=scratch[: part.size])
+            np.add(total[start : start + CHUNK], product, out=total[start : start + CHUNK])
+    if total is None:
+        raise ValueError("no contributions to add")
+    return total
+
+
+def outer_step(
+    theta: Vector, momentum: Vector, mean: Vector, lr: float, mu: float, nesterov: bool, buffers: int = 0
+) -> tuple[Vector, Vector]:
+    """One step of the outer optimiser; returns new arrays (theta, momentum).
+
+    ``b <- mu * b + D``, then ``theta <- theta - lr * (D + mu * b)`` with Nesterov (DiLoCo, arXiv 2311.08105) or
+    ``theta <- theta - lr * b`` without; lr 1 and mu 0 is Local SGD (arXiv 1805.09767). The last ``buffers`` elements (running
+    statistics of BatchNorm) become ``theta - D``, their plain average: momentum would make a variance negative.
+
+    Args:
+        theta, momentum, mean: float32 vectors of one length; ``mean`` is the weighted mean of (theta - theta_m).
+        lr, mu: float32 numbers.
+    """
+    rate, decay = np.float32(lr), np.float32(mu)
+    new_theta, new_momentum = np.empty_like(theta), np.empty_like(momentum)
+    trained = theta.size - buffers
+    scratch = np.empty(min(CHUNK, trained), np.float32)
+    for start in range(0, trained, CHUNK):
+        part = slice(start, min(start + CHUNK, trained))
+        gradient, velocity = mean[part], new_momentum[part]
+        update = scratch[: gradient.size]
+        np.multiply(momentum[part], decay, out=velocity)
+        np.add(velocity, gradient, out=velocity)
+        if nesterov:
+            np.multiply(velocity, decay, out=update)
+            np.add(update, gradient, out=update)
+            np.multiply(update, rate, out=update)
+        else:
+            np.multiply(velocity, rate, out=update)
+        np.subtract(theta[part], update, out=new_theta[part])
+    np.subtract(theta[trained:], mean[trained:], out=new_theta[trained:])
+    new_momentum[trained:] = momentum[trained:]
+    return new_theta, new_momentum
+
+
+def state_hash(theta: Vector, momentum: Vector) -> str:
+    """xxh3-128 of the bytes of theta, then of momentum, as 32 hex digits: what nodes compare after each round."""
+    digest = xxhash.xxh3_128()
+    digest.update(memoryview(np.ascontiguousarray(theta, "<f4")).cast("B"))
+    digest.update(memoryview(np.ascontiguousarray(momentum, "<f4")).cast("B"))
+    return digest.hexdigest()
+
+
+def flushes_subnormals() -> bool:
+    """True when this thread rounds subnormal numbers to zero (``torch.set_flush_denormal(True)`` does that, for numpy too), so
+    that its results differ from those of other nodes."""
+    with np.errstate(all="ignore"):
+        return not bool(np.multiply(np.full(4, 1e-40, np.float32), np.float32(1.0)).all())

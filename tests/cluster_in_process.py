@@ -1,0 +1,364 @@
+"""A cluster in one process: real sync objects, real torch models, the real round machines; queues instead of sockets.
+
+Each node has a runtime thread and, while a cell runs, a main thread; the coordinator's machine has a thread of its own.
+Messages are encoded and decoded as on the wire. ``lose`` decides which mesh frames get lost; ``watch`` sees all messages.
+"""
+
+import contextlib
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from notebook_cluster.coordinator import rounds
+from notebook_cluster.protocol.mesh import JobFrame, MeshHeader
+from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeLog, Roster, ToNodeBody
+from notebook_cluster.protocol.wire import Message, decode, encode
+from notebook_cluster.training import sync
+from notebook_cluster.training.runtime import JobHandler, Payload
+
+TICK = 0.05
+_here = threading.local()
+
+
+class Killed(BaseException):
+    """Ends the main thread of a node that was killed."""
+
+
+class _Worker:
+    """A thread that runs what is put on its queue, and ``tick`` in between."""
+
+    def __init__(self, name: str, tick: Callable[[], None]) -> None:
+        self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.failure: BaseException | None = None
+        self._tick = tick
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.queue.put(None)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        try:
+            due = time.monotonic() + TICK
+            while True:
+                try:
+                    job = self.queue.get(timeout=max(0.0, due - time.monotonic()))
+                except queue.Empty:
+                    due = time.monotonic() + TICK
+                    self._tick()
+                    continue
+                if job is None:
+                    return
+                job()
+        except BaseException as failure:
+            self.failure = failure
+            raise
+
+
+class Node:
+    """Implements ``training.runtime.Runtime``."""
+
+    def __init__(self, cluster: "Cluster", name: str, incarnation: int, directory: Path) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.incarnation = incarnation
+        self.dead = False
+        self.is_replaying = False
+        self.current_cell = 0
+        self.reports: list[dict[str, Any]] = []
+        self.handlers: dict[str, JobHandler] = {}
+        self._ends: list[Callable[[str], None]] = []
+        self._directory = directory
+        self._roster: Roster | None = None
+        self._worker = _Worker(f"runtime {name}", self._tick)
+
+    def cell(self) -> int:
+        return self.current_cell
+
+    def replaying(self) -> bool:
+        return self.is_replaying
+
+    def rank(self) -> int:
+        return self.cluster.ranks()[self.name]
+
+    def world_size(self) -> int:
+        return len(self.cluster.nodes)
+
+    def device(self) -> str:
+        return "cpu"
+
+    def checkpoint_directory(self) -> Path:
+        return self._directory
+
+    def send_control(self, message: Message) -> None:
+        if not self.dead:
+            self.cluster.from_node(self, decode(encode(message), FromNodeBody))
+
+    def send_mesh(self, node: str, header: JobFrame, payload: Payload = b"") -> None:
+        if not self.dead:
+            self.cluster.carry(self, node, decode(encode(header), MeshHeader), bytes(payload))
+
+    def attach_job(self, name: str, handler: JobHandler) -> None:
+        self.handlers[name] = handler
+        if self._roster is not None:
+            roster = self._roster
+            self.call_soon(lambda: handler.on_roster(roster))
+
+    def job(self, name: str) -> JobHandler | None:
+        return self.handlers.get(name)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        def unless_dead() -> None:
+            if not self.dead:
+                callback()
+
+        self._worker.queue.put(unless_dead)
+
+    def at_cell_end(self, callback: Callable[[str], None]) -> None:
+        self._ends.append(callback)
+
+    @contextlib.contextmanager
+    def deferred_interrupts(self) -> Iterator[None]:
+        if self.dead:
+            raise Killed
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        arrived: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if arrived:
+            raise KeyboardInterrupt
+
+    def report(self, **values: Any) -> None:
+        if self.dead:
+            raise Killed
+        self.reports.append(values)
+
+    # ---- what the cluster does to it
+
+    def deliver(self, message: Message) -> None:
+        data = encode(message)
+        self.call_soon(lambda: self._control(decode(data, ToNodeBody)))
+
+    def deliver_frame(self, sender: str, header: JobFrame, payload: bytes) -> None:
+        self.call_soon(lambda: self._frame(sender, header, payload))
+
+    def end_cell(self, status: str) -> None:
+        ends, self._ends = self._ends, []
+        for callback in ends:
+            callback(status)
+
+    def stop(self) -> None:
+        self.dead = True
+        self._worker.stop()
+        if self._worker.failure is not None:
+            raise AssertionError(f"runtime thread of {self.name} failed") from self._worker.failure
+
+    def _control(self, message: Any) -> None:
+        if isinstance(message, Roster):
+            self._roster = message
+            for handler in self.handlers.values():
+                handler.on_roster(message)
+            return
+        handler = self.handlers.get(message.job)
+        if handler is not None:
+            handler.on_control(message)
+
+    def _frame(self, sender: str, header: JobFrame, payload: bytes) -> None:
+        handler = self.handlers.get(header.job)
+        if handler is not None:
+            handler.on_mesh(sender, header, memoryview(payload))
+
+    def _tick(self) -> None:
+        if not self.dead:
+            for handler in list(self.handlers.values()):
+                handler.on_tick(time.monotonic())
+
+
+class Cluster:
+    """Use as a context manager. ``run`` runs one cell on all nodes."""
+
+    def __init__(self, names: list[str], directory: Path) -> None:
+        self.directory = directory
+        self.nodes: dict[str, Node] = {}
+        self.records: list[Any] = []
+        self.told: list[tuple[str, str]] = []
+        self.lose: Callable[[str, str, JobFrame], bool] = lambda sender, receiver, header: False
+        self.watch: Callable[[str, str, Message], None] = lambda direction, node, message: None
+        self._cells = 0
+        self._incarnations: dict[str, int] = {}
+        self._state = rounds.new_state()
+        self._worker = _Worker("coordinator", lambda: self._feed(rounds.Tick(time.monotonic())))
+        for name in names:
+            self.add(name)
+
+    def __enter__(self) -> "Cluster":
+        self._real = sync.current_runtime
+        sync.current_runtime = lambda: _here.runtime  # one runtime per main thread instead of per process
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sync.current_runtime = self._real
+        for node in self.nodes.values():
+            node.stop()
+        self._worker.stop()
+        if self._worker.failure is not None:
+            raise AssertionError("the coordinator failed") from self._worker.failure
+
+    def ranks(self) -> dict[str, int]:
+        return {name: rank for rank, name in enumerate(self.nodes)}
+
+    def add(self, name: str) -> Node:
+        """A new node, or a new incarnation of one that was killed."""
+        incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
+        node = self.nodes[name] = Node(self, name, incarnation, self.directory)
+        rank = self.ranks()[name]
+        self._post(rounds.NodeUp(name, incarnation, rank))
+        self._roster_changed()
+        return node
+
+    def kill(self, name: str) -> None:
+        """The node is gone at once: nothing more from it, nothing more to it."""
+        node = self.nodes.pop(name)
+        node.dead = True
+        self._post(rounds.NodeLost(name, node.incarnation, "killed"))
+        self._roster_changed()
+
+    def run(
+        self,
+        function: Callable[[Node], Any],
+        names: list[str] | None = None,
+        main: str | None = None,
+        timeout: float = 60.0,
+    ) -> dict[str, Any]:
+        """Run ``function(node)`` as a cell; node -> its result or exception. ``main`` runs on this thread."""
+        return self.start(function, names).wait(main, timeout)
+
+    def start(self, function: Callable[[Node], Any], names: list[str] | None = None) -> "Cell":
+        self._cells += 1
+        cell = Cell(self, self._cells, function)
+        self._post(rounds.CellStarted(self._cells, tuple(names or self.nodes)))
+        for name in names or list(self.nodes):
+            cell.begin(self.nodes[name])
+        return cell
+
+    # ---- between the threads
+
+    def from_node(self, node: Node, message: Any) -> None:
+        self.watch("from", node.name, message)
+        if isinstance(message, NodeLog):
+            self.told.append((message.level, message.text))
+        else:
+            self._post(rounds.FromMember(node.name, node.incarnation, message))
+
+    def carry(self, sender: Node, receiver: str, header: JobFrame, payload: bytes) -> None:
+        node = self.nodes.get(receiver)
+        if node is not None and not self.lose(sender.name, receiver, header):
+            node.deliver_frame(sender.name, header, payload)
+
+    def left(self, cell: int, node: Node, status: str) -> None:
+        if not node.dead:
+            self._post(rounds.CellLeft(cell, node.name, status))
+
+    def joined(self, cell: int, node: Node) -> None:
+        self._post(rounds.NodeJoinedCell(cell, node.name))
+
+    def _post(self, event: Any) -> None:
+        self._worker.queue.put(lambda: self._feed(event))
+
+    def _roster_changed(self) -> None:
+        self._post(rounds.RanksChanged(self.ranks()))
+        rows = [
+            NodeAddress(
+                name=node.name, incarnation=node.incarnation, rank=rank, local_rank=rank, peer="here", machine="here",
+                device="cpu", hosts=[], mesh_key="", mesh_port=0, mesh_ipc="", master_port=0,
+            )
+            for rank, node in enumerate(self.nodes.values())
+        ]  # fmt: skip
+        for node in self.nodes.values():
+            node.deliver(Roster(cluster="test", generation=sum(self._incarnations.values()), nodes=rows))
+
+    def _feed(self, event: Any) -> None:
+        self._state, effects = rounds.apply(self._state, event)
+        for effect in effects:
+            match effect:
+                case rounds.Log():
+                    self.records.append(effect.record)
+                case rounds.Tell():
+                    self.told.append((effect.level, effect.text))
+                case rounds.Send():
+                    self.watch("to", effect.node, effect.message)
+                    node = self.nodes.get(effect.node)
+                    if node is not None:
+                        node.deliver(effect.message)
+
+
+class Cell:
+    """One cell on several nodes, each on a thread of its own (one may be this thread)."""
+
+    def __init__(self, cluster: Cluster, number: int, function: Callable[[Node], Any]) -> None:
+        self.number = number
+        self._cluster = cluster
+        self._function = function
+        self._threads: dict[str, threading.Thread] = {}
+        self._results: dict[str, Any] = {}
+
+    def begin(self, node: Node) -> None:
+        thread = threading.Thread(target=self._run, args=(node,), name=f"main {node.name}", daemon=True)
+        self._threads[node.name] = thread
+
+    def join(self, name: str) -> None:
+        """A node that came later runs this cell too."""
+        node = self._cluster.nodes[name]
+        self._cluster.joined(self.number, node)
+        self.begin(node)
+        self._threads[name].start()
+
+    def go(self, main: str | None = None) -> None:
+        for name, thread in self._threads.items():
+            if name != main and thread.ident is None:
+                thread.start()
+        if main is not None:
+            self._run(self._cluster.nodes[main])
+
+    def wait(self, main: str | None = None, timeout: float = 60.0) -> dict[str, Any]:
+        self.go(main)
+        deadline = time.monotonic() + timeout
+        for name, thread in list(self._threads.items()):
+            if name != main:
+                thread.join(max(0.0, deadline - time.monotonic()))
+                assert not thread.is_alive(), f"{name} is still in its cell; told: {self._cluster.told}"
+        return self._results
+
+    def _run(self, node: Node) -> None:
+        _here.runtime = node
+        node.current_cell = self.number
+        result: Any = None
+        status = "ok"
+        try:
+            result = self._function(node)
+        except KeyboardInterrupt as error:
+            result, status = error, "interrupted"
+        except Killed as error:
+            self._results[node.name] = error
+            return
+        except Exception as error:
+            result, status = error, f"error: {type(error).__name__}: {error}"
+        try:
+            node.end_cell(status)
+        except Killed as error:
+            result = error
+        except (Exception, KeyboardInterrupt) as error:
+            result, status = error, f"error: {error}"
+        node.current_cell = 0
+        self._results[node.name] = result
+        self._cluster.left(self.number, node, status.partition(":")[0])

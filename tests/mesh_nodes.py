@@ -1,0 +1,94 @@
+"""Several nodes in one process for the tests: real meshes on real sockets, one thread per node that plays its cell."""
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from notebook_cluster.collectives import CellWorld, Collectives, CollectiveSettings
+from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.protocol.mesh import CellFrame, MeshHeader
+from notebook_cluster.protocol.node import NodeAddress, Roster
+
+
+class MeshNode:
+    """One node: a mesh, its collectives, and what came in."""
+
+    def __init__(self, name: str, directory: Path, incarnation: int = 1, settings: CollectiveSettings | None = None):
+        self.name = name
+        self.incarnation = incarnation
+        self.loop = IOThread(f"io-{name}")
+        self.loop.start()
+        self.mesh = Mesh(self.loop, name, incarnation, socket_directory=directory, host="127.0.0.1")
+        self.mesh.on_frame = self._on_frame
+        self.collectives = Collectives(self.mesh, settings)
+        self.loop.every(0.05, self.collectives.inbox.tick)
+        self.frames: list[tuple[str, MeshHeader, bytes]] = []
+
+    def _on_frame(self, sender: str, header: MeshHeader, payload: memoryview) -> None:
+        if isinstance(header, CellFrame):
+            self.collectives.inbox.on_frame(sender, header, payload)
+        else:
+            self.frames.append((sender, header, bytes(payload)))
+
+    def address(self, rank: int, peer: str, machine: str = "one-machine") -> NodeAddress:
+        return NodeAddress(
+            name=self.name, incarnation=self.incarnation, rank=rank, local_rank=rank, peer=peer, machine=machine,
+            device="cpu", hosts=["127.0.0.1"], mesh_key=self.mesh.key, mesh_port=self.mesh.port,
+            mesh_ipc=self.mesh.ipc, master_port=0,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self.mesh.close()
+        self.loop.close()
+
+
+def make_roster(nodes: list[MeshNode], peers: list[str], generation: int = 1) -> Roster:
+    """The roster of ``nodes``, ranks in this order; nodes with the same entry in ``peers`` talk over ipc."""
+    rows = [node.address(rank, peer) for rank, (node, peer) in enumerate(zip(nodes, peers, strict=True))]
+    return Roster(cluster="test", generation=generation, nodes=rows)
+
+
+@contextmanager
+def mesh_nodes(
+    *names: str, peers: list[str] | None = None, settings: CollectiveSettings | None = None
+) -> Iterator[list[MeshNode]]:
+    """Nodes that know each other; ``peers`` says which live on one peer (default: all on one, so ipc)."""
+    directory = Path(tempfile.mkdtemp(prefix="nbm-", dir="/tmp"))
+    nodes = [MeshNode(name, directory, settings=settings) for name in names]
+    try:
+        roster = make_roster(nodes, peers or ["one"] * len(nodes))
+        for node in nodes:
+            node.mesh.set_roster(roster)
+        yield nodes
+    finally:
+        for node in nodes:
+            node.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def run_cell(
+    nodes: list[MeshNode], body: Callable[[Collectives, int], Any], cell: int = 1, timeout: float = 30
+) -> list[Any]:
+    """Run ``body(collectives, rank)`` on every node at once, as a cell; results or exceptions in rank order."""
+    world = CellWorld(cell=cell, generation=1, nodes={node.name: rank for rank, node in enumerate(nodes)})
+    results: list[Any] = [None] * len(nodes)
+
+    def play(rank: int, node: MeshNode) -> None:
+        node.collectives.begin_cell(world)
+        try:
+            results[rank] = body(node.collectives, rank)
+        except Exception as error:
+            results[rank] = error
+        node.collectives.end_cell()
+
+    threads = [threading.Thread(target=play, args=pair, daemon=True) for pair in enumerate(nodes)]
+    for thread in threads:
+        thread.start()
+    for thread, node in zip(threads, nodes, strict=True):
+        thread.join(timeout)
+        assert not thread.is_alive(), f"the cell on {node.name} did not end within {timeout} s"
+    return results

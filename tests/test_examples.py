@@ -1,0 +1,98 @@
+"""The example notebooks run as they are, and ``make demo``'s driver says the truth about its run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+EXAMPLES = Path(__file__).parents[1] / "example_notebooks"
+
+
+def run(name: str, folder: Path) -> Any:
+    """The notebook, executed by nbclient in ``folder``."""
+    notebook = nbformat.read(EXAMPLES / name, as_version=4)
+    NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    return notebook
+
+
+def text_of(notebook: Any, cell: str) -> str:
+    """Everything that the cell with this id printed or displayed, as plain text."""
+    (found,) = [one for one in notebook.cells if one.id == cell]
+    texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in found.outputs]
+    return "\n".join(texts)
+
+
+def assert_plain(notebook: Any) -> None:
+    """No errors, and no output that needs a running widget to be seen."""
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert [output for output in outputs if output.output_type == "error"] == []
+    kinds = {kind for output in outputs for kind in output.get("data", {})}
+    assert not {kind for kind in kinds if "widget" in kind or "javascript" in kind}
+
+
+def number_after(text: str, words: str) -> float:
+    """The number that follows ``words``."""
+    return float(text.split(words, 1)[1].split()[0].strip(",;"))
+
+
+@pytest.mark.timeout(400)
+def test_demo_trains_on_three_nodes_found_over_mdns(no_processes_left: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "demo.py"), "--output", str(tmp_path)],
+        capture_output=True, text=True, timeout=360, env=os.environ.copy(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["nodes"] == 3
+    assert summary["found_by"] == "mdns"
+    assert {"mini", "desk"} < set(summary["peers"])
+    assert summary["hash_mismatches"] == 0
+    assert summary["rounds"] >= 30
+    assert summary["test_accuracy"] >= 0.95
+    assert summary["single_node_accuracy"] > 0.9
+    assert 0 < summary["bytes_sent_per_node"] < summary["bytes_data_parallel"] / 10
+    assert "found mini over mDNS" in done.stdout
+    assert_plain(nbformat.read(tmp_path / "01_quickstart.ipynb", as_version=4))
+    assert "test accuracy" in (tmp_path / "01_quickstart.html").read_text()
+
+
+@pytest.mark.timeout(400)
+def test_demo_fails_with_a_reason_when_an_agent_cannot_start(no_processes_left: str, tmp_path: Path) -> None:
+    broken = "import demo; demo.AGENTS = ('mini', 'no good name'); import sys; sys.exit(demo.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", broken, "--output", str(tmp_path)],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": str(EXAMPLES)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "demo failed: agent no good name ended with exit code" in done.stdout
+    assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.timeout(400)
+def test_quickstart_runs_alone_on_one_machine(jupyter_dirs: Path, no_processes_left: str) -> None:
+    notebook = run("01_quickstart.ipynb", jupyter_dirs)
+    assert_plain(notebook)
+    assert text_of(notebook, "hello").count("of 3 and computes on") == 3
+    trained = text_of(notebook, "train")
+    assert trained.count("test accuracy") == 3
+    assert number_after(trained, "test accuracy ") >= 0.95
+    assert "3 nodes" in text_of(notebook, "traffic")
+    assert "0 rounds in which nodes disagreed" in text_of(notebook, "traffic")
+
+
+@pytest.mark.timeout(400)
+def test_text_notebook_learns_on_four_nodes(jupyter_dirs: Path, no_processes_left: str) -> None:
+    notebook = run("02_text.ipynb", jupyter_dirs)
+    assert_plain(notebook)
+    trained = text_of(notebook, "train")
+    assert trained.count("test loss") == 4
+    assert number_after(trained, "test loss ") < 2.4
+    assert "    def " in text_of(notebook, "sample")

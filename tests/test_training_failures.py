@@ -1,0 +1,317 @@
+"""Rounds when nodes die, come later, are interrupted, or frames get lost: one state, no work counted twice, nobody stuck."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from notebook_cluster import training as nc
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Joined, Leave, Prepared, Seal
+from tests.cluster_in_process import Cluster, Killed, Node
+from tests.test_training import NAMES, assert_equal_models, batch, build, flat, train
+
+KILL_POINTS = [
+    ("from", Arrived),
+    ("to", Seal),
+    ("from", Prepared),
+    ("to", Commit),
+    ("from", Applied),
+]
+
+
+def training_cell(rounds: int, every: int = 3, codec: str = "float32") -> Any:
+    def cell(node: Node) -> nn.Module:
+        model = build(seed=node.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=every, codec=codec)
+        for step in range(rounds * every):
+            sync.step(train(model, optimizer, batch(step + 100 * node.rank())))
+        sync.finish()
+        return model
+
+    return cell
+
+
+@pytest.mark.parametrize(("direction", "kind"), KILL_POINTS)
+@pytest.mark.parametrize("victim", ["a", "c"])
+def test_a_node_killed_at_any_point_of_a_round_leaves_the_others_equal(
+    tmp_path: Path, direction: str, kind: type, victim: str
+) -> None:
+    with Cluster(NAMES[:3], tmp_path) as cluster:
+
+        def watch(towards: str, node: str, message: Any) -> None:
+            number = getattr(message, "round", None)
+            if towards == direction and node == victim and isinstance(message, kind) and number == 2:
+                if victim in cluster.nodes:
+                    cluster.kill(victim)
+
+        cluster.watch = watch
+        results = cluster.run(training_cell(rounds=4))
+        assert isinstance(results.pop(victim), Killed)
+        assert len(results) == 2
+        assert_equal_models(results)
+
+
+def test_frames_lost_on_the_mesh_are_asked_for_again(tmp_path: Path) -> None:
+    lost: list[str] = []
+
+    def lose(sender: str, receiver: str, header: JobFrame) -> bool:
+        if header.kind in ("contribution", "mean") and sender != receiver and len(lost) < 3:
+            lost.append(header.kind)
+            return True
+        return False
+
+    with Cluster(NAMES[:3], tmp_path) as cluster:
+        cluster.lose = lose
+        assert_equal_models(cluster.run(training_cell(rounds=3)))
+        assert len(lost) == 3
+
+
+def test_a_node_that_comes_later_takes_the_state_and_is_in_the_next_round(tmp_path: Path) -> None:
+    members: list[list[str]] = []
+    here = threading.Event()
+
+    def cell(node: Node) -> nn.Module:
+        model = build(seed=node.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=2)
+        if node.name == "late":
+            assert sync.round >= 2
+        done = 0
+        while done < 4:
+            round = sync.step(train(model, optimizer, batch(sync.round)))
+            if round is not None:
+                members.append(list(round.members))
+                if round.round == 2 and node.name == "a":
+                    here.set()
+                done += "late" in round.members
+        return model
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        running = cluster.start(cell)
+        running.go()
+        assert here.wait(30)
+        cluster.add("late")
+        running.join("late")
+        results = running.wait()
+    assert set(results) == {"a", "b", "late"}
+    assert_equal_models(results)
+    assert ["a", "b"] in members
+
+
+def test_a_state_transfer_survives_lost_frames_and_the_death_of_its_source(tmp_path: Path) -> None:
+    here, lost, cluster_box = threading.Event(), [], []
+
+    def cell(node: Node) -> nn.Module:
+        model = build(seed=node.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=2)
+        done = 0
+        while done < 2:
+            round = sync.step(train(model, optimizer, batch(sync.round)))
+            if round is not None:
+                if round.round == 1 and node.name == "b":
+                    here.set()
+                done += "late" in round.members
+        return model
+
+    def lose(sender: str, receiver: str, header: JobFrame) -> bool:
+        if header.kind == "state" and receiver == "late" and not lost:
+            lost.append(sender)
+            cluster_box[0].kill(sender)
+            return True
+        return False
+
+    with Cluster(NAMES[:3], tmp_path) as cluster:
+        cluster_box.append(cluster)
+        cluster.lose = lose
+        running = cluster.start(cell)
+        running.go()
+        assert here.wait(30)
+        cluster.add("late")
+        running.join("late")
+        results = running.wait()
+    assert isinstance(results.pop(lost[0]), Killed)
+    assert "late" in results
+    assert len(results) == 3
+    assert_equal_models(results)
+
+
+def test_a_killed_node_comes_back_with_its_name_and_joins(tmp_path: Path) -> None:
+    back = threading.Event()
+
+    def cell(node: Node) -> nn.Module:
+        model = build(seed=node.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=2)
+        after = 0
+        while after < 3:
+            round = sync.step(train(model, optimizer, batch(sync.round)))
+            if round is not None:
+                if round.round == 2 and node.name == "b" and node.incarnation == 1:
+                    back.set()
+                after += back.is_set() and set(round.members) == {"a", "b"} and cluster.nodes["b"].incarnation == 2
+        return model
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        running = cluster.start(cell)
+        running.go()
+        assert back.wait(30)
+        cluster.kill("b")
+        cluster.add("b")
+        running.join("b")
+        assert_equal_models(running.wait())
+
+
+INTERRUPT_POINTS = [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit), ("from", Applied)]
+
+
+@pytest.mark.parametrize(("direction", "kind"), INTERRUPT_POINTS)
+def test_stop_leaves_the_state_before_the_round_or_after_it(tmp_path: Path, direction: str, kind: type) -> None:
+    states: dict[int, Any] = {}
+    left: list[str] = []
+    kept: dict[str, Any] = {}
+
+    def interrupted(node: Node) -> nn.Module:
+        model = build(seed=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=2)
+        kept[node.name] = sync, model
+        states[0] = flat(model).copy()
+        for step in range(6):
+            loss = train(model, optimizer, batch(step))
+            kept["local"] = flat(model).copy()
+            if sync.step(loss) is not None:
+                states[sync.round] = flat(model).copy()
+        return model
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+
+        def watch(towards: str, node: str, message: Any) -> None:
+            if isinstance(message, Leave):
+                left.append(message.reason)
+            if (towards, node, getattr(message, "round", 0)) == (direction, "a", 2) and isinstance(message, kind):
+                cluster.watch = ignore
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def ignore(towards: str, node: str, message: Any) -> None:
+            if isinstance(message, Leave):
+                left.append(message.reason)
+
+        cluster.watch = watch
+        results = cluster.run(interrupted, main="a")
+        assert isinstance(results["a"], KeyboardInterrupt)
+        assert left[0] == "interrupted"
+        sync, model = kept["a"]
+        assert sync.round in (1, 2)
+        now = flat(model)
+        if sync.round == 2:
+            np.testing.assert_array_equal(now, sync._replica.theta)
+        assert np.isfinite(now).all()
+
+        def go_on(node: Node) -> nn.Module:
+            model = build(seed=9)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            sync = nc.DiLoCo(model, every=2)
+            for step in range(4):
+                sync.step(train(model, optimizer, batch(step)))
+            sync.finish()
+            return model
+
+        assert_equal_models(cluster.run(go_on))
+
+
+def test_a_cell_that_catches_stop_goes_on_and_counts_its_steps_once(tmp_path: Path) -> None:
+    steps: dict[str, int] = {}
+
+    def cell(node: Node) -> nn.Module:
+        model = build(seed=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=2)
+        for step in range(8):
+            try:
+                sync.step(train(model, optimizer, batch(step + 50 * node.rank())))
+            except KeyboardInterrupt:
+                interrupts.append(step)
+        sync.finish()
+        return model
+
+    interrupts: list[int] = []
+    with Cluster(["a", "b"], tmp_path) as cluster:
+
+        def watch(towards: str, node: str, message: Any) -> None:
+            if isinstance(message, Arrived) and (node, message.round) == ("a", 2) and not interrupts and not fired:
+                fired.append(True)
+                os.kill(os.getpid(), signal.SIGINT)
+            if isinstance(message, Applied):
+                steps[node] = steps.get(node, 0) + message.steps
+
+        fired: list[bool] = []
+        cluster.watch = watch
+        assert_equal_models(cluster.run(cell, main="a"))
+    assert len(interrupts) == 1
+    assert steps == {"a": 8, "b": 8}
+
+
+def test_a_node_whose_cell_raises_leaves_and_the_others_finish(tmp_path: Path) -> None:
+    def cell(node: Node) -> nn.Module:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=2)
+        for step in range(8):
+            sync.step(train(model, optimizer, batch(step)))
+            if node.name == "b" and step == 4:
+                raise RuntimeError("broken data")
+        return model
+
+    with Cluster(NAMES[:3], tmp_path) as cluster:
+        results = cluster.run(cell)
+        assert str(results.pop("b")) == "broken data"
+        assert_equal_models(results)
+
+
+def test_joining_says_so_only_with_the_right_hash(tmp_path: Path) -> None:
+    """A source that sends other bytes than it announces is not believed: the state comes from somebody else."""
+    spoiled: list[int] = []
+    joined: list[str] = []
+    here = threading.Event()
+
+    class Spoiling(Cluster):
+        def carry(self, sender: Node, receiver: str, header: JobFrame, payload: bytes) -> None:
+            if header.kind == "state" and header.name == "theta" and receiver == "late" and not spoiled:
+                spoiled.append(header.round)
+                payload = bytes(len(payload))
+            super().carry(sender, receiver, header, payload)
+
+    def cell(node: Node) -> nn.Module:
+        model = build(seed=node.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=2)
+        done = 0
+        while done < 2:
+            round = sync.step(train(model, optimizer, batch(sync.round)))
+            if round is not None:
+                if round.round == 1:
+                    here.set()
+                done += "late" in round.members
+        return model
+
+    with Spoiling(["a", "b"], tmp_path) as cluster:
+        cluster.watch = lambda direction, node, message: (
+            joined.append(message.state_hash) if isinstance(message, Joined) and node == "late" else None
+        )
+        running = cluster.start(cell)
+        running.go()
+        assert here.wait(30)
+        cluster.add("late")
+        running.join("late")
+        assert_equal_models(running.wait())
+    assert spoiled
+    assert joined

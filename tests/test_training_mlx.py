@@ -1,0 +1,74 @@
+"""The mlx adapter: same vector as torch's for the same model, written in the way that mlx needs."""
+
+import numpy as np
+import pytest
+import torch
+
+mx = pytest.importorskip("mlx.core")
+import mlx.nn as mlx_nn  # noqa: E402
+
+from notebook_cluster.training.mlx_parameters import MlxParameters  # noqa: E402
+from notebook_cluster.training.torch_parameters import TorchParameters  # noqa: E402
+
+
+def test_load_changes_the_model_and_its_output() -> None:
+    model = mlx_nn.Linear(2, 3)
+    adapter = MlxParameters(model)
+    adapter.load(np.full(9, 2, np.float32))
+    assert model(mx.ones((1, 2))).tolist() == [[6.0, 6.0, 6.0]]
+    np.testing.assert_array_equal(adapter.read(), np.full(9, 2, np.float32))
+
+
+def test_the_vector_is_that_of_the_same_torch_model() -> None:
+    theirs = torch.nn.Linear(2, 3)
+    ours = mlx_nn.Linear(2, 3)
+    ours.update({"weight": mx.array(theirs.weight.detach().numpy()), "bias": mx.array(theirs.bias.detach().numpy())})
+    np.testing.assert_array_equal(MlxParameters(ours).read(), TorchParameters(theirs).read())
+    assert MlxParameters(ours).layout.hash("int8") == TorchParameters(theirs).layout.hash("int8")
+
+
+def test_frozen_arrays_stay_and_running_statistics_come_last() -> None:
+    model = mlx_nn.Sequential(mlx_nn.Linear(2, 3), mlx_nn.BatchNorm(3))
+    model.layers[0].freeze()
+    frozen = np.array(model.layers[0].weight)
+    adapter = MlxParameters(model)
+    assert [name for name, _, _ in adapter.layout.schema] == [
+        "layers.1.bias",
+        "layers.1.weight",
+        "layers.1.running_mean",
+        "layers.1.running_var",
+    ]
+    assert adapter.layout.buffers == 6
+    adapter.load(np.arange(12, dtype=np.float32))
+    assert model.layers[1].running_var.tolist() == [9.0, 10.0, 11.0]
+    np.testing.assert_array_equal(np.array(model.layers[0].weight), frozen)
+
+
+def test_a_shared_array_counts_once_and_stays_shared() -> None:
+    model = mlx_nn.Sequential(mlx_nn.Linear(3, 3, bias=False), mlx_nn.Linear(3, 3, bias=False))
+    model.layers[1].weight = model.layers[0].weight
+    adapter = MlxParameters(model)
+    assert adapter.layout.size == 9
+    adapter.load(np.arange(9, dtype=np.float32))
+    assert model.layers[1].weight.tolist() == model.layers[0].weight.tolist()
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_dtypes_stay(dtype: object) -> None:
+    model = mlx_nn.Linear(2, 3)
+    model.set_dtype(dtype)
+    adapter = MlxParameters(model)
+    before = adapter.snapshot()
+    adapter.load(np.full(9, 1.001, np.float32))
+    assert model.weight.dtype == dtype
+    assert not adapter.exact
+    adapter.restore(before)
+    assert model.weight.tolist() == before["weight"].tolist()
+
+
+def test_a_changed_model_is_named() -> None:
+    model = mlx_nn.Linear(2, 3)
+    adapter = MlxParameters(model)
+    model.freeze(keys="bias")
+    with pytest.raises(ValueError, match=r"'bias' was removed \(or frozen\)"):
+        adapter.check()

@@ -1,0 +1,195 @@
+"""What a node adds to a round and what a round does to its model, without a cluster."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from notebook_cluster.codecs import WireFormat
+from notebook_cluster.training.replica import Replica, Vector
+from notebook_cluster.training.torch_parameters import TorchParameters
+
+
+def replica_of(model: nn.Module, codec: str = "float32") -> Replica:
+    parameters = TorchParameters(model)
+    layout = parameters.layout
+    replica = Replica(parameters, WireFormat(codec, layout.size - layout.buffers, layout.buffers))
+    theta = parameters.read()
+    replica.start(0, theta, np.zeros_like(theta), "start")
+    return replica
+
+
+def work(replica: Replica, change: Vector, samples: float = 1.0) -> None:
+    """One inner step that adds ``change`` to the parameters."""
+    replica.parameters.load(replica.parameters.read() + change)
+    replica.count(samples)
+
+
+def model(seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(20, 30)
+
+
+def noise(size: int, seed: int, scale: float = 0.01) -> Vector:
+    return (np.random.default_rng(seed).standard_normal(size) * scale).astype(np.float32)
+
+
+def test_the_contribution_is_old_minus_new() -> None:
+    replica = replica_of(model())
+    theta = replica.theta
+    work(replica, noise(630, 1), samples=4)
+    work(replica, noise(630, 2), samples=3)
+    boundary = replica.contribution(finishing=False)
+    expected = theta - replica.parameters.read()
+    np.testing.assert_array_equal(np.frombuffer(boundary.encoded, np.float32), expected)
+    assert (boundary.samples, boundary.steps, boundary.finite) == (7, 2, True)
+    assert boundary.norm == pytest.approx(float(np.linalg.norm(expected)))
+
+
+def test_a_commit_loads_theta_and_clears_the_counters() -> None:
+    replica = replica_of(model())
+    work(replica, noise(630, 1))
+    replica.contribution(finishing=False)
+    theta = noise(630, 5)
+    replica.apply(1, theta, theta, "one", counted=True)
+    np.testing.assert_array_equal(replica.parameters.read(), theta)
+    assert (replica.steps, replica.samples, replica.round, replica.outstanding) == (0, 0, 1, False)
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp16"])
+def test_error_feedback_is_what_the_codec_lost_and_moves_at_commit_only(codec: str) -> None:
+    replica = replica_of(model(), codec)
+    wire = replica.wire
+    first = noise(630, 1)
+    work(replica, first)
+    sent = replica.theta - replica.parameters.read()
+    lost = sent - wire.decode(wire.encode(sent))
+    replica.contribution(finishing=False)
+    theta = noise(630, 5)
+    replica.apply(1, theta, theta, "one", counted=True)
+    work(replica, noise(630, 2))
+    boundary = replica.contribution(finishing=False)
+    expected = (theta - replica.parameters.read()) + lost
+    assert bytes(boundary.encoded) == bytes(wire.encode(expected))
+
+
+def test_error_feedback_stays_when_the_round_did_not_count_it() -> None:
+    replica = replica_of(model(), "int8")
+    work(replica, noise(630, 1))
+    before = bytes(replica.contribution(finishing=False).encoded)
+    theta = replica.theta + noise(630, 9)
+    replica.rebase(1, theta, theta, "one")
+    assert replica.outstanding
+    np.testing.assert_allclose(theta - replica.parameters.read(), -noise(630, 1), atol=1e-6)
+    replica.start(1, theta, theta, "one")
+    assert not replica.outstanding
+    again = replica.wire.decode(replica.contribution(finishing=False).encoded)
+    np.testing.assert_allclose(again, replica.wire.decode(before), atol=2e-4)
+
+
+def test_a_late_node_keeps_its_work() -> None:
+    replica = replica_of(model())
+    work(replica, noise(630, 1))
+    theta = replica.theta + noise(630, 9)
+    replica.rebase(1, theta, theta, "one")
+    np.testing.assert_allclose(replica.parameters.read() - theta, noise(630, 1), atol=1e-6)
+    assert replica.steps == 1
+
+
+def test_steps_after_an_interrupted_wait_are_not_lost_and_not_counted_twice() -> None:
+    replica = replica_of(model())
+    work(replica, noise(630, 1), samples=4)
+    replica.contribution(finishing=False)
+    work(replica, noise(630, 2), samples=3)
+    theta = noise(630, 7)
+    replica.apply(1, theta, theta, "one", counted=True)
+    assert (replica.steps, replica.samples) == (1, 3)
+    np.testing.assert_allclose(replica.parameters.read() - theta, noise(630, 2), atol=1e-6)
+    boundary = replica.contribution(finishing=True)
+    np.testing.assert_allclose(np.frombuffer(boundary.encoded, np.float32), -noise(630, 2), atol=1e-6)
+
+
+def test_rebase_then_commit_after_more_steps_keeps_only_those() -> None:
+    replica = replica_of(model())
+    work(replica, noise(630, 1))
+    replica.contribution(finishing=False)
+    work(replica, noise(630, 2))
+    moved = replica.theta + noise(630, 8)
+    replica.rebase(1, moved, moved, "one")
+    theta = noise(630, 7)
+    replica.apply(2, theta, theta, "two", counted=True)
+    np.testing.assert_allclose(replica.parameters.read() - theta, noise(630, 2), atol=1e-6)
+
+
+def test_refused_work_is_dropped() -> None:
+    replica = replica_of(model(), "int8")
+    work(replica, noise(630, 1))
+    replica.contribution(finishing=False)
+    replica.discard()
+    np.testing.assert_array_equal(replica.parameters.read(), replica.theta)
+    assert (replica.steps, replica.samples, replica.outstanding) == (0, 0, False)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("codec", ["float32", "fp16", "int8"])
+def test_a_contribution_that_is_not_finite_is_told_and_not_sent(value: float, codec: str) -> None:
+    replica = replica_of(model(), codec)
+    change = noise(630, 1)
+    change[17] = value
+    work(replica, change)
+    boundary = replica.contribution(finishing=False)
+    assert not boundary.finite
+    assert len(boundary.encoded) == 0
+
+
+def test_no_samples_means_receiving_only() -> None:
+    replica = replica_of(model())
+    boundary = replica.contribution(finishing=True)
+    assert (boundary.samples, boundary.steps, boundary.finishing) == (0, 0, True)
+    assert not replica.outstanding
+
+
+def test_in_low_precision_the_difference_is_taken_from_the_value_that_was_loaded() -> None:
+    replica = replica_of(model().to(torch.bfloat16))
+    theta = noise(630, 3)
+    replica.start(1, theta, theta, "one")
+    replica.count(1)
+    boundary = replica.contribution(finishing=False)
+    assert not np.frombuffer(boundary.encoded, np.float32).any()
+
+
+def test_low_precision_work_survives_a_rebase() -> None:
+    replica = replica_of(model().to(torch.bfloat16))
+    start = replica.parameters.read()
+    work(replica, np.full(630, 0.25, np.float32))
+    done = start - replica.parameters.read()
+    theta = replica.theta + noise(630, 8, scale=1e-4)
+    replica.rebase(1, theta, theta, "one")
+    boundary = replica.contribution(finishing=False)
+    np.testing.assert_allclose(np.frombuffer(boundary.encoded, np.float32), done, atol=1e-6)
+
+
+def test_running_statistics_are_never_quantised() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    replica = replica_of(network, "int8")
+    network(torch.randn(16, 4))
+    replica.count(16)
+    expected = (replica.theta - replica.parameters.read())[-6:]
+    decoded = replica.wire.decode(replica.contribution(finishing=False).encoded)
+    np.testing.assert_array_equal(decoded[-6:], expected)
+
+
+def test_registering_again_on_the_same_state_keeps_work_on_another_state_after_an_open_round_drops_it() -> None:
+    replica = replica_of(model())
+    work(replica, noise(630, 1))
+    replica.contribution(finishing=False)
+    local = replica.parameters.read()
+    replica.start(0, replica.theta, replica.momentum, "start")
+    np.testing.assert_array_equal(replica.parameters.read(), local)
+    assert replica.steps == 1
+    replica.contribution(finishing=False)
+    theta = noise(630, 4)
+    replica.start(1, theta, theta, "one")
+    np.testing.assert_array_equal(replica.parameters.read(), theta)
+    assert replica.steps == 0
