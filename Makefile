@@ -13,12 +13,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
 
-# A first run downloads torch and takes minutes: show what arrives, keep pip's whole talk in a log, and show its end on failure.
-SHOW := awk '/Downloading .*MB\)|Processing .*\.whl|^(Installing|Successfully)/ { print "  " substr($$0, 1, 100); fflush() }'
+# A first run downloads torch and takes minutes: show how far it is, keep pip's whole talk in a log, show its end on failure.
+SHOW := awk '/^Collecting/ && ++n % 25 == 0 { print "  " n " packages found" } \
+  /Downloading .*MB\)|^(Installing|Successfully installed)/ { print "  " substr($$0, 1, 100) } { fflush() }'
 LOG := .venv/pip.log
 INSTALL = install() { \
 	  $(BIN)/python -m pip install --progress-bar off "$$@" 2>&1 | tee $(LOG) | $(SHOW) || { \
 	    echo "pip could not install (whole log: $(LOG)):"; grep -v '^WARNING: Location' $(LOG) | tail -15; exit 1; }; }; install
+
 # JupyterLab asks for this flag where the only user is root (containers).
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 

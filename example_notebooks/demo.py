@@ -83,8 +83,9 @@ def wait_for_peers(processes: dict[str, subprocess.Popen], scratch: Path, second
     while missing:
         for name, process in processes.items():
             if process.poll() is not None:
-                output = (scratch / f"{name}.txt").read_text(errors="replace").strip()
-                raise RuntimeError(f"agent {name} ended with exit code {process.returncode}: {output}")
+                printed = (scratch / f"{name}.txt").read_text(errors="replace").split("\n")
+                last = next((line for line in reversed(printed) if line.strip()), "it printed nothing")
+                raise RuntimeError(f"agent {name} ended with exit code {process.returncode}: {last}")
         if time.monotonic() > deadline:
             names = ", ".join(sorted(missing))
             raise RuntimeError(f"{names} not found over mDNS in {seconds:g} s: does a firewall block UDP port 5353?")
@@ -206,10 +207,16 @@ def printed_lines(cell) -> list[str]:
 
 
 def run_notebook(output: Path) -> dict:
-    """Execute the notebook and write it to ``output`` as it then is, also when a cell failed; returns the summary."""
+    """Execute the notebook and write it to ``output`` as it then is, also when a cell failed; returns the summary.
+
+    Raises:
+        RuntimeError: a cell raised; one line with what.
+    """
     import nbformat
     from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
     from nbconvert import HTMLExporter
+    from traitlets.config import Config
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     progress = Progress(len(notebook.cells))
@@ -218,11 +225,14 @@ def run_notebook(output: Path) -> dict:
         timeout=300,
         kernel_name="python3",
         resources={"metadata": {"path": str(output)}},
+        config=Config({"KernelManager": {"transport": "ipc", "ip": os.environ["JUPYTER_RUNTIME_DIR"] + "/notebook"}}),
         on_cell_start=progress.cell_starts,
         on_cell_executed=lambda cell, cell_index, execute_reply: progress.cell_completes(cell, cell_index),
     )
     try:
         client.execute()
+    except CellExecutionError as error:
+        raise RuntimeError(f"{error.ename}: {error.evalue} (see {output / NOTEBOOK.name})") from None
     finally:
         progress.close()
         stop_clusters()

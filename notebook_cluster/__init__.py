@@ -1,0 +1,102 @@
+"""A Jupyter-native cluster: ``%load_ext notebook_cluster``, ``%cluster start``, ``%%on_all``.
+
+In a notebook this package is an IPython extension. In a cell that runs on the nodes it is ``nc``::
+
+    sync = nc.DiLoCo(model, every=100)
+    for x, y in nc.shard(dataset, batch_size=64):
+        loss = train_step(model, optimizer, x, y)
+        sync.step(loss=loss, samples=len(x))
+
+Nothing is imported until it is used: kernels and command lines start fast.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # type checkers know this name; typing itself would cost more than the rest of this module
+if TYPE_CHECKING:
+    from typing import Any
+
+    from notebook_cluster.collectives import PeerLost
+    from notebook_cluster.node.api import (
+        all_gather,
+        all_reduce,
+        barrier,
+        broadcast,
+        device,
+        rank,
+        recv,
+        reduce_scatter,
+        report,
+        send,
+        world_size,
+    )
+    from notebook_cluster.node.shard import shard
+    from notebook_cluster.protocol.version import VERSION as __version__
+    from notebook_cluster.training import DiLoCo, LocalSGD
+
+_HOMES = {
+    "DiLoCo": "notebook_cluster.training",
+    "LocalSGD": "notebook_cluster.training",
+    "PeerLost": "notebook_cluster.collectives",
+    "shard": "notebook_cluster.node.shard",
+} | dict.fromkeys(
+    (
+        "all_gather", "all_reduce", "barrier", "broadcast", "device", "rank", "recv", "reduce_scatter", "report",
+        "send", "world_size",
+    ),
+    "notebook_cluster.node.api",
+)  # fmt: skip
+
+__all__ = [
+    "DiLoCo",
+    "LocalSGD",
+    "PeerLost",
+    "__version__",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "device",
+    "load_ipython_extension",
+    "node",
+    "rank",
+    "recv",
+    "reduce_scatter",
+    "report",
+    "send",
+    "shard",
+    "unload_ipython_extension",
+    "world_size",
+]
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """``%load_ext notebook_cluster``: the ``%cluster``, ``%%on_all`` and ``%%on`` magics."""
+    from notebook_cluster import magics
+
+    magics.load_ipython_extension(ip)
+
+
+def unload_ipython_extension(ip: Any) -> None:
+    """``%unload_ext notebook_cluster``: takes the magics out again; the cluster goes on."""
+    from notebook_cluster import magics
+
+    magics.unload_ipython_extension(ip)
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "node":
+        return importlib.import_module("notebook_cluster.node")
+    if name == "__version__":
+        return importlib.import_module("notebook_cluster.protocol.version").VERSION
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

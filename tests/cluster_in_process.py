@@ -1,7 +1,7 @@
 """A cluster in one process: real sync objects, real torch models, the real round machines; queues instead of sockets.
 
 Each node has a runtime thread and, while a cell runs, a main thread; the coordinator's machine has a thread of its own.
-Messages are encoded and decoded as on the wire. ``lose`` decides which mesh frames get lost; ``watch`` sees all messages.
+Messages are encoded and decoded as on the wire. ``lose`` decides which mesh frames get lost; ``watch`` sees messages.
 """
 
 import contextlib
@@ -195,6 +195,7 @@ class Cluster:
         self.lose: Callable[[str, str, JobFrame], bool] = lambda sender, receiver, header: False
         self.watch: Callable[[str, str, Message], None] = lambda direction, node, message: None
         self._cells = 0
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._incarnations: dict[str, int] = {}
         self._state = rounds.new_state()
         self._worker = _Worker("coordinator", lambda: self._feed(rounds.Tick(time.monotonic())))
@@ -251,6 +252,11 @@ class Cluster:
             cell.begin(self.nodes[name])
         return cell
 
+    def save(self, name: str) -> Any:
+        """A view asks for a checkpoint; its answer."""
+        self._post(rounds.SaveRequested(name, "", 1))
+        return self._answers.get(timeout=30)
+
     # ---- between the threads
 
     def from_node(self, node: Node, message: Any) -> None:
@@ -293,6 +299,8 @@ class Cluster:
             match effect:
                 case rounds.Log():
                     self.records.append(effect.record)
+                case rounds.Answer():
+                    self._answers.put(effect)
                 case rounds.Tell():
                     self.told.append((effect.level, effect.text))
                 case rounds.Send():

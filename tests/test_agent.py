@@ -10,7 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+from notebook_cluster.protocol import decode
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.node import FromNodeBody, NodeHello
 from notebook_cluster.security import same_user_keys
 from tests.agent_client import AgentClient, PrivateAgent
 
@@ -112,7 +114,7 @@ def test_interrupt_right_behind_the_request_is_not_lost(agent: PrivateAgent) -> 
             await client.start_node()
             await client.reply(client.execute("import time"))
             for _ in range(5):
-                request = client.execute("time.sleep(60)")
+                request = client.execute("time.sleep(60)", stop_on_error=False)
                 client.send(p.InterruptNode(node="desk", incarnation=1))
                 assert (await client.reply(request, timeout=10))["ename"] == "KeyboardInterrupt"
 
@@ -317,3 +319,16 @@ def test_untrusted_coordinator_is_refused_and_named_in_the_log(agent: PrivateAge
 
     run(scenario())
     assert "refused key" in agent.log()
+
+
+def test_runtime_of_a_node_says_hello_through_the_agent(agent: PrivateAgent) -> None:
+    async def scenario() -> None:
+        async with AgentClient(agent.ready) as client:
+            started = await client.start_node(incarnation=4)
+            message = await client.receive(p.FromNode)
+            assert (message.node, message.incarnation) == ("desk", 4)
+            hello = decode(message.body, FromNodeBody)
+            assert isinstance(hello, NodeHello)
+            assert (hello.node, hello.incarnation, hello.pid) == ("desk", 4, started.pid)
+
+    run(scenario())

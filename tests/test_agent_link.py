@@ -1,5 +1,5 @@
-"""An agent whose link to the coordinator is full, or breaks and comes back. Agent and client share one loop here, so
-that limits and times can be small."""
+"""An agent whose link is full, or breaks and comes back, and one with made-up accelerators. Agent and client share one
+loop here, so that limits and times can be small."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from notebook_cluster.agent import Agent, AgentSettings, Ready
+from notebook_cluster.agent.devices import CpuProbe, Devices, RocmProbe
 from notebook_cluster.link import LinkSettings
 from notebook_cluster.protocol import peer as p
 from tests.agent_client import AgentClient
 from tests.relay import Relay
+from tests.test_devices import make_card
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
@@ -26,20 +28,25 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connected(folder: Path) -> AsyncIterator[tuple[AgentClient, Relay]]:
-    """A client of a private agent, with a relay between them."""
-    agent = Agent(AgentSettings(name="local", directory=folder, private=True, bind="127.0.0.1"), SETTINGS)
+async def serving(folder: Path, devices: Devices | None = None) -> AsyncIterator[Ready]:
+    """An agent in this process."""
+    agent = Agent(AgentSettings(name="mini", directory=folder, private=True, bind="127.0.0.1"), SETTINGS, devices)
     ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(agent.run(ready.set_result))
+    task = asyncio.create_task(agent.run(ready.set_result))
     try:
-        address = await ready
-        async with Relay(address.port) as relay:
-            found = {"port": relay.port, "public_key": address.public_key}
-            async with AgentClient(found, settings=SETTINGS) as client:
-                yield client, relay
+        yield await ready
     finally:
         agent.stop("the test is over")
-        await serving
+        await task
+
+
+@contextlib.asynccontextmanager
+async def connected(folder: Path) -> AsyncIterator[tuple[AgentClient, Relay]]:
+    """A client of an agent, with a relay between them."""
+    async with serving(folder) as ready, Relay(ready.port) as relay:
+        found = {"port": relay.port, "public_key": ready.public_key}
+        async with AgentClient(found, settings=SETTINGS) as client:
+            yield client, relay
 
 
 def test_full_link_shortens_prints_visibly_and_keeps_replies(jupyter_dirs: Path) -> None:
@@ -76,5 +83,30 @@ def test_after_a_silence_the_agent_says_which_kernels_it_still_has(jupyter_dirs:
             await client.receive(p.Inventory, lambda message: message.nodes == [started])
             request = client.execute("print('still here')")
             await client.printed(request, "still here")
+
+    run(scenario())
+
+
+def test_accelerator_serves_one_cluster_at_a_time(jupyter_dirs: Path) -> None:
+    make_card(jupyter_dirs / "drm", 0)
+    devices = Devices([RocmProbe(jupyter_dirs / "drm", jupyter_dirs), CpuProbe()])
+
+    async def scenario() -> None:
+        async with serving(jupyter_dirs / "agent", devices) as ready:
+            found = {"port": ready.port, "public_key": ready.public_key}
+            async with AgentClient(found, cluster="digits") as digits, AgentClient(found, cluster="text") as text:
+                assert (await digits.start_node(device="")).device == "rocm:0"
+                await text.receive(p.PeerInfo, lambda info: info.leased == {"rocm:0": "digits"})
+                text.request_node(device="rocm:0")
+                refused = await text.receive(p.NodeRefused)
+                assert "rocm:0 of mini is used by digits" in refused.reason
+                assert (await text.start_node(incarnation=2, device="")).device == "cpu"
+
+                request = digits.execute("import os; print(os.environ['HIP_VISIBLE_DEVICES'])")
+                await digits.printed(request, "0")
+                digits.send(p.StopNode(node="desk", incarnation=1))
+                await text.receive(p.PeerInfo, lambda info: info.leased == {} and bool(info.devices))
+                await digits.receive(p.NodeEnded)
+                assert (await text.start_node("second", device="rocm:0")).device == "rocm:0"
 
     run(scenario())

@@ -118,7 +118,7 @@ def test_panel_comes_back_after_a_page_reload_and_acts_in_a_busy_cell(page: "Pag
     open_notebook(page, "reload.ipynb")
     page.wait_for_selector(".nbc-node", timeout=PATIENCE)
     wait_for_curves(page, 6)
-    page.evaluate("void window.jupyterapp.commands.execute('notebook:run-cell')")
+    run_last_cell(page)
     wait_until_running(page, 1)
     wait_for_progress(page)
     page.get_by_role("button", name="Add attic").click()
@@ -137,6 +137,17 @@ def write_another_cell(page: "Page", source: str) -> None:
             await commands.execute('docmanager:save');
         }""",
         source,
+    )
+
+
+def run_last_cell(page: "Page") -> None:
+    page.evaluate(
+        """() => {
+            const { commands, shell } = window.jupyterapp;
+            const notebook = shell.currentWidget.content;
+            notebook.activeCellIndex = notebook.widgets.length - 1;
+            void commands.execute('notebook:run-cell');
+        }"""
     )
 
 

@@ -1,5 +1,6 @@
 """Collectives between real meshes in one process: values, errors that name the nodes, lost nodes."""
 
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -273,16 +274,18 @@ def test_what_a_finished_node_sent_before_is_still_used(three: list[MeshNode]) -
     assert play(three, body)[0] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("size", [10, 2_000_000])
+@pytest.mark.parametrize("size", [10, 500_000])
 def test_lost_frames_are_asked_for_again(size: int) -> None:
-    """A connection that breaks loses what was queued; every third frame is lost here."""
+    """A connection that breaks loses what was queued; a third of all frames is lost here."""
     with mesh_nodes("mini", "desk") as nodes:
-        counter = iter(range(10**9))
-        for node in nodes:
+        for seed, node in enumerate(nodes):
+            chance = random.Random(seed)
             deliver = node.mesh.on_frame
 
-            def lossy(sender: str, header: Any, payload: memoryview, deliver: Any = deliver) -> None:
-                if not isinstance(header, CellFrame) or next(counter) % 3:
+            def lossy(
+                sender: str, header: Any, payload: memoryview, deliver: Any = deliver, chance: Any = chance
+            ) -> None:
+                if chance.random() > 1 / 3:
                     deliver(sender, header, payload)
 
             node.mesh.on_frame = lossy

@@ -28,7 +28,7 @@ def build(seed: int = 0) -> nn.Module:
 def batch(seed: int, size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 6, generator=generator)
-    return x, (x @ torch.ones(6, 3)).sin()
+    return x, (x @ torch.ones(6, 3) * 0.4).tanh()
 
 
 def loss_of(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -161,7 +161,7 @@ def test_every_codec_learns_and_all_nodes_end_equal(tmp_path: Path, codec: str) 
     with Cluster(NAMES[:3], tmp_path) as cluster:
         results = cluster.run(cell)
     assert_equal_models(results)
-    assert loss_of(results["a"], batch(5, 256)) < 0.8 * loss_of(build(), batch(5, 256))
+    assert loss_of(results["a"], batch(5, 256)) < 0.5 * loss_of(build(), batch(5, 256))
 
 
 # ---- ends of loops -------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_leftover_steps_form_a_last_round(tmp_path: Path, explicit: bool) -> Non
         counted = applied_steps(cluster)
         assert_equal_models(cluster.run(cell))
         assert rounds == {name: [100, 200] for name in "abc"}
-        assert counted == {name: 250 for name in "abc"}
+        assert counted == dict.fromkeys("abc", 250)
 
 
 def test_nodes_with_less_data_take_part_until_all_have_finished(tmp_path: Path) -> None:

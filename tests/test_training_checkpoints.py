@@ -155,8 +155,8 @@ def test_a_disk_that_refuses_is_an_error_on_every_node_and_training_goes_on(tmp_
         assert_equal_models(cluster.run(cell))
 
 
-@pytest.mark.parametrize("when", ["in mid-loop", "in a later cell"])
-def test_one_node_may_save_while_the_others_train_or_rest(tmp_path: Path, when: str) -> None:
+@pytest.mark.parametrize("when", ["in mid-loop", "in a later cell", "from a view"])
+def test_saving_while_the_others_train_or_everybody_rests(tmp_path: Path, when: str) -> None:
     kept: dict[str, Any] = {}
 
     def training(node: Node) -> Any:
@@ -172,7 +172,9 @@ def test_one_node_may_save_while_the_others_train_or_rest(tmp_path: Path, when: 
     with Cluster(["a", "b"], tmp_path) as cluster:
         results = cluster.run(training)
         if when == "in a later cell":
-            results = cluster.run(lambda node: kept["b"].checkpoint("digits"), names=["b"])
+            results = cluster.run(lambda node: kept[node.name].checkpoint("digits"))
+        elif when == "from a view":
+            results["b"] = Path(cluster.save("digits").path)
     round = 1 if when == "in mid-loop" else 4
     assert results["b"] == tmp_path / "digits" / f"round-{round:06d}"
     assert len(load(results["b"]).manifest.nodes) == 2

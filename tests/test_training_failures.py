@@ -1,4 +1,4 @@
-"""Rounds when nodes die, come later, are interrupted, or frames get lost: one state, no work counted twice, nobody stuck."""
+"""Nodes die, come later, are interrupted, frames get lost: one state, no work counted twice, nobody stuck."""
 
 import os
 import signal
@@ -48,9 +48,9 @@ def test_a_node_killed_at_any_point_of_a_round_leaves_the_others_equal(
 
         def watch(towards: str, node: str, message: Any) -> None:
             number = getattr(message, "round", None)
-            if towards == direction and node == victim and isinstance(message, kind) and number == 2:
-                if victim in cluster.nodes:
-                    cluster.kill(victim)
+            expected = (towards, node, number) == (direction, victim, 2) and isinstance(message, kind)
+            if expected and victim in cluster.nodes:
+                cluster.kill(victim)
 
         cluster.watch = watch
         results = cluster.run(training_cell(rounds=4))

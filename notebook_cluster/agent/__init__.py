@@ -12,6 +12,7 @@ From the outside in:
 - :mod:`.watchdog`: ends kernels after a SIGKILL of the agent
 """
 
-from notebook_cluster.agent.service import DEFAULT_LEASE_S, Agent, AgentSettings, Ready, run_agent
+from notebook_cluster.agent.service import Agent, run_agent
+from notebook_cluster.agent.settings import DEFAULT_LEASE_S, AgentSettings, Ready
 
 __all__ = ["DEFAULT_LEASE_S", "Agent", "AgentSettings", "Ready", "run_agent"]

@@ -5,6 +5,7 @@ Each message is one frame, the encoded struct of :mod:`notebook_cluster.protocol
 so only this user's processes reach it.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import zmq
 
 from notebook_cluster.link import Pump
 from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES
+
+log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 16 * 1024 * 1024
 """For a runtime that has not dialled yet; a node that never does must not fill the agent's memory."""
@@ -75,6 +78,12 @@ class ControlSocket:
             self._held_bytes[identity] += len(body)
         else:
             self.dropped += 1
+            log.warning(
+                "a message for %s/%d was dropped: it has not dialled and %d MB wait",
+                node,
+                incarnation,
+                MAX_HELD_BYTES >> 20,
+            )
 
     def close(self) -> None:
         """Unbind and remove the socket's file."""

@@ -80,6 +80,7 @@ class ClusterHost:
         self.name = session.cluster_name
         self.kernels: dict[str, Kernel] = {}
         self.was_silent = False
+        self._closing = False
         self._resources = resources
         self._number = number
         self._started = 0
@@ -114,6 +115,8 @@ class ClusterHost:
 
     def handle(self, message: Message, buffers: Sequence[bytes]) -> None:
         """One message of the coordinator."""
+        if self._closing:
+            return
         match message:
             case ToKernel():
                 if (kernel := self._find(message.node, message.incarnation)) is not None:
@@ -136,7 +139,8 @@ class ClusterHost:
                 log.warning("cluster %s sent an unexpected %s", self.name, type(message).__name__)
 
     async def end_kernels(self, reason: str, *, asked: bool, grace: float = GRACE_S) -> None:
-        """End all kernels of this cluster; returns when they are gone and their NodeEnded is sent."""
+        """End all kernels of this cluster and take no more orders; returns when they are gone and that is sent."""
+        self._closing = True
         await asyncio.gather(*(kernel.end(reason, grace, asked=asked) for kernel in list(self.kernels.values())))
 
     def close(self) -> None:
@@ -175,10 +179,12 @@ class ClusterHost:
             options = self._options(message, kernel.device)
             process = await kernel.start(self._resources.context, options)
         except (Refusal, OSError, ValueError) as error:
-            self._forget(kernel)
-            log.warning("node %s of cluster %s refused: %s", message.node, self.name, error)
-            self.session.send(NodeRefused(node=message.node, incarnation=message.incarnation, reason=str(error)))
-            kernel.over.set()
+            self._refuse(kernel, str(error))
+            return
+        except Exception as error:
+            # Whatever it is, the coordinator must hear of it.
+            log.exception("node %s of cluster %s could not be started", message.node, self.name)
+            self._refuse(kernel, f"it could not be started on {self._resources.peer}: {error!r}")
             return
         self._resources.watchdog.add(process.pid)
         log.info("node %s of cluster %s runs on %s, pid %d", message.node, self.name, kernel.device, process.pid)
@@ -192,6 +198,12 @@ class ClusterHost:
         ended = kernel.ended_message()
         log.info("node %s of cluster %s ended: %s", message.node, self.name, ended.reason)
         self.session.send(ended)
+        kernel.over.set()
+
+    def _refuse(self, kernel: Kernel, reason: str) -> None:
+        self._forget(kernel)
+        log.warning("node %s of cluster %s refused: %s", kernel.node, self.name, reason)
+        self.session.send(NodeRefused(node=kernel.node, incarnation=kernel.incarnation, reason=reason))
         kernel.over.set()
 
     def _lease(self, wanted: str) -> str:

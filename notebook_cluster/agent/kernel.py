@@ -88,7 +88,9 @@ class Kernel:
         if self._relay is None or self.process is None:
             self._early_interrupt = True
             return
-        self.process.interrupt()
+        if self._relay.live:
+            # Earlier it would end the kernel, which ignores SIGINT only once it is set up.
+            self.process.interrupt()
         self._relay.interrupted()
 
     async def end(self, reason: str, grace: float, *, asked: bool = True) -> None:

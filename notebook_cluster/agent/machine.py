@@ -5,10 +5,16 @@ import importlib.metadata
 import ipaddress
 import os
 import platform
+import sys
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
+
+from notebook_cluster.agent.devices import Devices
+from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.peer import PeerInfo
 
 _PACKAGES = ("notebook-cluster", "ipykernel", "ipython", "numpy", "torch", "mlx", "safetensors")
 
@@ -49,3 +55,19 @@ def package_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def describe(name: str, devices: Devices, packages: dict[str, str], leased: Mapping[str, str]) -> PeerInfo:
+    """The PeerInfo of peer ``name``. ``leased``: device id -> name of the cluster that uses it."""
+    return PeerInfo(
+        name=name,
+        machine=machine_id(),
+        devices=devices.found,
+        hosts=host_addresses(),
+        python=platform.python_version(),
+        platform=f"{sys.platform} {platform.machine()}",
+        version=VERSION,
+        protocol=PROTOCOL_VERSION,
+        packages=packages,
+        leased=dict(leased),
+    )

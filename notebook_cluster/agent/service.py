@@ -1,30 +1,25 @@
 """The agent: one long-lived process on a peer that serves the clusters of trusted coordinators."""
 
 import asyncio
-import fcntl
 import logging
 import os
-import platform
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-import msgspec
 import zmq
 
 from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.host import GRACE_S, ClusterHost, Resources
 from notebook_cluster.agent.leases import DeviceLeases
-from notebook_cluster.agent.machine import host_addresses, machine_id, package_versions
+from notebook_cluster.agent.machine import describe, machine_id, package_versions
 from notebook_cluster.agent.sampling import MachineSample
+from notebook_cluster.agent.settings import AgentSettings, Ready, lock_data_folder
 from notebook_cluster.agent.watchdog import Watchdog
 from notebook_cluster.link import Condition, LinkSettings, Listener, Session
-from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.peer import Farewell, PeerInfo, Released
 from notebook_cluster.security import (
     announce,
@@ -42,49 +37,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEFAULT_LEASE_S = 600.0
 _SAMPLE_S = 1.0
-_LEASES_EVERY = 5
-"""Samples between two looks at what agents beside this one have leased."""
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """How an agent runs.
-
-    ``directory``: its data folder (working folders, kernel logs and, when shared, its identity). ``private``: it
-    serves the one coordinator that started it: a new identity, no mDNS, and it ends with its last cluster.
-    ``lease``: seconds of awake time without its coordinator after which a cluster's kernels are ended.
-    """
-
-    name: str
-    directory: Path
-    private: bool = False
-    bind: str = "*"
-    port: int = 0
-    lease: float = DEFAULT_LEASE_S
-
-    def __post_init__(self) -> None:
-        if not self.lease > 0:
-            raise ValueError(f"lease {self.lease}: it must be above 0 seconds")
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port {self.port}: it must be between 0 (any free one) and 65535")
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """How to reach a running agent."""
-
-    public_key: str
-    port: int
-    pid: int
-    name: str
+_LOOK_EVERY = 5
+"""Samples between two looks at what changes rarely: addresses, leases of other agents, mDNS."""
 
 
 class Agent:
     """Starts with :meth:`run`, ends with :meth:`stop` (or by itself when it is private and has no cluster left)."""
 
-    def __init__(self, settings: AgentSettings, link_settings: LinkSettings | None = None) -> None:
+    def __init__(
+        self, settings: AgentSettings, link_settings: LinkSettings | None = None, devices: Devices | None = None
+    ) -> None:
         self._settings = settings
+        self._devices = devices or Devices()
         self._link_settings = link_settings
         self._hosts: dict[str, ClusterHost] = {}
         self._hosts_made = 0
@@ -94,6 +59,8 @@ class Agent:
         self._sampling: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._reason = ""
+        self._advertiser: Advertiser | None = None
+        self._problem = ""
         self._empty_since = time.monotonic()
 
     async def run(self, on_ready: Callable[[Ready], None]) -> str:
@@ -104,7 +71,7 @@ class Agent:
         """
         settings = self._settings
         private_directory(settings.directory)
-        lock = None if settings.private else _lock(settings)
+        lock = None if settings.private else lock_data_folder(settings)
         identity = new_identity() if settings.private else load_identity(settings.directory)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._listener = Listener(
@@ -119,19 +86,17 @@ class Agent:
         sockets = private_socket_directory()
         self._resources = self._make_resources(sockets)
         announcement = announce("agent", identity.public_key, settings.name)
-        advertising: asyncio.Future[Advertiser] | None = None
+        advertising: asyncio.Task[None] | None = None
         try:
             on_ready(Ready(public_key=identity.public_key, port=port, pid=os.getpid(), name=settings.name))
             await self._warm_up()
             if not settings.private:
-                advertising = asyncio.get_running_loop().run_in_executor(
-                    None, self._advertise, identity.public_key, port
-                )
+                advertising = asyncio.create_task(self._advertise(identity.public_key, port))
             self._sampling = asyncio.create_task(self._sample_always())
             await self._stopping.wait()
         finally:
             withdraw(announcement)
-            await asyncio.gather(self._end_everything(), _take_back(advertising))
+            await asyncio.gather(self._end_everything(), self._withdraw_from_network(advertising))
             self._resources.watchdog.close()
             self._resources.leases.close()
             # Kernels that had to be killed leave sockets behind.
@@ -155,7 +120,7 @@ class Agent:
         # The kernels' sockets have a context of their own: one I/O thread less in the way of the link.
         return Resources(
             peer=self._settings.name,
-            devices=Devices(),
+            devices=self._devices,
             devices_known=asyncio.Event(),
             leases=DeviceLeases(runtime_directory() / "leases", machine_id()),
             watchdog=Watchdog(sockets),
@@ -168,22 +133,42 @@ class Agent:
     async def _warm_up(self) -> None:
         """What the first node needs, done after the agent can be reached: look for devices, load jupyter_client."""
         await asyncio.to_thread(self._look_around)
-        log.info("devices: %s", self._resources.devices.summary())
+        log.info("devices: %s", self._devices.summary())
         self._resources.devices_known.set()
         self._tell_peer_info()
 
     def _look_around(self) -> None:
-        self._resources.devices.probe()
+        self._devices.probe()
         import jupyter_client.manager  # noqa: F401
 
         self._packages = package_versions()
 
-    def _advertise(self, public_key: str, port: int) -> "Advertiser":
-        from notebook_cluster.discovery import Advertiser
+    async def _advertise(self, public_key: str, port: int) -> None:
+        """Say on the network that this peer is here. A network without mDNS must not end the sharing."""
 
-        advertiser = Advertiser(self._settings.name, public_key, port, self._resources.devices.summary())
-        advertiser.start()
-        return advertiser
+        def start() -> "Advertiser":
+            from notebook_cluster.discovery import Advertiser
+
+            advertiser = Advertiser(self._settings.name, public_key, port, self._devices.summary())
+            advertiser.start()
+            return advertiser
+
+        try:
+            self._advertiser = await asyncio.to_thread(start)
+        except Exception as error:
+            log.warning("this machine is not announced over mDNS: %s", error)
+
+    def _check_visibility(self) -> None:
+        problem = self._advertiser.problem if self._advertiser is not None else ""
+        if problem and problem != self._problem:
+            log.warning("this machine cannot be seen over mDNS: %s", problem)
+        self._problem = problem
+
+    async def _withdraw_from_network(self, advertising: "asyncio.Task[None] | None") -> None:
+        if advertising is not None:
+            await advertising
+        if self._advertiser is not None:
+            await asyncio.to_thread(self._advertiser.close)
 
     async def _end_everything(self) -> None:
         if self._sampling is not None:
@@ -252,23 +237,16 @@ class Agent:
         """PeerInfo to every coordinator that has not heard exactly this."""
         if not self._resources.devices_known.is_set():
             return
-        accelerators = [device.id for device in self._resources.devices.accelerators()]
-        info = PeerInfo(
-            name=self._settings.name,
-            machine=machine_id(),
-            devices=self._resources.devices.found,
-            hosts=host_addresses(),
-            python=platform.python_version(),
-            platform=f"{sys.platform} {platform.machine()}",
-            version=VERSION,
-            protocol=PROTOCOL_VERSION,
-            packages=self._packages,
-            leased=self._resources.leases.holders(accelerators),
+        info = describe(
+            self._settings.name, self._devices, self._packages, self._resources.leases.holders(self._accelerators())
         )
         for cluster, host in self._hosts.items():
             if self._sent.get(cluster) != info:
                 self._sent[cluster] = info
                 host.session.send(info)
+
+    def _accelerators(self) -> list[str]:
+        return [device.id for device in self._devices.accelerators()]
 
     async def _sample_always(self) -> None:
         round_number = 0
@@ -276,13 +254,14 @@ class Agent:
             await asyncio.sleep(_SAMPLE_S)
             self._check_leases()
             round_number += 1
-            if round_number % _LEASES_EVERY == 0:
+            if round_number % _LOOK_EVERY == 0:
                 self._tell_peer_info()
+                self._check_visibility()
             listening = [host for host in self._hosts.values() if host.session.condition == "connected"]
             if not listening:
                 continue
             try:
-                machine = await asyncio.to_thread(MachineSample, self._resources.devices)
+                machine = await asyncio.to_thread(MachineSample, self._devices)
                 for host in listening:
                     host.session.send(host.sample(machine), droppable=True)
             except Exception:
@@ -303,29 +282,6 @@ class Agent:
             self.stop("no coordinator came within the lease")
 
 
-async def _take_back(advertising: "asyncio.Future[Advertiser] | None") -> None:
-    """Say on the network that this peer is gone."""
-    if advertising is not None:
-        advertiser = await advertising
-        await asyncio.to_thread(advertiser.close)
-
-
-def _lock(settings: AgentSettings) -> IO[bytes]:
-    """Held for the life of a shared agent: two with one identity would take each other's clusters."""
-    lock = (settings.directory / "agent.lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise OSError(
-            f"an agent with data folder {settings.directory} runs already: stop it, or choose another --name"
-        ) from None
-    if settings.name in same_user_keys("agent").values():
-        lock.close()
-        raise OSError(f"you share this machine as {settings.name!r} already: stop that, or choose another --name")
-    return lock
-
-
 def run_agent(settings: AgentSettings, on_ready: Callable[[Ready], None]) -> str:
     """Run an agent in this process until SIGTERM, SIGINT or SIGHUP, or its own end; returns the reason.
 
@@ -335,7 +291,11 @@ def run_agent(settings: AgentSettings, on_ready: Callable[[Ready], None]) -> str
     async def serve() -> str:
         agent = Agent(settings)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            # nohup ignores it, so that sharing goes on after the terminal was closed.
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             loop.add_signal_handler(number, agent.stop, f"stopped by {number.name}")
         return await agent.run(on_ready)
 

@@ -27,8 +27,6 @@ _KERNEL_ARGUMENTS = [
     "--HistoryManager.enabled=False",
     f"--IPKernelApp.extra_extensions={NODE_EXTENSION}",
 ]
-_INHERITED_NOT = ("JPY_", "NOTEBOOK_CLUSTER_")
-"""Variables of an agent that runs below another Jupyter process which would mislead a kernel."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class KernelProcess:
             OSError: the process could not be started.
         """
         manager = _new_manager(options.sockets)
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_INHERITED_NOT)}
+        # An agent may run below another Jupyter process, whose JPY_ variables would mislead the kernel.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("JPY_")}
         descriptor = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             await manager.start_kernel(

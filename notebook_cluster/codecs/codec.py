@@ -61,7 +61,9 @@ def block_count(count: int) -> int:
 def check_size(codec: str, data: Buffer, expected: int) -> None:
     """Raise ValueError unless ``data`` has ``expected`` bytes."""
     if len(data) != expected:
-        raise ValueError(f"{len(data)} bytes are no {codec} vector of {expected} bytes: the sender uses another model or codec")
+        raise ValueError(
+            f"{len(data)} bytes are no {codec} vector of {expected} bytes: the sender uses another model or codec"
+        )
 
 
 def not_finite(start: int) -> NotFiniteError:

@@ -58,7 +58,9 @@ class BlockScaled:
             stop = min(start + CHUNK // BLOCK, blocks)
             part = records[start:stop]
             values = flat[start * BLOCK : stop * BLOCK].reshape(-1, BLOCK)
-            np.multiply(part[:, 4:].view(self._code), part[:, :4].view("<f4"), out=values, casting="unsafe", dtype=np.float32)
+            np.multiply(
+                part[:, 4:].view(self._code), part[:, :4].view("<f4"), out=values, casting="unsafe", dtype=np.float32
+            )
         tail = encoded[blocks * self._record :]
         if rest == 1:
             flat[-1:] = tail.view("<f4")

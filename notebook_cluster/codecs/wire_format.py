@@ -37,7 +37,11 @@ class WireFormat:
     def _parts(self) -> tuple[_Part, _Part]:
         first = _Part(self.codec, self.parameters, 0, 0, 0)
         second = _Part(
-            get_codec("float32"), self.buffers, self.parameters, block_count(self.parameters), self.codec.size(self.parameters)
+            get_codec("float32"),
+            self.buffers,
+            self.parameters,
+            block_count(self.parameters),
+            self.codec.size(self.parameters),
         )
         return first, second
 
@@ -61,7 +65,9 @@ class WireFormat:
                 pieces.append(part.codec.encode(flat[position : position + count]))
             except NotFiniteError:
                 kind = "parameters" if part.block == 0 else "buffers"
-                raise NotFiniteError(f"NaN or infinity among the {kind}: lower the learning rate or clip gradients") from None
+                raise NotFiniteError(
+                    f"NaN or infinity among the {kind}: lower the learning rate or clip gradients"
+                ) from None
             position += count
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
@@ -74,7 +80,9 @@ class WireFormat:
         pieces, view = [], memoryview(data)
         parts = list(self._cut(start, self.blocks if stop is None else stop))
         if len(view) != sum(part.codec.size(count) for part, count in parts):
-            raise ValueError(f"{len(view)} bytes do not fit blocks {start} to {stop} of a {self.codec.name} contribution")
+            raise ValueError(
+                f"{len(view)} bytes do not fit blocks {start} to {stop} of a {self.codec.name} contribution"
+            )
         for part, count in parts:
             size = part.codec.size(count)
             pieces.append(part.codec.decode(view[:size], count))

@@ -142,7 +142,7 @@ class Cells:
         if cell is None or cell.status != "running":
             return
         self._hub.record(event)
-        self._hub.rounds.cell_left(event.cell, event.node, event.status, event.error_name)
+        self._hub.rounds.cell_left(event.cell, event.node, event.status)
         cell = self._hub.state.cells[event.cell]
         waiting = [name for name, status in cell.nodes.items() if status == "running"]
         if not waiting:

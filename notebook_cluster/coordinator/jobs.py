@@ -234,6 +234,8 @@ class Job(msgspec.Struct):
     """Last attempt used for round ``round`` + 1."""
     attempt_floor: int = 0
     """Attempts begin above it, so that no frame of a voided or forgotten round can be taken for a new one."""
+    highest_attempt: int = 0
+    """Ever used, in any round."""
     orphan_since: float | None = None
     last_commit: Commit | None = None
     members: tuple[str, ...] = ()
@@ -313,9 +315,7 @@ def change(job: Job, name: str, **fields: Any) -> Participant:
 
 def live(turn: Turn, job: Job) -> list[str]:
     """Participants that are reachable and take part, in rank order."""
-    return turn.by_rank(
-        name for name, p in job.participants.items() if p.active and turn.is_up(name, p.incarnation)
-    )
+    return turn.by_rank(name for name, p in job.participants.items() if p.active and turn.is_up(name, p.incarnation))
 
 
 def holders(turn: Turn, job: Job) -> list[str]:

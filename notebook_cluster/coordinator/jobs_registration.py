@@ -1,8 +1,9 @@
 """Who is in a job, and where each node gets the state from: Register, Joined, sources for joiners and late nodes."""
 
+from msgspec import to_builtins
+
 from notebook_cluster.coordinator.jobs import Job, Participant, Turn, change, holders, is_current, live
 from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
-from notebook_cluster.protocol.wire import to_builtins
 
 
 def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> None:
@@ -15,7 +16,9 @@ def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> N
         change(job, node, joining=True, fetching=None, asked=known.asked + 1, arrived=None)
         return
     if message.cell < job.cell:
-        turn.send(node, RegisterRefused(job=job.name, reason=f"job {job.name!r} went on in a later cell: run this one again"))
+        turn.send(
+            node, RegisterRefused(job=job.name, reason=f"job {job.name!r} went on in a later cell: run this one again")
+        )
         return
     turn.log("register", job, node=node, incarnation=incarnation, register=to_builtins(message))
     if message.cell > job.cell:
@@ -44,6 +47,8 @@ def settle_registration(turn: Turn, job: Job) -> None:
         _resume(turn, job, accepted)
     elif reference.fresh or not job.has_state or not same_model:
         new_base(turn, job, 0, reference.state_hash)
+    else:
+        turn.log("cell", job, settings=to_builtins(job.settings))
     job.cohort = frozenset(live(turn, job))
 
 
@@ -66,7 +71,7 @@ def missing_registrants(turn: Turn, job: Job) -> list[str]:
 
 def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
     """The job goes on from this state, whatever was committed before."""
-    job.attempt_floor = job.attempt = max(job.attempt, job.attempt_floor)
+    job.attempt_floor = job.attempt = job.highest_attempt
     job.has_state, job.round, job.state_hash, job.chain = True, round, state_hash, {round: state_hash}
     job.open, job.last_commit, job.orphan_since = None, None, None
     for name, participant in list(job.participants.items()):
@@ -153,7 +158,7 @@ def _new_cell(turn: Turn, job: Job, cell: int) -> None:
 def _accept(turn: Turn, job: Job, node: str) -> bool:
     """Let the node take part, or refuse it with the first thing in which it differs from the lowest rank."""
     register = job.participants[node].register
-    reason = difference(register, job.settings, node, _reference_name(turn, job))
+    reason = difference(register, job.settings, repr(node), _reference(turn, job))
     if reason:
         turn.send(node, RegisterRefused(job=job.name, reason=reason))
         turn.tell("error", reason)
@@ -161,10 +166,12 @@ def _accept(turn: Turn, job: Job, node: str) -> bool:
     return not reason
 
 
-def _reference_name(turn: Turn, job: Job) -> str:
-    """The node whose settings are the job's."""
+def _reference(turn: Turn, job: Job) -> str:
+    """The node whose settings are the job's, with its rank."""
     names = turn.by_rank(name for name, p in job.participants.items() if p.register == job.settings)
-    return names[0] if names else "the cluster"
+    if not names or names[0] not in turn.state.nodes:
+        return "the cluster"
+    return f"{names[0]!r} (rank {turn.state.nodes[names[0]].rank})"
 
 
 def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
@@ -190,13 +197,13 @@ def difference(register: Register, reference: Register, node: str, reference_nod
     for name in sorted(mine.keys() | theirs.keys()):
         if mine.get(name) != theirs.get(name):
             return (
-                f"model of {node!r} has {_parameter(name, mine)}, {reference_node!r} (rank 0) has "
+                f"model of {node} has {_parameter(name, mine)}, {reference_node} has "
                 f"{_parameter(name, theirs)}: use the same model on every node"
             )
     for what in ("strategy", "codec", "every", "blocks", "schema_hash"):
         here, there = getattr(register, what), getattr(reference, what)
         if here != there:
-            return f"{node!r} has {what}={here}, {reference_node!r} (rank 0) has {what}={there}: use the same on every node"
+            return f"{node} has {what}={here}, {reference_node} has {what}={there}: use the same on every node"
     return ""
 
 

@@ -199,7 +199,7 @@ class Members:
                 self.send(other.name, NodeLost(node=name, incarnation=incarnation, reason=f"{name} was lost: {reason}"))
         self._hub.replay.cancel(name)
         self._hub.cells.runs.node_lost(name, incarnation, reason, log_tail)
-        self._hub.rounds.node_lost(name, incarnation, reason)
+        self._hub.rounds.node_lost(name, incarnation, reason, gone=dead)
         if was_in:
             self._hub.rounds.members_changed(None)
 

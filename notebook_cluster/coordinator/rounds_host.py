@@ -6,9 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from notebook_cluster.coordinator import rounds
+from notebook_cluster.coordinator import jobs, rounds
+from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol.rounds import Applied, Saved
 from notebook_cluster.protocol.state import JobView
@@ -27,7 +26,7 @@ class RoundsHost:
 
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
-        self._state = rounds.new_state()
+        self._state = jobs.RoundsState()
         self._facts: dict[str, dict[str, Any]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._tokens = itertools.count(1)
@@ -36,13 +35,13 @@ class RoundsHost:
         self._state, effects = rounds.apply(self._state, event)
         for effect in effects:
             match effect:
-                case rounds.Log():
-                    self._hub.log.round(msgspec.to_builtins(effect.record))
-                case rounds.Send():
+                case jobs.Log():
+                    self._hub.log.round(effect.record)
+                case jobs.Send():
                     self._hub.members.send(effect.node, effect.message)
-                case rounds.Tell():
+                case jobs.Tell():
                     self._hub.tell(effect.level, effect.text)
-                case rounds.Answer():
+                case jobs.Answer():
                     self._answer(effect)
 
     # ---- what happens
@@ -56,36 +55,41 @@ class RoundsHost:
             for facts in (self._facts.setdefault(name, {}) for name in self._hub.state.nodes):
                 facts["checkpoint"] = f"{message.name} at round {message.round}"
                 facts["checkpoint_time"] = time.time()
-        self._feed(rounds.FromMember(node, incarnation, message))
+        self._feed(jobs.FromMember(node, incarnation, message))
         self._hub.dirty()
 
     def cell_started(self, cell: int, nodes: list[str]) -> None:
-        self._feed(rounds.CellStarted(cell, tuple(nodes)))
+        self._feed(jobs.CellStarted(cell, tuple(nodes)))
 
     def node_joined_cell(self, cell: int, node: str) -> None:
-        self._feed(rounds.NodeJoinedCell(cell, node))
+        self._feed(jobs.NodeJoinedCell(cell, node))
 
-    def cell_left(self, cell: int, node: str, status: str, error_name: str = "") -> None:
-        self._feed(rounds.CellLeft(cell, node, status))
+    def cell_left(self, cell: int, node: str, status: str) -> None:
+        self._feed(jobs.CellLeft(cell, node, status))
 
-    def node_lost(self, node: str, incarnation: int, reason: str) -> None:
-        self._feed(rounds.NodeLost(node, incarnation, reason))
+    def node_lost(self, node: str, incarnation: int, reason: str, *, gone: bool) -> None:
+        self._feed(jobs.NodeLost(node, incarnation, reason, gone))
 
     def members_changed(self, joined: str | None) -> None:
         """Ranks moved; ``joined`` is in (again)."""
         if joined is not None:
             node = self._hub.state.nodes[joined]
-            self._feed(rounds.NodeUp(joined, node.incarnation, self._hub.state.rank(joined) or 0))
-        ranks = {node.name: rank for rank, node in enumerate(self._hub.state.roster_nodes())}
-        self._feed(rounds.RanksChanged(ranks))
+            self._feed(jobs.NodeUp(joined, node.incarnation, self._hub.state.rank(joined) or 0))
+        nodes = self._hub.state.roster_nodes()
+        self._feed(jobs.RanksChanged({node.name: rank for rank, node in enumerate(nodes)}))
+        self._feed(jobs.HomeNodes(tuple(node.name for node in nodes if node.peer == LOCAL)))
 
     def tick(self, now: float) -> None:
-        self._feed(rounds.Tick(now))
+        self._feed(jobs.Tick(now))
 
     def recover(self, records: list[dict[str, Any]]) -> None:
         """After a restart of the coordinator: what was committed, and the open round."""
         nodes = tuple((node.name, node.incarnation) for node in self._hub.state.roster_nodes())
-        self._feed(rounds.Recovered(tuple(records), nodes, time.monotonic()))
+        cell = self._hub.state.running()
+        running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
+        number = cell.id if cell is not None else 0
+        self._feed(jobs.Recovered(tuple(records), nodes, time.monotonic(), number, running))
+        self.members_changed(None)
 
     # ---- checkpoints that a view asks for
 
@@ -93,7 +97,7 @@ class RoundsHost:
         """Save a checkpoint of the last committed round; the manifest's path."""
         token = next(self._tokens)
         future = self._answers[token] = asyncio.get_running_loop().create_future()
-        self._feed(rounds.SaveRequested(name, job, token))
+        self._feed(jobs.SaveRequested(name, job, token))
         try:
             return await asyncio.wait_for(future, SAVE_TIMEOUT)
         except TimeoutError:
@@ -103,7 +107,7 @@ class RoundsHost:
         finally:
             self._answers.pop(token, None)
 
-    def _answer(self, effect: "rounds.Answer") -> None:
+    def _answer(self, effect: jobs.Answer) -> None:
         future = self._answers.get(effect.token)
         if future is None or future.done():
             return

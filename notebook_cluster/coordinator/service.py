@@ -67,6 +67,7 @@ class Coordinator:
         self._last_needed = time.monotonic()
         self._received: dict[str, int] = {}
         self._received_time = 0.0
+        self._round_records: list[dict[str, Any]] = []
 
         path = settings.runtime / "run.jsonl"
         identity = load_identity(data_directory())
@@ -85,7 +86,7 @@ class Coordinator:
         if recovered is not None and recovered.state.cluster_id:
             self.state = recovered.state
             self.recovered_sequences = recovered.received
-            self.rounds.recover(recovered.rounds)
+            self._round_records = recovered.rounds
         else:
             for old in (settings.runtime / "cells").glob("*.jsonl"):
                 old.unlink()
@@ -159,6 +160,7 @@ class Coordinator:
         self.cells.recover()
         self.tell("warning", f"the coordinator was restarted (epoch {self.state.epoch})")
         self.peers.redial()
+        self.rounds.recover(self._round_records)
         if LOCAL not in self.state.peers:
             self.spawn(self._start_agent())
 

@@ -257,7 +257,7 @@ class RoundStatus(Message, frozen=True):
     """False: registered, but no state of the cluster is here yet."""
     left: bool = False
     joining: bool = False
-    """Its Register is not answered yet, or the state it was sent for is not here: Register follows once more."""
+    """Its Register is not answered yet, or the state it was sent for is not here: its Register came just before."""
     cell: int = 0
     """The cell in which it registered."""
 

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-import tornado.web
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
+from tornado.web import authenticated
 
 from notebook_cluster.server.clusters import describe_clusters
 
@@ -13,7 +13,7 @@ from notebook_cluster.server.clusters import describe_clusters
 class ClustersHandler(APIHandler):  # type: ignore[misc]
     """``GET notebook-cluster/api/clusters``: see :func:`.clusters.describe_clusters`."""
 
-    @tornado.web.authenticated  # type: ignore[untyped-decorator]
+    @authenticated  # type: ignore[untyped-decorator]
     async def get(self) -> None:
         """Answer with the list as JSON."""
         await self.finish(json.dumps(await describe_clusters(), allow_nan=False))

@@ -199,8 +199,15 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
     state.left = state.left or message.last
     effects.append(
         Apply(
-            state.round, state.theta, state.momentum, state.state_hash, tuple(message.members),
-            state.node in message.members, message.last, steps, state.bytes_sent,
+            state.round,
+            state.theta,
+            state.momentum,
+            state.state_hash,
+            tuple(message.members),
+            state.node in message.members,
+            message.last,
+            steps,
+            state.bytes_sent,
         )  # fmt: skip
     )
 
@@ -240,9 +247,13 @@ def _void(state: MemberState, message: Void, effects: list[Effect]) -> None:
 
 
 def _behind(state: MemberState, message: Behind, effects: list[Effect]) -> None:
-    if not state.joining and (message.round, message.state_hash) != (state.round, state.state_hash):
-        counted = message.counted
-        _fetch(state, message.source, message.source_incarnation, message.round, message.state_hash, counted, effects)
+    if state.joining:
+        return
+    if (message.round, message.state_hash) == (state.round, state.state_hash):
+        effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
+        return
+    source, incarnation = message.source, message.source_incarnation
+    _fetch(state, source, incarnation, message.round, message.state_hash, message.counted, effects)
 
 
 def _fetch(
@@ -265,7 +276,17 @@ def _fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -> 
     if mine is not None and state.fetch_counted:
         state.contribution = None
         effects.append(
-            Apply(state.round, event.theta, event.momentum, state.state_hash, (), True, False, mine.steps, state.bytes_sent)
+            Apply(
+                state.round,
+                event.theta,
+                event.momentum,
+                state.state_hash,
+                (),
+                True,
+                False,
+                mine.steps,
+                state.bytes_sent,
+            )
         )
         return
     effects.append(Rebase(state.round, event.theta, event.momentum, state.state_hash))
@@ -285,24 +306,29 @@ def _fetch_failed(state: MemberState, effects: list[Effect]) -> None:
 def _status(state: MemberState, effects: list[Effect]) -> None:
     """Answer to RoundQuery: everything the coordinator may have forgotten."""
     register = state.register
-    if register is None or state.phase == "idle":
+    if register is None:
         return
+    if state.joining:
+        effects.append(SendControl(register))
     prepared = state.exchange.prepared if state.exchange is not None else None
     phase = state.phase
-    arrived = None if state.joining else _arrived(state)
     effects.append(
         SendControl(
             RoundStatus(
-                job=state.job, round=state.round, state_hash=state.state_hash,
+                job=state.job,
+                round=state.round,
+                state_hash=state.state_hash,
                 phase=phase if phase in ("arrived", "exchanging", "prepared") else "training",
                 attempt=state.exchange.seal.attempt if state.exchange is not None else 0,
                 prepared_round=prepared.round if prepared is not None else None,
                 prepared_state_hash=prepared.state_hash if prepared is not None else "",
-                arrived=arrived, holds=state.holds, left=state.left, cell=register.cell, joining=state.joining,
+                arrived=None if state.joining else _arrived(state),
+                holds=state.holds,
+                left=state.left or phase == "idle",
+                cell=register.cell,
+                joining=state.joining,
             )  # fmt: skip
         )
     )
-    if state.joining:
-        effects.append(SendControl(register))
     if prepared is not None:
         effects.append(SendControl(prepared))

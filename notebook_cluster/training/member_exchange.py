@@ -39,7 +39,11 @@ def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
     if repeated or seal.round != state.round + 1 or seal.base_hash != state.state_hash or state.node not in senders:
         return
     incarnation, weight = senders[state.node]
-    if incarnation != state.incarnation or state.contribution is None or (weight > 0 and not state.contribution.samples):
+    if (
+        incarnation != state.incarnation
+        or state.contribution is None
+        or (weight > 0 and not state.contribution.samples)
+    ):
         return
     state.seen_attempt = (seal.round, seal.attempt)
     state.phase = "exchanging"
@@ -332,9 +336,7 @@ def _with_chunk(assembly: Assembly, offset: int, payload: bytes) -> Assembly:
     known = assembly.chunks.get(offset, b"")
     if len(payload) <= len(known):
         return assembly
-    return Assembly(
-        assembly.total, {**assembly.chunks, offset: payload}, assembly.received + len(payload) - len(known)
-    )
+    return Assembly(assembly.total, {**assembly.chunks, offset: payload}, assembly.received + len(payload) - len(known))
 
 
 def _first_gap(assembly: Assembly) -> int:

@@ -202,7 +202,17 @@ class Log(msgspec.Struct, frozen=True):
 
 
 Effect = (
-    SendControl | SendChunk | Ready | Apply | Rebase | FetchState | CancelFetch | DiscardContribution | Finish | Fail | Log
+    SendControl
+    | SendChunk
+    | Ready
+    | Apply
+    | Rebase
+    | FetchState
+    | CancelFetch
+    | DiscardContribution
+    | Finish
+    | Fail
+    | Log
 )
 
 

@@ -1,0 +1,202 @@
+"""Nodes that go and come back, states that nobody holds any more, and a coordinator that starts again from its log."""
+
+from typing import Any
+
+from msgspec import convert, structs
+
+from notebook_cluster.coordinator.jobs import Job, NodeState, Open, Participant, Recovered, Turn, change, holders, live
+from notebook_cluster.coordinator.jobs_attempts import advance_to, on_arrived
+from notebook_cluster.coordinator.jobs_registration import new_base
+from notebook_cluster.protocol.rounds import Commit, Register, RoundQuery, RoundStatus, Seal, Void
+
+# ---- nodes ---------------------------------------------------------------------------------------------------
+
+
+def node_up(turn: Turn, name: str, incarnation: int, rank: int) -> None:
+    """New, restarted or back. One that is back is asked where it is: meanwhile rounds went on, or it did."""
+    known = turn.state.nodes.get(name)
+    turn.state.nodes[name] = NodeState(incarnation, rank)
+    if known is None or known.incarnation != incarnation or known.up:
+        return
+    for job_name in turn.state.jobs:
+        participant = turn.state.jobs[job_name].participants.get(name)
+        if participant is not None and participant.incarnation == incarnation:
+            job = turn.job(job_name)
+            change(job, name, held=None, arrived=None, fetching=None)
+            turn.send(name, RoundQuery(job=job_name))
+
+
+def node_lost(turn: Turn, name: str, incarnation: int, gone: bool) -> None:
+    """Its process ended, or it is out of reach. Whoever fetched the state from it needs another source."""
+    known = turn.state.nodes.get(name)
+    if known is None or known.incarnation != incarnation:
+        return
+    turn.state.nodes[name] = structs.replace(known, up=False, gone=known.gone or gone)
+    turn.state.awaited -= {name}
+    for job_name in turn.state.jobs:
+        job = turn.job(job_name)
+        for other, participant in list(job.participants.items()):
+            if participant.fetching == name:
+                change(job, other, fetching=None)
+
+
+def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
+    """Answer to RoundQuery: take its word for what it holds, and repeat the COMMIT that it may have missed."""
+    turn.state.awaited -= {node}
+    if message.joining:
+        return  # its Register came just before
+    held = (message.round, message.state_hash) if message.holds else None
+    active = not message.left and message.cell == job.cell and not job.registering
+    change(job, node, held=held, active=active, joining=False, fetching=None, arrived=None)
+    attempt, last = job.open, job.last_commit
+    if attempt is not None and message.attempt != attempt.seal.attempt:
+        # the SEAL reached it before the question, so it never will take part in this attempt
+        job.open = structs.replace(attempt, waiting=attempt.waiting - {node})
+    prepared = (message.prepared_round, message.attempt, message.prepared_state_hash)
+    if last is not None and message.round < last.round and prepared == (last.round, last.attempt, last.state_hash):
+        turn.send(node, last)
+        change(job, node, held=(last.round, last.state_hash), active=active and not last.last)
+    elif message.arrived is not None:
+        on_arrived(turn, job, node, message.arrived)
+
+
+# ---- states that nobody holds --------------------------------------------------------------------------------
+
+
+def settle_holders(turn: Turn, job: Job) -> None:
+    """When no reachable node holds the last committed state: wait for one that may come back, go back to a round that a node
+    holds (VOID), or begin anew from a node's own state."""
+    if job.registering or not job.has_state or holders(turn, job) or not live(turn, job):
+        job.orphan_since = None
+        return
+    nodes, now = turn.state.nodes, turn.state.now
+    known = [
+        (p.held[0], p.active, name) for name, p in job.participants.items()
+        if p.held is not None and job.chain.get(p.held[0]) == p.held[1] and turn.is_up(name, p.incarnation)
+    ]  # fmt: skip
+    away = [
+        name for name, p in job.participants.items()
+        if p.held == (job.round, job.state_hash) and name in nodes
+        and nodes[name].incarnation == p.incarnation and not nodes[name].up and not nodes[name].gone
+    ]  # fmt: skip
+    newest = max((held for held, active, _ in known if active), default=None)
+    if newest is not None and (newest == job.round - 1 or not away):
+        _void(turn, job, newest)
+        return
+    unsure = [
+        name for name in live(turn, job) if job.participants[name].held is None and not job.participants[name].joining
+    ]
+    if job.orphan_since is None:
+        job.orphan_since = now
+        if away:
+            turn.tell(
+                "warning",
+                f"waiting for {', '.join(turn.by_rank(away))}: only there is round {job.round} of {job.name!r}",
+            )
+    if (away or unsure) and now - job.orphan_since < turn.state.settings.return_grace:
+        return
+    if known:
+        _void(turn, job, max(held for held, _, _ in known))
+    else:
+        _begin_anew(turn, job)
+
+
+def _void(turn: Turn, job: Job, round: int) -> None:
+    """Back to the state after ``round``; the rounds since then are played again with the work that is still there."""
+    turn.tell("warning", f"no node holds round {job.round} of {job.name!r} any more: it goes on from round {round}")
+    state_hash = job.chain[round]
+    turn.log("void", job, round=round + 1, state_hash=state_hash, attempt_floor=job.highest_attempt)
+    go_back(job, round, state_hash, job.highest_attempt)
+    for name, participant in job.participants.items():
+        # who will not hear of it now is asked when it comes back
+        if turn.is_up(name, participant.incarnation) and not participant.joining:
+            turn.send(name, Void(job=job.name, round=round + 1, state_hash=state_hash))
+
+
+def go_back(job: Job, round: int, state_hash: str, attempt_floor: int) -> None:
+    """Forget the rounds after ``round``."""
+    job.round, job.state_hash, job.attempt, job.attempt_floor = round, state_hash, attempt_floor, attempt_floor
+    job.chain = {number: value for number, value in job.chain.items() if number <= round}
+    job.open, job.last_commit, job.orphan_since = None, None, None
+    for name, participant in list(job.participants.items()):
+        counted = participant.counted if participant.counted <= round else 0
+        change(job, name, counted=counted, arrived=None, fetching=None)
+
+
+def _begin_anew(turn: Turn, job: Job) -> None:
+    """No state of the job is left anywhere: the lowest rank's own becomes the job's."""
+    names = live(turn, job)
+    trained = [name for name in names if job.participants[name].held is not None]
+    name = (trained or names)[0]
+    participant = job.participants[name]
+    round, state_hash = participant.held or (participant.register.round, participant.register.state_hash)
+    turn.tell(
+        "warning",
+        f"no node holds the state of {job.name!r} any more: it starts from that of {name!r}; resume= takes a checkpoint",
+    )
+    new_base(turn, job, round, state_hash)
+
+
+# ---- a restarted coordinator ---------------------------------------------------------------------------------
+
+
+def recover(turn: Turn, event: Recovered) -> None:
+    """Rebuild the jobs from the log; say the last COMMIT and the open SEAL again; ask every node where it is."""
+    state = turn.state
+    state.now, state.cell, state.running = event.now, event.cell, frozenset(event.running)
+    state.awaited_until = event.now + state.settings.recover_grace
+    for rank, (name, incarnation) in enumerate(event.nodes):
+        state.nodes[name] = NodeState(incarnation, rank)
+    for record in event.records:
+        _replay(turn, record)
+    for job in state.jobs.values():
+        job.first_register = event.now
+        up = [name for name, p in job.participants.items() if turn.is_up(name, p.incarnation)]
+        state.awaited |= frozenset(up)
+        for name in turn.by_rank(up):
+            if job.last_commit is not None:
+                turn.send(name, job.last_commit)
+            if job.open is not None and name in job.open.waiting:
+                turn.send(name, job.open.seal)
+            turn.send(name, RoundQuery(job=job.name))
+
+
+def _replay(turn: Turn, record: dict[str, Any]) -> None:
+    name, kind = record["job"], record["kind"]
+    if kind == "register":
+        register = convert(record["register"], Register)
+        if name not in turn.state.jobs:
+            turn.add(Job(name, register, register.cell))
+        job = turn.job(name)
+        if register.cell > job.cell:
+            job.cell, job.registering, job.open = register.cell, True, None
+        job.participants[record["node"]] = Participant(record["incarnation"], register)
+        return
+    job = turn.job(name)
+    if kind == "base":
+        job.settings, job.cell = convert(record["settings"], Register), record["cell"]
+        job.has_state, job.registering, job.open = True, False, None
+        job.chain = {record["round"]: record["state_hash"]}
+        go_back(job, record["round"], record["state_hash"], record["attempt_floor"])
+    elif kind == "cell":
+        job.settings, job.registering = convert(record["settings"], Register), False
+    elif kind == "void":
+        go_back(job, record["round"] - 1, record["state_hash"], record["attempt_floor"])
+    elif kind == "seal":
+        seal = convert(record["seal"], Seal)
+        job.attempt = seal.attempt
+        job.highest_attempt = max(job.highest_attempt, seal.attempt)
+        job.open = Open(seal, frozenset(member.name for member in seal.members))
+    elif kind == "commit":
+        _replay_commit(job, record)
+
+
+def _replay_commit(job: Job, record: dict[str, Any]) -> None:
+    commit = convert(record["commit"], Commit)
+    incarnations = {member["name"]: member["incarnation"] for member in record["members"]}
+    advance_to(job, commit, list(incarnations))
+    for member in commit.members:
+        if member in job.participants and job.participants[member].incarnation == incarnations[member]:
+            change(job, member, counted=commit.round)
+    job.bytes_sent, job.bytes_data_parallel = record["bytes_sent"], record["bytes_data_parallel"]
+    job.hash_mismatches = record["hash_mismatches"]

@@ -1,0 +1,228 @@
+"""The coordinator's side of the training rounds, as a pure state machine: ``apply(state, event) -> (state, effects)``.
+
+No sockets, no clock, no numpy: it sees only what nodes say about their work, never the numbers. The effects are to be done in
+order; a Log must be durable before what follows it is sent, because that is what a restarted coordinator knows.
+
+One round (DESIGN.md, "Membership and rounds"): all live nodes that hold the last committed state ARRIVED -> SEAL (members in rank
+order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes -> COMMIT. A loss before that
+either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over the others. Parts:
+:mod:`.jobs` (the words), :mod:`.jobs_registration`, :mod:`.jobs_attempts`, :mod:`.jobs_recovery`, :mod:`.jobs_saving`.
+"""
+
+from msgspec import structs
+
+from notebook_cluster.coordinator.jobs import (
+    Answer,
+    CellLeft,
+    CellStarted,
+    Effect,
+    Event,
+    FromMember,
+    HomeNodes,
+    Job,
+    Log,
+    NodeJoinedCell,
+    NodeLost,
+    NodeUp,
+    RanksChanged,
+    Recovered,
+    RoundsSettings,
+    RoundsState,
+    SaveRequested,
+    Send,
+    Tell,
+    Tick,
+    Turn,
+    change,
+    is_current,
+)
+from notebook_cluster.coordinator.jobs_attempts import on_arrived, on_prepared, on_stalled, required, settle_attempt
+from notebook_cluster.coordinator.jobs_recovery import node_lost, node_up, on_status, recover, settle_holders
+from notebook_cluster.coordinator.jobs_registration import (
+    missing_registrants,
+    on_joined,
+    on_register,
+    settle_registration,
+    settle_sources,
+)
+from notebook_cluster.coordinator.jobs_saving import on_request, on_save_requested, on_saved, settle_saves
+from notebook_cluster.protocol.rounds import (
+    Applied,
+    Arrived,
+    CheckpointRequest,
+    Joined,
+    Leave,
+    Prepared,
+    Register,
+    RoundStatus,
+    Saved,
+    Stalled,
+)
+from notebook_cluster.protocol.state import JobView
+
+__all__ = [
+    "Answer", "CellLeft", "CellStarted", "Effect", "Event", "FromMember", "HomeNodes", "Log", "NodeJoinedCell", "NodeLost",
+    "NodeUp", "RanksChanged", "Recovered", "RoundsSettings", "RoundsState", "SaveRequested", "Send", "Tell", "Tick", "apply",
+    "job_views", "new_state",
+]  # fmt: skip
+
+
+def new_state(settings: RoundsSettings | None = None) -> RoundsState:
+    """The state of a cluster in which nothing was trained yet."""
+    return RoundsState(settings=settings or RoundsSettings())
+
+
+def apply(state: RoundsState, event: Event) -> tuple[RoundsState, list[Effect]]:
+    """The state after ``event``, and what is to be done, in order. ``state`` itself stays as it was."""
+    turn = Turn(state)
+    match event:
+        case FromMember():
+            touched = _from_member(turn, event)
+        case SaveRequested():
+            on_save_requested(turn, event.name, event.job, event.token)
+            touched = ()
+        case _:
+            _membership(turn, event)
+            touched = tuple(turn.state.jobs)
+    was_awaited = bool(state.awaited)
+    if was_awaited and not turn.state.awaited:
+        touched = tuple(turn.state.jobs)
+    for name in touched:
+        _settle(turn, name)
+    return turn.state, turn.effects
+
+
+def _settle(turn: Turn, name: str) -> None:
+    """Decide what the facts of a job allow. Nothing is decided before a restarted coordinator has heard from the nodes."""
+    if turn.state.awaited:
+        return
+    job = turn.job(name)
+    settle_registration(turn, job)
+    settle_holders(turn, job)
+    settle_attempt(turn, job)
+    settle_sources(turn, job)
+    if job.saves:
+        settle_saves(turn, job)
+
+
+def _membership(turn: Turn, event: Event) -> None:
+    state = turn.state
+    match event:
+        case Tick():
+            state.now = event.now
+            if state.awaited and event.now >= state.awaited_until:
+                state.awaited = frozenset()
+        case CellStarted():
+            state.cell, state.running = event.cell, frozenset(event.nodes)
+        case NodeJoinedCell():
+            if event.cell == state.cell:
+                state.running |= {event.node}
+        case CellLeft():
+            _cell_left(turn, event)
+        case NodeUp():
+            node_up(turn, event.node, event.incarnation, event.rank)
+        case NodeLost():
+            node_lost(turn, event.node, event.incarnation, event.gone)
+        case RanksChanged():
+            for name, rank in event.ranks.items():
+                if name in state.nodes:
+                    state.nodes[name] = structs.replace(state.nodes[name], rank=rank)
+        case HomeNodes():
+            state.home = frozenset(event.nodes)
+        case Recovered():
+            recover(turn, event)
+
+
+def _cell_left(turn: Turn, event: CellLeft) -> None:
+    """What a node says in a round of a cell that is over there does not matter any more; it keeps its state."""
+    if event.cell == turn.state.cell:
+        turn.state.running -= {event.node}
+    for name in turn.state.jobs:
+        job = turn.job(name)
+        participant = job.participants.get(event.node)
+        if participant is not None and participant.register.cell == event.cell:
+            change(job, event.node, active=False, joining=False, arrived=None)
+
+
+def _from_member(turn: Turn, event: FromMember) -> tuple[str, ...]:
+    """Note what a node says; the name of the job that it is about."""
+    message, node = event.message, event.node
+    known = turn.state.nodes.get(node)
+    if known is None or known.incarnation != event.incarnation:
+        return ()
+    if isinstance(message, Register):
+        on_register(turn, node, event.incarnation, message)
+        return (message.job,)
+    name: str = getattr(message, "job", "")
+    if name not in turn.state.jobs:
+        return ()
+    job = turn.job(name)
+    participant = job.participants.get(node)
+    if participant is None or participant.incarnation != event.incarnation:
+        return ()
+    match message:
+        case Arrived():
+            on_arrived(turn, job, node, message)
+        case Prepared():
+            on_prepared(turn, job, node, message)
+        case Joined():
+            on_joined(turn, job, node, message)
+        case Applied():
+            _on_applied(job, node, message)
+            return ()
+        case Stalled():
+            on_stalled(turn, job, node, message)
+        case Leave():
+            change(job, node, active=False, joining=False, arrived=None, fetching=None)
+        case RoundStatus():
+            on_status(turn, job, node, message)
+        case CheckpointRequest():
+            on_request(turn, job, node, message)
+        case Saved():
+            on_saved(turn, job, node, message)
+        case _:
+            return ()
+    return (name,)
+
+
+def _on_applied(job: Job, node: str, message: Applied) -> None:
+    """Count traffic. A ring all-reduce of float32 gradients sends ``2 * 4 * parameters * (M - 1) / M`` bytes per node and step."""
+    if message.round <= job.participants[node].applied:
+        return
+    change(job, node, applied=message.round)
+    members = max(1, len(job.members))
+    job.bytes_sent += message.bytes_sent
+    job.bytes_data_parallel += message.steps * 2 * 4 * job.settings.parameters * (members - 1) // members
+
+
+# ---- what views show -----------------------------------------------------------------------------------------
+
+
+def job_views(state: RoundsState) -> list[JobView]:
+    """Every job as plain data, by name."""
+    turn = Turn(state)
+    return [_view(turn, job) for _, job in sorted(turn.state.jobs.items())]
+
+
+def _view(turn: Turn, job: Job) -> JobView:
+    names = required(turn, job)
+    members, attempt, phase = list(job.members), 0, "training"
+    waiting_for: list[str] = []
+    if turn.state.awaited:
+        phase, waiting_for = "recovering", turn.by_rank(turn.state.awaited)
+    elif job.registering:
+        phase, waiting_for = "registering", missing_registrants(turn, job)
+    elif job.open is not None:
+        phase, attempt = "exchanging", job.open.seal.attempt - job.attempt_floor
+        members = [member.name for member in job.open.seal.members]
+        waiting_for = turn.by_rank(job.open.waiting - job.open.prepared.keys())
+    elif not names:
+        phase = "idle"
+    elif any(job.participants[name].arrived for name in names):
+        phase = "gathering"
+        waiting_for = [name for name in names if not is_current(job, job.participants[name])]
+    return JobView(
+        name=job.name, strategy=job.settings.strategy, round=job.round, attempt=attempt, phase=phase, members=members,
+        waiting_for=waiting_for, parameters=job.settings.parameters, bytes_sent=job.bytes_sent,
+        bytes_data_parallel=job.bytes_data_parallel, hash_mismatches=job.hash_mismatches, state_hash=job.state_hash,
+    )  # fmt: skip

@@ -1,0 +1,198 @@
+"""Loading into a kernel, and what happens before and after each cell.
+
+The coordinator puts ``{"notebook_cluster": {"cell": 7, "generation": 3, "nodes": [...]}}`` into the metadata of each
+execute_request. Requests without it (completion's helpers, a person's own client) leave everything as it is.
+"""
+
+import ast
+import atexit
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.node import world
+from notebook_cluster.training.runtime import set_runtime
+
+if TYPE_CHECKING:
+    from notebook_cluster.node.runtime import NodeRuntime
+
+_VARIABLES = (
+    "NOTEBOOK_CLUSTER_CONTROL",
+    "NOTEBOOK_CLUSTER_NODE",
+    "NOTEBOOK_CLUSTER_INCARNATION",
+    "NOTEBOOK_CLUSTER_DEVICE",
+)
+_loaded: "Extension | None" = None
+
+
+def load(ip: Any) -> None:
+    """Make the kernel of shell ``ip`` a node; says so and does nothing where no agent started it."""
+    global _loaded
+    if _loaded is not None:
+        return
+    missing = [name for name in _VARIABLES if not os.environ.get(name)]
+    if missing or getattr(ip, "kernel", None) is None:
+        print(
+            "notebook_cluster.node is loaded by agents in the kernels that they start; in a notebook use "
+            "%load_ext notebook_cluster"
+        )
+        return
+    from notebook_cluster.node.runtime import NodeRuntime
+
+    sockets = os.environ.get("NOTEBOOK_CLUSTER_SOCKETS", "")
+    runtime = NodeRuntime(
+        os.environ["NOTEBOOK_CLUSTER_NODE"],
+        int(os.environ["NOTEBOOK_CLUSTER_INCARNATION"]),
+        device=os.environ["NOTEBOOK_CLUSTER_DEVICE"],
+        control=os.environ["NOTEBOOK_CLUSTER_CONTROL"],
+        sockets=Path(sockets) if sockets else None,
+        directory=Path.cwd(),
+    )
+    set_runtime(runtime)
+    _loaded = Extension(ip, runtime)
+    _loaded.register()
+
+
+def unload(ip: Any) -> None:
+    """Take the hooks out again and end the runtime."""
+    global _loaded
+    if _loaded is not None:
+        _loaded.unregister()
+        set_runtime(None)
+        _loaded = None
+
+
+class Extension:
+    """The hooks of one kernel."""
+
+    def __init__(self, ip: Any, runtime: "NodeRuntime") -> None:
+        self._ip = ip
+        self._runtime = runtime
+        self._pid = os.getpid()
+        self._running: str | None = None
+        """Message id of the cell that runs."""
+        self._silent = False
+        self._refusal: str | None = None
+        self._given: dict[str, Any] = {}
+        self._gate = _Gate(self)
+        self._hooks = {
+            "pre_execute": self._before,
+            "post_execute": self._after_silent,
+            "post_run_cell": self._after,
+        }
+
+    def register(self) -> None:
+        for event, hook in self._hooks.items():
+            self._ip.events.register(event, hook)
+        self._ip.ast_transformers.append(self._gate)
+        # Not imported: this package's root leads to rooms above this one.
+        package = sys.modules["notebook_cluster"]
+        self._give({"nc": package, "rank": 0, "world_size": 1, "device": self._runtime.device()})
+        atexit.register(self._at_exit)
+
+    def unregister(self) -> None:
+        for event, hook in self._hooks.items():
+            self._ip.events.unregister(event, hook)
+        self._ip.ast_transformers.remove(self._gate)
+        atexit.unregister(self._at_exit)
+        self._runtime.close()
+
+    def take_refusal(self) -> str | None:
+        """Why the cell that starts now must not run, once."""
+        refusal, self._refusal = self._refusal, None
+        return refusal
+
+    def _parent(self) -> dict[str, Any]:
+        parent = self._ip.kernel.get_parent()
+        return parent if isinstance(parent, dict) else {}
+
+    def _before(self) -> None:
+        """pre_execute: it also fires for widget messages, and on subshell threads; those are no cells."""
+        if threading.current_thread() is not threading.main_thread() or self._running is not None:
+            return
+        parent = self._parent()
+        info = world.cell_info(parent)
+        if info is None:
+            return
+        self._refusal = None
+        try:
+            self._runtime.begin_cell(info)
+        except KeyboardInterrupt:
+            # IPython swallows what a hook raises and would run the cell all the same.
+            self._refusal = "interrupted before the cell began"
+            return
+        except RuntimeError as error:
+            self._refusal = str(error)
+            return
+        self._running, self._silent = parent["header"]["msg_id"], info.silent
+        self._refresh()
+
+    def _after(self, result: Any) -> None:
+        """post_run_cell: fires for cells that are not silent."""
+        error = None
+        if result is not None:
+            error = result.error_before_exec if result.error_before_exec is not None else result.error_in_exec
+        self._end(error)
+
+    def _after_silent(self) -> None:
+        """post_execute: the only one that fires for a silent cell."""
+        if self._silent:
+            result = self._ip.last_execution_result
+            self._end(result.error_in_exec if result is not None else None)
+
+    def _end(self, error: BaseException | None) -> None:
+        if threading.current_thread() is not threading.main_thread() or self._running is None:
+            return
+        if self._parent().get("header", {}).get("msg_id") != self._running:
+            return
+        self._running, self._silent = None, False
+        if error is None:
+            status = "ok"
+        elif isinstance(error, KeyboardInterrupt):
+            status = "interrupted"
+        else:
+            status = f"error: {type(error).__name__}: {error}"
+        self._runtime.end_cell(status)
+
+    def _refresh(self) -> None:
+        """The plain names and the environment, as the roster says now."""
+        roster = self._runtime.roster
+        if roster is None:
+            return
+        values = world.environment(roster, self._runtime.name)
+        os.environ.update(values)
+        if values:
+            self._give({"rank": int(values["RANK"]), "world_size": int(values["WORLD_SIZE"])})
+        self._give({"device": self._runtime.device()})
+
+    def _give(self, names: dict[str, Any]) -> None:
+        """Put ``names`` into the namespace, hidden from %who; a name that the user has taken for their own stays."""
+        namespace = self._ip.user_ns
+        ours = {
+            name: value
+            for name, value in names.items()
+            if name not in namespace or (name in self._given and namespace[name] is self._given[name])
+        }
+        self._given.update(ours)
+        self._ip.push(ours, interactive=False)
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:  # not in a forked child, which has the sockets but not the thread
+            self._runtime.close()
+
+
+class _Gate(ast.NodeTransformer):
+    """Stops a cell whose world could not be fixed: the one place where IPython lets an extension reject a cell."""
+
+    def __init__(self, extension: Extension) -> None:
+        self._extension = extension
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        refusal = self._extension.take_refusal()
+        if refusal is not None:
+            from IPython.core.error import InputRejected
+
+            raise InputRejected(refusal)
+        return node

@@ -1,0 +1,28 @@
+"""Moments in which a Stop must wait."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """SIGINT waits until the block ends and then does what it would have done at once.
+
+    On another thread than the main one this does nothing: Python delivers signals to the main thread only.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        yield
+    finally:
+        # None: a handler that was not set from Python; it cannot be put back, so the usual one is.
+        signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
+        if waiting and callable(before):
+            before(*waiting[-1])

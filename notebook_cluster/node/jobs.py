@@ -1,0 +1,80 @@
+"""Control messages, mesh frames and ticks to the training job that they are for. Used on the I/O thread only."""
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.node import Roster
+from notebook_cluster.protocol.wire import Message
+from notebook_cluster.training.runtime import JobHandler
+
+_log = logging.getLogger(__name__)
+
+_MAX_MESSAGES = 1000
+_MAX_FRAME_BYTES = 64 << 20
+_MAX_JOBS = 64
+
+
+class Jobs:
+    """The jobs of one node by name. What comes for a job that no cell has made yet waits, bounded."""
+
+    def __init__(self, on_error: Callable[[str], None]) -> None:
+        self.dropped = 0
+        self._handlers: dict[str, JobHandler] = {}
+        self._messages: defaultdict[str, deque[Message]] = defaultdict(lambda: deque(maxlen=_MAX_MESSAGES))
+        self._frames: deque[tuple[str, JobFrame, bytes]] = deque()
+        self._frame_bytes = 0
+        self._on_error = on_error
+
+    def get(self, name: str) -> JobHandler | None:
+        return self._handlers.get(name)
+
+    def register(self, name: str, handler: JobHandler) -> None:
+        """From now on ``handler`` is job ``name`` for :meth:`get`; :meth:`deliver_held` then brings what waited."""
+        self._handlers[name] = handler
+
+    def deliver_held(self, name: str, roster: Roster | None) -> None:
+        """Hand over the roster and, in order, all that came for ``name`` before it was there."""
+        handler = self._handlers[name]
+        if roster is not None:
+            self._guarded(name, lambda: handler.on_roster(roster))
+        for message in self._messages.pop(name, ()):
+            self.on_control(name, message)
+        frames, self._frames, self._frame_bytes = self._frames, deque(), 0
+        for sender, header, payload in frames:
+            self.on_mesh(sender, header, memoryview(payload))
+
+    def on_control(self, name: str, message: Message) -> None:
+        handler = self._handlers.get(name)
+        if handler is not None:
+            self._guarded(name, lambda: handler.on_control(message))
+        elif name in self._messages or len(self._messages) < _MAX_JOBS:
+            self._messages[name].append(message)
+        else:
+            self.dropped += 1
+
+    def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
+        handler = self._handlers.get(header.job)
+        if handler is not None:
+            self._guarded(header.job, lambda: handler.on_mesh(sender, header, payload))
+        elif self._frame_bytes + len(payload) <= _MAX_FRAME_BYTES:
+            self._frames.append((sender, header, bytes(payload)))
+            self._frame_bytes += len(payload) + 200
+        else:
+            self.dropped += 1  # asked for again when the job is there
+
+    def tick(self, now: float) -> None:
+        for name, handler in list(self._handlers.items()):
+            self._guarded(name, lambda handler=handler: handler.on_tick(now))  # type: ignore[misc]
+
+    def on_roster(self, roster: Roster) -> None:
+        for name, handler in list(self._handlers.items()):
+            self._guarded(name, lambda handler=handler: handler.on_roster(roster))  # type: ignore[misc]
+
+    def _guarded(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            _log.exception("job %s failed in the background", name)
+            self._on_error(f"job {name!r} failed in the background: {type(error).__name__}: {error}")

@@ -1,0 +1,262 @@
+"""The background runtime of a node: one I/O thread for the agent's socket, the mesh, jobs and telemetry.
+
+The main thread runs the cell and calls in; everything that arrives is handled on the I/O thread, so a node answers
+others and keeps its rounds going while its cell computes.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from notebook_cluster.collectives import Collectives
+from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.mesh.mesh import free_port
+from notebook_cluster.node import world
+from notebook_cluster.node.control import Control
+from notebook_cluster.node.interrupts import deferred_interrupts
+from notebook_cluster.node.jobs import Jobs
+from notebook_cluster.node.telemetry import TelemetryKeeper
+from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
+from notebook_cluster.protocol.node import CellDone, NodeAddress, NodeHello, NodeLog, NodeLost, Roster
+from notebook_cluster.protocol.wire import Message
+from notebook_cluster.training.runtime import JobHandler, Payload
+
+_log = logging.getLogger(__name__)
+
+_LEFT_GRACE = 0.5
+"""Seconds that a NodeLost with the cause may take longer than the roster that lacks the node."""
+
+
+class NodeRuntime:
+    """Implements :class:`notebook_cluster.training.runtime.Runtime`.
+
+    Attributes:
+        collectives: of the cell that runs.
+        roster: the newest one; None until the coordinator has sent it.
+        lost: the cluster has ended this incarnation's part (it is in no roster any more).
+    """
+
+    def __init__(
+        self, name: str, incarnation: int, *, device: str, control: str, sockets: Path | None, directory: Path
+    ) -> None:
+        """Start the thread, dial the agent at ``control`` and say NodeHello."""
+        self._name = name
+        self._incarnation = incarnation
+        self._device = world.torch_device(device, os.environ)
+        self._directory = directory
+        self.roster: Roster | None = None
+        self._partial = False
+        self._cell: world.CellInfo | None = None
+        self._cell_end: list[Callable[[str], None]] = []
+        self._roster_waiters: list[tuple[int, SimpleQueue[None]]] = []
+        self._loop = IOThread("notebook-cluster-node")
+        self._loop.start()
+        self._jobs = Jobs(lambda text: self.send_control(NodeLog(level="error", text=f"{name}: {text}")))
+        self._mesh = Mesh(self._loop, name, incarnation, socket_directory=sockets, on_frame=self._on_frame)
+        self._mesh.on_unreachable = self._on_unreachable
+        self.collectives = Collectives(self._mesh)
+        self._control = Control(self._loop, control, f"{name}/{incarnation}", self._on_control)
+        self._telemetry = TelemetryKeeper(self._device, self.send_control)
+        self.collectives.inbox.on_waiting = self._telemetry.set_waiting
+        self._loop.every(0.1, self._tick)
+        self.send_control(
+            NodeHello(
+                node=name, incarnation=incarnation, pid=os.getpid(), mesh_key=self._mesh.key,
+                mesh_port=self._mesh.port, mesh_ipc=self._mesh.ipc, master_port=free_port(),
+            )
+        )  # fmt: skip
+
+    # ---- what training and the nc names ask
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    def cell(self) -> int:
+        return self._cell.cell if self._cell is not None else 0
+
+    def cell_info(self) -> world.CellInfo | None:
+        """The cell that runs now; None outside cells."""
+        return self._cell
+
+    def replaying(self) -> bool:
+        return self._cell is not None and self._cell.replay
+
+    def rank(self) -> int:
+        return self._row().rank
+
+    def world_size(self) -> int:
+        self._row()
+        assert self.roster is not None
+        return len(self.roster.nodes)
+
+    def device(self) -> str:
+        return self._device
+
+    def share(self) -> tuple[int, int]:
+        """(index, count) among the nodes that run this cell: how ``nc.shard`` divides data.
+
+        A cell that runs on all nodes divides by the newest roster, so a node that joins gets its share; a cell that
+        runs on some divides by those.
+        """
+        row, info = self._row(), self._cell
+        assert self.roster is not None
+        names = [node.name for node in world.ranked(self.roster)]
+        if info is not None and self._partial and not info.joined and not info.replay and row.name in info.nodes:
+            names = [name for name in names if name in info.nodes]
+        return names.index(row.name), len(names)
+
+    def checkpoint_directory(self) -> Path:
+        return self._directory / "checkpoints"
+
+    def send_control(self, message: Message) -> None:
+        self._control.send(message)
+
+    def send_mesh(self, node: str, header: JobFrame, payload: Payload = b"") -> None:
+        self._mesh.send(node, header, payload)
+
+    def attach_job(self, name: str, handler: JobHandler) -> None:
+        self._jobs.register(name, handler)
+        self._loop.call_soon(lambda: self._jobs.deliver_held(name, self.roster))
+
+    def job(self, name: str) -> JobHandler | None:
+        return self._jobs.get(name)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def at_cell_end(self, callback: Callable[[str], None]) -> None:
+        self._cell_end.append(callback)
+
+    def deferred_interrupts(self) -> AbstractContextManager[None]:
+        return deferred_interrupts()
+
+    def report(
+        self,
+        *,
+        step: int | None = None,
+        loss: float | None = None,
+        samples_per_s: float | None = None,
+        waiting: str | None = None,
+        **scalars: float,
+    ) -> None:
+        self._telemetry.report(step=step, loss=loss, samples_per_s=samples_per_s, waiting=waiting, scalars=scalars)
+
+    # ---- the cell, on the main thread
+
+    def begin_cell(self, info: world.CellInfo, timeout: float = 5.0) -> None:
+        """Wait for the roster of ``info.generation`` and fix the cell's world.
+
+        Raises:
+            RuntimeError: it did not come within ``timeout`` seconds.
+        """
+        self._wait_for_roster(info.generation, timeout)
+        roster = self.roster
+        assert roster is not None
+        self._partial = bool(info.nodes) and any(node.name not in info.nodes for node in roster.nodes)
+        self._cell_end.clear()
+        self.collectives.begin_cell(world.cell_world(info, roster, self._name))
+        self._cell = info
+
+    def end_cell(self, status: str) -> None:
+        """The cell is over with ``ok``, ``error: ...`` or ``interrupted``: tell those who asked, in order."""
+        callbacks, self._cell_end = self._cell_end, []
+        try:
+            for callback in callbacks:
+                callback(status)
+        finally:
+            self.collectives.end_cell()
+            self._cell = None
+            self._telemetry.flush()
+
+    def _wait_for_roster(self, generation: int, timeout: float) -> None:
+        arrived: SimpleQueue[None] = SimpleQueue()
+
+        def ask() -> None:
+            self._roster_waiters.append((generation, arrived))
+            self._wake_roster_waiters()
+
+        if self.roster is not None and self.roster.generation >= generation:
+            return None
+        self._loop.call_soon(ask)
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                return arrived.get(timeout=min(0.2, max(0.0, deadline - time.monotonic())))
+            except Empty:
+                continue
+        have = self.roster.generation if self.roster is not None else "none"
+        raise RuntimeError(
+            f"the roster of generation {generation} did not reach {self._name!r} within {timeout:g} s (it has {have}): "
+            "run the cell again, or %cluster restart this node"
+        )
+
+    def close(self) -> None:
+        """End the thread and close the sockets."""
+        self._mesh.close()
+        self._loop.close()
+
+    # ---- on the I/O thread
+
+    def _on_control(self, message: Any) -> None:
+        match message:
+            case Roster():
+                self._on_roster(message)
+            case NodeLost():
+                self.collectives.inbox.lose(message.node, f"was lost: {message.reason}")
+            case CellDone():
+                self.collectives.inbox.on_cell_done(message)
+            case _:
+                self._jobs.on_control(message.job, message)
+
+    def _on_roster(self, roster: Roster) -> None:
+        if self.roster is not None and roster.generation < self.roster.generation:
+            return
+        before, self.roster = self.roster, roster
+        self._mesh.set_roster(roster)
+        self._jobs.on_roster(roster)
+        self._wake_roster_waiters()
+        left = {(node.name, node.incarnation) for node in before.nodes} if before is not None else set()
+        for name, _ in left - {(node.name, node.incarnation) for node in roster.nodes}:
+            self._loop.call_later(_LEFT_GRACE, lambda name=name: self._left(name))  # type: ignore[misc]
+
+    def _left(self, name: str) -> None:
+        self.collectives.inbox.lose(name, "left the cluster")
+
+    def _wake_roster_waiters(self) -> None:
+        generation = self.roster.generation if self.roster is not None else -1
+        for waiter in list(self._roster_waiters):
+            if waiter[0] <= generation:
+                self._roster_waiters.remove(waiter)
+                waiter[1].put(None)
+
+    def _on_frame(self, sender: str, header: MeshHeader, payload: memoryview) -> None:
+        if isinstance(header, CellFrame):
+            self.collectives.inbox.on_frame(sender, header, payload)
+        else:
+            self._jobs.on_mesh(sender, header, payload)
+
+    def _on_unreachable(self, node: str, endpoint: str) -> None:
+        text = f"{self._name} cannot reach {node} at {endpoint}: does a firewall on {node} close that port?"
+        self.send_control(NodeLog(level="warning", text=text))
+
+    def _tick(self, now: float) -> None:
+        self.collectives.inbox.tick(now)
+        self._jobs.tick(now)
+        self._telemetry.tick(now)
+
+    def _row(self) -> NodeAddress:
+        row = world.find(self.roster, self._name) if self.roster is not None else None
+        if row is None:
+            why = "no roster has come yet" if self.roster is None else "it was removed"
+            raise RuntimeError(f"{self._name!r} is not in the cluster: {why}")
+        return row

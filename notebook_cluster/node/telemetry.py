@@ -1,0 +1,173 @@
+"""What panels show of a node: the newest reported values, a thinned loss curve, memory of the accelerator.
+
+The main thread only stores; the I/O thread sends, at most four times a second. Both touch these objects without a lock:
+each access is one atomic step of the interpreter, and a value that comes too late for one message is in the next.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from notebook_cluster.protocol.node import Telemetry
+
+PERIOD = 0.25
+"""Seconds between two messages, and between two reads of a value that lies on an accelerator (a read waits for it)."""
+MAX_HISTORY = 50
+MAX_SCALARS = 64
+
+
+def as_number(name: str, value: Any) -> float | Any:
+    """``value`` as a float, or a detached one-element tensor of an accelerator to be read later.
+
+    Raises:
+        TypeError: it is no number; names ``name``.
+    """
+    if type(value) is float or type(value) is int:
+        return value
+    if callable(getattr(value, "item", None)):
+        size = value.numel() if callable(getattr(value, "numel", None)) else getattr(value, "size", 0)
+        if size != 1:
+            raise TypeError(f"report: {name} has {size} elements: a single number is needed, for example {name}.mean()")
+        if type(value).__module__.startswith("mlx"):
+            return value  # lazy: reading it computes it
+        kind = getattr(getattr(value, "device", None), "type", "cpu")
+        return _read(name, value) if kind == "cpu" else value.detach()
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise TypeError(f"report: {name} is a {type(value).__name__}: a number is needed")
+
+
+def _read(name: str, value: Any) -> float:
+    try:
+        return float(value.item()) if hasattr(value, "item") else float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"report: {name} is a {type(value).__name__} of {value!r:.40}: a number is needed") from None
+
+
+class TelemetryKeeper:
+    """Collects on the main thread, sends on the I/O thread (``tick``) and at a cell's end (``flush``)."""
+
+    def __init__(self, device: str, send: Callable[[Telemetry], None]) -> None:
+        self._device = device
+        self._send = send
+        self._step: int | None = None
+        self._newest: dict[str, float] = {}
+        self._unread: dict[str, Any] = {}
+        self._read_at = 0.0
+        self._samples_per_s: float | None = None
+        self._waiting = ""
+        self._history: deque[tuple[int, float, float]] = deque(maxlen=10_000)
+        self._memory: tuple[int | None, int | None] = (None, None)
+        self._changed = False
+        self._sent_at = 0.0
+        self._calls = 0
+
+    def report(
+        self,
+        *,
+        step: int | None = None,
+        loss: Any = None,
+        samples_per_s: Any = None,
+        waiting: str | None = None,
+        scalars: dict[str, Any] | None = None,
+    ) -> None:
+        """Keep the newest values; nothing is kept when one of them is refused (TypeError)."""
+        numbers = {name: as_number(name, value) for name, value in (scalars or {}).items()}
+        if loss is not None:
+            numbers["loss"] = as_number("loss", loss)
+        if len(self._newest.keys() | numbers.keys()) > MAX_SCALARS:
+            raise ValueError(f"report: more than {MAX_SCALARS} different names: put steps into step=, not into names")
+        if step is not None:
+            self._step = int(as_number("step", step))
+        elif loss is not None:
+            self._step = (self._step or 0) + 1
+        if samples_per_s is not None:
+            self._samples_per_s = float(as_number("samples_per_s", samples_per_s))
+        if waiting is not None:
+            self._waiting = waiting
+        self._keep(numbers)
+        self._changed = True
+
+    def _keep(self, numbers: dict[str, Any]) -> None:
+        now = time.monotonic()
+        for name, value in numbers.items():
+            if isinstance(value, (int, float)):
+                self._newest[name] = value
+                self._unread.pop(name, None)
+                if name == "loss":
+                    self._history.append((self._step or 0, time.time(), float(value)))
+            else:
+                self._unread[name] = value
+        if self._unread and now - self._read_at >= PERIOD:
+            self._read_at = now
+            self._read_waiting()
+
+    def _read_waiting(self) -> None:
+        """Read what lies on the accelerator; on the main thread, which alone may wait for it."""
+        unread, self._unread = self._unread, {}
+        for name, value in unread.items():
+            number = self._newest[name] = _read(name, value)
+            if name == "loss":
+                self._history.append((self._step or 0, time.time(), number))
+
+    def set_waiting(self, text: str) -> None:
+        """What the main thread waits for, or ``""`` (any thread)."""
+        self._waiting = text
+        self._changed = True
+
+    def flush(self) -> None:
+        """On the main thread, at a cell's end: read all, and let the next tick send it at once."""
+        self._read_waiting()
+        self._sent_at = 0.0
+
+    def tick(self, now: float) -> None:
+        """On the I/O thread: send when something is new and the last message is a quarter of a second old."""
+        if now - self._sent_at < PERIOD:
+            return
+        if (memory := device_memory(self._device)) != self._memory:
+            self._memory = memory
+            self._changed = True
+        if not self._changed:
+            return
+        self._changed = False
+        self._sent_at = now
+        newest = dict(self._newest)
+        self._send(
+            Telemetry(
+                step=self._step, loss=newest.pop("loss", None), scalars=newest, samples_per_s=self._samples_per_s,
+                memory_used=self._memory[0], memory_peak=self._memory[1], history=self._take_history(),
+                waiting=self._waiting,
+            )
+        )  # fmt: skip
+
+    def _take_history(self) -> list[tuple[int, float, float]]:
+        points = [self._history.popleft() for _ in range(len(self._history))]
+        if len(points) <= MAX_HISTORY:
+            return points
+        # Evenly thinned; the newest point always stays.
+        stride = -(-len(points) // MAX_HISTORY)
+        return points[::-1][::stride][::-1]
+
+
+def device_memory(device: str) -> tuple[int | None, int | None]:
+    """(used, peak) bytes that torch or mlx hold on the accelerator; None on cpu and while neither is in use."""
+    try:
+        return _device_memory(device)
+    except AttributeError:  # the main thread is in the middle of importing it
+        return None, None
+
+
+def _device_memory(device: str) -> tuple[int | None, int | None]:
+    torch = sys.modules.get("torch")
+    if device.startswith("cuda") and torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.memory_allocated()), int(torch.cuda.max_memory_allocated())
+    if device == "mps":
+        mlx = sys.modules.get("mlx.core")
+        if mlx is not None:
+            return int(mlx.get_active_memory()), int(mlx.get_peak_memory())
+        if torch is not None:
+            used = int(torch.mps.current_allocated_memory())
+            return used, max(used, int(torch.mps.driver_allocated_memory()))
+    return None, None

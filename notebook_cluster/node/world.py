@@ -1,0 +1,122 @@
+"""Rank, world size and environment variables out of the roster; which nodes a cell runs on. Pure functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from notebook_cluster.collectives import CellWorld
+from notebook_cluster.protocol.node import NodeAddress, Roster
+
+
+@dataclass(frozen=True)
+class CellInfo:
+    """What the coordinator says about a cell in the metadata of its execute_request.
+
+    Attributes:
+        cell: number of the cell.
+        generation: the roster that it started with.
+        nodes: names of the nodes that run it; empty when unsaid (then all of the roster).
+        joined: this node came while the cell was running.
+        replay: the cell ran before; this node repeats it alone to fill its namespace.
+        silent: sent as a silent execute_request.
+    """
+
+    cell: int
+    generation: int
+    nodes: tuple[str, ...] = ()
+    joined: bool = False
+    replay: bool = False
+    silent: bool = False
+
+
+def cell_info(parent: Mapping[str, Any]) -> CellInfo | None:
+    """The CellInfo in a Jupyter parent message; None for a message that is no cell of a cluster."""
+    if (parent.get("header") or {}).get("msg_type") != "execute_request":
+        return None
+    said = (parent.get("metadata") or {}).get("notebook_cluster")
+    if (
+        not isinstance(said, dict)
+        or not isinstance(said.get("cell"), int)
+        or not isinstance(said.get("generation"), int)
+    ):
+        return None
+    nodes = said.get("nodes")
+    return CellInfo(
+        cell=said["cell"],
+        generation=said["generation"],
+        nodes=tuple(name for name in nodes if isinstance(name, str)) if isinstance(nodes, list) else (),
+        joined=bool(said.get("joined")),
+        replay=bool(said.get("replay")),
+        silent=bool((parent.get("content") or {}).get("silent")),
+    )
+
+
+def find(roster: Roster, name: str) -> NodeAddress | None:
+    """The row of node ``name``."""
+    return next((node for node in roster.nodes if node.name == name), None)
+
+
+def ranked(roster: Roster) -> list[NodeAddress]:
+    """The roster in rank order."""
+    return sorted(roster.nodes, key=lambda node: node.rank)
+
+
+def cell_world(info: CellInfo, roster: Roster, name: str) -> CellWorld:
+    """Who takes part in the collectives of a cell, as node ``name`` sees it."""
+    excluded = ""
+    taking_part = set(info.nodes) or {node.name for node in roster.nodes}
+    if info.replay:
+        excluded = (
+            f"cell {info.cell} is replayed on {name!r} alone, so there is nobody to exchange with: "
+            "put what a node must know again into a cell without collectives"
+        )
+        taking_part = {name}
+    elif info.joined:
+        excluded = (
+            f"{name!r} joined while cell {info.cell} was running, and the collectives of that cell are between those "
+            "who started it: they work here from the next cell on (training rounds already do)"
+        )
+        taking_part = {name}
+    nodes = {node.name: node.rank for node in ranked(roster) if node.name in taking_part}
+    return CellWorld(cell=info.cell, generation=info.generation, nodes=nodes, excluded=excluded, replay=info.replay)
+
+
+def address_seen_from(own: NodeAddress, other: NodeAddress) -> str:
+    """The host name or IP address at which ``own`` reaches ``other``."""
+    if own.machine == other.machine:
+        return "127.0.0.1"
+    outside = [host for host in other.hosts if not host.startswith("127.") and host != "::1"]
+    return (outside or other.hosts or ["127.0.0.1"])[0]
+
+
+def environment(roster: Roster, name: str) -> dict[str, str]:
+    """torchrun's and JAX's variables for node ``name``, so that code written for those runs unchanged.
+
+    Rank 0 is the master. Empty when ``name`` is not in the roster.
+    """
+    own = find(roster, name)
+    if own is None:
+        return {}
+    master = ranked(roster)[0]
+    host, port = address_seen_from(own, master), str(master.master_port)
+    return {
+        "RANK": str(own.rank),
+        "LOCAL_RANK": str(own.local_rank),
+        "WORLD_SIZE": str(len(roster.nodes)),
+        "LOCAL_WORLD_SIZE": str(sum(node.peer == own.peer for node in roster.nodes)),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "JAX_COORDINATOR_ADDRESS": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        "JAX_PROCESS_ID": str(own.rank),
+        "JAX_NUM_PROCESSES": str(len(roster.nodes)),
+    }
+
+
+def torch_device(device: str, environ: Mapping[str, str]) -> str:
+    """torch's word for a Device.id: ROCm is ``cuda`` there, and the only visible GPU is ``cuda:0``."""
+    kind, _, number = device.partition(":")
+    if kind not in ("cuda", "rocm"):
+        return device or "cpu"
+    visible = environ.get("HIP_VISIBLE_DEVICES" if kind == "rocm" else "CUDA_VISIBLE_DEVICES", "")
+    alone = bool(visible) and "," not in visible
+    return "cuda:0" if alone or not number else f"cuda:{number}"

@@ -1,0 +1,458 @@
+"""Random schedules of a whole round protocol in one process: real member and coordinator machines, a simulated world.
+
+Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and pairs of
+nodes are cut for a while, the coordinator crashes between any two of its effects and comes back from what it logged.
+Everything follows from one seed.
+"""
+
+import random
+from collections import deque
+
+import numpy as np
+
+from notebook_cluster.codecs import WireFormat
+from notebook_cluster.coordinator import rounds
+from notebook_cluster.protocol.rounds import Applied, Commit, Joined, Prepared, Register
+from notebook_cluster.training import member
+from notebook_cluster.training import member_types as m
+from notebook_cluster.training.outer import float_bits
+from tests import oracle
+
+ELEMENTS = 3 * 256 - 100
+WIRE = WireFormat("float32", ELEMENTS)
+SETTINGS = rounds.RoundsSettings(one_owner_blocks=2)
+MEMBER_SETTINGS = m.MemberSettings(chunk_bytes=700)
+TICK = 0.5
+MAX_ACTIONS = 20_000
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class Node:
+    """One kernel: the member machine, and a driver that does what the user's loop and the job driver do."""
+
+    def __init__(self, world, name, rank, incarnation):
+        self.world, self.name, self.rank, self.incarnation = world, name, rank, incarnation
+        self.state = member.new_member("model", name, incarnation, MEMBER_SETTINGS)
+        self.alive = self.linked = True
+        self.up, self.down = deque(), deque()
+        self.phase = "starting"
+        self.boundaries = world.boundaries
+        self.fetch = None
+        self.stuck = 0
+        self.contribution = 0
+        self.includes = frozenset()
+        self.seen = None
+
+    def act(self):
+        """The main thread does its next thing, if it does not wait."""
+        if self.phase == "starting":
+            self.phase = "registering"
+            theta = self.world.random_vector()
+            zeros = np.zeros_like(theta)
+            register = self.world.register(oracle.digest(theta, zeros))
+            self.world.states[register.state_hash] = (theta, zeros)
+            self.feed(m.Begin(register, WIRE, theta, zeros))
+        elif self.phase == "training":
+            self.boundary()
+
+    def boundary(self):
+        self.phase = "waiting"
+        self.boundaries -= 1
+        samples = float(self.world.rng.randint(1, 40)) if self.boundaries >= 0 else 0.0
+        finishing, finite, encoded = self.boundaries < 0, True, b""
+        if finishing and self.boundaries == -1 and self.world.rng.random() < 0.5:
+            samples = 5.0  # leftover steps
+        if samples:
+            vector, lie = self.world.random_vector(), self.world.chance("nan")
+            if lie:
+                vector[3] = np.nan
+                finite = self.world.rng.random() < 0.5
+            self.contribution = self.world.contribution(vector, self.includes, bad=lie)
+            self.includes |= {self.contribution}
+            encoded = bytes(vector) if finite else b""
+        else:
+            self.contribution = 0
+        self.feed(m.Boundary(encoded, samples, 1, norm=1.0, finite=finite, finishing=finishing))
+
+    def interrupt(self):
+        """The user stops the cell's wait and goes on in the same cell: the next contribution contains this one's work."""
+        if self.phase == "waiting":
+            self.feed(m.LeaveRounds("interrupted"))
+            self.phase = "training"
+
+    def feed(self, event):
+        self.state, effects = member.apply(self.state, event)
+        exchange = self.state.exchange
+        if exchange is not None and self.seen is not exchange.seal:
+            self.seen = exchange.seal
+            if exchange.senders[self.name][1] > 0:
+                key = (exchange.seal.round, exchange.seal.attempt, self.name, self.incarnation)
+                self.world.sent[key] = self.contribution
+        for effect in effects:
+            match effect:
+                case m.SendChunk():
+                    self.world.mesh.append((self, effect.node, effect.header, bytes(effect.payload)))
+                case m.SendControl():
+                    self.up.append(("message", effect.message))
+                    if isinstance(effect.message, Prepared) and not self.world.with_commit:
+                        self.apply_without_commit(effect.message)
+                case _:
+                    self.do(effect)
+
+    def apply_without_commit(self, prepared):
+        commit = Commit(
+            job="model", round=prepared.round, attempt=prepared.attempt, state_hash=prepared.state_hash,
+            members=[self.name],
+        )  # fmt: skip
+        self.feed(m.Control(commit))
+
+    def do(self, effect):
+        match effect:
+            case m.Ready():
+                self.world.holds(self, effect)
+                self.includes = frozenset()
+                self.phase = "training"
+            case m.Apply():
+                self.world.holds(self, effect)
+                self.up.append(("message", Applied(job="model", round=effect.round, state_hash=effect.state_hash)))
+                if effect.counted:
+                    self.includes = frozenset()
+                if self.phase == "waiting":
+                    self.phase = "training"
+                    if effect.last:
+                        self.finish()
+            case m.Rebase():
+                self.world.holds(self, effect)
+            case m.FetchState():
+                self.fetch, self.stuck = [effect, None], 0
+            case m.CancelFetch():
+                self.fetch = None
+            case m.DiscardContribution():
+                self.includes = frozenset()
+                self.contribution = 0
+            case m.Finish():
+                self.finish()
+            case m.Fail():
+                raise Broken(f"{self.name} was told: {effect.reason}")
+
+    def finish(self):
+        self.phase = "done"
+        self.feed(m.LeaveRounds("finished"))
+        self.up.append(("cell_left", "ok"))
+
+    def transfer(self):
+        """One step of a state transfer: the source takes a snapshot, later it is here."""
+        effect, snapshot = self.fetch
+        source = self.world.nodes[effect.source]
+        if not source.alive or source.incarnation != effect.incarnation or self.stuck > 6:
+            self.fetch = None
+            self.feed(m.FetchFailed(effect.source, "gone"))
+        elif self.world.is_cut(self.name, effect.source) or not source.state.holds or source.state.round < effect.round:
+            return
+        elif snapshot is None:
+            state = source.state
+            self.fetch = [effect, m.StateFetched(state.round, state.theta, state.momentum, state.state_hash)]
+        else:
+            self.fetch = None
+            self.feed(snapshot)
+
+
+class World:
+    def __init__(self, seed, *, nodes=None, with_commit=True, faults=None):
+        self.rng = rng = random.Random(seed)
+        self.numbers = np.random.default_rng(seed)
+        self.with_commit = with_commit
+        self.boundaries = rng.choice((1, 2, 2, 3))
+        self.loss = rng.choice((0.0, 0.0, 0.02, 0.2))
+        self.nan = rng.choice((0.0, 0.0, 0.0, 0.1))
+        self.now = 100.0
+        self.mesh, self.cuts = [], []
+        self.states, self.sent, self.contributions = {}, {}, [None]
+        self.committed, self.chain, self.counted, self.ever = {}, {}, {}, {}
+        self.log, self.bad, self.taken = [], set(), {}
+        count = nodes or rng.choice((1, 2, 3, 3, 4))
+        self.nodes = {f"n{rank}": Node(self, f"n{rank}", rank, 1) for rank in range(count)}
+        self.state = rounds.new_state(SETTINGS)
+        self.coordinator_up = True
+        self.running = set(self.nodes)
+        self.crash_in = None
+        for node in self.nodes.values():
+            self.coordinate(rounds.NodeUp(node.name, 1, node.rank))
+        self.coordinate(rounds.CellStarted(1, tuple(self.nodes)))
+        names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 1, 2, 2, 3)))
+        self.faults = sorted(((rng.randint(1, 40 * count), name) for name in names), reverse=True)
+        self.timers = []
+        self.actions = 0
+
+    # ---- numbers
+
+    def random_vector(self):
+        return self.numbers.standard_normal(ELEMENTS, np.float32)
+
+    def register(self, state_hash):
+        return Register(
+            job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[("w", [ELEMENTS], "float32")],
+            parameters=ELEMENTS, blocks=WIRE.blocks, every="100 steps", momentum_bits=float_bits(0.9), state_hash=state_hash,
+        )  # fmt: skip
+
+    def chance(self, _what):
+        return self.nan and self.rng.random() < self.nan
+
+    def contribution(self, vector, includes, bad):
+        self.contributions.append((vector, includes))
+        number = len(self.contributions) - 1
+        if bad:
+            self.bad.add(number)
+        return number
+
+    # ---- what must hold
+
+    def holds(self, node, effect):
+        """Whatever a node takes as its state is one that was committed (or the job's base) for that round; without COMMIT at
+        least it must be the one that every other node has, or had, after that round."""
+        if not self.with_commit:
+            if self.taken.setdefault(effect.round, effect.state_hash) != effect.state_hash:
+                raise Broken(f"two states of round {effect.round}")
+            return
+        if effect.state_hash not in self.ever.get(effect.round, ()):
+            raise Broken(f"{node.name} holds {effect.state_hash[:8]} after round {effect.round}, which nobody committed")
+        if oracle.digest(effect.theta, effect.momentum) != effect.state_hash:
+            raise Broken(f"{node.name} holds arrays that do not have their hash")
+
+    def record(self, record):
+        self.log.append(record)
+        if not self.with_commit:
+            return
+        kind = record["kind"]
+        if kind == "base":
+            self.chain, self.counted = {record["round"]: record["state_hash"]}, {}
+            self.ever.setdefault(record["round"], set()).add(record["state_hash"])
+        elif kind == "void":
+            self.chain = {r: h for r, h in self.chain.items() if r < record["round"]}
+            self.counted = {c: r for c, r in self.counted.items() if r < record["round"]}
+        elif kind == "commit":
+            self.check_commit(record)
+
+    def check_commit(self, record):
+        commit = record["commit"]
+        number, attempt = commit["round"], commit["attempt"]
+        if number in self.chain or self.chain.get(number - 1) != record["base_hash"]:
+            raise Broken(f"round {number} was committed twice, or on another state than that of round {number - 1}")
+        theta, momentum = self.states[record["base_hash"]]
+        rows = [row for row in record["members"] if row["weight_bits"]]
+        if [row["name"] for row in rows] != commit.get("members", []):
+            raise Broken("COMMIT names others than its record")
+        used = [self.sent[number, attempt, row["name"], row["incarnation"]] for row in rows]
+        for contribution in used:
+            work = {contribution} | self.contributions[contribution][1]
+            if contribution in self.bad or work & self.counted.keys():
+                raise Broken(f"contribution {contribution} was counted twice, or is not finite")
+        self.counted |= {work: number for c in used for work in {c} | self.contributions[c][1]}
+        if rows:
+            mean = oracle.mean(
+                [self.contributions[c][0] for c in used], [oracle.number(row["weight_bits"]) for row in rows]
+            )
+            outer = record["outer"]
+            theta, momentum = oracle.diloco(
+                theta, momentum, mean, oracle.number(outer["lr_bits"]), oracle.number(outer["momentum_bits"]),
+                outer.get("nesterov", True),
+            )  # fmt: skip
+        if oracle.digest(theta, momentum) != commit["state_hash"]:
+            raise Broken(f"round {number} is not the oracle's mean over {[row['name'] for row in rows]}")
+        self.states[commit["state_hash"]] = (theta, momentum)
+        self.chain[number] = commit["state_hash"]
+        self.ever.setdefault(number, set()).add(commit["state_hash"])
+
+    # ---- the coordinator
+
+    def coordinate(self, event):
+        """One event; False when the coordinator crashed in the middle of its effects."""
+        self.state, effects = rounds.apply(self.state, event)
+        for effect in effects:
+            if self.crash_in is not None:
+                self.crash_in -= 1
+                if self.crash_in < 0:
+                    self.crash()
+                    return False
+            match effect:
+                case rounds.Log():
+                    self.record(effect.record)
+                case rounds.Send():
+                    node = self.nodes[effect.node]
+                    if node.alive:
+                        node.down.append(effect.message)
+        return True
+
+    def crash(self):
+        self.coordinator_up, self.crash_in = False, None
+        for node in self.nodes.values():
+            keep = self.rng.randint(0, len(node.down))
+            while len(node.down) > keep:
+                node.down.pop()
+        self.timers.append((self.now + self.rng.choice((0.0, 1.0, 6.0)), self.recover))
+
+    def recover(self):
+        known = self.state.nodes
+        up = sorted((node.rank, name, node.incarnation) for name, node in known.items() if node.up)
+        lost = [(name, node) for name, node in known.items() if not node.up]
+        self.state = rounds.new_state(SETTINGS)
+        self.coordinator_up = True
+        told = self.rng.random() < 0.5
+        self.coordinate(
+            rounds.Recovered(
+                tuple(self.log), tuple((name, incarnation) for _, name, incarnation in up), self.now,
+                1 if told else 0, tuple(sorted(self.running)) if told else (),
+            )
+        )  # fmt: skip
+        self.state.nodes.update(lost)
+
+    # ---- faults
+
+    def is_cut(self, one, other):
+        return any({one, other} == pair for pair in self.cuts)
+
+    def fault(self, name):
+        node = self.rng.choice(list(self.nodes.values()))
+        later = self.now + self.rng.choice((1.0, 4.0, 12.0, 25.0))
+        match name:
+            case "kill" if node.alive:
+                self.kill(node)
+                if self.rng.random() < 0.6:
+                    self.timers.append((later, lambda: self.restart(node)))
+            case "crash" if self.coordinator_up:
+                self.crash_in = self.rng.randint(0, 6)
+            case "cut" if len(self.nodes) > 1:
+                pair = set(self.rng.sample(list(self.nodes), 2))
+                self.cuts.append(pair)
+                self.timers.append((later, lambda: self.cuts.remove(pair)))
+            case "unlink" if node.alive and node.linked:
+                node.linked = False
+                self.timers.append((self.now + 10.0, lambda: self.lose(node, node.incarnation)))
+                self.timers.append((later, lambda: self.relink(node)))
+            case "interrupt":
+                node.interrupt()
+
+    def kill(self, node):
+        node.alive, node.fetch = False, None
+        keep = self.rng.randint(0, len(node.up))
+        while len(node.up) > keep:
+            node.up.pop()
+        node.down.clear()
+        node.up.append(("lost", True))
+
+    def restart(self, node):
+        fresh = Node(self, node.name, node.rank, node.incarnation + 1)
+        fresh.up, fresh.linked = node.up, node.linked
+        fresh.up.append(("up", fresh.incarnation))
+        self.nodes[node.name] = fresh
+
+    def lose(self, node, incarnation):
+        """The link is silent for ten seconds."""
+        if not node.linked and self.nodes[node.name] is node:
+            if not self.coordinator_up:
+                self.timers.append((self.now + 1.0, lambda: self.lose(node, incarnation)))
+                return
+            self.coordinate(rounds.NodeLost(node.name, incarnation, "link lost"))
+
+    def relink(self, node):
+        node = self.nodes[node.name]
+        if not self.coordinator_up:
+            self.timers.append((self.now + 1.0, lambda: self.relink(node)))
+            return
+        node.linked = True
+        known = self.state.nodes.get(node.name)
+        if node.alive and known is not None and known.incarnation == node.incarnation and not known.up:
+            self.coordinate(rounds.NodeUp(node.name, node.incarnation, node.rank))
+
+    # ---- one step
+
+    def step(self):
+        """Do one random thing that can be done; a tick when there is nothing else, and now and then."""
+        rng = self.rng
+        self.actions += 1
+        while self.faults and self.faults[-1][0] <= self.actions:
+            self.fault(self.faults.pop()[1])
+        choices = []
+        for node in self.nodes.values():
+            if node.linked and node.up and self.coordinator_up:
+                choices.append((self.deliver_up, node))
+            if node.alive:
+                if node.linked and node.down:
+                    choices.append((self.deliver_down, node))
+                if node.phase in ("starting", "training"):
+                    choices.append((Node.act, node))
+                if node.fetch is not None:
+                    choices.append((self.fetch, node))
+        if self.mesh:
+            choices.extend([(self.deliver_mesh, None)] * min(len(self.mesh), 4))
+        if not choices or rng.random() < 0.02 or all(kind == self.fetch for kind, _ in choices):
+            self.tick()
+        if choices:
+            kind, node = choices[int(rng.random() * len(choices))]
+            kind(node)
+
+    def tick(self):
+        self.now += TICK
+        due = [timer for timer in self.timers if timer[0] <= self.now]
+        self.timers = [timer for timer in self.timers if timer[0] > self.now]
+        for _, action in due:
+            action()
+        if self.coordinator_up:
+            self.coordinate(rounds.Tick(self.now))
+        for node in self.nodes.values():
+            if node.alive:
+                node.stuck += 1
+                node.feed(m.Tick(self.now))
+
+    def fetch(self, node):
+        node.transfer()
+
+    def deliver_up(self, node):
+        kind, what = node.up.popleft()
+        if kind == "message":
+            incarnation = node.incarnation
+            if isinstance(what, Joined) and not node.alive:
+                incarnation = node.incarnation
+            known = self.state.nodes.get(node.name)
+            incarnation = known.incarnation if known is not None else incarnation
+            event = rounds.FromMember(node.name, incarnation, what)
+        elif kind == "lost":
+            event = rounds.NodeLost(node.name, self.state.nodes[node.name].incarnation, "killed", gone=True)
+        elif kind == "up":
+            if not self.coordinate(rounds.NodeUp(node.name, what, node.rank)):
+                node.up.appendleft((kind, what))
+                return
+            self.running.add(node.name)
+            event = rounds.NodeJoinedCell(1, node.name)
+        else:
+            self.running.discard(node.name)
+            event = rounds.CellLeft(1, node.name, what)
+        if not self.coordinate(event) and (kind != "message" or self.rng.random() < 0.5):
+            node.up.appendleft((kind, what))
+
+    def deliver_down(self, node):
+        node.feed(m.Control(node.down.popleft()))
+
+    def deliver_mesh(self, _node):
+        rng, mesh = self.rng, self.mesh
+        index = int(rng.random() * len(mesh))
+        mesh[index], mesh[-1] = mesh[-1], mesh[index]
+        sender, target, header, payload = mesh.pop() if rng.random() > 0.03 else mesh[-1]
+        node = self.nodes[target]
+        if node.alive and rng.random() >= self.loss and not self.is_cut(sender.name, target):
+            node.feed(m.Frame(sender.name, header, payload))
+
+    def run(self):
+        """Until every live node finished its loop."""
+        while any(node.alive and node.phase != "done" for node in self.nodes.values()) or not self.coordinator_up:
+            if self.actions > MAX_ACTIONS:
+                stuck = {n.name: (n.phase, n.state.phase, n.state.round) for n in self.nodes.values() if n.alive}
+                raise Broken(f"stuck: {stuck}")
+            self.step()
+        return self
+
+
+FAULTS = ("kill", "kill", "kill", "crash", "crash", "cut", "unlink", "interrupt")

@@ -1,0 +1,29 @@
+"""What a round must give, in numpy and nothing of ours: the reference for the explorer and the training tests."""
+
+import numpy as np
+import xxhash
+
+
+def number(bits):
+    """A float32 from its bits."""
+    return np.array([bits], np.uint32).view(np.float32)[0]
+
+
+def mean(contributions, weights):
+    """sum_m w_m * D_m in the order given; one product and one addition at a time."""
+    total = contributions[0] * np.float32(weights[0])
+    for contribution, weight in zip(contributions[1:], weights[1:], strict=True):
+        total = total + contribution * np.float32(weight)
+    return total
+
+
+def diloco(theta, momentum, pseudo_gradient, lr, mu, nesterov):
+    """arXiv 2311.08105: b <- mu*b + D; theta <- theta - lr*(D + mu*b)."""
+    lr, mu = np.float32(lr), np.float32(mu)
+    momentum = mu * momentum + pseudo_gradient
+    update = mu * momentum + pseudo_gradient if nesterov else momentum
+    return theta - lr * update, momentum
+
+
+def digest(theta, momentum):
+    return xxhash.xxh3_128_hexdigest(theta.astype("<f4").tobytes() + momentum.astype("<f4").tobytes())

@@ -1,0 +1,35 @@
+"""The benchmarks print one JSON line with every figure and leave nothing behind. How fast is not asserted here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def figures(module: str, *options: str) -> dict[str, float]:
+    """The one line that ``python -m benchmarks.<module>`` prints on its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", "--nodes", "2", *options],
+        capture_output=True, text=True, timeout=150, cwd=ROOT, env=os.environ.copy(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    return json.loads(line)  # type: ignore[no-any-return]
+
+
+def test_start_up_compares_three_ways(no_processes_left: str) -> None:
+    found = figures("start_up", "--runs", "1")
+    assert min(found["ours_s"], found["ipyparallel_s"], found["jupyter_client_s"]) > 0
+    assert found["ratio_to_ipyparallel"] == pytest.approx(found["ours_s"] / found["ipyparallel_s"], rel=0.01)
+
+
+def test_on_all_compares_three_ways(no_processes_left: str) -> None:
+    found = figures("on_all", "--blocks", "2", "--times", "3")
+    assert found["runs"] == 6
+    ratio = found["ours_ms"] / found["jupyter_client_ms"]
+    assert found["ratio_to_jupyter_client"] == pytest.approx(ratio, rel=0.02)
