@@ -170,29 +170,27 @@ class Progress:
         """Ask the coordinator, as any other view could, how far the nodes are."""
         from notebook_cluster.client import Cluster, ClusterError
 
-        with suppress(ClusterError):
-            cluster = Cluster.attach(CLUSTER, kind="cli")
-            try:
-                while not self._done.wait(2.0):
-                    state = cluster.state()
-                    losses = ", ".join(
-                        f"{node.name} step {node.step or 0} loss {node.loss:.3f}"
-                        for node in state.nodes
-                        if node.loss is not None
-                    )
-                    say(f"      round {state.jobs[0].round if state.jobs else 0}: {losses}")
-            finally:
-                cluster.close()
+        with suppress(ClusterError), Cluster.attach(CLUSTER, kind="cli") as cluster:
+            while not self._done.wait(2.0):
+                state = cluster.state()
+                losses = ", ".join(
+                    f"{node.name} step {node.step or 0} loss {node.loss:.3f}"
+                    for node in state.nodes
+                    if node.loss is not None
+                )
+                say(f"      round {state.jobs[0].round if state.jobs else 0}: {losses or 'no step yet'}")
 
     @staticmethod
     def _read_summary() -> dict:
         from notebook_cluster.client import Cluster
 
-        cluster = Cluster.attach(CLUSTER, kind="cli")
-        try:
-            return summary_of(cluster.state())
-        finally:
-            cluster.close()
+        with Cluster.attach(CLUSTER, kind="cli") as cluster:
+            for _ in range(30):  # reported values are sent four times a second
+                summary = summary_of(cluster.state())
+                if summary["test_accuracy"] and summary["single_node_accuracy"]:
+                    break
+                time.sleep(0.1)
+            return summary
 
 
 def printed_lines(cell) -> list[str]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol.mesh import JobFrame, MeshHeader
 from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeLog, Roster, ToNodeBody
@@ -252,6 +254,17 @@ class Cluster:
             cell.begin(self.nodes[name])
         return cell
 
+    def restart_coordinator(self) -> None:
+        """Its state is gone; a new one begins from the records. Messages on the way to the old one still arrive."""
+
+        def restart() -> None:
+            self._state = rounds.new_state()
+            nodes = tuple((node.name, node.incarnation) for node in self.nodes.values())
+            self._feed(rounds.Recovered(tuple(self.records), nodes, time.monotonic()))
+            self._feed(rounds.RanksChanged(self.ranks()))
+
+        self._worker.queue.put(restart)
+
     def save(self, name: str) -> Any:
         """A view asks for a checkpoint; its answer."""
         self._post(rounds.SaveRequested(name, "", 1))
@@ -298,7 +311,7 @@ class Cluster:
         for effect in effects:
             match effect:
                 case rounds.Log():
-                    self.records.append(effect.record)
+                    self.records.append(msgspec.to_builtins(effect.record))
                 case rounds.Answer():
                     self._answers.put(effect)
                 case rounds.Tell():

@@ -12,7 +12,7 @@ import numpy as np
 
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.coordinator import rounds
-from notebook_cluster.protocol.rounds import Applied, Commit, Joined, Prepared, Register
+from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Register
 from notebook_cluster.training import member
 from notebook_cluster.training import member_types as m
 from notebook_cluster.training.outer import float_bits
@@ -37,7 +37,7 @@ class Node:
         self.world, self.name, self.rank, self.incarnation = world, name, rank, incarnation
         self.state = member.new_member("model", name, incarnation, MEMBER_SETTINGS)
         self.alive = self.linked = True
-        self.up, self.down = deque(), deque()
+        self.up, self.down, self.recent = deque(), deque(), deque()
         self.phase = "starting"
         self.boundaries = world.boundaries
         self.fetch = None
@@ -45,6 +45,10 @@ class Node:
         self.contribution = 0
         self.includes = frozenset()
         self.seen = None
+
+    def say(self, kind, what):
+        """To the coordinator, through the agent."""
+        self.up.append((kind, self.incarnation, what))
 
     def act(self):
         """The main thread does its next thing, if it does not wait."""
@@ -96,7 +100,7 @@ class Node:
                 case m.SendChunk():
                     self.world.mesh.append((self, effect.node, effect.header, bytes(effect.payload)))
                 case m.SendControl():
-                    self.up.append(("message", effect.message))
+                    self.say("message", effect.message)
                     if isinstance(effect.message, Prepared) and not self.world.with_commit:
                         self.apply_without_commit(effect.message)
                 case _:
@@ -117,7 +121,7 @@ class Node:
                 self.phase = "training"
             case m.Apply():
                 self.world.holds(self, effect)
-                self.up.append(("message", Applied(job="model", round=effect.round, state_hash=effect.state_hash)))
+                self.say("message", Applied(job="model", round=effect.round, state_hash=effect.state_hash))
                 if effect.counted:
                     self.includes = frozenset()
                 if self.phase == "waiting":
@@ -141,7 +145,7 @@ class Node:
     def finish(self):
         self.phase = "done"
         self.feed(m.LeaveRounds("finished"))
-        self.up.append(("cell_left", "ok"))
+        self.say("cell_left", "ok")
 
     def transfer(self):
         """One step of a state transfer: the source takes a snapshot, later it is here."""
@@ -341,12 +345,12 @@ class World:
         while len(node.up) > keep:
             node.up.pop()
         node.down.clear()
-        node.up.append(("lost", True))
+        node.say("lost", "killed")
 
     def restart(self, node):
         fresh = Node(self, node.name, node.rank, node.incarnation + 1)
         fresh.up, fresh.linked = node.up, node.linked
-        fresh.up.append(("up", fresh.incarnation))
+        fresh.say("up", fresh.incarnation)
         self.nodes[node.name] = fresh
 
     def lose(self, node, incarnation):
@@ -411,27 +415,27 @@ class World:
         node.transfer()
 
     def deliver_up(self, node):
-        kind, what = node.up.popleft()
+        item = node.up.popleft()
+        kind, incarnation, what = item
         if kind == "message":
-            incarnation = node.incarnation
-            if isinstance(what, Joined) and not node.alive:
-                incarnation = node.incarnation
-            known = self.state.nodes.get(node.name)
-            incarnation = known.incarnation if known is not None else incarnation
-            event = rounds.FromMember(node.name, incarnation, what)
+            done = self.coordinate(rounds.FromMember(node.name, incarnation, what))
         elif kind == "lost":
-            event = rounds.NodeLost(node.name, self.state.nodes[node.name].incarnation, "killed", gone=True)
+            done = self.coordinate(rounds.NodeLost(node.name, incarnation, what, gone=True))
         elif kind == "up":
-            if not self.coordinate(rounds.NodeUp(node.name, what, node.rank)):
-                node.up.appendleft((kind, what))
-                return
-            self.running.add(node.name)
-            event = rounds.NodeJoinedCell(1, node.name)
+            done = self.coordinate(rounds.NodeUp(node.name, incarnation, node.rank))
+            if done:
+                self.running.add(node.name)
+                done = self.coordinate(rounds.NodeJoinedCell(1, node.name))
         else:
             self.running.discard(node.name)
-            event = rounds.CellLeft(1, node.name, what)
-        if not self.coordinate(event) and (kind != "message" or self.rng.random() < 0.5):
-            node.up.appendleft((kind, what))
+            done = self.coordinate(rounds.CellLeft(1, node.name, what))
+        if not done:  # not acknowledged, so it comes again, and with it what the log does not say was received
+            node.up.appendleft(item)
+            again = self.rng.randint(0, 3)
+            while again and node.recent and kind == "message":
+                node.up.appendleft(node.recent.pop())
+                again -= 1
+        node.recent = deque([*node.recent, item], 3) if done and kind == "message" else deque()
 
     def deliver_down(self, node):
         node.feed(m.Control(node.down.popleft()))

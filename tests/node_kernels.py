@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +35,10 @@ class NodeKernel:
         self.manager: Any = KernelManager(transport="ipc", ip=str(sockets), connection_file=f"{sockets}.json")
         self.manager._kernel_spec = KernelSpec(argv=ARGUMENTS, display_name="node", language="python")
         self.manager.start_kernel(
-            env=os.environ | cluster.environment(name, incarnation), cwd=str(cluster.directory), stdout=None, stderr=None
+            env=os.environ | cluster.environment(name, incarnation),
+            cwd=str(cluster.directory),
+            stdout=None,
+            stderr=None,
         )
         self.client: Any = self.manager.client()
         self.client.start_channels()
@@ -186,10 +188,6 @@ def node_kernels(*names: str) -> Iterator[NodeKernels]:
         yield kernels
     finally:
         kernels.close()
-
-
-def unique() -> str:
-    return uuid.uuid4().hex[:8]
 
 
 def changed(roster: Roster, name: str, **fields: Any) -> Roster:

@@ -1,6 +1,7 @@
 """The panel as people see it: a real JupyterLab, a real kernel, the system's Chromium."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,22 @@ end = time.monotonic() + 60
 while ("add", "attic") not in cluster.calls and time.monotonic() < end:
     time.sleep(0.02)
 print("the cell saw", cluster.calls)
+"""
+REAL_CLUSTER = """
+from notebook_cluster.client import Cluster
+from notebook_cluster.widgets import show_panel
+cluster = Cluster.start("panel", local=2)
+show_panel(cluster)
+"""
+TRAIN_FOR_EVER = """
+cell = [
+    "import time",
+    "for step in range(100_000):",
+    "    nc.report(step=step, loss=2.0 / (1 + step / 50))",
+    "    time.sleep(0.02)",
+]
+ended, _ = cluster.run(chr(10).join(cell))
+print("the cell ended:", ended.status)
 """
 PANEL_THREADS = '[thread.name for thread in threading.enumerate()].count("cluster-panel")'
 WAIT_FOR_THREAD = f"""
@@ -201,6 +218,28 @@ def test_closing_the_panel_ends_its_thread_and_the_cluster_goes_on(page: "Page",
     after = f"close_panel(cluster)\nprint('threads of panels:', {PANEL_THREADS}, cluster.calls)"
     run(page, lab, "close.ipynb", after)
     page.get_by_text("threads of panels: 0 []").wait_for(timeout=PATIENCE)
+
+
+def test_a_real_cluster_is_shown_stopped_and_ended_from_its_panel(
+    jupyter_dirs: Path, no_processes_left: str, tmp_path: Path
+) -> None:
+    with running_lab(jupyter_dirs, environment=dict(os.environ)) as own_lab, browser_page(own_lab) as page:
+        write_notebook(own_lab.folder / "real.ipynb", [REAL_CLUSTER, TRAIN_FOR_EVER])
+        open_notebook(page, "real.ipynb")
+        run_all(page)
+        page.wait_for_selector(".nbc-node[data-node]", timeout=60_000)
+        page.wait_for_function(
+            "() => Number(document.querySelector('.nbc-number').textContent.replace(',', '')) > 20", timeout=PATIENCE
+        )
+        wait_for_progress(page)
+        wait_for_curves(page, 4)
+        assert page.locator(".nbc-node").count() == 2
+        page.screenshot(path=tmp_path / "real.png")
+        page.get_by_role("button", name="Stop cell").click()
+        page.get_by_text("the cell ended: interrupted").wait_for(timeout=PATIENCE)
+        page.get_by_role("button", name="Stop cluster").click()
+        page.get_by_role("button", name="Stop all nodes: sure?").click()
+        page.wait_for_selector(".jp-RenderedHTMLCommon .nbc-panel svg.nbc-chart path", timeout=PATIENCE)
 
 
 def test_without_anybody_to_click_no_widget_is_made(lab: Lab) -> None:

@@ -17,6 +17,20 @@ from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Joined, L
 from tests.cluster_in_process import Cluster, Killed, Node
 from tests.test_training import NAMES, assert_equal_models, batch, build, flat, train
 
+
+class Until:
+    """Ends loops on all nodes two rounds after the first that ``node`` was in."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.last: int | None = None
+
+    def goes_on(self, sync: nc.DiLoCo) -> bool:
+        if self.last is None and self.node in sync.members:
+            self.last = sync.round + 2
+        return self.last is None or sync.round < self.last
+
+
 KILL_POINTS = [
     ("from", Arrived),
     ("to", Seal),
@@ -76,7 +90,7 @@ def test_frames_lost_on_the_mesh_are_asked_for_again(tmp_path: Path) -> None:
 
 def test_a_node_that_comes_later_takes_the_state_and_is_in_the_next_round(tmp_path: Path) -> None:
     members: list[list[str]] = []
-    here = threading.Event()
+    here, until = threading.Event(), Until("late")
 
     def cell(node: Node) -> nn.Module:
         model = build(seed=node.rank())
@@ -84,14 +98,12 @@ def test_a_node_that_comes_later_takes_the_state_and_is_in_the_next_round(tmp_pa
         sync = nc.DiLoCo(model, every=2)
         if node.name == "late":
             assert sync.round >= 2
-        done = 0
-        while done < 4:
+        while until.goes_on(sync):
             round = sync.step(train(model, optimizer, batch(sync.round)))
             if round is not None:
                 members.append(list(round.members))
                 if round.round == 2 and node.name == "a":
                     here.set()
-                done += "late" in round.members
         return model
 
     with Cluster(["a", "b"], tmp_path) as cluster:
@@ -107,19 +119,18 @@ def test_a_node_that_comes_later_takes_the_state_and_is_in_the_next_round(tmp_pa
 
 
 def test_a_state_transfer_survives_lost_frames_and_the_death_of_its_source(tmp_path: Path) -> None:
-    here, lost, cluster_box = threading.Event(), [], []
+    here, until = threading.Event(), Until("late")
+    lost: list[str] = []
+    cluster_box: list[Cluster] = []
 
     def cell(node: Node) -> nn.Module:
         model = build(seed=node.rank())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         sync = nc.DiLoCo(model, every=2)
-        done = 0
-        while done < 2:
+        while until.goes_on(sync):
             round = sync.step(train(model, optimizer, batch(sync.round)))
-            if round is not None:
-                if round.round == 1 and node.name == "b":
-                    here.set()
-                done += "late" in round.members
+            if round is not None and round.round == 1 and node.name == "b":
+                here.set()
         return model
 
     def lose(sender: str, receiver: str, header: JobFrame) -> bool:
@@ -145,19 +156,19 @@ def test_a_state_transfer_survives_lost_frames_and_the_death_of_its_source(tmp_p
 
 
 def test_a_killed_node_comes_back_with_its_name_and_joins(tmp_path: Path) -> None:
-    back = threading.Event()
+    back, until = threading.Event(), Until("b")
+    until.last = 10**6
 
     def cell(node: Node) -> nn.Module:
         model = build(seed=node.rank())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         sync = nc.DiLoCo(model, every=2)
-        after = 0
-        while after < 3:
+        if node.incarnation == 2:
+            until.last = None
+        while until.goes_on(sync):
             round = sync.step(train(model, optimizer, batch(sync.round)))
-            if round is not None:
-                if round.round == 2 and node.name == "b" and node.incarnation == 1:
-                    back.set()
-                after += back.is_set() and set(round.members) == {"a", "b"} and cluster.nodes["b"].incarnation == 2
+            if round is not None and round.round == 2 and node.name == "b":
+                back.set()
         return model
 
     with Cluster(["a", "b"], tmp_path) as cluster:
@@ -167,7 +178,9 @@ def test_a_killed_node_comes_back_with_its_name_and_joins(tmp_path: Path) -> Non
         cluster.kill("b")
         cluster.add("b")
         running.join("b")
-        assert_equal_models(running.wait())
+        results = running.wait()
+        assert set(results) == {"a", "b"}
+        assert_equal_models(results)
 
 
 INTERRUPT_POINTS = [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit), ("from", Applied)]
@@ -281,7 +294,7 @@ def test_joining_says_so_only_with_the_right_hash(tmp_path: Path) -> None:
     """A source that sends other bytes than it announces is not believed: the state comes from somebody else."""
     spoiled: list[int] = []
     joined: list[str] = []
-    here = threading.Event()
+    here, until = threading.Event(), Until("late")
 
     class Spoiling(Cluster):
         def carry(self, sender: Node, receiver: str, header: JobFrame, payload: bytes) -> None:
@@ -294,13 +307,10 @@ def test_joining_says_so_only_with_the_right_hash(tmp_path: Path) -> None:
         model = build(seed=node.rank())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         sync = nc.DiLoCo(model, every=2)
-        done = 0
-        while done < 2:
+        while until.goes_on(sync):
             round = sync.step(train(model, optimizer, batch(sync.round)))
-            if round is not None:
-                if round.round == 1:
-                    here.set()
-                done += "late" in round.members
+            if round is not None and round.round == 1:
+                here.set()
         return model
 
     with Spoiling(["a", "b"], tmp_path) as cluster:
@@ -315,3 +325,24 @@ def test_joining_says_so_only_with_the_right_hash(tmp_path: Path) -> None:
         assert_equal_models(running.wait())
     assert spoiled
     assert joined
+
+
+@pytest.mark.parametrize(("direction", "kind"), KILL_POINTS)
+def test_a_coordinator_restarted_in_mid_round_goes_on_with_it(tmp_path: Path, direction: str, kind: type) -> None:
+    restarted: list[int] = []
+    counted: dict[str, int] = {}
+
+    with Cluster(NAMES[:3], tmp_path) as cluster:
+
+        def watch(towards: str, node: str, message: Any) -> None:
+            if isinstance(message, Applied):
+                counted[node] = counted.get(node, 0) + message.steps
+            point = (towards, node, getattr(message, "round", 0)) == (direction, "b", 2) and isinstance(message, kind)
+            if point and not restarted:
+                restarted.append(2)
+                cluster.restart_coordinator()
+
+        cluster.watch = watch
+        assert_equal_models(cluster.run(training_cell(rounds=4)))
+    assert restarted
+    assert counted == dict.fromkeys("abc", 12)

@@ -1,5 +1,8 @@
 """The mlx adapter: same vector as torch's for the same model, written in the way that mlx needs."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +10,10 @@ import torch
 mx = pytest.importorskip("mlx.core")
 import mlx.nn as mlx_nn  # noqa: E402
 
+from notebook_cluster import training as nc  # noqa: E402
 from notebook_cluster.training.mlx_parameters import MlxParameters  # noqa: E402
 from notebook_cluster.training.torch_parameters import TorchParameters  # noqa: E402
+from tests.cluster_in_process import Cluster, Node  # noqa: E402
 
 
 def test_load_changes_the_model_and_its_output() -> None:
@@ -72,3 +77,22 @@ def test_a_changed_model_is_named() -> None:
     model.freeze(keys="bias")
     with pytest.raises(ValueError, match=r"'bias' was removed \(or frozen\)"):
         adapter.check()
+
+
+def test_the_same_rounds_on_torch_and_on_mlx(tmp_path: Path) -> None:
+    """Given the same local parameters, a node with an mlx model and one with torch hold the same bits."""
+    changes = np.random.default_rng(3).standard_normal((2, 10, 9)).astype(np.float32) * np.float32(0.1)
+
+    def cell(node: Node) -> np.ndarray[Any, Any]:
+        model = mlx_nn.Linear(2, 3) if node.name == "b" else torch.nn.Linear(2, 3)
+        adapter = MlxParameters(model) if node.name == "b" else TorchParameters(model)
+        sync = nc.DiLoCo(model, every=2, outer_lr=0.7)
+        for change in changes[node.rank()]:
+            adapter.load(adapter.read() + change)
+            sync.step(samples=4 + node.rank())
+        assert sync.round == 5
+        return adapter.read()
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        results = cluster.run(cell)
+    np.testing.assert_array_equal(results["a"], results["b"])

@@ -70,6 +70,7 @@ class Inbox:
         self._said = ""
         self._early: deque[tuple[str, CellFrame, bytes]] = deque()
         self._early_bytes = 0
+        self._early_done: deque[CellDone] = deque(maxlen=1000)
         self._senders_waiting: deque[tuple[str, int, SimpleQueue[None]]] = deque()
         self._reset()
 
@@ -94,10 +95,17 @@ class Inbox:
         early, self._early, self._early_bytes = self._early, deque(), 0
         for sender, header, payload in early:
             self.on_frame(sender, header, memoryview(payload))
+        done = list(self._early_done)
+        self._early_done.clear()
+        for message in done:
+            self.on_cell_done(message)
 
     def on_cell_done(self, message: CellDone) -> None:
-        """``message.node`` has left the running cell and will answer no further collective of it."""
-        if self._world is None or message.cell != self._world.cell or message.node == self._transport.name:
+        """``message.node`` has left its cell and will answer no further collective of it."""
+        if self._world is None or message.cell > self._world.cell:
+            self._early_done.append(message)  # it failed before this node began
+            return
+        if message.cell != self._world.cell or message.node == self._transport.name:
             return
         reasons = {"error": "raised an error", "interrupted": "was interrupted", "lost": "was lost"}
         if message.status == "ok":

@@ -63,7 +63,12 @@ def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
     if arrived is None:
         return
     change(job, node, arrived=structs.replace(arrived, samples=0.0, steps=0, finite=True, norm=0.0))
-    turn.send(node, Refused(job=job.name, round=arrived.round, reason=reason, fragment=arrived.fragment))
+    turn.send(
+        node,
+        Refused(
+            job=job.name, round=arrived.round, reason=reason, fragment=arrived.fragment, contribution=arrived.contribution
+        ),
+    )
     turn.tell("warning", reason)
 
 
@@ -158,14 +163,14 @@ def _seal(turn: Turn, job: Job, names: list[str], last: bool) -> None:
     """Log and send the next attempt of the round over ``names`` (rank order), weights by samples."""
     job.attempt += 1
     job.highest_attempt = max(job.highest_attempt, job.attempt)
-    samples = {name: a.samples for name in names if (a := job.participants[name].arrived) is not None}
-    total = sum(samples.values())
+    arrivals = {name: a for name in names if (a := job.participants[name].arrived) is not None}
+    total = sum(arrived.samples for arrived in arrivals.values())
     members = [
         Member(
             name=name, incarnation=job.participants[name].incarnation,
-            weight_bits=float_bits(samples[name] / total) if total else 0,
+            weight_bits=float_bits(arrived.samples / total) if total else 0, contribution=arrived.contribution,
         )
-        for name in samples
+        for name, arrived in arrivals.items()
     ]  # fmt: skip
     owners = [member.name for member in members if member.weight_bits]
     settings = job.settings
@@ -177,7 +182,7 @@ def _seal(turn: Turn, job: Job, names: list[str], last: bool) -> None:
         base_hash=job.state_hash, last=last,
     )  # fmt: skip
     turn.log("seal", job, seal=to_builtins(seal))
-    job.open = Open(seal, frozenset(samples))
+    job.open = Open(seal, frozenset(arrivals))
     for member in members:
         turn.send(member.name, seal)
 

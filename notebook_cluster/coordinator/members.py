@@ -29,6 +29,7 @@ class Members:
         self._hub = hub
         self._ready: dict[str, asyncio.Future[None]] = {}
         self._no_replay: set[str] = set()
+        self._adding: dict[str, asyncio.Task[list[str]]] = {}
         self._broadcast = -1
         self.telemetry: dict[str, Telemetry] = {}
         self.samples: dict[str, p.NodeSample] = {}
@@ -38,16 +39,7 @@ class Members:
     async def add(self, peer: str, count: int = 0) -> list[str]:
         """Start nodes on ``peer`` (a name, ``HOST:PORT``, ``local`` or ``all``); names once they answer."""
         if peer == "all":
-            found = [row.name for row in await self._hub.peers.finding.trusted()]
-            results = await asyncio.gather(
-                *(self.add(name) for name in found if not self._nodes_on(name)), return_exceptions=True
-            )
-            for result in results:
-                if isinstance(result, RequestError):
-                    self._hub.tell("warning", str(result))
-                elif isinstance(result, BaseException):
-                    raise result
-            return [name for result in results if isinstance(result, list) for name in result]
+            return await self._add_all()
         name = await self._hub.peers.resolve(peer)
         link = await self._hub.peers.ready(name)
         assert link.info is not None
@@ -55,6 +47,30 @@ class Members:
         names = [self._start_new(name, device) for device in devices]
         await self._wait(names)
         return names
+
+    async def _add_all(self) -> list[str]:
+        """A peer that cannot be added is said and left out."""
+        found = [row.name for row in await self._hub.peers.finding.trusted()]
+        results = await asyncio.gather(*(self.add_found(name) for name in found), return_exceptions=True)
+        names: list[str] = []
+        for result in results:
+            if isinstance(result, RequestError):
+                self._hub.tell("warning", str(result))
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                names += result
+        return names
+
+    async def add_found(self, name: str) -> list[str]:
+        """Nodes on a peer that was found, unless it has some; whoever asks meanwhile waits for the same nodes."""
+        task = self._adding.get(name)
+        if task is None:
+            if self._nodes_on(name):
+                return []
+            task = self._adding[name] = asyncio.ensure_future(self.add(name))
+            task.add_done_callback(lambda done: self._adding.pop(name))
+        return await asyncio.shield(task)
 
     def _nodes_on(self, peer: str) -> list[Node]:
         return [node for node in self._hub.state.nodes.values() if node.peer == peer]

@@ -50,7 +50,6 @@ class Peers:
         self.links: dict[str, PeerLink] = {}
         self.follow = False
         """Add every trusted peer that is found from now on."""
-        self._following: set[str] = set()
         self._waiting_logs: dict[str, list[asyncio.Future[list[str]]]] = {}
 
     # ---- finding
@@ -78,15 +77,10 @@ class Peers:
             self.connect(peer.name, peer.public_key, address_of(peer), "mdns")
 
     async def _add_found(self, name: str) -> None:
-        if name in self._following:
-            return
-        self._following.add(name)
         try:
-            await self._hub.members.add(name)
+            await self._hub.members.add_found(name)
         except RequestError as error:
             self._hub.tell("warning", str(error))
-        finally:
-            self._following.discard(name)
 
     async def resolve(self, text: str) -> str:
         """The name of the peer of this cluster for a name or HOST:PORT; it is dialled when it is new."""

@@ -122,6 +122,7 @@ class Extension:
         except KeyboardInterrupt:
             # IPython swallows what a hook raises and would run the cell all the same.
             self._refusal = "interrupted before the cell began"
+            self._runtime.end_cell("interrupted")
             return
         except RuntimeError as error:
             self._refusal = str(error)
@@ -138,6 +139,8 @@ class Extension:
 
     def _after_silent(self) -> None:
         """post_execute: the only one that fires for a silent cell."""
+        if threading.current_thread() is threading.main_thread():
+            self._refusal = None  # not taken by a cell with a syntax error: it must not stop the next one
         if self._silent:
             result = self._ip.last_execution_result
             self._end(result.error_in_exec if result is not None else None)

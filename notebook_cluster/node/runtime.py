@@ -4,6 +4,7 @@ The main thread runs the cell and calls in; everything that arrives is handled o
 others and keeps its rounds going while its cell computes.
 """
 
+import functools
 import logging
 import os
 import time
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _LEFT_GRACE = 0.5
 """Seconds that a NodeLost with the cause may take longer than the roster that lacks the node."""
+_ROSTERS_KEPT = 16
 
 
 class NodeRuntime:
@@ -53,6 +55,8 @@ class NodeRuntime:
         self._partial = False
         self._cell: world.CellInfo | None = None
         self._cell_end: list[Callable[[str], None]] = []
+        self._rosters: dict[int, Roster] = {}
+        self._lost: dict[tuple[str, int], str] = {}
         self._roster_waiters: list[tuple[int, SimpleQueue[None]]] = []
         self._loop = IOThread("notebook-cluster-node")
         self._loop.start()
@@ -160,11 +164,15 @@ class NodeRuntime:
             RuntimeError: it did not come within ``timeout`` seconds.
         """
         self._wait_for_roster(info.generation, timeout)
-        roster = self.roster
-        assert roster is not None
+        assert self.roster is not None
+        # A newer roster may be here already; the cell's world is that of the generation in which it started.
+        roster = self._rosters.get(info.generation, self.roster)
         self._partial = bool(info.nodes) and any(node.name not in info.nodes for node in roster.nodes)
         self._cell_end.clear()
-        self.collectives.begin_cell(world.cell_world(info, roster, self._name))
+        cell_world = world.cell_world(info, roster, self._name)
+        self.collectives.begin_cell(cell_world)
+        members = [(row.name, row.incarnation) for row in roster.nodes if row.name in cell_world.nodes]
+        self._loop.call_soon(lambda: self._mark_missing(members))
         self._cell = info
 
     def end_cell(self, status: str) -> None:
@@ -212,6 +220,7 @@ class NodeRuntime:
             case Roster():
                 self._on_roster(message)
             case NodeLost():
+                self._lost[message.node, message.incarnation] = f"was lost: {message.reason}"
                 self.collectives.inbox.lose(message.node, f"was lost: {message.reason}")
             case CellDone():
                 self.collectives.inbox.on_cell_done(message)
@@ -222,15 +231,30 @@ class NodeRuntime:
         if self.roster is not None and roster.generation < self.roster.generation:
             return
         before, self.roster = self.roster, roster
+        for node in roster.nodes:
+            self._lost.pop((node.name, node.incarnation), None)  # its machine was away and came back with it
+        self._rosters[roster.generation] = roster
+        if len(self._rosters) > _ROSTERS_KEPT:
+            del self._rosters[min(self._rosters)]
         self._mesh.set_roster(roster)
         self._jobs.on_roster(roster)
         self._wake_roster_waiters()
-        left = {(node.name, node.incarnation) for node in before.nodes} if before is not None else set()
-        for name, _ in left - {(node.name, node.incarnation) for node in roster.nodes}:
-            self._loop.call_later(_LEFT_GRACE, lambda name=name: self._left(name))  # type: ignore[misc]
+        if before is not None:
+            self._mark_missing([(node.name, node.incarnation) for node in before.nodes])
 
-    def _left(self, name: str) -> None:
-        self.collectives.inbox.lose(name, "left the cluster")
+    def _mark_missing(self, members: list[tuple[str, int]]) -> None:
+        """Those of ``members`` (name, incarnation) that are in the roster no more are holes in the running cell."""
+        assert self.roster is not None
+        cell, present = self.cell(), {(node.name, node.incarnation) for node in self.roster.nodes}
+        for member in members:
+            if member in self._lost:
+                self.collectives.inbox.lose(member[0], self._lost[member])
+            elif member not in present:
+                self._loop.call_later(_LEFT_GRACE, functools.partial(self._left, cell, member))
+
+    def _left(self, cell: int, member: tuple[str, int]) -> None:
+        if cell == self.cell():
+            self.collectives.inbox.lose(member[0], self._lost.get(member, "left the cluster"))
 
     def _wake_roster_waiters(self) -> None:
         generation = self.roster.generation if self.roster is not None else -1

@@ -97,6 +97,8 @@ class Arrived(Message, frozen=True):
     norm: float
     finite: bool
     fragment: int = 0
+    contribution: int = 0
+    """Which of its contributions this is: it stays when the same bytes arrive again for a later round."""
     finishing: bool = False
     """In ``finish()``: takes part with what is left, then receives only, until all live members finish."""
 
@@ -106,6 +108,8 @@ class Member(Message, frozen=True):
     incarnation: int
     weight_bits: int
     """float32 bits of samples / total samples; 0 for a member that only receives."""
+    contribution: int = 0
+    """As in its Arrived."""
 
 
 class Slice(Message, frozen=True):
@@ -207,6 +211,7 @@ class Refused(Message, frozen=True):
     round: int
     reason: str
     fragment: int = 0
+    contribution: int = 0
 
 
 class Stalled(Message, frozen=True):

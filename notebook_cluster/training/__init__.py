@@ -1,9 +1,9 @@
 """One model trained on several nodes: DiLoCo and Local SGD.
 
 :mod:`.outer` (the outer step) and :mod:`.member` (one node's side of a round) are a pure numeric core: flat float32
-arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives that core on a node's runtime
-thread, :mod:`.sync` on the main thread, :mod:`.diloco` is what people call in a cell, :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model into one
-flat vector and back.
+arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives that core on a node's runtime thread,
+:mod:`.sync` on the main thread, and :mod:`.diloco` is what people call in a cell. :mod:`.replica` is the local model
+between two rounds; :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model into one flat vector and back.
 
 May import: collectives, codecs, checkpoints, mesh, security, protocol. Called by: ``node`` (which provides the
 :class:`~.runtime.Runtime`), ``coordinator`` (:mod:`.outer` only) and, through the package's lazy names, people's cells.

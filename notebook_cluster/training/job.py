@@ -250,8 +250,8 @@ class Job:
             return
         part = self.restored_part(sender, self._ranks.get(sender, -1), frozenset(self._ranks))
         arrays: dict[str, Payload] = {
-            "theta": memoryview(state.theta),
-            "momentum": memoryview(state.momentum),
+            "theta": state.theta.data,
+            "momentum": state.momentum.data,
             "optimizer": part or b"",
         }
         frames = snapshot_frames(self.name, self.runtime.incarnation, state.round, state.state_hash, arrays)

@@ -128,6 +128,7 @@ def _begin(state: MemberState, event: Begin, effects: list[Effect]) -> None:
 
 def _boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None:
     state.contribution, state.left = event, False
+    state.serial += 1
     if state.phase not in ("registering", "fetching"):
         _arrive(state, effects)
 
@@ -146,7 +147,7 @@ def _arrived(state: MemberState) -> Arrived | None:
     return Arrived(
         job=state.job, round=state.round + 1, incarnation=state.incarnation, base_hash=state.state_hash,
         samples=mine.samples, steps=mine.steps, schema_hash=register.schema_hash, codec=register.codec, norm=mine.norm,
-        finite=mine.finite, finishing=mine.finishing,
+        finite=mine.finite, finishing=mine.finishing, contribution=state.serial,
     )  # fmt: skip
 
 
@@ -223,7 +224,7 @@ def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, 
 def _refused(state: MemberState, message: Refused, effects: list[Effect]) -> None:
     """The contribution is not used; the node stays in the round as a receiver."""
     mine = state.contribution
-    if mine is None or message.round != state.round + 1:
+    if mine is None or message.round != state.round + 1 or message.contribution != state.serial:
         return
     state.contribution = Boundary(b"", 0.0, 0, finishing=mine.finishing)
     if state.exchange is not None and state.exchange.senders[state.node][1] > 0:

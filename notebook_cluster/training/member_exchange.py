@@ -38,12 +38,11 @@ def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
     repeated = seal.round == state.seen_attempt[0] and seal.attempt <= state.seen_attempt[1]
     if repeated or seal.round != state.round + 1 or seal.base_hash != state.state_hash or state.node not in senders:
         return
-    incarnation, weight = senders[state.node]
-    if (
-        incarnation != state.incarnation
-        or state.contribution is None
-        or (weight > 0 and not state.contribution.samples)
-    ):
+    mine = next(member for member in seal.members if member.name == state.node)
+    weight = senders[state.node][1]
+    if (mine.incarnation, mine.contribution) != (state.incarnation, state.serial) or state.contribution is None:
+        return
+    if weight > 0 and (state.wire is None or len(state.contribution.encoded) != state.wire.size):
         return
     state.seen_attempt = (seal.round, seal.attempt)
     state.phase = "exchanging"

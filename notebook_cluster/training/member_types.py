@@ -287,6 +287,8 @@ class MemberState(msgspec.Struct):
     left: bool = False
     contribution: Boundary | None = None
     """Kept until COMMIT."""
+    serial: int = 0
+    """Counts contributions: what is said about an older one does not concern this one."""
     fetch_counted: bool = False
     """The state being fetched contains this node's contribution."""
     exchange: Exchange | None = None

@@ -70,6 +70,7 @@ class Panel:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._over = False
         self._ended = ""
+        self._leaves_picture = True
         self._display_id = uuid.uuid4().hex
         self._latest: ClusterView = cluster.latest or cluster.state()
         self._curves = Curves()
@@ -90,7 +91,7 @@ class Panel:
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="cluster-panel", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        atexit.register(self._abandon)
 
     def shows(self, cluster: "Cluster") -> bool:
         """True when this panel is alive and shows ``cluster``."""
@@ -112,10 +113,15 @@ class Panel:
 
     def close(self) -> None:
         """End the thread; what was shown last stays as a static picture."""
-        atexit.unregister(self.close)
         self._inbox.put(self._leave)
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
+
+    def _abandon(self) -> None:
+        """The kernel ends: only the thread has to, for nothing that is published now is sure to arrive."""
+        self._unsubscribe()
+        self._leaves_picture = False
+        self._inbox.put(self._leave)
 
     # ---- from here on: the panel's thread ----
 
@@ -127,7 +133,8 @@ class Panel:
                 self._guarded(self._push_state)
             if self._curve_pace.take(now):
                 self._guarded(self._draw)
-        self._guarded(self._leave_picture)
+        if self._leaves_picture:
+            self._guarded(self._leave_picture)
 
     def _take(self) -> None:
         """Make every call that was posted; wait for one no longer than until something is due."""
@@ -211,6 +218,7 @@ class Panel:
         """Put the last state in place of the widgets: what is saved with the notebook then needs no kernel."""
         from IPython.display import update_display
 
+        atexit.unregister(self._abandon)
         self._unsubscribe()
         if self in _panels:
             _panels.remove(self)
