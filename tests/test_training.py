@@ -291,6 +291,23 @@ def test_global_model_swaps_and_swaps_back_bit_for_bit(tmp_path: Path) -> None:
         assert isinstance(cluster.run(cell)["a"], nn.Module)
 
 
+def test_views_see_steps_losses_and_what_is_waited_for(tmp_path: Path) -> None:
+    def cell(node: Node) -> None:
+        model = build()
+        sync = nc.DiLoCo(model, every=2)
+        for loss in (3.0, torch.tensor(2.0, requires_grad=True), np.float32(1.0), None):
+            sync.step(loss, samples=5)
+
+    with Cluster(["a"], tmp_path) as cluster:
+        node = cluster.nodes["a"]
+        assert cluster.run(cell) == {"a": None}
+    steps = [(report["step"], report["loss"]) for report in node.reports if "step" in report]
+    assert steps == [(1, 3.0), (2, 2.0), (3, 1.0), (4, None)]
+    waits = [report["waiting"] for report in node.reports if "waiting" in report]
+    assert "round 1" in waits
+    assert waits[-1] == ""
+
+
 # ---- what is in the vector -----------------------------------------------------------------------------------
 
 

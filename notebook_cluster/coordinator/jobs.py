@@ -192,7 +192,9 @@ class Open(msgspec.Struct, frozen=True):
     """Members that must be PREPARED before COMMIT."""
     prepared: dict[str, Prepared] = {}
     sources: tuple[str, ...] = ()
-    """What the last COMPLETE named; empty: none was sent."""
+    """What the last COMPLETE named; empty: it is to be sent (again) when somebody is PREPARED."""
+    completing: bool = False
+    """A member is gone and another one holds all means: the attempt goes on as it is."""
     stalled: dict[str, tuple[float, tuple[str, ...]]] = {}
     """Member -> (when it said so last, whom it waits for)."""
     stalled_since: float | None = None

@@ -45,6 +45,8 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
     # an Arrived from a node that was sent to a source asks for another one
     asked = participant.asked + 1 if participant.fetching else participant.asked
     held = (message.round - 1, message.base_hash)
+    if not participant.active:
+        forget_prepared(job, node)  # it had left; its new work took the place of what it had in the attempt
     if participant.active and participant.held is not None and participant.held[0] > held[0]:
         held = participant.held  # it crossed the COMMIT that is on its way there
     change(job, node, arrived=message, active=True, fetching=None, asked=asked, held=held)
@@ -72,6 +74,14 @@ def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
     turn.tell("warning", reason)
 
 
+def forget_prepared(job: Job, node: str) -> None:
+    """What ``node`` computed in the open attempt is no longer there."""
+    attempt = job.open
+    if attempt is not None and node in attempt.prepared:
+        prepared = {name: said for name, said in attempt.prepared.items() if name != node}
+        job.open = structs.replace(attempt, prepared=prepared)
+
+
 def on_prepared(turn: Turn, job: Job, node: str, message: Prepared) -> None:
     attempt = job.open
     if attempt is None or (message.round, message.attempt) != (attempt.seal.round, attempt.seal.attempt):
@@ -90,17 +100,17 @@ def on_stalled(turn: Turn, job: Job, node: str, message: Stalled) -> None:
         return
     if node not in attempt.waiting or node in attempt.prepared:
         return
-    weighty = {m.name for m in attempt.seal.members if m.weight_bits}
-    broken = [name for name in message.not_finite if name in attempt.waiting & weighty]
-    for name in broken:
-        refuse(turn, job, name, f"the work of {name!r} for round {message.round} holds NaN or infinity: it is left out")
-    if broken:
+    for name in message.not_finite:
+        member = next((m for m in attempt.seal.members if m.name == name and m.weight_bits), None)
+        arrived = job.participants[name].arrived if member is not None else None
+        if member is not None and arrived is not None and arrived.contribution == member.contribution:
+            refuse(turn, job, name, f"the work of {name!r} for round {message.round} holds NaN or infinity: it is not used")
+    if message.not_finite:
         _seal(turn, job, turn.by_rank(attempt.waiting), attempt.seal.last)
         return
     now = turn.state.now
     stalled = {**attempt.stalled, node: (now, tuple(message.waiting_for))}
     since = now if attempt.stalled_since is None else attempt.stalled_since
-    # with an empty list of sources COMPLETE goes out (again) when somebody is PREPARED
     job.open = structs.replace(attempt, stalled=stalled, stalled_since=since, sources=())
 
 
@@ -205,13 +215,16 @@ def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
         if (p := job.participants[name]).active and not p.joining and p.incarnation == incarnations[name]
         and turn.is_up(name, p.incarnation)
     )  # fmt: skip
-    waiting -= _left_out(turn, job, attempt, waiting)
+    reports = _stand_still(turn, attempt, waiting)
+    waiting -= _left_out(turn, attempt, waiting, reports)
     if not waiting:
         job.open = None
         return
-    sources = tuple(turn.by_rank(n for n in attempt.prepared if turn.is_up(n, incarnations[n])))
+    # nodes that left still serve what they have, unless it turns out that they do not
+    serving = waiting if reports else incarnations.keys()
+    sources = tuple(turn.by_rank(n for n in attempt.prepared if n in serving and turn.is_up(n, incarnations[n])))
     lost = waiting != frozenset(incarnations)
-    if lost and not sources and (waiting != attempt.waiting or attempt.sources):
+    if lost and not sources and (waiting != attempt.waiting or attempt.completing):
         # nobody alive has all means, so nobody can come to have applied them: the same work, shared out anew
         _reseal(turn, job, turn.by_rank(waiting), seal.last)
         return
@@ -220,7 +233,7 @@ def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
     if not unprepared:
         _agree(turn, job, attempt)
     elif sources and (lost or attempt.stalled) and sources != attempt.sources:
-        job.open = structs.replace(attempt, sources=sources)
+        job.open = structs.replace(attempt, sources=sources, completing=lost)
         for name in unprepared:
             turn.send(name, Complete(job=job.name, round=seal.round, attempt=seal.attempt, sources=list(sources)))
 
@@ -234,14 +247,21 @@ def _reseal(turn: Turn, job: Job, names: list[str], last: bool) -> None:
         job.open = None
 
 
-def _left_out(turn: Turn, job: Job, attempt: Open, waiting: frozenset[str]) -> frozenset[str]:
-    """Who is no longer waited for because the exchange stands still. Out of a round is not lost."""
+def _stand_still(turn: Turn, attempt: Open, waiting: frozenset[str]) -> dict[str, tuple[str, ...]]:
+    """Who is waited for by whom, when the exchange has stood still for longer than a moment; else empty."""
     settings, now = turn.state.settings, turn.state.now
     if attempt.stalled_since is None or now - attempt.stalled_since < settings.stall_grace:
-        return frozenset()
+        return {}
     reports = {name: names for name, (when, names) in attempt.stalled.items() if name in waiting and now - when <= 4.0}
     silent = waiting - reports.keys() - attempt.prepared.keys()
-    if not reports or (silent and now - attempt.stalled_since < settings.silent_grace):
+    return {} if silent and now - attempt.stalled_since < settings.silent_grace else reports
+
+
+def _left_out(
+    turn: Turn, attempt: Open, waiting: frozenset[str], reports: dict[str, tuple[str, ...]]
+) -> frozenset[str]:
+    """Who is no longer waited for. Out of a round is not lost."""
+    if not reports:
         return frozenset()
     if waiting & attempt.prepared.keys():
         out = frozenset(reports)  # the means exist, but cannot get there

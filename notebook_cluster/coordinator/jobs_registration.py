@@ -86,8 +86,10 @@ def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
 
 def on_joined(turn: Turn, job: Job, node: str, message: Joined) -> None:
     """It holds a state; if that is no longer the newest, its next Arrived is answered with Behind."""
+    arrived, held = job.participants[node].arrived, (message.round, message.state_hash)
+    known = (arrived.round - 1, arrived.base_hash) if arrived is not None else None
     change(
-        job, node, held=(message.round, message.state_hash), joining=False, fetching=None, asked=0, arrived=None
+        job, node, held=held, joining=False, fetching=None, asked=0, arrived=arrived if known == held else None
     )  # fmt: skip
     job.cohort -= {node}
 

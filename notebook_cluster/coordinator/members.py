@@ -30,6 +30,8 @@ class Members:
         self._ready: dict[str, asyncio.Future[None]] = {}
         self._no_replay: set[str] = set()
         self._adding: dict[str, asyncio.Task[list[str]]] = {}
+        self._local_first = asyncio.Event()
+        self._local_first.set()
         self._broadcast = -1
         self.telemetry: dict[str, Telemetry] = {}
         self.samples: dict[str, p.NodeSample] = {}
@@ -40,27 +42,41 @@ class Members:
         """Start nodes on ``peer`` (a name, ``HOST:PORT``, ``local`` or ``all``); names once they answer."""
         if peer == "all":
             return await self._add_all()
-        name = await self._hub.peers.resolve(peer)
-        link = await self._hub.peers.ready(name)
-        assert link.info is not None
-        devices = self._devices(link.info, count)
-        names = [self._start_new(name, device) for device in devices]
+        names = await (self._order_local(count) if peer == LOCAL else self._order_nodes(peer, count))
         await self._wait(names)
         return names
 
+    async def _order_local(self, count: int) -> list[str]:
+        """Nodes of the notebook's own machine; they come before those of peers that were asked for later."""
+        self._local_first.clear()
+        try:
+            await self._hub.wait_for_local()
+            return await self._start_on(LOCAL, count)
+        finally:
+            self._local_first.set()
+
+    async def _order_nodes(self, peer: str, count: int) -> list[str]:
+        name = await self._hub.peers.resolve(peer)
+        await self._local_first.wait()
+        return await self._start_on(name, count)
+
+    async def _start_on(self, peer: str, count: int) -> list[str]:
+        link = await self._hub.peers.ready(peer)
+        assert link.info is not None
+        return [self._start_new(peer, device) for device in self._devices(link.info, count)]
+
     async def _add_all(self) -> list[str]:
         """A peer that cannot be added is said and left out."""
+        before = set(self._hub.state.nodes)
         found = [row.name for row in await self._hub.peers.finding.trusted()]
         results = await asyncio.gather(*(self.add_found(name) for name in found), return_exceptions=True)
-        names: list[str] = []
         for result in results:
             if isinstance(result, RequestError):
                 self._hub.tell("warning", str(result))
             elif isinstance(result, BaseException):
                 raise result
-            else:
-                names += result
-        return names
+        # Some may have been added while we listened, by whoever follows what is found.
+        return [node.name for node in self._hub.state.nodes.values() if node.name not in before and node.peer in found]
 
     async def add_found(self, name: str) -> list[str]:
         """Nodes on a peer that was found, unless it has some; whoever asks meanwhile waits for the same nodes."""

@@ -259,8 +259,6 @@ class Coordinator:
                     self.peers.follow = True
                 if body.count < 0:
                     raise RequestError(f"cannot add {body.count} nodes: the number is 0 (one per accelerator) or more")
-                if body.peer == LOCAL and LOCAL not in self.peers.links:
-                    await self._wait_for_local()
                 return await self.members.add(body.peer, body.count)
             case v.RemoveNode():
                 self.members.remove(body.node)
@@ -279,7 +277,12 @@ class Coordinator:
                 raise RequestError(f"unknown request {type(body).__name__}")
         return None
 
-    async def _wait_for_local(self) -> None:
+    async def wait_for_local(self) -> None:
+        """Return when the link to this machine's own agent was dialled.
+
+        Raises:
+            RequestError: it did not start; names its log.
+        """
         await self._agent_started.wait()
         if LOCAL not in self.peers.links:
             raise RequestError(f"the agent of this machine did not start: see {self.settings.runtime / 'agent.log'}")

@@ -16,7 +16,7 @@ from notebook_cluster.training.runtime import JobHandler, Runtime, current_runti
 
 if TYPE_CHECKING:
     from notebook_cluster.training.diloco import DiLoCo, LocalSGD
-    from notebook_cluster.training.sync import Round, TrainingError
+    from notebook_cluster.training.results import Round, TrainingError
 
 __all__ = [
     "DiLoCo",
@@ -32,8 +32,8 @@ __all__ = [
 _LAZY = {
     "DiLoCo": "notebook_cluster.training.diloco",
     "LocalSGD": "notebook_cluster.training.diloco",
-    "Round": "notebook_cluster.training.sync",
-    "TrainingError": "notebook_cluster.training.sync",
+    "Round": "notebook_cluster.training.results",
+    "TrainingError": "notebook_cluster.training.results",
 }
 
 

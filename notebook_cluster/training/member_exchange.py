@@ -157,8 +157,8 @@ def _mean(
         broken = [name for name in contributors if not np.isfinite(vector(name)).all()]
         largest = max(contributors, key=lambda name: float(np.abs(vector(name)).max()))
         state.exchange = copy(exchange)
-        state.exchange.broken = True
-        effects.append(SendControl(_stalled(state, exchange, broken or [largest])))
+        state.exchange.broken = tuple(broken or [largest])
+        effects.append(SendControl(_stalled(state, state.exchange)))
         return None
 
 
@@ -250,11 +250,11 @@ def _missing(state: MemberState, exchange: Exchange) -> list[tuple[int, str, str
     return missing
 
 
-def _stalled(state: MemberState, exchange: Exchange, not_finite: list[str] | None = None) -> Stalled:
+def _stalled(state: MemberState, exchange: Exchange) -> Stalled:
     waiting_for = {name for _, name, _ in _missing(state, exchange) if name != state.node}
     return Stalled(
         job=state.job, round=exchange.seal.round, attempt=exchange.seal.attempt, waiting_for=sorted(waiting_for),
-        not_finite=not_finite or [], fragment=exchange.seal.fragment,
+        not_finite=list(exchange.broken), fragment=exchange.seal.fragment,
     )  # fmt: skip
 
 

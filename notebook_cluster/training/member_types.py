@@ -248,8 +248,8 @@ class Exchange(msgspec.Struct):
     """When a chunk last came."""
     wanted: float = 0.0
     stalled: float = 0.0
-    broken: bool = False
-    """A contribution held NaN or infinity: the coordinator was told and will seal again without it."""
+    broken: tuple[str, ...] = ()
+    """Members whose contribution held NaN or infinity: the coordinator was told and will seal again without it."""
     prepared: Prepared | None = None
     theta: "Vector | None" = None
     momentum: "Vector | None" = None

@@ -9,7 +9,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +22,12 @@ from notebook_cluster.training.job import Description, Job, Notice
 from notebook_cluster.training.node_part import PartError, pack, unpack
 from notebook_cluster.training.progress import Progress
 from notebook_cluster.training.replica import Replica
+from notebook_cluster.training.results import Round, TrainingError
 from notebook_cluster.training.resuming import Start, registration, start_of
 from notebook_cluster.training.runtime import current_runtime
 
 WAIT_SLICE = 0.2
 """Seconds: how long an interrupt may go unnoticed on systems where it does not end a wait."""
-
-
-class TrainingError(RuntimeError):
-    """The coordinator refused the job, or the sync object cannot be used like this; one line."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """A committed round: its number, the nodes whose work is in it, seconds this node waited, bytes it sent, the hash
-    of the state (equal on all nodes), and whether this node's work was counted."""
-
-    round: int
-    members: tuple[str, ...]
-    wait: float
-    bytes_sent: int
-    state_hash: str
-    counted: bool
 
 
 class RoundSync:
@@ -323,7 +306,7 @@ class RoundSync:
             return
         try:
             self._progress.step = int(unpack(data, self._optimizer)["step"])
-        except (PartError, KeyError) as error:
+        except (PartError, KeyError, TypeError, ValueError, OverflowError) as error:
             self._warn(str(error))
 
     def _warn(self, text: str) -> None:

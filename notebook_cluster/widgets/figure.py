@@ -44,6 +44,7 @@ class CurvesFigure:
         figure.update_annotations(font={"size": 12, "color": _INK})
         figure.update_xaxes(**axis)
         figure.update_yaxes(**axis)
+        figure.update_yaxes(rangemode="tozero", col=2)  # a few kB more or less must not look like a leak
         self.widget = go.FigureWidget(figure)
         self._nodes: dict[str, int] = {}
         self._drawn: dict[int, tuple[Any, ...]] = {}

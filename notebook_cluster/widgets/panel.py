@@ -129,9 +129,9 @@ class Panel:
         while not self._over:
             self._take()
             now = time.monotonic()
-            if self._state_pace.take(now):
+            if not self._over and self._state_pace.take(now):
                 self._guarded(self._push_state)
-            if self._curve_pace.take(now):
+            if not self._over and self._curve_pace.take(now):
                 self._guarded(self._draw)
         if self._leaves_picture:
             self._guarded(self._leave_picture)

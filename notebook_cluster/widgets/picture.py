@@ -20,16 +20,18 @@ class Line(NamedTuple):
     points: Sequence[Point]
 
 
-def svg_chart(title: str, horizontal: str, lines: Sequence[Line]) -> str:
+def svg_chart(title: str, horizontal: str, lines: Sequence[Line], *, from_zero: bool = False) -> str:
     """One chart as an ``<svg>`` element with axes and a line per curve; empty when no value is finite.
 
-    ``horizontal`` labels the x axis. A value that is not finite interrupts its line.
+    ``horizontal`` labels the x axis. A value that is not finite interrupts its line. With ``from_zero`` the
+    y axis begins at 0, for quantities that are never negative.
     """
     finite = [point for line in lines for point in line.points if math.isfinite(point[1])]
     if not finite:
         return ""
     across = _Axis(min(x for x, _ in finite), max(x for x, _ in finite), _LEFT, _WIDTH - _RIGHT)
-    upward = _Axis(min(y for _, y in finite), max(y for _, y in finite), _HEIGHT - _BOTTOM, _TOP)
+    low = 0.0 if from_zero else min(y for _, y in finite)
+    upward = _Axis(low, max(y for _, y in finite), _HEIGHT - _BOTTOM, _TOP)
     parts = [
         f'<svg class="nbc-chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_escaped(title)}">',
         f'<text x="{_LEFT}" y="14" class="nbc-chart-title">{_escaped(title)}</text>',

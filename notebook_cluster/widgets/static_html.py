@@ -155,5 +155,5 @@ def _charts(state: ClusterView, curves: Curves) -> str:
         loss.append(Line(node, colour, curves.get(node, "loss").by_step()))
         points = curves.get(node, "memory").by_time(state.started)
         memory.append(Line(node, colour, [(seconds, value / 1e9) for seconds, value in points]))
-    charts = [svg_chart("Loss", "steps", loss), svg_chart("Memory (GB)", "seconds", memory)]
+    charts = [svg_chart("Loss", "steps", loss), svg_chart("Memory (GB)", "seconds", memory, from_zero=True)]
     return _block("nbc-charts", charts) if any(charts) else ""

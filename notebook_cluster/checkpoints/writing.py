@@ -1,0 +1,186 @@
+"""Writing a checkpoint so that it is either complete or not there."""
+
+import math
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from notebook_cluster.checkpoints.manifest import (
+    FORMAT,
+    GLOBAL_FILE,
+    MANIFEST_FILE,
+    MOMENTUM_PREFIX,
+    CheckpointError,
+    FileEntry,
+    Manifest,
+    NodeEntry,
+    digest,
+    file_digest,
+)
+from notebook_cluster.checkpoints.reading import folders_newest_first, serial_of
+from notebook_cluster.protocol.names import check_name
+from notebook_cluster.protocol.version import VERSION
+
+KEPT = 2
+_TEMPORARY = ".writing-"
+
+Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one node adds: ``data`` are the bytes of a safetensors file; None when the node left before sending them."""
+
+    node: str
+    rank: int
+    data: bytes | bytearray | memoryview | None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The state after ``round``. Tensors by parameter name, float32, in the model's shapes."""
+
+    job: str
+    round: int
+    state_hash: str
+    parameters: Tensors
+    momentum: Tensors
+    parts: list[Part] = field(default_factory=list)
+    settings: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def save(directory: Path, name: str, contents: Contents, on_step: Step | None = None) -> tuple[Path, str]:
+    """Write ``contents`` under ``directory/name``; returns the checkpoint's folder and its manifest's hash.
+
+    ``on_step`` is called with the name of each step before it: ``folder``, ``global``, ``node <name>``, ``manifest``,
+    ``rename``, ``prune``. Whatever goes wrong before ``rename`` ended, the previous checkpoint is untouched.
+
+    Raises:
+        CheckpointError: the disk refused (full, read only); says what is still valid.
+        ValueError: ``name`` is not usable as a folder's name.
+    """
+    home = directory / check_name(name, "checkpoint")
+    step = on_step or (lambda _step: None)
+    temporary: Path | None = None
+    try:
+        step("folder")
+        home.mkdir(parents=True, exist_ok=True)
+        _remove_left_over(home)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{os.getpid()}-", dir=home))
+        manifest_hash = _fill(temporary, home, name, contents, step)
+        step("rename")
+        folder = _rename(temporary, home, contents.round)
+    except OSError as error:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(_not_written(home, name, error)) from error
+    step("prune")
+    for old in _readable(home)[KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder, manifest_hash
+
+
+def _fill(folder: Path, home: Path, name: str, contents: Contents, step: Step) -> str:
+    """Every file of the checkpoint, the manifest last; returns the manifest's hash."""
+    from safetensors.numpy import save_file
+
+    step("global")
+    tensors = {key: np.ascontiguousarray(value) for key, value in contents.parameters.items()}
+    tensors |= {MOMENTUM_PREFIX + key: np.ascontiguousarray(value) for key, value in contents.momentum.items()}
+    about = {"job": contents.job, "round": str(contents.round), "state_hash": contents.state_hash}
+    try:
+        save_file(tensors, folder / GLOBAL_FILE, metadata=about)
+    except Exception as error:  # safetensors raises its own type for a full disk
+        raise error if isinstance(error, OSError) else OSError(str(error)) from error
+    _sync(folder / GLOBAL_FILE)
+    files = {GLOBAL_FILE: _entry(folder / GLOBAL_FILE)}
+    nodes = []
+    for part in contents.parts:
+        step(f"node {part.node}")
+        file = f"node-{part.rank}-{check_name(part.node, 'node')}.safetensors" if part.data is not None else ""
+        nodes.append(NodeEntry(part.node, part.rank, file))
+        if part.data is not None:
+            _write(folder / file, part.data)
+            files[file] = _entry(folder / file)
+    step("manifest")
+    versions = {"notebook_cluster": VERSION, "python": platform.python_version(), "numpy": np.__version__}
+    manifest = Manifest(
+        format=FORMAT, job=contents.job, name=name, round=contents.round, state_hash=contents.state_hash,
+        serial=_next_serial(home), saved_at=time.time(), settings=contents.settings, nodes=nodes,
+        versions=versions | contents.versions, files=files,
+    )  # fmt: skip
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    _write(folder / MANIFEST_FILE, data)
+    _sync(folder)
+    return digest(data)
+
+
+def _rename(temporary: Path, home: Path, round: int) -> Path:
+    """``temporary`` becomes ``round-000012``, or ``-2``, ``-3`` ... where that round was saved before."""
+    count = 1
+    while True:
+        folder = home / (f"round-{round:06d}" + (f"-{count}" if count > 1 else ""))
+        count += 1
+        if not folder.exists():
+            temporary.rename(folder)
+            _sync(home)
+            return folder
+
+
+def _next_serial(home: Path) -> int:
+    return max((int(serial_of(folder)) for folder in _readable(home)), default=0) + 1
+
+
+def _readable(home: Path) -> list[Path]:
+    """Checkpoints with a manifest, newest first. Others are left alone: they may be of a newer version."""
+    return [folder for folder in folders_newest_first(home) if serial_of(folder) != math.inf]
+
+
+def _remove_left_over(home: Path) -> None:
+    """Folders of writers that were killed; the process id in the name says whether one is still writing."""
+    import psutil
+
+    for left in home.glob(f"{_TEMPORARY}*"):
+        writer = left.name.removeprefix(_TEMPORARY).partition("-")[0]
+        if writer.isdigit() and (int(writer) == os.getpid() or not psutil.pid_exists(int(writer))):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _not_written(home: Path, name: str, error: OSError) -> str:
+    kept = _readable(home)
+    still = f"{kept[0]} is still the newest" if kept else "there is no earlier one"
+    cause = error.strerror or error
+    return f"checkpoint {name!r} not written to {home}: {cause}: make room or use another folder; {still}"
+
+
+def _write(path: Path, data: bytes | bytearray | memoryview) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """fsync of a file or, where the system allows to open one, a folder."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _entry(path: Path) -> FileEntry:
+    return FileEntry(path.stat().st_size, file_digest(path))
