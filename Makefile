@@ -24,7 +24,7 @@ INSTALL = install() { \
 # JupyterLab asks for this flag where the only user is root (containers).
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help install demo lab test check browser docs clean
+.PHONY: help install demo lab test check browser picture docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -84,6 +84,10 @@ browser:
 
 test: .venv/.test browser check
 	$(BIN)/python -m pytest
+
+# A new docs/panel.png, for when the panel looks different.
+picture: .venv/.test browser
+	@$(BIN)/python -m docs.screenshot
 
 docs: .venv/.docs
 	$(BIN)/mkdocs build --strict --site-dir build/site

@@ -100,7 +100,8 @@ def summary_of(state) -> dict:
     job = next(iter(state.jobs), None)
     scalars = {name: value for node in state.nodes for name, value in node.scalars.items()}
     used = {node.peer for node in state.nodes}
-    found_by = {peer.found_by for peer in state.peers if peer.name in used and peer.name in AGENTS}
+    # On a network with other people their peers are listed too: what counts is how those of the nodes were found.
+    found_by = {peer.found_by for peer in state.peers if peer.trusted and peer.name in used and peer.name in AGENTS}
     return {
         "nodes": len(state.nodes),
         "peers": sorted(used),

@@ -139,6 +139,11 @@ def save(page: "Page") -> None:
     page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
 
 
+def shut_down_kernels(page: "Page") -> None:
+    """End every kernel of the lab."""
+    page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
+
+
 def _write_settings(folder: Path, dark: bool) -> None:
     """No question about news, no cells that exist only while they are on the screen."""
     values = {

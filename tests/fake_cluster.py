@@ -70,11 +70,11 @@ def cluster_view(step: int = 120, **changes: Any) -> ClusterView:
     return msgspec.structs.replace(view, **changes)
 
 
-def series_until(step: int, started: float) -> list[Series]:
-    """Loss and memory of the three nodes up to ``step``, a point each 2 steps."""
+def series_until(step: int, started: float, first: int = 0) -> list[Series]:
+    """Loss and memory of the three nodes from step ``first`` to ``step``, a point each 2 steps."""
     series = []
     for rank, name in enumerate(("laptop", "mini", "desk")):
-        steps = list(range(0, step + 1, 2))
+        steps = list(range(first, step + 1, 2))
         views = [node_view(rank, name, one) for one in steps]
         times = [started + one * 0.1 for one in steps]
         series.append(Series(node=name, name="loss", step=steps, time=times, value=[float(v.loss or 0) for v in views]))
@@ -149,9 +149,5 @@ class FakeCluster:
         while not self._over.wait(0.25):
             self.step += 2
             self.latest = self._view()
-            new = [
-                msgspec.structs.replace(one, step=one.step[-1:], time=one.time[-1:], value=one.value[-1:])
-                for one in series_until(self.step, self.started)
-            ]
             self._tell(StateChanged(state=self.latest))
-            self._tell(SeriesAdded(series=new))
+            self._tell(SeriesAdded(series=series_until(self.step, self.started, first=self.step)))

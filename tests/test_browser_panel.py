@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
-from tests.browser import CHROMIUM, Lab, browser_page, open_notebook, run_all, running_lab, save, write_notebook
+from tests.browser import (
+    CHROMIUM,
+    Lab,
+    browser_page,
+    open_notebook,
+    run_all,
+    running_lab,
+    save,
+    shut_down_kernels,
+    write_notebook,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -69,6 +79,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def page(lab: Lab) -> Iterator["Page"]:
     with browser_page(lab) as opened:
         yield opened
+        shut_down_kernels(opened)
 
 
 def run(page: "Page", lab: Lab, name: str, *cells: str) -> None:

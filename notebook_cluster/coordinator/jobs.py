@@ -179,6 +179,8 @@ class Participant(msgspec.Struct, frozen=True):
     asked: int = 0
     """How often it asked for another source."""
     arrived: Arrived | None = None
+    refused: int = -1
+    """The contribution that was refused last."""
     counted: int = 0
     """Last committed round that has its contribution."""
     applied: int = 0
@@ -193,8 +195,6 @@ class Open(msgspec.Struct, frozen=True):
     prepared: dict[str, Prepared] = {}
     sources: tuple[str, ...] = ()
     """What the last COMPLETE named; empty: it is to be sent (again) when somebody is PREPARED."""
-    completing: bool = False
-    """A member is gone and another one holds all means: the attempt goes on as it is."""
     stalled: dict[str, tuple[float, tuple[str, ...]]] = {}
     """Member -> (when it said so last, whom it waits for)."""
     stalled_since: float | None = None

@@ -45,10 +45,10 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
     # an Arrived from a node that was sent to a source asks for another one
     asked = participant.asked + 1 if participant.fetching else participant.asked
     held = (message.round - 1, message.base_hash)
-    if not participant.active:
-        forget_prepared(job, node)  # it had left; its new work took the place of what it had in the attempt
     if participant.active and participant.held is not None and participant.held[0] > held[0]:
         held = participant.held  # it crossed the COMMIT that is on its way there
+    if message.contribution == participant.refused:  # it crossed the Refused that is on its way there
+        message = structs.replace(message, samples=0.0, steps=0, finite=True, norm=0.0)
     change(job, node, arrived=message, active=True, fetching=None, asked=asked, held=held)
     if not message.finite:
         refuse(
@@ -64,7 +64,12 @@ def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
     arrived = job.participants[node].arrived
     if arrived is None:
         return
-    change(job, node, arrived=structs.replace(arrived, samples=0.0, steps=0, finite=True, norm=0.0))
+    if not arrived.samples:
+        return
+    change(
+        job, node, refused=arrived.contribution,
+        arrived=structs.replace(arrived, samples=0.0, steps=0, finite=True, norm=0.0),
+    )  # fmt: skip
     turn.send(
         node,
         Refused(
@@ -72,14 +77,6 @@ def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
         ),
     )
     turn.tell("warning", reason)
-
-
-def forget_prepared(job: Job, node: str) -> None:
-    """What ``node`` computed in the open attempt is no longer there."""
-    attempt = job.open
-    if attempt is not None and node in attempt.prepared:
-        prepared = {name: said for name, said in attempt.prepared.items() if name != node}
-        job.open = structs.replace(attempt, prepared=prepared)
 
 
 def on_prepared(turn: Turn, job: Job, node: str, message: Prepared) -> None:
@@ -209,22 +206,17 @@ def _slices(owners: list[str], blocks: int, one_owner_blocks: int) -> list[Slice
 def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
     """Losses first, then agreement."""
     seal = attempt.seal
-    incarnations = {member.name: member.incarnation for member in seal.members}
-    waiting = frozenset(
-        name for name in attempt.waiting
-        if (p := job.participants[name]).active and not p.joining and p.incarnation == incarnations[name]
-        and turn.is_up(name, p.incarnation)
-    )  # fmt: skip
+    there = [member.name for member in seal.members if _is_there(turn, job, member)]
+    waiting = attempt.waiting & {name for name in there if job.participants[name].arrived is not None}
     reports = _stand_still(turn, attempt, waiting)
     waiting -= _left_out(turn, attempt, waiting, reports)
     if not waiting:
         job.open = None
         return
     # nodes that left still serve what they have, unless it turns out that they do not
-    serving = waiting if reports else incarnations.keys()
-    sources = tuple(turn.by_rank(n for n in attempt.prepared if n in serving and turn.is_up(n, incarnations[n])))
-    lost = waiting != frozenset(incarnations)
-    if lost and not sources and (waiting != attempt.waiting or attempt.completing):
+    sources = tuple(turn.by_rank(n for n in there if n in attempt.prepared and (n in waiting or not reports)))
+    lost = len(waiting) < len(seal.members)
+    if lost and not sources:
         # nobody alive has all means, so nobody can come to have applied them: the same work, shared out anew
         _reseal(turn, job, turn.by_rank(waiting), seal.last)
         return
@@ -233,9 +225,21 @@ def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
     if not unprepared:
         _agree(turn, job, attempt)
     elif sources and (lost or attempt.stalled) and sources != attempt.sources:
-        job.open = structs.replace(attempt, sources=sources, completing=lost)
+        job.open = structs.replace(attempt, sources=sources)
         for name in unprepared:
             turn.send(name, Complete(job=job.name, round=seal.round, attempt=seal.attempt, sources=list(sources)))
+
+
+def _is_there(turn: Turn, job: Job, member: Member) -> bool:
+    """It is reachable and still has in hand what it had when the attempt was sealed; it may have left the rounds."""
+    participant = job.participants[member.name]
+    arrived = participant.arrived
+    if participant.joining or not turn.is_up(member.name, member.incarnation):
+        return False
+    if participant.incarnation != member.incarnation or arrived is None:
+        return participant.incarnation == member.incarnation and not participant.active
+    same = arrived.contribution == member.contribution and bool(arrived.samples) == bool(member.weight_bits)
+    return same and is_current(job, participant)
 
 
 def _reseal(turn: Turn, job: Job, names: list[str], last: bool) -> None:
@@ -317,19 +321,14 @@ def _commit(turn: Turn, job: Job, attempt: Open, agreed: tuple[str, ...]) -> Non
         slice_hashes=list(agreed[1:]), base_hash=seal.base_hash, outer=to_builtins(seal.outer),
         bytes_sent=job.bytes_sent, bytes_data_parallel=job.bytes_data_parallel, hash_mismatches=job.hash_mismatches,
     )  # fmt: skip
+    there = {member.name for member in seal.members if _is_there(turn, job, member)}
     advance_to(job, commit, [member.name for member in seal.members])
     for member in seal.members:
         participant = job.participants[member.name]
-        if participant.incarnation != member.incarnation:
-            continue
-        if member.weight_bits:
+        if member.weight_bits and participant.incarnation == member.incarnation:
             change(job, member.name, counted=seal.round)
         said = attempt.prepared.get(member.name)
-        if (
-            said is None
-            or (said.state_hash, *said.slice_hashes) != agreed
-            or not turn.is_up(member.name, member.incarnation)
-        ):
+        if member.name not in there or said is None or (said.state_hash, *said.slice_hashes) != agreed:
             continue
         turn.send(member.name, commit)
         still_in = participant.active and not seal.last

@@ -48,10 +48,7 @@ def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
     held = (message.round, message.state_hash) if message.holds else None
     active = not message.left and message.cell == job.cell and not job.registering
     change(job, node, held=held, active=active, joining=False, fetching=None, arrived=None)
-    attempt, last = job.open, job.last_commit
-    if attempt is not None and message.attempt != attempt.seal.attempt:
-        # the SEAL reached it before the question, so it never will take part in this attempt
-        job.open = structs.replace(attempt, waiting=attempt.waiting - {node})
+    last = job.last_commit
     prepared = (message.prepared_round, message.attempt, message.prepared_state_hash)
     if last is not None and message.round < last.round and prepared == (last.round, last.attempt, last.state_hash):
         turn.send(node, last)

@@ -127,7 +127,7 @@ class Runs:
         reply = run.reply
         status: e.NodeCellStatus = "ok"
         if reply.get("status") == "error":
-            status = "interrupted" if reply.get("ename") == "KeyboardInterrupt" else "error"
+            status = "interrupted" if _was_interrupted(reply) else "error"
         elif reply.get("status") != "ok":
             status = "cancelled"
         event = e.CellNodeEnded(
@@ -152,3 +152,9 @@ class Runs:
             run.done.set_result(event.status)
         if not run.replay:
             self._on_ended(event)
+
+
+def _was_interrupted(reply: dict[str, Any]) -> bool:
+    """A Stop ended the cell, or kept it from beginning while its node waited for the roster."""
+    name, value = reply.get("ename"), str(reply.get("evalue", ""))
+    return name == "KeyboardInterrupt" or (name == "InputRejected" and "interrupted before the cell began" in value)
