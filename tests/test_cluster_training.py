@@ -1,6 +1,7 @@
 """Training on a real cluster: what kills, restarts and Stop do to rounds, against the numpy reference."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,30 +38,200 @@ sync.finish()
 """
 
 
-@pytest.mark.parametrize("victim", ["local", "local-3"])
 @pytest.mark.parametrize(
-    ("hook", "left_out"),
-    [("'receive', rounds.Seal, 2", True), ("'send', rounds.Prepared, 2", True), ("'receive', rounds.Commit, 2", False)],
-    ids=["sealed", "preparing", "committed"],
+    ("victim", "point"),
+    [
+        ("local", "'receive', rounds.Seal, 2"),
+        ("local-3", "'receive', rounds.Seal, 2"),
+        ("local-2", "'send', rounds.Prepared, 2"),
+        ("local", "'receive', rounds.Commit, 2"),
+    ],
 )
 def test_sigkill_in_the_middle_of_a_round_leaves_the_survivors_on_the_reference(
-    work: Path, hook: str, left_out: bool, victim: str, capsys: pytest.CaptureFixture[str]
+    work: Path, victim: str, point: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running_cluster(local=3) as cluster:
         run(cluster, SETUP)
-        hook = f"if nc.node() == {victim!r}: when({hook}, die)"
+        hook = f"if nc.node() == {victim!r}: when({point}, die)"
         ended, _ = cluster.run(ROUNDS.format(elements=ELEMENTS, hook=hook))
         assert "SIGKILL" in ended.results[victim].reason
         survivors = sorted({"local", "local-2", "local-3"} - {victim})
         assert all(ended.results[name].status == "ok" for name in survivors)
         records = commits(cluster)
         assert [record["commit"]["round"] for record in records] == [1, 2, 3, 4]
-        assert (victim not in counted(records[1])) == left_out
+        if "Seal" in point:
+            assert victim not in counted(records[1])
+        elif "Commit" in point:
+            assert victim in counted(records[1])
         assert sorted(counted(records[2])) == survivors
         for number, theta in enumerate(replay(work, records), 1):
             for name in survivors:
                 np.testing.assert_array_equal(np.load(work / f"theta-{number}-{name}.npy"), theta)
         assert job(cluster).hash_mismatches == 0
-        seconds = records[1 if left_out else 2]["time"] - float((work / "killed").read_text())
+        after = next(record["time"] for record in records if record["time"] > killed_at(work))
         with capsys.disabled():
-            print(f"\n[{victim} killed: the survivors' COMMIT {seconds:.2f} s later]", end=" ")
+            print(f"\n[{victim} killed: the survivors' next COMMIT {after - killed_at(work):.2f} s later]", end=" ")
+
+
+def killed_at(work: Path) -> float:
+    return float((work / "killed").read_text())
+
+
+UNTIL = """
+model = make_model(ELEMENTS, seed=rank)
+sync = nc.DiLoCo(model, every=2)
+begins = f"{sync.round} {sync._replica.state_hash}"
+assert begins.endswith(state_hash(model.weight.detach().numpy(), sync._replica.momentum))
+print("begins", begins, flush=True)
+step = 0
+while not os.path.exists("enough"):
+    work(model, step)
+    step += 1
+    sync.step(loss=step)
+sync.finish()
+print("ends", sync.round, state_hash(model.weight.detach().numpy(), sync._replica.momentum))
+"""
+
+
+def test_a_killed_node_restarted_in_mid_run_replays_takes_the_state_and_is_in_a_later_round(work: Path) -> None:
+    with running_cluster(local=3) as cluster:
+        run(cluster, SETUP)
+        run(cluster, f"ELEMENTS = {ELEMENTS}")
+        pid = kernel_pid(cluster, "local-2")
+        watcher = Watcher(cluster.execute(UNTIL))
+        wait_until(lambda: len(commits(cluster)) >= 2, 60, "two rounds")
+        kill(pid)
+        wait_for_commit(cluster, lambda record: "local-2" not in counted(record), "a round without local-2")
+        cluster.restart("local-2")
+
+        def with_new_kernel(record: dict[str, Any]) -> bool:
+            return {"local-2"} < set(counted(record)) and any(
+                (member["name"], member["incarnation"]) == ("local-2", 2) for member in record["members"]
+            )
+
+        wait_for_commit(cluster, with_new_kernel, "a round with the new local-2")
+        (work / "enough").touch()
+        assert watcher.wait_end().results["local"].status == "ok"
+        said = watcher.text("local-2")
+        number, hash = said.rpartition("begins ")[2].split()[:2]
+        committed = {record["commit"]["round"]: record["commit"]["state_hash"] for record in commits(cluster)}
+        assert committed[int(number)] == hash
+        ends = {watcher.text(name).rpartition("ends ")[2] for name in ("local", "local-2", "local-3")}
+        assert ends == {f"{job(cluster).round} {job(cluster).state_hash}\n"}
+        assert node(cluster.state(), "local-2").incarnation == 2
+
+
+def test_rounds_go_on_without_a_node_that_raises_while_the_others_finish(work: Path) -> None:
+    with running_cluster(local=3) as cluster:
+        run(cluster, SETUP)
+        cell = """
+model = make_model(1000)
+sync = nc.DiLoCo(model, every=3)
+for step in range(4):
+    work(model, step)
+    sync.step()
+if rank == 1:
+    while not os.path.exists("raise"):
+        time.sleep(0.01)
+    raise ValueError("no more data")
+sync.finish()
+print(sync.round, *sync.members)
+"""
+        watcher = Watcher(cluster.execute(cell))
+        wait_until(lambda: [row.waiting_for for row in cluster.state().jobs] == [["local-2"]], 60, "local-2's arrival")
+        (work / "raise").touch()
+        ended = watcher.wait_end()
+        assert ended.results["local-2"].error_name == "ValueError"
+        assert {ended.results[name].status for name in ("local", "local-3")} == {"ok"}
+        assert watcher.text("local") == watcher.text("local-3") == "2 local local-3\n"
+
+
+def test_on_one_node_averaging_every_step_is_plain_training() -> None:
+    with running_cluster(local=1) as cluster:
+        run(cluster, SETUP)
+        said = run(
+            cluster,
+            """
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().copy()
+
+def training(model, sync=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator, worst = torch.Generator().manual_seed(1), 0.0
+    for _ in range(20):
+        x, before = torch.randn(16, 10, generator=generator), flat(model)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
+        loss.backward()
+        optimizer.step()
+        if sync:
+            local = flat(model)
+            assert sync.step(loss, samples=16)
+            unit = np.spacing(np.maximum(np.abs(before), np.abs(local)))
+            worst = max(worst, float((np.abs(flat(model) - local) / unit).max()))
+    return worst
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 4))
+
+shared, plain = build(), build()
+worst = training(shared, nc.LocalSGD(shared, every=1))
+training(plain)
+print(worst, float(np.abs(flat(shared) - flat(plain)).max()))
+""",
+        )
+        units, apart = map(float, said["local"].split())
+        assert units <= 1
+        assert apart < 1e-5
+        assert job(cluster).round == 20
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8"])
+def test_lossy_codecs_leave_every_node_with_the_same_hash_after_every_round(codec: str) -> None:
+    with running_cluster(local=2) as cluster:
+        run(cluster, SETUP)
+        said = run(
+            cluster,
+            f"""
+model = make_model({ELEMENTS}, seed=rank)
+sync = nc.DiLoCo(model, every=2, codec={codec!r})
+for step in range(10):
+    work(model, step)
+    if done := sync.step(samples=rank + 1):
+        assert done.state_hash == state_hash(model.weight.detach().numpy(), sync._replica.momentum)
+        print(done.round, done.state_hash)
+sync.finish()
+""",
+        )
+        assert said["local"] == said["local-2"]
+        assert said["local"].split() == [
+            word for record in commits(cluster) for word in (str(record["commit"]["round"]), record["commit"]["state_hash"])
+        ]
+        assert (job(cluster).round, job(cluster).hash_mismatches) == (5, 0)
+
+
+def test_the_steps_after_the_last_boundary_are_in_a_last_round(work: Path) -> None:
+    with running_cluster(local=2) as cluster:
+        run(cluster, SETUP)
+        cell = """
+model = make_model(1000)
+keep("start", model, 0)
+sync = nc.LocalSGD(model, every=100)
+for step in range(250):
+    work(model, step)
+    sync.step()
+sync.finish()
+keep("end", model, sync.round)
+"""
+        run(cluster, cell)
+        assert [record["commit"]["round"] for record in commits(cluster)] == [1, 2, 3]
+        ends = [np.load(work / f"end-3-{name}.npy") for name in ("local", "local-2")]
+        np.testing.assert_array_equal(*ends)
+        draws = [
+            np.random.default_rng([*name.encode(), step]).standard_normal(1000, dtype=np.float32).astype(np.float64)
+            for name in ("local", "local-2")
+            for step in range(250)
+        ]
+        expected = np.load(work / "start-0-local.npy") - sum(draws) / 2
+        np.testing.assert_allclose(ends[0], expected, atol=1e-4)

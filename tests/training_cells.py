@@ -1,7 +1,6 @@
 """For the end-to-end tests of training: a model whose every step is known, and the numpy reference of what a run log says."""
 
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,11 +114,3 @@ def replay(folder: Path, records: list[dict[str, Any]]) -> list[np.ndarray[Any, 
         states.append(theta)
     return states
 
-
-def ulps(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    """Largest difference in units of the last place of the larger of the two."""
-    return float((np.abs(a - b) / np.spacing(np.maximum(np.abs(a), np.abs(b)))).max())
-
-
-def bits(number: float) -> int:
-    return int(struct.unpack("<I", struct.pack("<f", number))[0])

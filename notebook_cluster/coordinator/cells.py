@@ -103,7 +103,10 @@ class Cells:
         busy = [run.node for run in self.runs.of_cell(running.id)]
         if force:
             for name in busy:
-                self._hub.members.restart(name, "killed by a second Stop")
+                try:
+                    self._hub.members.restart(name, "killed by a second Stop")
+                except RequestError as error:
+                    self._hub.tell("error", str(error))
         else:
             self.runs.interrupt_all()
         if not busy:

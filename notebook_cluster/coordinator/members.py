@@ -95,6 +95,9 @@ class Members:
         """One node per free accelerator; else cpu. More nodes than accelerators share the cpu."""
         used = {node.device for node in self._nodes_on(info.name)}
         free = [d.id for d in info.devices if d.kind != "cpu" and d.id not in info.leased and d.id not in used]
+        taken = {d.id: info.leased[d.id] for d in info.devices if d.id in info.leased and d.id not in used}
+        for device, cluster in taken.items():
+            self._hub.tell("warning", f"{device} of {info.name} is used by cluster {cluster!r}: left alone")
         if count == 0:
             return free or ["cpu"]
         return (free + ["cpu"] * count)[:count]

@@ -49,11 +49,16 @@ class CurvesFigure:
         self._nodes: dict[str, int] = {}
         self._drawn: dict[int, tuple[Any, ...]] = {}
 
-    def draw(self, curves: Curves, ranks: dict[str, int | None], started: float) -> None:
-        """Show ``curves``; ``ranks`` decides the colours, ``started`` (epoch seconds) is the zero of the time axis."""
-        for node in curves.nodes():
-            if node not in self._nodes:
-                self._add(node)
+    def draw(self, curves: Curves, ranks: dict[str, int | None], started: float) -> bool:
+        """Show ``curves``; ``ranks`` decides the colours, ``started`` (epoch seconds) is the zero of the time axis.
+
+        Returns True when nodes came in that the figure did not have: the caller then shows the widget anew. A browser
+        that is still loading plotly's script misses messages. One that changes points is made good by the next; one
+        that adds a curve is not, so the whole figure is sent as well, and only a new view reads that.
+        """
+        new = [node for node in curves.nodes() if node not in self._nodes]
+        for node in new:
+            self._add(node)
         limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // (2 * max(len(self._nodes), 1)), 40))
         memory = {node: curves.get(node, "memory").by_time(started) for node in self._nodes}
         scale, unit = _unit(max((value for points in memory.values() for _, value in points), default=0.0))
@@ -68,11 +73,13 @@ class CurvesFigure:
             title = f"Memory ({unit}) over {'minutes' if minutes else 'seconds'}"
             if self.widget.layout.annotations[1].text != title:
                 self.widget.layout.annotations[1].text = title
-
         self._remember()
+        if new:
+            self.widget.send_state(["_widget_data", "_widget_layout"])
+        return bool(new)
 
     def _remember(self) -> None:
-        """Keep what a reloaded page asks for up to date: plotly leaves it as it was when the figure was made.
+        """Keep up to date what a new view or a reloaded page reads: plotly leaves it as it was at the beginning.
 
         Changed in place, because an assignment would send everything once more.
         """

@@ -52,7 +52,7 @@ def show(cluster: "Cluster", *, headless: bool = False) -> None:
 
 
 def close(cluster: "Cluster") -> None:
-    """See :func:`notebook_cluster.widgets.close_panel`. Returns when the panel's thread has ended (at most 5 s)."""
+    """See :func:`notebook_cluster.widgets.close_panel`. Returns when the panel's thread has ended (at most 15 s)."""
     for panel in [panel for panel in _panels if panel.shows(cluster)]:
         panel.close()
 
@@ -115,7 +115,7 @@ class Panel:
         """End the thread; what was shown last stays as a static picture."""
         self._inbox.put(self._leave)
         if threading.current_thread() is not self._thread:
-            self._thread.join(5)
+            self._thread.join(15)
 
     def _abandon(self) -> None:
         """The kernel ends: only the thread has to, for nothing that is published now is sure to arrive."""
@@ -207,9 +207,10 @@ class Panel:
             self._figure = CurvesFigure()
             reroute(self._kernel, [self._figure.widget], self._inbox.put)
             self._push_state()  # The browser learns of the figure before it draws it: see quieten() in panel.js.
-            self._box.children = (self._widget, self._figure.widget)
         ranks = {node.name: node.rank for node in self._latest.nodes}
-        self._figure.draw(self._curves, ranks, self._latest.started)
+        if self._figure.draw(self._curves, ranks, self._latest.started):
+            self._box.children = (self._widget,)
+            self._box.children = (self._widget, self._figure.widget)
 
     def _leave(self) -> None:
         self._over = True
