@@ -207,3 +207,31 @@ def test_a_message_that_names_no_action_is_answered_and_not_done() -> None:
     for message in (None, [], {"action": "__class__", "id": "1"}, {"action": "add", "target": "", "id": "2"}):
         actions.ask(message)
     assert {answer["status"] for answer in actions.answers()} == {"failed"}
+
+
+def test_the_figure_shows_each_node_in_its_rank_s_colour_with_a_bounded_number_of_points() -> None:
+    from notebook_cluster.widgets.figure import POINTS_PER_CURVE, CurvesFigure
+    from notebook_cluster.widgets.palette import rank_colour
+
+    figure = CurvesFigure()
+    curves = Curves(series_until(1400, 0.0))
+    ranks: dict[str, int | None] = {"laptop": 0, "mini": 1, "desk": 2}
+    assert figure.draw(curves, ranks, 0.0) is True
+    assert figure.draw(curves, ranks, 0.0) is False
+    loss, memory = figure.widget.data[::2], figure.widget.data[1::2]
+    assert [trace.name for trace in loss] == ["laptop", "mini", "desk"]
+    assert [trace.line.color for trace in loss] == [trace.line.color for trace in memory]
+    assert [trace.line.color for trace in loss] == [rank_colour(rank) for rank in range(3)]
+    assert all(0 < len(trace.x) <= POINTS_PER_CURVE for trace in figure.widget.data)
+    assert max(memory[0].y) < 10  # in GB
+
+
+def test_a_reloaded_page_reads_the_newest_points_and_a_joined_node() -> None:
+    from notebook_cluster.widgets.figure import CurvesFigure
+
+    figure = CurvesFigure()
+    figure.draw(Curves(series_until(10, 0.0)[:2]), {"laptop": 0}, 0.0)
+    assert figure.draw(Curves(series_until(20, 0.0)), {"laptop": 0, "mini": 1}, 0.0) is True
+    data = figure.widget.get_state(["_widget_data"])["_widget_data"]
+    assert [trace["name"] for trace in data] == ["laptop", "laptop", "mini", "mini", "desk", "desk"]
+    assert data[0]["x"]["shape"] == (11,)

@@ -1,7 +1,7 @@
 """How a cluster is shown: the notebook panel, and the same state as static HTML and as plain text.
 
-May import: ``client``, ``protocol``. Called by: ``magics`` (``%cluster panel``, ``status``, ``peers``) and ``cli``-like
-views that want the text. Views hold no state of their own: everything comes from a ClusterView and from Series.
+May import: ``client``, ``protocol``. Called by: ``magics`` (``%cluster panel``, ``status``, ``peers``), ``cli`` (the
+text) and ``server`` (:mod:`.model`). Views hold no state of their own: all comes from a ClusterView and from Series.
 
 - :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
 - :mod:`.text`, :mod:`.static_html`, :mod:`.picture`: renderers without a browser's help. Pure functions.
