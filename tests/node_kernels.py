@@ -1,6 +1,7 @@
 """Real kernels with the node side loaded; the test plays the agent and the coordinator."""
 
 import os
+import queue
 import shutil
 import sys
 import tempfile
@@ -86,6 +87,15 @@ class NodeKernel:
             elif kind == "execute_result":
                 text += content["data"]["text/plain"]
 
+    def hears(self) -> bool:
+        """True once the kernel's output reaches this client: a subscription takes effect some time after connecting."""
+        self.client.kernel_info()
+        try:
+            self.client.get_iopub_msg(timeout=0.2)
+        except queue.Empty:
+            return False
+        return True
+
     def run(self, code: str, metadata: dict[str, Any] | None = None, silent: bool = False) -> dict[str, Any]:
         return self.finish(self.start(code, metadata, silent))
 
@@ -123,6 +133,7 @@ class NodeKernels:
             self.nodes[name] = NodeKernel(self, name, incarnation)
         for name in names:
             wait_until(lambda name=name: self.nodes[name].said(NodeHello), 30, f"NodeHello of {name}")  # type: ignore[misc]
+            wait_until(self.nodes[name].hears, 30, f"output of {name}")
 
     def pump(self) -> None:
         """Take in what the runtimes have said."""

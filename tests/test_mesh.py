@@ -83,6 +83,7 @@ def test_a_node_that_leaves_the_roster_is_not_heard_any_more(pair: list[MeshNode
     mini.mesh.send("desk", frame(1))
     wait_until(lambda: len(desk.frames) == 1)
     desk.mesh.set_roster(make_roster([desk], ["one"], 2))
+    desk.loop.call(lambda: None)  # its thread has the new roster
     mini.mesh.send("desk", frame(2))
     wait_until(lambda: desk.mesh.dropped or desk.mesh._early)
     assert len(desk.frames) == 1

@@ -12,7 +12,7 @@ from notebook_cluster.coordinator.state import Node, roster
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p
-from notebook_cluster.protocol.node import FromNodeBody, NodeHello, NodeLog, NodeLost, Telemetry
+from notebook_cluster.protocol.node import FromNodeBody, InterruptSeen, NodeHello, NodeLog, NodeLost, Telemetry
 from notebook_cluster.protocol.state import NodeView
 from notebook_cluster.protocol.wire import Message, ProtocolError
 
@@ -188,6 +188,8 @@ class Members:
                 self._node_up(node, body)
             case Telemetry():
                 self._on_telemetry(node.name, body)
+            case InterruptSeen():
+                self._hub.cells.runs.interrupt_seen(node.name, body.cell)
             case NodeLog():
                 self._hub.tell(body.level, f"{node.name}: {body.text}")
             case _:

@@ -10,6 +10,7 @@ import msgspec
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator import jupyter
 from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.protocol.node import InterruptCell
 from notebook_cluster.protocol.peer import FromKernel, InterruptNode, ToKernel
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 
 IDLE_GRACE = 2.0
 """Seconds to wait for the idle status after the reply."""
-INTERRUPT_AFTER_BUSY = 0.01
-"""A kernel says busy a moment before it is able to take the signal."""
+SEEN_GRACE = 1.0
+"""Seconds that a node's runtime has to say that it saw a Stop; then its agent sends the signal."""
 OUTPUT_KINDS = frozenset(("stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"))
 
 
@@ -35,9 +36,8 @@ class Run:
         # Always the same for the same run, so a restarted coordinator knows the answers to its predecessor.
         self.message_id = f"{cell}-{node}-{incarnation}{'-replay' if replay else ''}"
         self.reply: dict[str, Any] | None = None
-        self.busy = False
         self.idle = False
-        self.interrupt_wanted = False
+        self.interrupt_seen = False
         self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
 
@@ -63,8 +63,7 @@ class Runs:
 
     def resume(self, cell: int, name: str) -> None:
         """Wait again for a run that was started before (the peer or this coordinator was away)."""
-        run = self._open(Run(cell, name, self._hub.state.nodes[name].incarnation, False))
-        run.busy = True
+        self._open(Run(cell, name, self._hub.state.nodes[name].incarnation, False))
 
     def _open(self, run: Run) -> Run:
         self._runs[run.message_id] = run
@@ -93,21 +92,26 @@ class Runs:
             log.warning("a message of %s is not readable: %s", message.node, error)
 
     def _on_status(self, run: Run, status: object) -> None:
-        if status == "busy":
-            run.busy = True
-            if run.interrupt_wanted:
-                self.interrupt(run)
-        elif status == "idle":
+        if status == "idle":
             run.idle = True
             self._maybe_done(run)
 
     def interrupt(self, run: Run) -> None:
-        """SIGINT now, or as soon as the node turns busy: one sent between request and start would be lost."""
-        run.interrupt_wanted = not run.busy
+        """A Stop for one node, through its runtime, which knows whether the cell has begun."""
+        run.interrupt_seen = False
+        self._hub.members.send(run.node, InterruptCell(cell=run.cell))
+        asyncio.get_running_loop().call_later(SEEN_GRACE, self._insist, run)
+
+    def interrupt_seen(self, node: str, cell: int) -> None:
+        for run in self.of_cell(cell):
+            if run.node == node:
+                run.interrupt_seen = True
+
+    def _insist(self, run: Run) -> None:
         node = self._hub.state.nodes.get(run.node)
-        if run.busy and node is not None:
-            message = InterruptNode(node=run.node, incarnation=run.incarnation)
-            asyncio.get_running_loop().call_later(INTERRUPT_AFTER_BUSY, self._hub.peers.send, node.peer, message)
+        if node is None or run.interrupt_seen or run.done.done():
+            return
+        self._hub.peers.send(node.peer, InterruptNode(node=run.node, incarnation=run.incarnation))
 
     def interrupt_all(self) -> None:
         for run in list(self._runs.values()):

@@ -18,6 +18,7 @@ from notebook_cluster.training.runtime import set_runtime
 if TYPE_CHECKING:
     from notebook_cluster.node.runtime import NodeRuntime
 
+_INTERRUPTED = "interrupted before the cell began"
 _VARIABLES = (
     "NOTEBOOK_CLUSTER_CONTROL",
     "NOTEBOOK_CLUSTER_NODE",
@@ -100,8 +101,10 @@ class Extension:
         self._runtime.close()
 
     def take_refusal(self) -> str | None:
-        """Why the cell that starts now must not run, once."""
+        """Why the cell that starts now must not run, once. Otherwise its code comes next."""
         refusal, self._refusal = self._refusal, None
+        if refusal is None and self._running is not None and not self._runtime.enter_cell():
+            return _INTERRUPTED
         return refusal
 
     def _parent(self) -> dict[str, Any]:
@@ -121,7 +124,7 @@ class Extension:
             self._runtime.begin_cell(info)
         except KeyboardInterrupt:
             # IPython swallows what a hook raises and would run the cell all the same.
-            self._refusal = "interrupted before the cell began"
+            self._refusal = _INTERRUPTED
             self._runtime.end_cell("interrupted")
             return
         except RuntimeError as error:

@@ -1,10 +1,20 @@
-"""Moments in which a Stop must wait."""
+"""A Stop from the cluster, and moments in which it must wait."""
 
+import _thread
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+def interrupt_main_thread() -> None:
+    """What Ctrl-C does in a terminal, from another thread: a blocking call of the main thread ends too."""
+    main = threading.main_thread().ident
+    if main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 @contextmanager

@@ -19,11 +19,20 @@ from notebook_cluster.mesh import IOThread, Mesh
 from notebook_cluster.mesh.mesh import free_port
 from notebook_cluster.node import world
 from notebook_cluster.node.control import Control
-from notebook_cluster.node.interrupts import deferred_interrupts
+from notebook_cluster.node.interrupts import deferred_interrupts, interrupt_main_thread
 from notebook_cluster.node.jobs import Jobs
 from notebook_cluster.node.telemetry import TelemetryKeeper
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
-from notebook_cluster.protocol.node import CellDone, NodeAddress, NodeHello, NodeLog, NodeLost, Roster
+from notebook_cluster.protocol.node import (
+    CellDone,
+    InterruptCell,
+    InterruptSeen,
+    NodeAddress,
+    NodeHello,
+    NodeLog,
+    NodeLost,
+    Roster,
+)
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training.runtime import JobHandler, Payload
 
@@ -57,6 +66,9 @@ class NodeRuntime:
         self._cell_end: list[Callable[[str], None]] = []
         self._rosters: dict[int, Roster] = {}
         self._lost: dict[tuple[str, int], str] = {}
+        self._interruptible = False
+        self._stopped_cells: set[int] = set()
+        """Cells that a Stop reached before they began."""
         self._roster_waiters: list[tuple[int, SimpleQueue[None]]] = []
         self._loop = IOThread("notebook-cluster-node")
         self._loop.start()
@@ -175,8 +187,18 @@ class NodeRuntime:
         self._loop.call_soon(lambda: self._mark_missing(members))
         self._cell = info
 
+    def enter_cell(self) -> bool:
+        """The user's code comes next: from now on a Stop interrupts the main thread. False when one came before."""
+        # This order, and the other one in _on_interrupt: whatever the threads do, one of the two sees the other.
+        self._interruptible = True
+        if self.cell() in self._stopped_cells:
+            self._interruptible = False
+        return self._interruptible
+
     def end_cell(self, status: str) -> None:
         """The cell is over with ``ok``, ``error: ...`` or ``interrupted``: tell those who asked, in order."""
+        self._interruptible = False
+        self._stopped_cells.discard(self.cell())
         callbacks, self._cell_end = self._cell_end, []
         try:
             for callback in callbacks:
@@ -222,10 +244,19 @@ class NodeRuntime:
             case NodeLost():
                 self._lost[message.node, message.incarnation] = f"was lost: {message.reason}"
                 self.collectives.inbox.lose(message.node, f"was lost: {message.reason}")
+            case InterruptCell():
+                self._on_interrupt(message)
             case CellDone():
                 self.collectives.inbox.on_cell_done(message)
             case _:
                 self._jobs.on_control(message.job, message)
+
+    def _on_interrupt(self, message: InterruptCell) -> None:
+        self._stopped_cells.add(message.cell)
+        if self.cell() == message.cell and self._interruptible:
+            self._stopped_cells.discard(message.cell)
+            interrupt_main_thread()
+        self.send_control(InterruptSeen(cell=message.cell))
 
     def _on_roster(self, roster: Roster) -> None:
         if self.roster is not None and roster.generation < self.roster.generation:

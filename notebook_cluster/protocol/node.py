@@ -67,6 +67,17 @@ class CellDone(Message, frozen=True):
     """``raised ValueError: ...`` for an error: the cause that PeerLost names."""
 
 
+class InterruptCell(Message, frozen=True):
+    """Coordinator: a Stop. The runtime interrupts the main thread when it is inside ``cell``, and keeps the cell from
+    beginning when it is not there yet: a SIGINT from outside is lost in between. Answered by InterruptSeen."""
+
+    cell: int
+
+
+class InterruptSeen(Message, frozen=True):
+    cell: int
+
+
 class Telemetry(Message, frozen=True):
     """Node, at most 4 a second: the newest values of nc.report() and of the training loop."""
 
@@ -94,6 +105,7 @@ ToNodeBody = (
     Roster
     | NodeLost
     | CellDone
+    | InterruptCell
     | rounds.Registered
     | rounds.RegisterRefused
     | rounds.Seal
@@ -112,6 +124,7 @@ FromNodeBody = (
     NodeHello
     | Telemetry
     | NodeLog
+    | InterruptSeen
     | rounds.Register
     | rounds.Joined
     | rounds.Arrived
