@@ -1,8 +1,8 @@
 """Random schedules of a whole round protocol in one process: real member and coordinator machines, a simulated world.
 
-Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and pairs of
-nodes are cut for a while, the coordinator crashes between any two of its effects and comes back from what it logged.
-Everything follows from one seed.
+Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and
+pairs of nodes are cut for a while, the coordinator crashes between any two of its effects and comes back from what it
+logged. Everything follows from one seed.
 """
 
 import random
@@ -82,8 +82,10 @@ class Node:
         self.feed(m.Boundary(encoded, samples, 1, norm=1.0, finite=finite, finishing=finishing))
 
     def interrupt(self):
-        """The user stops the cell's wait and goes on in the same cell: the next contribution contains this one's work."""
+        """The user stops the cell's wait and goes on in the same cell: the next contribution contains this one's
+        work."""
         if self.phase == "waiting":
+            self.world.apart = True
             self.feed(m.LeaveRounds("interrupted"))
             self.phase = "training"
 
@@ -92,7 +94,7 @@ class Node:
         exchange = self.state.exchange
         if exchange is not None and self.seen is not exchange.seal:
             self.seen = exchange.seal
-            if exchange.senders[self.name][1] > 0:
+            if exchange.senders.get(self.name, (0, 0.0))[1] > 0:
                 key = (exchange.seal.round, exchange.seal.attempt, self.name, self.incarnation)
                 self.world.sent[key] = self.contribution
         for effect in effects:
@@ -108,9 +110,12 @@ class Node:
 
     def apply_without_commit(self, prepared):
         commit = Commit(
-            job="model", round=prepared.round, attempt=prepared.attempt, state_hash=prepared.state_hash,
+            job="model",
+            round=prepared.round,
+            attempt=prepared.attempt,
+            state_hash=prepared.state_hash,
             members=[self.name],
-        )  # fmt: skip
+        )
         self.feed(m.Control(commit))
 
     def do(self, effect):
@@ -189,6 +194,7 @@ class World:
         names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 1, 2, 2, 3)))
         self.faults = sorted(((rng.randint(1, 40 * count), name) for name in names), reverse=True)
         self.timers = []
+        self.apart = False
         self.actions = 0
 
     # ---- numbers
@@ -198,9 +204,18 @@ class World:
 
     def register(self, state_hash):
         return Register(
-            job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[("w", [ELEMENTS], "float32")],
-            parameters=ELEMENTS, blocks=WIRE.blocks, every="100 steps", momentum_bits=float_bits(0.9), state_hash=state_hash,
-        )  # fmt: skip
+            job="model",
+            cell=1,
+            strategy="DiLoCo",
+            codec="float32",
+            schema_hash="s",
+            schema=[("w", [ELEMENTS], "float32")],
+            parameters=ELEMENTS,
+            blocks=WIRE.blocks,
+            every="100 steps",
+            momentum_bits=float_bits(0.9),
+            state_hash=state_hash,
+        )
 
     def chance(self, _what):
         return self.nan and self.rng.random() < self.nan
@@ -215,14 +230,16 @@ class World:
     # ---- what must hold
 
     def holds(self, node, effect):
-        """Whatever a node takes as its state is one that was committed (or the job's base) for that round; without COMMIT at
-        least it must be the one that every other node has, or had, after that round."""
+        """Whatever a node takes as its state is one that was committed (or the job's base) for that round; without
+        COMMIT at least it must be the one that every other node has, or had, after that round."""
         if not self.with_commit:
             if self.taken.setdefault(effect.round, effect.state_hash) != effect.state_hash:
                 raise Broken(f"two states of round {effect.round}")
             return
         if effect.state_hash not in self.ever.get(effect.round, ()):
-            raise Broken(f"{node.name} holds {effect.state_hash[:8]} after round {effect.round}, which nobody committed")
+            raise Broken(
+                f"{node.name} holds {effect.state_hash[:8]} after round {effect.round}, which nobody committed"
+            )
         if oracle.digest(effect.theta, effect.momentum) != effect.state_hash:
             raise Broken(f"{node.name} holds arrays that do not have their hash")
 
@@ -261,14 +278,24 @@ class World:
             )
             outer = record["outer"]
             theta, momentum = oracle.diloco(
-                theta, momentum, mean, oracle.number(outer["lr_bits"]), oracle.number(outer["momentum_bits"]),
+                theta,
+                momentum,
+                mean,
+                oracle.number(outer["lr_bits"]),
+                oracle.number(outer["momentum_bits"]),
                 outer.get("nesterov", True),
-            )  # fmt: skip
+            )
         if oracle.digest(theta, momentum) != commit["state_hash"]:
             raise Broken(f"round {number} is not the oracle's mean over {[row['name'] for row in rows]}")
         self.states[commit["state_hash"]] = (theta, momentum)
         self.chain[number] = commit["state_hash"]
         self.ever.setdefault(number, set()).add(commit["state_hash"])
+
+    def check_end(self):
+        """When no node was out of reach while others finished, or came after they had, all end with the same state."""
+        ends = {node.state.state_hash for node in self.nodes.values() if node.alive}
+        if not self.apart and len(ends) > 1:
+            raise Broken(f"the nodes ended with {len(ends)} states")
 
     # ---- the coordinator
 
@@ -305,12 +332,16 @@ class World:
         self.state = rounds.new_state(SETTINGS)
         self.coordinator_up = True
         told = self.rng.random() < 0.5
+        self.apart |= not told  # it does not wait for nodes that have not registered yet
         self.coordinate(
             rounds.Recovered(
-                tuple(self.log), tuple((name, incarnation) for _, name, incarnation in up), self.now,
-                1 if told else 0, tuple(sorted(self.running)) if told else (),
+                tuple(self.log),
+                tuple((name, incarnation) for _, name, incarnation in up),
+                self.now,
+                1 if told else 0,
+                tuple(sorted(self.running)) if told else (),
             )
-        )  # fmt: skip
+        )
         self.state.nodes.update(lost)
 
     # ---- faults
@@ -331,6 +362,7 @@ class World:
             case "cut" if len(self.nodes) > 1:
                 pair = set(self.rng.sample(list(self.nodes), 2))
                 self.cuts.append(pair)
+                self.apart = True
                 self.timers.append((later, lambda: self.cuts.remove(pair)))
             case "unlink" if node.alive and node.linked:
                 node.linked = False
@@ -350,6 +382,7 @@ class World:
     def restart(self, node):
         fresh = Node(self, node.name, node.rank, node.incarnation + 1)
         fresh.up, fresh.linked = node.up, node.linked
+        self.apart = True
         fresh.say("up", fresh.incarnation)
         self.nodes[node.name] = fresh
 
@@ -359,6 +392,7 @@ class World:
             if not self.coordinator_up:
                 self.timers.append((self.now + 1.0, lambda: self.lose(node, incarnation)))
                 return
+            self.apart = True
             self.coordinate(rounds.NodeLost(node.name, incarnation, "link lost"))
 
     def relink(self, node):
@@ -392,11 +426,12 @@ class World:
                     choices.append((self.fetch, node))
         if self.mesh:
             choices.extend([(self.deliver_mesh, None)] * min(len(self.mesh), 4))
-        if not choices or rng.random() < 0.02 or all(kind == self.fetch for kind, _ in choices):
+        idle = all(kind == self.fetch for kind, _ in choices)
+        if rng.random() < (0.5 if idle else 0.02) or not choices:
             self.tick()
-        if choices:
-            kind, node = choices[int(rng.random() * len(choices))]
-            kind(node)
+            return
+        kind, node = choices[int(rng.random() * len(choices))]
+        kind(node)
 
     def tick(self):
         self.now += TICK

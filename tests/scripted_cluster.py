@@ -102,6 +102,11 @@ def fails(cluster, cell):
     yield ended(cell, "error", desk=lost, mini=NodeResult(status="error", error_name="ValueError", error_value="bad"))
 
 
+def fails_everywhere(cluster, cell):
+    bad = NodeResult(status="error", error_name="ValueError", error_value="bad")
+    yield ended(cell, "error", desk=bad, mini=bad)
+
+
 def loses(cluster, cell):
     reason = NodeResult(status="lost", reason="killed by SIGKILL (out of memory?)", log_tail=["last words"])
     yield ended(cell, "error", desk=reason)
@@ -139,6 +144,7 @@ def dies(cluster, cell):
 
 SCRIPTS = SimpleNamespace(
     fails=fails,
+    fails_everywhere=fails_everywhere,
     loses=loses,
     misses_a_name=misses_a_name,
     forever=forever,

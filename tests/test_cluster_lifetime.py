@@ -10,8 +10,9 @@ import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, list_clusters
 from notebook_cluster.client.start import read_connection
+from notebook_cluster.protocol.views import Stop
 from tests.cluster import Watcher, is_running, kernel_pid, kill, node, run, running_cluster
-from tests.conftest import Agents, wait_until
+from tests.conftest import Agents, marked_processes, wait_until
 
 LOOP = """
 import time, os
@@ -45,6 +46,31 @@ def test_start_again_attaches() -> None:
         again.close()
 
 
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_start_while_the_cluster_is_ending_gives_a_running_one(how: str) -> None:
+    ending = Cluster.start("test", local=2)
+    if how == "stop":
+        ending.connection.request(Stop())
+    else:
+        kill(ending.connection.file.pid)
+    with running_cluster(local=2) as cluster:
+        assert cluster.connection.file.pid != ending.connection.file.pid
+        assert run(cluster, "print(rank)") == {"local": "0\n", "local-2": "1\n"}
+        assert cluster.add("local", 1) == ["local-3"]
+    ending.close()
+
+
+def test_a_cell_runs_once_although_the_coordinator_was_killed_when_it_began(work: Path) -> None:
+    killed = Cluster.start("test", local=2)
+    cell = killed.execute("with open(f'ran-{nc.node()}', 'a') as file: file.write('x')\nnc.barrier()").cell
+    kill(killed.connection.file.pid)
+    with running_cluster(local=2) as cluster:
+        assert Watcher(cluster.watch(cell)).wait_end().status == "ok"
+        assert run(cluster, "print(rank)") == {"local": "0\n", "local-2": "1\n"}
+    assert [(work / f"ran-{name}").read_text() for name in ("local", "local-2")] == ["x", "x"]
+    killed.close()
+
+
 def test_fresh_gives_clean_kernels() -> None:
     with running_cluster(local=1) as cluster:
         run(cluster, "x = 1")
@@ -75,6 +101,16 @@ def test_the_lease_ends_a_cluster_that_nobody_looks_at() -> None:
     wait_until(lambda: not is_running(pid), 20, "the coordinator to end")
 
 
+def test_kernels_and_private_agent_end_when_no_coordinator_comes_back_within_their_lease(no_processes_left: str) -> None:
+    cluster = Cluster.start("test", local=2, agent_lease=1)
+    kernels = [kernel_pid(cluster, name) for name in ("local", "local-2")]
+    cluster.execute("import time\nwhile True: time.sleep(0.01)")
+    kill(cluster.connection.file.pid)
+    wait_until(lambda: not any(is_running(pid) for pid in kernels), 20, "the kernels to end")
+    wait_until(lambda: not marked_processes(no_processes_left), 20, "the private agent to end")
+    cluster.close()
+
+
 def test_a_running_cell_keeps_a_cluster_without_views(work: Path) -> None:
     cluster = Cluster.start("test", local=1, lease=0.3)
     watcher = Watcher(cluster.execute(LOOP))
@@ -95,7 +131,7 @@ def test_a_killed_kernel_is_named_with_its_reason_and_restart_brings_it_back() -
     with running_cluster(local=2) as cluster:
         run(cluster, "x = 5")
         pid = kernel_pid(cluster, "local-2")
-        watcher = Watcher(cluster.execute("import time; print('on', flush=True); time.sleep(60 * rank)"))
+        watcher = Watcher(cluster.execute("import time; print('on', flush=True); time.sleep(60 * rank)", replay=False))
         watcher.wait_for("on", "local-2")
         kill(pid)
         ended = watcher.wait_end()

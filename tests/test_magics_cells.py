@@ -158,6 +158,12 @@ def test_a_failing_cell_ends_as_an_error_that_names_the_cause_first(notebook):
     assert len(seen.error["traceback"]) == 1
 
 
+def test_the_same_error_on_all_nodes_is_one_line(notebook):
+    assert notebook.run("%%on_all\n# fails_everywhere").error["evalue"] == (
+        "cell 1 failed on 2 of 2 nodes\n  all 2 nodes: ValueError: bad"
+    )
+
+
 def test_a_lost_node_is_told_with_reason_log_and_way_out(notebook):
     text = notebook.run("%%on_all\n# loses").error["evalue"]
     assert "desk was lost: killed by SIGKILL (out of memory?); %cluster restart desk brings it back" in text
@@ -228,11 +234,18 @@ def test_watching_a_running_cell_ends_with_stop_and_leaves_the_cell_alone(notebo
     assert notebook.value("cluster.interrupts") == "[]"
 
 
-def test_push_sends_variables_in_cells_that_are_not_replayed(notebook):
+def test_push_sends_variables_in_a_cell_that_nodes_which_join_later_run_too(notebook):
     notebook.run("x, y = 3, (1, 2)")
     seen = notebook.run("%push x y")
     assert seen.stdout == "pushed x, y to 2 nodes\n"
-    assert notebook.value("cluster.asked[-1][2]['replay'], cluster.asked[-1][0].count('finish')") == "False 2"
+    assert notebook.value("cluster.asked[-1][2]['replay'], cluster.asked[-1][0].count('finish')") == "True 2"
+    assert notebook.value("cluster.asked[-1][0].partition(chr(10))[0]") == "# %push x y"
+
+
+def test_push_of_much_is_not_kept_for_later_and_says_so(notebook):
+    notebook.run("x = 'x' * 2_000_000")
+    assert "push again" in notebook.run("%push x").stdout
+    assert notebook.value("cluster.asked[-1][2]['replay']") == "False"
 
 
 def test_push_of_an_unknown_name_says_so(notebook):

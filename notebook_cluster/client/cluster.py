@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import queue
 from collections.abc import Callable, Sequence
@@ -102,13 +103,31 @@ class Cluster:
             if file is not None:
                 running = cls(Connection(file, kind, live=False), attached=True)
                 running.stop()
-        file, ran = ensure_coordinator(
-            name, directory or os.getcwd(), fresh=fresh, lease=lease, agent_lease=agent_lease, on_progress=say
+        start = functools.partial(
+            ensure_coordinator, name, directory or os.getcwd(), lease=lease, agent_lease=agent_lease, on_progress=say
         )
+        cluster = cls._attached(*start(fresh=fresh), kind)
+        if cluster.attached and cluster.connection.closed is not None:
+            # It was just ending, or had just been killed.
+            cluster.connection.wait_closed()
+            cluster = cls._attached(*start(), kind)
+        try:
+            cluster._fill(_wait(cluster.connection.attached), local, peers, nodes, say)
+        except BaseException:
+            if not cluster.attached:
+                with contextlib.suppress(Exception):
+                    cluster.stop()
+            cluster.close()
+            raise
+        return cluster
+
+    @classmethod
+    def _attached(cls, file: v.ConnectionFile, ran: bool, kind: str) -> "Cluster":
+        """A view of the coordinator that has answered, or whose connection is closed."""
         cluster = cls(Connection(file, kind), attached=ran)
         try:
-            state = _wait(cluster.connection.attached)
-            cluster._fill(state, local, peers, nodes, say)
+            with contextlib.suppress(ClusterError):
+                _wait(cluster.connection.attached)
         except BaseException:
             if not ran:
                 with contextlib.suppress(Exception):
@@ -252,7 +271,7 @@ class Cluster:
         _wait(self._request(v.RestartNode(node=node, replay=replay)))
 
     def checkpoint(self, name: str, job: str = "") -> str:
-        """Save a checkpoint of the last committed round; returns the manifest's path."""
+        """Save a checkpoint of the last committed round; returns its folder, on the machine of the node that wrote it."""
         path: str = _wait(self._request(v.SaveCheckpoint(name=name, job=job), str))
         return path
 

@@ -1,8 +1,8 @@
 """What pseudo-gradients look like on the wire: flat float32 arrays to bytes and back. Pure numpy, no sockets, no state.
 
-A codec cuts a vector into blocks of ``block`` elements; each block is one record of bytes, so any run of whole blocks is a
-contiguous range of the encoded bytes and can be sent, summed and encoded by one owner. Error feedback of lossy codecs is
-the caller's: ``residual = a - decode(encode(a))``.
+A codec cuts a vector into blocks of ``block`` elements; each block is one record of bytes, so any run of whole blocks
+is a contiguous range of the encoded bytes and can be sent, summed and encoded by one owner. Error feedback of lossy
+codecs is the caller's: ``residual = a - decode(encode(a))``.
 
 May import: protocol. Called by: ``training``.
 """

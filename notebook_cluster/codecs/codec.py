@@ -22,7 +22,8 @@ class NotFiniteError(ValueError):
 
 
 class Codec(Protocol):
-    """``count`` is always the number of elements of the whole vector, ``data`` the bytes of the vector it belongs to."""
+    """``count`` is always the number of elements of the whole vector, ``data`` the bytes of the vector it belongs
+    to."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +43,8 @@ class Codec(Protocol):
         """The bytes of ``flat`` (float32, any length), read-only.
 
         Raises:
-            NotFiniteError: a value is NaN or infinite (found on the way, without a pass of its own where blocks have a scale).
+            NotFiniteError: a value is NaN or infinite (found on the way, without a pass of its own where blocks have
+            a scale).
         """
 
     def decode(self, data: Buffer, count: int) -> Vector:

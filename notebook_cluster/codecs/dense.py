@@ -24,7 +24,7 @@ class Float32:
                 raise not_finite(start)
             encoded[start : start + CHUNK] = chunk
         encoded.flags.writeable = False
-        return memoryview(encoded).cast("B")
+        return encoded.view(np.uint8).data
 
     def decode(self, data: Buffer, count: int) -> Vector:
         check_size(self.name, data, self.size(count))

@@ -1,9 +1,9 @@
 """fp16 and int8 with one float32 scale per block of 256: a record is the scale, then the values.
 
-Symmetric: ``value = scale * code``. int8 codes are ``round(value * 127 / absmax)`` to nearest even and scale is ``absmax /
-127``; fp16 codes are ``value / absmax`` and scale is ``absmax``, so neither 1e5 overflows nor 1e-8 vanishes. A block whose scale
-would be subnormal is sent as zeros: machines differ in whether they flush subnormals. A last block of one element travels as
-plain float32, else it would be longer than that.
+Symmetric: ``value = scale * code``. int8 codes are ``round(value * 127 / absmax)`` to nearest even and scale is
+``absmax / 127``; fp16 codes are ``value / absmax`` and scale is ``absmax``, so neither 1e5 overflows nor 1e-8
+vanishes. A block whose scale would be subnormal is sent as zeros: machines differ in whether they flush subnormals. A
+last block of one element travels as plain float32, else it would be longer than that.
 """
 
 from typing import Any
@@ -28,6 +28,7 @@ class BlockScaled:
         self._largest = np.float32(largest)
         self._round = self._code.kind == "i"
         self._record = 4 + BLOCK * self._code.itemsize
+        self._largest_scale = _largest_scale(self._largest)
 
     def size(self, count: int) -> int:
         blocks, rest = divmod(count, BLOCK)
@@ -46,7 +47,7 @@ class BlockScaled:
             self._encode_blocks(values, records[start:stop], scratch[: stop - start], start * BLOCK)
         self._encode_tail(flat[whole:], encoded[blocks * self._record :], whole)
         encoded.flags.writeable = False
-        return memoryview(encoded)
+        return encoded.data
 
     def decode(self, data: Buffer, count: int) -> Vector:
         check_size(self.name, data, self.size(count))
@@ -76,7 +77,7 @@ class BlockScaled:
         absmax = scratch.max(axis=1, keepdims=True)
         if not np.isfinite(absmax).all():
             raise not_finite(start)
-        scale = absmax / self._largest
+        scale = np.minimum(absmax / self._largest, self._largest_scale)
         empty = scale < _SMALLEST_NORMAL
         scale[empty] = 0
         absmax[empty] = np.inf  # codes become 0
@@ -94,3 +95,12 @@ class BlockScaled:
             record.view("<f4")[0] = values[0]
         elif values.size:
             self._encode_blocks(values[None, :], record[None, :], np.empty((1, values.size), np.float32), start)
+
+
+def _largest_scale(largest: np.float32) -> np.float32:
+    """The largest scale whose product with the largest code is finite: rounding may carry the quotient past it."""
+    scale = np.finfo(np.float32).max / largest
+    with np.errstate(over="ignore"):
+        while not np.isfinite(scale * largest):
+            scale = np.nextafter(scale, np.float32(0))
+    return np.float32(scale)

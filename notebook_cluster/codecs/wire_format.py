@@ -1,7 +1,7 @@
 """One contribution on the wire: trainable parameters in the job's codec, then normalisation buffers as float32.
 
-Buffers (a BatchNorm's running mean and variance) must not go through a lossy codec: a variance of 1 came back as -0.026. To
-the rest of the program both parts are one run of blocks and one run of bytes.
+Buffers (a BatchNorm's running mean and variance) must not go through a lossy codec: a variance of 1 came back as
+-0.026. To the rest of the program both parts are one run of blocks and one run of bytes.
 """
 
 from functools import cached_property
@@ -15,7 +15,7 @@ from notebook_cluster.codecs.registry import get_codec
 
 class _Part(NamedTuple):
     codec: Codec
-    count: int
+    elements: int
     element: int
     block: int
     byte: int
@@ -77,8 +77,9 @@ class WireFormat:
         Raises:
             ValueError: another number of bytes.
         """
+        stop = self.blocks if stop is None else stop
         pieces, view = [], memoryview(data)
-        parts = list(self._cut(start, self.blocks if stop is None else stop))
+        parts = list(self._cut(start, stop))
         if len(view) != sum(part.codec.size(count) for part, count in parts):
             raise ValueError(
                 f"{len(view)} bytes do not fit blocks {start} to {stop} of a {self.codec.name} contribution"
@@ -94,7 +95,7 @@ class WireFormat:
         first, last = self.element_range(start, stop)
         cut = []
         for part in self._parts:
-            count = min(last, part.element + part.count) - max(first, part.element)
+            count = min(last, part.element + part.elements) - max(first, part.element)
             if count > 0:
                 cut.append((part, count))
         return cut
@@ -105,8 +106,8 @@ class WireFormat:
 
     def _element(self, block: int) -> int:
         part = self._part_of(block)
-        return part.element + min((block - part.block) * BLOCK, part.count)
+        return part.element + min((block - part.block) * BLOCK, part.elements)
 
     def _byte(self, block: int) -> int:
         part = self._part_of(block)
-        return part.byte + part.codec.size(min((block - part.block) * BLOCK, part.count))
+        return part.byte + part.codec.size(min((block - part.block) * BLOCK, part.elements))

@@ -140,6 +140,20 @@ class Cells:
         for name in ready:
             self.runs.start(cell, name, metadata)
 
+    def _tell_done(self, event: e.CellNodeEnded, waiting: list[str]) -> None:
+        """Nodes that still run the cell need not wait for this one in a collective."""
+        if event.status == "error":
+            first_line = event.error_value.splitlines()[0] if event.error_value else ""
+            reason = f"{event.node} raised {event.error_name}: {first_line}"
+        elif event.status == "lost":
+            reason = f"{event.node} was lost: {event.reason}"
+        else:
+            reason = ""
+        status = "interrupted" if event.status == "cancelled" else event.status
+        done = CellDone(cell=event.cell, node=event.node, status=status, reason=reason)  # type: ignore[arg-type]
+        for name in waiting:
+            self._hub.members.send(name, done)
+
     def _node_ended(self, event: e.CellNodeEnded) -> None:
         cell = self._hub.state.cells.get(event.cell)
         if cell is None or cell.status != "running":
@@ -151,17 +165,7 @@ class Cells:
         if not waiting:
             self._maybe_end(cell)
             return
-        if event.status == "error":
-            first_line = event.error_value.splitlines()[0] if event.error_value else ""
-            reason = f"{event.node} raised {event.error_name}: {first_line}"
-        elif event.status == "lost":
-            reason = f"{event.node} was lost: {event.reason}"
-        else:
-            reason = ""
-        status = "interrupted" if event.status == "cancelled" else event.status
-        done = CellDone(cell=cell.id, node=event.node, status=status, reason=reason)  # type: ignore[arg-type]
-        for name in waiting:
-            self._hub.members.send(name, done)
+        self._tell_done(event, waiting)
         self.changed(cell.id)
 
     def _maybe_end(self, cell: Cell) -> None:
@@ -219,12 +223,19 @@ class Cells:
             self.changed(cell.id)
 
     def recover(self) -> None:
-        """After a restart of the coordinator: wait for the runs that go on."""
+        """After a restart of the coordinator: wait for the runs that go on. What was sent for them is sent again (agents
+        drop an execute that they have seen), because the coordinator may have died between its log and its socket."""
         running = self._hub.state.running()
         if running is not None:
-            for name, status in running.nodes.items():
-                if status == "running" and name in self._hub.state.nodes:
-                    self.runs.resume(running.id, name)
+            waiting = [name for name, status in running.nodes.items() if status == "running"]
+            metadata = {"cell": running.id, "generation": running.generation, "nodes": list(running.nodes)}
+            for name in waiting:
+                if name in self._hub.state.nodes:
+                    self.runs.start(running, name, metadata)
+            for name, result in running.results.items():
+                if name not in waiting:
+                    self._tell_done(result, waiting)
+        asyncio.get_running_loop().call_soon(self.look)
 
 
 def cell_view(cell: Cell) -> CellView:

@@ -1,42 +1,10 @@
-"""What the coordinator knows of the training jobs: state, events and effects of :mod:`.rounds`.
+"""What happens to the training jobs, and what the coordinator is asked to do: events and effects of :mod:`.rounds`."""
 
-A state is a value: ``apply`` changes a copy. Participants, nodes and open attempts are frozen and replaced.
-"""
-
-from copy import copy
 from typing import Any, Literal
 
 import msgspec
 
-from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Register, Saved, Seal
 from notebook_cluster.protocol.wire import Message
-
-Held = tuple[int, str]
-"""(round, hash of theta and momentum after it)."""
-
-
-class RoundsSettings(msgspec.Struct, frozen=True):
-    """Seconds, and limits."""
-
-    register_grace: float = 10.0
-    """After the first registration in a cell: how long the others are waited for."""
-    stall_grace: float = 5.0
-    """After the first STALLED of an attempt: when the node named most is left out."""
-    silent_grace: float = 60.0
-    """The same while a member that is not done reports nothing: it may be busy receiving, or hang."""
-    return_grace: float = 30.0
-    """How long a lost node that alone holds the newest state is waited for."""
-    recover_grace: float = 20.0
-    """After a restart: how long nodes have to say where they are."""
-    fetch_attempts: int = 3
-    """A node that could not fetch the state this often is no longer waited for."""
-    one_owner_blocks: int = 64
-    """Vectors of fewer codec blocks have a single slice."""
-    norm_factor: float = 100.0
-    """A contribution longer than this many times the median of the others is refused."""
-
-
-# ---- events --------------------------------------------------------------------------------------------------
 
 
 class FromMember(msgspec.Struct, frozen=True):
@@ -106,8 +74,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """First event after a restart: the records of Log effects, oldest first, and the nodes (name, incarnation) of the roster in
-    rank order, which count as up until NodeLost. ``cell`` runs on ``running`` (0: unknown or none)."""
+    """First event after a restart: the records of Log effects, oldest first, and the nodes (name, incarnation) of the
+    roster in rank order, which count as up until NodeLost. ``cell`` runs on ``running`` (0: unknown or none)."""
 
     records: tuple[dict[str, Any], ...]
     nodes: tuple[tuple[str, int], ...]
@@ -117,9 +85,18 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 Event = (
-    FromMember | CellStarted | NodeJoinedCell | CellLeft | NodeLost | NodeUp | RanksChanged | HomeNodes | SaveRequested
-    | Tick | Recovered
-)  # fmt: skip
+    FromMember
+    | CellStarted
+    | NodeJoinedCell
+    | CellLeft
+    | NodeLost
+    | NodeUp
+    | RanksChanged
+    | HomeNodes
+    | SaveRequested
+    | Tick
+    | Recovered
+)
 
 
 # ---- effects -------------------------------------------------------------------------------------------------
@@ -152,183 +129,3 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 Effect = Log | Send | Tell | Answer
-
-
-# ---- state ---------------------------------------------------------------------------------------------------
-
-
-class NodeState(msgspec.Struct, frozen=True):
-    incarnation: int
-    rank: int
-    up: bool = True
-    gone: bool = False
-
-
-class Participant(msgspec.Struct, frozen=True):
-    """One node of one job. ``held`` is what it said last, or will hold by what was sent to it last."""
-
-    incarnation: int
-    register: Register
-    active: bool = False
-    """Takes part in rounds: registered in the job's cell, accepted, not left."""
-    joining: bool = False
-    """Registered, and not yet Joined."""
-    held: Held | None = None
-    fetching: str | None = None
-    """The source it was sent to."""
-    asked: int = 0
-    """How often it asked for another source."""
-    arrived: Arrived | None = None
-    refused: int = -1
-    """The contribution that was refused last."""
-    counted: int = 0
-    """Last committed round that has its contribution."""
-    applied: int = 0
-
-
-class Open(msgspec.Struct, frozen=True):
-    """A sealed attempt that is not committed."""
-
-    seal: Seal
-    waiting: frozenset[str]
-    """Members that must be PREPARED before COMMIT."""
-    prepared: dict[str, Prepared] = {}
-    sources: tuple[str, ...] = ()
-    """What the last COMPLETE named; empty: it is to be sent (again) when somebody is PREPARED."""
-    stalled: dict[str, tuple[float, tuple[str, ...]]] = {}
-    """Member -> (when it said so last, whom it waits for)."""
-    stalled_since: float | None = None
-
-
-class Saving(msgspec.Struct, frozen=True):
-    """A checkpoint that is being written."""
-
-    ticket: int
-    name: str
-    round: int
-    writer: str
-    members: tuple[str, ...]
-    requesters: frozenset[str] = frozenset()
-    tokens: frozenset[int] = frozenset()
-    missing: frozenset[str] = frozenset()
-    """Members whose part the writer was told not to wait for."""
-
-
-class Job(msgspec.Struct):
-    """One job. ``chain``: round -> state hash, the last committed rounds; replaced, never written to."""
-
-    name: str
-    settings: Register
-    """Of the lowest rank that registered: codec, schema and outer optimiser of the job."""
-    cell: int
-    registering: bool = True
-    """Waiting for the first registrations of this cell."""
-    first_register: float = 0.0
-    has_state: bool = False
-    round: int = 0
-    state_hash: str = ""
-    chain: dict[int, str] = {}
-    participants: dict[str, Participant] = {}
-    cohort: frozenset[str] = frozenset()
-    """Registered together: the next round waits until they have the state."""
-    open: Open | None = None
-    attempt: int = 0
-    """Last attempt used for round ``round`` + 1."""
-    attempt_floor: int = 0
-    """Attempts begin above it, so that no frame of a voided or forgotten round can be taken for a new one."""
-    highest_attempt: int = 0
-    """Ever used, in any round."""
-    orphan_since: float | None = None
-    last_commit: Commit | None = None
-    members: tuple[str, ...] = ()
-    """Of the last committed round, with a contribution or not."""
-    steps: int = 0
-    bytes_sent: int = 0
-    bytes_data_parallel: int = 0
-    hash_mismatches: int = 0
-    tickets: int = 0
-    saves: dict[int, Saving] = {}
-    saved: dict[str, Saved] = {}
-    """Checkpoint name -> the last one written."""
-
-
-class RoundsState(msgspec.Struct):
-    settings: RoundsSettings = RoundsSettings()
-    nodes: dict[str, NodeState] = {}
-    home: frozenset[str] = frozenset()
-    jobs: dict[str, Job] = {}
-    cell: int = 0
-    running: frozenset[str] = frozenset()
-    """Nodes on which the cell has not ended."""
-    awaited: frozenset[str] = frozenset()
-    """After a restart: nodes that have not said where they are; nothing is decided before."""
-    awaited_until: float = 0.0
-    now: float = 0.0
-
-
-class Turn:
-    """One application of an event: a copy of the state that may be changed, and the effects so far."""
-
-    def __init__(self, state: RoundsState) -> None:
-        self.state = copy(state)
-        self.state.nodes, self.state.jobs = dict(state.nodes), dict(state.jobs)
-        self.effects: list[Effect] = []
-        self._copied: set[str] = set()
-
-    def job(self, name: str) -> Job:
-        """Job ``name``, copied on its first use in this turn."""
-        job = self.state.jobs[name]
-        if name not in self._copied:
-            job = copy(job)
-            job.participants = dict(job.participants)
-            job.saves, job.saved = dict(job.saves), dict(job.saved)
-            self.add(job)
-        return job
-
-    def add(self, job: Job) -> None:
-        self.state.jobs[job.name] = job
-        self._copied.add(job.name)
-
-    def log(self, kind: str, job: Job, **fields: Any) -> None:
-        self.effects.append(Log({"kind": kind, "job": job.name, **fields}))
-
-    def send(self, node: str, message: Message) -> None:
-        self.effects.append(Send(node, message))
-
-    def tell(self, level: Literal["info", "warning", "error"], text: str) -> None:
-        self.effects.append(Tell(level, text))
-
-    def is_up(self, name: str, incarnation: int) -> bool:
-        """True while that process is reachable."""
-        node = self.state.nodes.get(name)
-        return node is not None and node.up and node.incarnation == incarnation
-
-    def by_rank(self, names: Any) -> list[str]:
-        nodes = self.state.nodes
-        return sorted(names, key=lambda name: (nodes[name].rank if name in nodes else 1 << 30, name))
-
-
-def change(job: Job, name: str, **fields: Any) -> Participant:
-    """Replace fields of a participant."""
-    changed: Participant = msgspec.structs.replace(job.participants[name], **fields)
-    job.participants[name] = changed
-    return changed
-
-
-def live(turn: Turn, job: Job) -> list[str]:
-    """Participants that are reachable and take part, in rank order."""
-    return turn.by_rank(name for name, p in job.participants.items() if p.active and turn.is_up(name, p.incarnation))
-
-
-def holders(turn: Turn, job: Job) -> list[str]:
-    """Reachable nodes that hold the last committed state, in rank order; they may have left the rounds."""
-    now = (job.round, job.state_hash)
-    return turn.by_rank(
-        name for name, p in job.participants.items() if p.held == now and turn.is_up(name, p.incarnation)
-    )
-
-
-def is_current(job: Job, participant: Participant) -> bool:
-    """True when its arrival is for the next round, based on the last committed state."""
-    arrived = participant.arrived
-    return arrived is not None and arrived.round == job.round + 1 and arrived.base_hash == job.state_hash

@@ -4,10 +4,12 @@ from typing import Any
 
 from msgspec import convert, structs
 
-from notebook_cluster.coordinator.jobs import Job, NodeState, Open, Participant, Recovered, Turn, change, holders, live
-from notebook_cluster.coordinator.jobs_attempts import advance_to, on_arrived
+from notebook_cluster.coordinator.jobs import Recovered
+from notebook_cluster.coordinator.jobs_arrivals import on_arrived
+from notebook_cluster.coordinator.jobs_commit import advance_to
 from notebook_cluster.coordinator.jobs_registration import new_base
-from notebook_cluster.protocol.rounds import Commit, Register, RoundQuery, RoundStatus, Seal, Void
+from notebook_cluster.coordinator.jobs_state import Job, NodeState, Open, Participant, Turn, change, holders, live
+from notebook_cluster.protocol.rounds import Commit, OuterSettings, Register, RoundQuery, RoundStatus, Seal, Slice, Void
 
 # ---- nodes ---------------------------------------------------------------------------------------------------
 
@@ -61,21 +63,26 @@ def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
 
 
 def settle_holders(turn: Turn, job: Job) -> None:
-    """When no reachable node holds the last committed state: wait for one that may come back, go back to a round that a node
-    holds (VOID), or begin anew from a node's own state."""
+    """When no reachable node holds the last committed state: wait for one that may come back, go back to a round that
+    a node holds (VOID), or begin anew from a node's own state."""
     if job.registering or not job.has_state or holders(turn, job) or not live(turn, job):
         job.orphan_since = None
         return
     nodes, now = turn.state.nodes, turn.state.now
     known = [
-        (p.held[0], p.active, name) for name, p in job.participants.items()
+        (p.held[0], p.active, name)
+        for name, p in job.participants.items()
         if p.held is not None and job.chain.get(p.held[0]) == p.held[1] and turn.is_up(name, p.incarnation)
-    ]  # fmt: skip
+    ]
     away = [
-        name for name, p in job.participants.items()
-        if p.held == (job.round, job.state_hash) and name in nodes
-        and nodes[name].incarnation == p.incarnation and not nodes[name].up and not nodes[name].gone
-    ]  # fmt: skip
+        name
+        for name, p in job.participants.items()
+        if p.held == (job.round, job.state_hash)
+        and name in nodes
+        and nodes[name].incarnation == p.incarnation
+        and not nodes[name].up
+        and not nodes[name].gone
+    ]
     newest = max((held for held, active, _ in known if active), default=None)
     if newest is not None and (newest == job.round - 1 or not away):
         _void(turn, job, newest)
@@ -115,6 +122,7 @@ def go_back(job: Job, round: int, state_hash: str, attempt_floor: int) -> None:
     job.round, job.state_hash, job.attempt, job.attempt_floor = round, state_hash, attempt_floor, attempt_floor
     job.chain = {number: value for number, value in job.chain.items() if number <= round}
     job.open, job.last_commit, job.orphan_since = None, None, None
+    job.recent = tuple(row for row in job.recent if row.round <= round)
     for name, participant in list(job.participants.items()):
         counted = participant.counted if participant.counted <= round else 0
         change(job, name, counted=counted, arrived=None, fetching=None)
@@ -129,7 +137,7 @@ def _begin_anew(turn: Turn, job: Job) -> None:
     round, state_hash = participant.held or (participant.register.round, participant.register.state_hash)
     turn.tell(
         "warning",
-        f"no node holds the state of {job.name!r} any more: it starts from that of {name!r}; resume= takes a checkpoint",
+        f"no node holds the state of {job.name!r} any more: it starts from {name!r}; resume= takes a checkpoint",
     )
     new_base(turn, job, round, state_hash)
 
@@ -167,12 +175,14 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
         job = turn.job(name)
         if register.cell > job.cell:
             job.cell, job.registering, job.open = register.cell, True, None
-        job.participants[record["node"]] = Participant(record["incarnation"], register)
+        known = job.participants.get(record["node"])
+        counted = known.counted if known is not None and known.incarnation == record["incarnation"] else 0
+        job.participants[record["node"]] = Participant(record["incarnation"], register, counted=counted)
         return
     job = turn.job(name)
     if kind == "base":
         job.settings, job.cell = convert(record["settings"], Register), record["cell"]
-        job.has_state, job.registering, job.open = True, False, None
+        job.has_state, job.registering, job.open, job.recent = True, False, None, ()
         job.chain = {record["round"]: record["state_hash"]}
         go_back(job, record["round"], record["state_hash"], record["attempt_floor"])
     elif kind == "cell":
@@ -191,7 +201,8 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
 def _replay_commit(job: Job, record: dict[str, Any]) -> None:
     commit = convert(record["commit"], Commit)
     incarnations = {member["name"]: member["incarnation"] for member in record["members"]}
-    advance_to(job, commit, list(incarnations))
+    slices, outer = convert(record["slices"], list[Slice]), convert(record["outer"], OuterSettings)
+    advance_to(job, commit, list(incarnations), slices, outer)
     for member in commit.members:
         if member in job.participants and job.participants[member].incarnation == incarnations[member]:
             change(job, member, counted=commit.round)

@@ -2,7 +2,7 @@
 
 from msgspec import to_builtins
 
-from notebook_cluster.coordinator.jobs import Job, Participant, Turn, change, holders, is_current, live
+from notebook_cluster.coordinator.jobs_state import Job, Participant, Turn, change, holders, is_current, live
 from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
 
 
@@ -24,13 +24,15 @@ def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> N
     if message.cell > job.cell:
         _new_cell(turn, job, message.cell)
     held = (message.round, message.state_hash) if message.holds_state else None
-    job.participants[node] = Participant(incarnation, message, joining=True, held=held)
+    counted = known.counted if known is not None and known.incarnation == incarnation else 0
+    job.participants[node] = Participant(incarnation, message, joining=True, held=held, counted=counted)
     if not job.registering:
         _accept(turn, job, node)
 
 
 def settle_registration(turn: Turn, job: Job) -> None:
-    """When everyone who still runs the cell has registered, or the grace is over: decide on whose state the job goes on."""
+    """When everyone who still runs the cell has registered, or the grace is over: decide on whose state the job goes
+    on."""
     if not job.registering:
         return
     nodes = candidates(turn, job)
@@ -55,9 +57,10 @@ def settle_registration(turn: Turn, job: Job) -> None:
 def candidates(turn: Turn, job: Job) -> list[str]:
     """Nodes that wait for the first answer of this cell, in rank order."""
     return turn.by_rank(
-        name for name, p in job.participants.items()
+        name
+        for name, p in job.participants.items()
         if p.joining and p.register.cell == job.cell and turn.is_up(name, p.incarnation)
-    )  # fmt: skip
+    )
 
 
 def missing_registrants(turn: Turn, job: Job) -> list[str]:
@@ -73,24 +76,27 @@ def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
     """The job goes on from this state, whatever was committed before."""
     job.attempt_floor = job.attempt = job.highest_attempt
     job.has_state, job.round, job.state_hash, job.chain = True, round, state_hash, {round: state_hash}
-    job.open, job.last_commit, job.orphan_since = None, None, None
+    job.open, job.last_commit, job.orphan_since, job.recent = None, None, None, ()
     for name, participant in list(job.participants.items()):
         change(job, name, counted=0, fetching=None)
         if participant.joining and participant.register.state_hash == state_hash:
             change(job, name, held=(round, state_hash))
     turn.log(
-        "base", job, cell=job.cell, round=round, state_hash=state_hash, attempt_floor=job.attempt_floor,
+        "base",
+        job,
+        cell=job.cell,
+        round=round,
+        state_hash=state_hash,
+        attempt_floor=job.attempt_floor,
         settings=to_builtins(job.settings),
-    )  # fmt: skip
+    )
 
 
 def on_joined(turn: Turn, job: Job, node: str, message: Joined) -> None:
     """It holds a state; if that is no longer the newest, its next Arrived is answered with Behind."""
     arrived, held = job.participants[node].arrived, (message.round, message.state_hash)
     known = (arrived.round - 1, arrived.base_hash) if arrived is not None else None
-    change(
-        job, node, held=held, joining=False, fetching=None, asked=0, arrived=arrived if known == held else None
-    )  # fmt: skip
+    change(job, node, held=held, joining=False, fetching=None, asked=0, arrived=arrived if known == held else None)
     job.cohort -= {node}
 
 
@@ -133,15 +139,22 @@ def _answer_late(turn: Turn, job: Job, name: str, participant: Participant) -> N
     source = _source(turn, job, name, participant)
     if arrived is None or source is None:
         return
-    counted = participant.counted == arrived.round and job.chain.get(arrived.round - 1) == arrived.base_hash
+    known = job.chain.get(arrived.round - 1) == arrived.base_hash
+    missed = [row for row in job.recent if row.round >= arrived.round]
+    few = known and not participant.asked and len(missed) == job.round - arrived.round + 1
     change(job, name, fetching=source)
     turn.send(
         name,
         Behind(
-            job=job.name, round=job.round, state_hash=job.state_hash, source=source,
-            source_incarnation=job.participants[source].incarnation, counted=counted,
+            job=job.name,
+            round=job.round,
+            state_hash=job.state_hash,
+            source=source,
+            source_incarnation=job.participants[source].incarnation,
+            counted=known and participant.counted == arrived.round,
+            missed=missed if few else [],
         ),
-    )  # fmt: skip
+    )
 
 
 def _source(turn: Turn, job: Job, name: str, participant: Participant) -> str | None:
@@ -181,7 +194,10 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
     found = {node: job.participants[node].register for node in accepted}
     rounds = {node: row.resume_round for node, row in found.items() if row.resume_round is not None}
     if not rounds:
-        reason = f"checkpoint {job.settings.resume!r} was not found on {', '.join(accepted)}: check the name, or copy its folder there"
+        nodes = ", ".join(accepted)
+        reason = (
+            f"checkpoint {job.settings.resume!r} was not found on {nodes}: check the name, or copy its folder there"
+        )
         for node in accepted:
             turn.send(node, RegisterRefused(job=job.name, reason=reason))
             change(job, node, active=False, joining=False)

@@ -5,7 +5,8 @@ Save follows the last COMMIT on every link, so all members hold exactly its roun
 
 from msgspec import structs
 
-from notebook_cluster.coordinator.jobs import Answer, Job, Saving, Turn, holders
+from notebook_cluster.coordinator.jobs import Answer
+from notebook_cluster.coordinator.jobs_state import Job, Saving, Turn, holders
 from notebook_cluster.protocol.rounds import CheckpointRequest, PartMissing, Save, Saved
 
 
@@ -80,10 +81,15 @@ def _join(turn: Turn, job: Job, name: str, requesters: frozenset[str], tokens: f
         turn.send(
             member,
             Save(
-                job=job.name, name=name, round=job.round, state_hash=job.state_hash, writer=writer, members=members,
+                job=job.name,
+                name=name,
+                round=job.round,
+                state_hash=job.state_hash,
+                writer=writer,
+                members=members,
                 ticket=saving.ticket,
             ),
-        )  # fmt: skip
+        )
 
 
 def _end(turn: Turn, job: Job, saving: Saving, message: Saved) -> None:

@@ -118,10 +118,11 @@ class Members:
         self._hub.record(e.NodeStarting(node=name, incarnation=incarnation))
         self._ready[name] = asyncio.get_running_loop().create_future()
         self._ready[name].add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._hub.peers.send(
-            node.peer,
-            p.StartNode(node=name, incarnation=incarnation, device=node.device, directory=node.directory),
-        )
+        self._send_start(self._hub.state.nodes[name])
+
+    def _send_start(self, node: Node) -> None:
+        start = p.StartNode(node=node.name, incarnation=node.incarnation, device=node.device, directory=node.directory)
+        self._hub.peers.send(node.peer, start)
 
     async def _wait(self, names: list[str]) -> None:
         futures = [self._ready[name] for name in names if name in self._ready]
@@ -148,6 +149,14 @@ class Members:
         if not replay:
             self._no_replay.add(name)
         self._order(name)
+
+    def recover(self) -> None:
+        """After a restart of the coordinator: what its predecessor decided and may not have sent, again. Agents and nodes
+        ignore what they know."""
+        self.announce()
+        for node in self._hub.state.nodes.values():
+            if node.condition == "starting" and node.incarnation:
+                self._send_start(node)
 
     async def restart_and_wait(self, name: str, replay: bool) -> None:
         self.known(name)

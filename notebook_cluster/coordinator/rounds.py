@@ -1,12 +1,14 @@
 """The coordinator's side of the training rounds, as a pure state machine: ``apply(state, event) -> (state, effects)``.
 
-No sockets, no clock, no numpy: it sees only what nodes say about their work, never the numbers. The effects are to be done in
-order; a Log must be durable before what follows it is sent, because that is what a restarted coordinator knows.
+No sockets, no clock, no numpy: it sees only what nodes say about their work, never the numbers. The effects are to be
+done in order; a Log must be durable before what follows it is sent, because that is what a restarted coordinator
+knows.
 
-One round (DESIGN.md, "Membership and rounds"): all live nodes that hold the last committed state ARRIVED -> SEAL (members in rank
-order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes -> COMMIT. A loss before that
-either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over the others. Parts:
-:mod:`.jobs` (the words), :mod:`.jobs_registration`, :mod:`.jobs_attempts`, :mod:`.jobs_recovery`, :mod:`.jobs_saving`.
+One round (DESIGN.md, "Membership and rounds"): all live nodes that hold the last committed state ARRIVED -> SEAL
+(members in rank order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes ->
+COMMIT. A loss before that either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over
+the others. Parts: :mod:`.jobs` (events and effects), :mod:`.jobs_state`, :mod:`.jobs_registration`,
+:mod:`.jobs_attempts`, :mod:`.jobs_recovery`, :mod:`.jobs_saving`.
 """
 
 from msgspec import structs
@@ -19,24 +21,19 @@ from notebook_cluster.coordinator.jobs import (
     Event,
     FromMember,
     HomeNodes,
-    Job,
     Log,
     NodeJoinedCell,
     NodeLost,
     NodeUp,
     RanksChanged,
     Recovered,
-    RoundsSettings,
-    RoundsState,
     SaveRequested,
     Send,
     Tell,
     Tick,
-    Turn,
-    change,
-    is_current,
 )
-from notebook_cluster.coordinator.jobs_attempts import on_arrived, on_prepared, on_stalled, required, settle_attempt
+from notebook_cluster.coordinator.jobs_arrivals import on_arrived, on_prepared, on_stalled
+from notebook_cluster.coordinator.jobs_attempts import required, settle_attempt
 from notebook_cluster.coordinator.jobs_recovery import node_lost, node_up, on_status, recover, settle_holders
 from notebook_cluster.coordinator.jobs_registration import (
     missing_registrants,
@@ -46,6 +43,7 @@ from notebook_cluster.coordinator.jobs_registration import (
     settle_sources,
 )
 from notebook_cluster.coordinator.jobs_saving import on_request, on_save_requested, on_saved, settle_saves
+from notebook_cluster.coordinator.jobs_state import Job, RoundsSettings, RoundsState, Turn, change, is_current
 from notebook_cluster.protocol.rounds import (
     Applied,
     Arrived,
@@ -61,10 +59,29 @@ from notebook_cluster.protocol.rounds import (
 from notebook_cluster.protocol.state import JobView
 
 __all__ = [
-    "Answer", "CellLeft", "CellStarted", "Effect", "Event", "FromMember", "HomeNodes", "Log", "NodeJoinedCell", "NodeLost",
-    "NodeUp", "RanksChanged", "Recovered", "RoundsSettings", "RoundsState", "SaveRequested", "Send", "Tell", "Tick", "apply",
-    "job_views", "new_state",
-]  # fmt: skip
+    "Answer",
+    "CellLeft",
+    "CellStarted",
+    "Effect",
+    "Event",
+    "FromMember",
+    "HomeNodes",
+    "Log",
+    "NodeJoinedCell",
+    "NodeLost",
+    "NodeUp",
+    "RanksChanged",
+    "Recovered",
+    "RoundsSettings",
+    "RoundsState",
+    "SaveRequested",
+    "Send",
+    "Tell",
+    "Tick",
+    "apply",
+    "job_views",
+    "new_state",
+]
 
 
 def new_state(settings: RoundsSettings | None = None) -> RoundsState:
@@ -93,7 +110,8 @@ def apply(state: RoundsState, event: Event) -> tuple[RoundsState, list[Effect]]:
 
 
 def _settle(turn: Turn, name: str) -> None:
-    """Decide what the facts of a job allow. Nothing is decided before a restarted coordinator has heard from the nodes."""
+    """Decide what the facts of a job allow. Nothing is decided before a restarted coordinator has heard from the
+    nodes."""
     if turn.state.awaited:
         return
     job = turn.job(name)
@@ -109,6 +127,9 @@ def _membership(turn: Turn, event: Event) -> None:
     state = turn.state
     match event:
         case Tick():
+            if not state.now:  # what came before the first tick happened just now
+                for name in state.jobs:
+                    turn.job(name).first_register = event.now
             state.now = event.now
             if state.awaited and event.now >= state.awaited_until:
                 state.awaited = frozenset()
@@ -186,7 +207,8 @@ def _from_member(turn: Turn, event: FromMember) -> tuple[str, ...]:
 
 
 def _on_applied(job: Job, node: str, message: Applied) -> None:
-    """Count traffic. A ring all-reduce of float32 gradients sends ``2 * 4 * parameters * (M - 1) / M`` bytes per node and step."""
+    """Count traffic. A ring all-reduce of float32 gradients sends ``2 * 4 * parameters * (M - 1) / M`` bytes per node
+    and step."""
     if message.round <= job.participants[node].applied:
         return
     change(job, node, applied=message.round)
@@ -222,7 +244,16 @@ def _view(turn: Turn, job: Job) -> JobView:
         phase = "gathering"
         waiting_for = [name for name in names if not is_current(job, job.participants[name])]
     return JobView(
-        name=job.name, strategy=job.settings.strategy, round=job.round, attempt=attempt, phase=phase, members=members,
-        waiting_for=waiting_for, parameters=job.settings.parameters, bytes_sent=job.bytes_sent,
-        bytes_data_parallel=job.bytes_data_parallel, hash_mismatches=job.hash_mismatches, state_hash=job.state_hash,
-    )  # fmt: skip
+        name=job.name,
+        strategy=job.settings.strategy,
+        round=job.round,
+        attempt=attempt,
+        phase=phase,
+        members=members,
+        waiting_for=waiting_for,
+        parameters=job.settings.parameters,
+        bytes_sent=job.bytes_sent,
+        bytes_data_parallel=job.bytes_data_parallel,
+        hash_mismatches=job.hash_mismatches,
+        state_hash=job.state_hash,
+    )

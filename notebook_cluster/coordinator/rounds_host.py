@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.coordinator import jobs, rounds
 from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import Applied, Saved
 from notebook_cluster.protocol.state import JobView
 from notebook_cluster.protocol.wire import Message
@@ -26,7 +27,7 @@ class RoundsHost:
 
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
-        self._state = jobs.RoundsState()
+        self._state = rounds.RoundsState()
         self._facts: dict[str, dict[str, Any]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._tokens = itertools.count(1)
@@ -94,7 +95,11 @@ class RoundsHost:
     # ---- checkpoints that a view asks for
 
     async def save(self, name: str, job: str) -> str:
-        """Save a checkpoint of the last committed round; the manifest's path."""
+        """Save a checkpoint of the last committed round; its folder."""
+        try:
+            check_name(name, "checkpoint")
+        except ValueError as error:
+            raise RequestError(str(error)) from None
         token = next(self._tokens)
         future = self._answers[token] = asyncio.get_running_loop().create_future()
         self._feed(jobs.SaveRequested(name, job, token))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.cells import Cells, cell_view
@@ -157,11 +158,15 @@ class Coordinator:
     def _resume(self) -> None:
         for key, sequence in self.streaming.recover().items():
             self.recovered_sequences[key] = max(self.recovered_sequences.get(key, 0), sequence)
-        self.cells.recover()
         self.tell("warning", f"the coordinator was restarted (epoch {self.state.epoch})")
         self.peers.redial()
+        self.members.recover()
+        self.cells.recover()
         self.rounds.recover(self._round_records)
-        if LOCAL not in self.state.peers:
+        local = self.state.peers.get(LOCAL)
+        if local is not None and local.pid is not None and psutil.pid_exists(local.pid):
+            self._agent_started.set()
+        else:
             self.spawn(self._start_agent())
 
     def _write_connection_file(self, address: str) -> None:
@@ -211,6 +216,7 @@ class Coordinator:
 
     async def _close(self) -> None:
         """Every kernel of this cluster ends, then this process."""
+        self._stopping.set()
         reason = self._stop_reason or "ended"
         log.info("cluster %s ends: %s", self.settings.cluster, reason)
         running = self.state.running()
@@ -241,6 +247,8 @@ class Coordinator:
     async def _handle(self, view: View, body: Any) -> Any:
         match body:
             case v.Attach() | v.GetState():
+                if self._stopping.is_set():
+                    self.views.send(view, v.Closing(reason=self._stop_reason or "ended"))
                 return self.view()
             case v.Ping():
                 return None

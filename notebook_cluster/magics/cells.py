@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.errors import CellInterrupted, CellSyntaxError
-from notebook_cluster.magics.interrupts import SAME_PRESS_SECONDS, StopCounter
+from notebook_cluster.magics.interrupts import (
+    SAME_PRESS_SECONDS,
+    SHUTDOWN_FOLLOWS_SECONDS,
+    StopCounter,
+    asked_to_end,
+)
 from notebook_cluster.magics.output import CellDisplay, ShellPublisher
 from notebook_cluster.magics.results import interrupted_text, remote_error
+from notebook_cluster.magics.session import is_headless
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 
 if TYPE_CHECKING:
@@ -47,7 +53,10 @@ def run_cell(
     display = CellDisplay(ShellPublisher(shell), cluster.name)
     with StopCounter() as stops:
         stream = cluster.execute(source, targets, replay=replay, timeout=timeout, notebook_names=names)
-        ended = _Wait(cluster, stream, display, stops).until_end()
+        wait = _Wait(cluster, stream, display, stops, shell)
+        ended = wait.until_end()
+    if wait.left_to_itself:
+        raise CellInterrupted(f"this kernel ends, cell {stream.cell} goes on: %cluster attach shows it again")
     if stops.count or (ended is not None and ended.status == "interrupted"):
         raise CellInterrupted(interrupted_text(ended, ended.results if ended else {}))
     assert ended is not None
@@ -62,7 +71,7 @@ def watch_cell(cluster: "Cluster", shell: Any, cell: int) -> None:
     """
     display = CellDisplay(ShellPublisher(shell), cluster.name)
     with StopCounter() as stops:
-        ended = _Wait(cluster, cluster.watch(cell), display, stops, watching=True).until_end()
+        ended = _Wait(cluster, cluster.watch(cell), display, stops, shell, watching=True).until_end()
     if ended is None:
         print(f"no longer watching cell {cell}, which goes on: %cluster attach shows it again")
     elif ended.status == "interrupted":
@@ -103,13 +112,24 @@ class _Wait:
     """The notebook's main thread while a cell runs."""
 
     def __init__(
-        self, cluster: "Cluster", stream: "CellStream", display: CellDisplay, stops: StopCounter, watching: bool = False
+        self,
+        cluster: "Cluster",
+        stream: "CellStream",
+        display: CellDisplay,
+        stops: StopCounter,
+        shell: Any,
+        *,
+        watching: bool = False,
     ) -> None:
         self._cluster = cluster
         self._stream = stream
         self._display = display
         self._stops = stops
+        self._shell = shell
         self._watching = watching
+        self.left_to_itself = False
+        """The waiting ended because this kernel ends; the cell goes on."""
+        self._pressed_at: float | None = None
         self._nodes: dict[str, str] = {}
         self._busy: list[str] = []
         self._stopped_at: float | None = None
@@ -140,8 +160,9 @@ class _Wait:
 
     def _next(self) -> "CellOutput | CellChanged | CellEnded | None":
         due = self._display.due()
+        longest = WAIT_SLICE if self._pressed_at is None or self._stopped_at is not None else WAIT_SLICE / 4
         try:
-            return self._stream.get(WAIT_SLICE if due is None else min(due, WAIT_SLICE))
+            return self._stream.get(longest if due is None else min(due, longest))
         except KeyboardInterrupt:
             self._stops.count += 1  # where no handler could be installed
             return None
@@ -151,10 +172,8 @@ class _Wait:
         if self._watching:
             return True
         if self._stopped_at is None:
-            self._interrupt(force=False)
-            self._stopped_at = time.monotonic()
-            self._ignored = self._stops.count - 1
-        elif self._forced_at is None:
+            return self._on_first_stop(now)
+        if self._forced_at is None:
             waited = now - self._stopped_at
             if waited < SAME_PRESS_SECONDS:
                 self._ignored = self._stops.count - 1  # a double click is one Stop: killing a kernel loses its state
@@ -165,6 +184,20 @@ class _Wait:
                 self._told = True
                 self._display.note(f"still busy: {', '.join(self._still_busy())}. Stop again kills and restarts them")
         return self._forced_at is not None and time.monotonic() - self._forced_at > FORCE_GRACE
+
+    def _on_first_stop(self, now: float) -> bool:
+        """Interrupt the nodes, unless it was the kernel's restart or shutdown, which stops nothing."""
+        ending = asked_to_end(self._shell)
+        if ending == "restart" or (ending and not is_headless(self._shell)):
+            self.left_to_itself = True
+            return True
+        if self._pressed_at is None:
+            self._pressed_at = now
+        if ending or now - self._pressed_at >= SHUTDOWN_FOLLOWS_SECONDS:
+            self._interrupt(force=False)
+            self._stopped_at = time.monotonic()
+            self._ignored = self._stops.count - 1
+        return False
 
     def _interrupt(self, force: bool) -> None:
         from notebook_cluster.client import ClusterError

@@ -10,7 +10,7 @@ from notebook_cluster.magics.commands import run_command
 from notebook_cluster.magics.completion import make_matcher
 from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, UsageError
 from notebook_cluster.magics.parsing import ON, ON_ALL, PUSH, did_you_mean, help_text, parse_cluster, parse_line
-from notebook_cluster.magics.push import PIECE_BYTES, push_sources
+from notebook_cluster.magics.push import MOST_REPLAYED, PIECE_BYTES, push_sources
 from notebook_cluster.magics.session import Session
 from notebook_cluster.magics.targets import resolve
 
@@ -97,11 +97,14 @@ class Extension:
             if not name.isidentifier() or name not in namespace:
                 raise UsageError(f"the notebook has no variable {name!r}{did_you_mean(name, list(namespace))}")
         sources = [source for name in names for source in push_sources(name, namespace[name])]
+        replay = sum(map(len, sources)) <= MOST_REPLAYED
         with _plain_errors("%push", self.session):
             for source in _joined(sources):
-                run_cell(cluster, self.shell, source, replay=False)
+                # The first line is what panel and run log show of a cell.
+                run_cell(cluster, self.shell, f"# %push {' '.join(names)}\n{source}", replay=replay)
             count = len(cluster.state().nodes)
-        print(f"pushed {', '.join(names)} to {count} node{'' if count == 1 else 's'}")
+        later = "" if replay else "; too large to be kept for nodes that restart or join later: push again then"
+        print(f"pushed {', '.join(names)} to {count} node{'' if count == 1 else 's'}{later}")
 
 
 def _joined(sources: list[str]) -> Iterator[str]:

@@ -1,11 +1,13 @@
-"""The Stop button while a cell waits: counted, not raised."""
+"""The Stop button while a cell waits: counted, not raised, and told from the end of the kernel."""
 
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 SAME_PRESS_SECONDS = 0.5
+SHUTDOWN_FOLLOWS_SECONDS = 0.5
+"""Jupyter sends a kernel that is to restart or shut down SIGINT first, as for Stop, and the request right after it."""
 
 
 class StopCounter:
@@ -34,3 +36,11 @@ class StopCounter:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+
+
+def asked_to_end(shell: Any) -> Literal["", "restart", "shutdown"]:
+    """What a frontend has asked the kernel of ``shell`` to do: ipykernel keeps the answer to the request."""
+    message = getattr(getattr(shell, "kernel", None), "_shutdown_message", None)
+    if not isinstance(message, dict):
+        return ""
+    return "restart" if message.get("content", {}).get("restart") else "shutdown"

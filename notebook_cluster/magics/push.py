@@ -16,6 +16,8 @@ from notebook_cluster.magics.errors import UsageError
 MOST_BYTES = 64 * 1024 * 1024
 PIECE_BYTES = 3 * 1024 * 1024
 """Raw bytes in one cell: 4 MiB as base64, half of what one message may have."""
+MOST_REPLAYED = 1024 * 1024
+"""Characters of a ``%push`` that goes into the cluster's cell log, for nodes that restart or join later."""
 _ON_NODE = '__import__("notebook_cluster.magics.push", fromlist=["push"])'
 _pieces: dict[str, bytearray] = {}
 

@@ -1,21 +1,25 @@
-"""How a cell's end is told: one line for each node that failed, with the way out."""
+"""How a cell's end is told: one line for each error, with the nodes that had it and the way out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from notebook_cluster.magics.errors import RemoteError
 from notebook_cluster.protocol.views import CellEnded, NodeResult
 
 _LOG_LINES = 5
 _MOST_CHARACTERS = 300
+_MOST_NAMES = 8
 
 
 def remote_error(ended: CellEnded, label: Callable[[str], str], notebook_names: frozenset[str]) -> RemoteError:
     """The error of a cell that failed. Nodes that only missed another one in a collective come last."""
     failed = {name: result for name, result in ended.results.items() if result.status not in ("ok", "interrupted")}
     ordered = sorted(failed.items(), key=lambda entry: (entry[1].status == "cancelled", _is_consequence(entry[1])))
-    lines = [f"cell {ended.cell} failed on {len(failed)} of {len(ended.results)} nodes"]
+    groups: dict[tuple[str, ...], list[str]] = {}
     for name, result in ordered:
-        lines += _describe(name, label(name), result, notebook_names)
+        groups.setdefault(tuple(_describe(name, result, notebook_names)), []).append(name)
+    lines = [f"cell {ended.cell} failed on {len(failed)} of {len(ended.results)} nodes"]
+    for (first, *more), names in groups.items():
+        lines += [f"  {_who(names, label, len(ended.results))}{first}", *more]
     return RemoteError("\n".join(lines))
 
 
@@ -32,22 +36,32 @@ def _is_consequence(result: NodeResult) -> bool:
     return result.error_name == "PeerLost"
 
 
-def _describe(name: str, label: str, result: NodeResult, notebook_names: frozenset[str]) -> list[str]:
+def _who(names: Sequence[str], label: Callable[[str], str], nodes: int) -> str:
+    """The nodes that had the same error: a typing error in a class of thirty is one line."""
+    if len(names) == 1:
+        return label(names[0])
+    if len(names) == nodes:
+        return f"all {nodes} nodes"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(sorted(names)[:_MOST_NAMES]) + more
+
+
+def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> list[str]:
+    """What stands behind the node's label, and further lines."""
     if result.status == "lost":
-        text = _one_line(f"{label} was lost: {result.reason or 'no reason known'}")
+        text = f" was lost: {_one_line(result.reason or 'no reason known')}"
         way_out = f"%cluster restart {name}"
         if way_out not in text:
             text += f"; {way_out} brings it back"
-        return [f"  {text}", *(f"    | {_one_line(line)}" for line in result.log_tail[-_LOG_LINES:])]
+        return [text, *(f"    | {_one_line(line)}" for line in result.log_tail[-_LOG_LINES:])]
     if result.status == "cancelled":
-        reason = result.reason or "another node failed first"
-        return ["  " + _one_line(f"{label} did not run it: {reason}")]
+        return [f" did not run it: {_one_line(result.reason or 'another node failed first')}"]
     what = result.error_name or result.reason or "failed"
-    text = _one_line(f"{label}: {what}: {result.error_value}" if result.error_value else f"{label}: {what}")
+    text = ": " + _one_line(f"{what}: {result.error_value}" if result.error_value else what)
     missing = _missing_name(result, notebook_names)
     if missing and "%push" not in text:
-        text += f"; {missing!r} exists in the notebook but not on {name}: %push {missing} sends it"
-    return [f"  {text}"]
+        text += f"; {missing!r} is in the notebook but not there: %push {missing} sends it"
+    return [text]
 
 
 def _missing_name(result: NodeResult, notebook_names: frozenset[str]) -> str:

@@ -4,6 +4,7 @@ import atexit
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.errors import UsageError
+from notebook_cluster.magics.interrupts import asked_to_end
 from notebook_cluster.magics.naming import default_cluster_name
 
 if TYPE_CHECKING:
@@ -25,12 +26,8 @@ class Session:
 
     @property
     def headless(self) -> bool:
-        """True when nobody can click: nbclient and papermill say so by refusing input, a terminal has no widgets."""
-        kernel = getattr(self.shell, "kernel", None)
-        if kernel is None:
-            return True
-        parent = kernel.get_parent() or {}
-        return not parent.get("content", {}).get("allow_stdin", True)
+        """True when nobody can click."""
+        return is_headless(self.shell)
 
     def require(self) -> "Cluster":
         """The notebook's cluster.
@@ -39,6 +36,13 @@ class Session:
             UsageError: there is none.
         """
         if self.cluster is None:
+            from notebook_cluster.client import list_clusters
+
+            name = self.default_name
+            if name in [file.cluster for file in list_clusters()]:
+                raise UsageError(
+                    f"cluster {name!r} is running, but this notebook is not attached to it: %cluster attach"
+                )
             raise UsageError("no cluster is running in this notebook: %cluster start")
         return self.cluster
 
@@ -59,12 +63,21 @@ class Session:
         cluster.close()
 
     def close(self) -> None:
-        """The kernel ends: say so to the coordinator, which then need not wait for this view to come back."""
+        """The kernel ends: say so to the coordinator, which waits for this view only when the kernel starts again."""
         cluster, self.cluster = self.cluster, None
         if cluster is not None:
-            cluster.close(clean=True)
+            cluster.close(clean=asked_to_end(self.shell) != "restart")
 
     def end(self) -> None:
         """The extension is unloaded."""
         atexit.unregister(self.close)
         self.let_go()
+
+
+def is_headless(shell: Any) -> bool:
+    """True when nobody can click: nbclient and papermill say so by refusing input, a terminal has no widgets."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return True
+    parent = kernel.get_parent() or {}
+    return not parent.get("content", {}).get("allow_stdin", True)

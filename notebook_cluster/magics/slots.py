@@ -18,6 +18,10 @@ _PRE = (
     '<pre style="margin:0;padding:0;white-space:pre-wrap;line-height:1.35;'
     'font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px)">'
 )
+_LONG_ROWS = 40
+"""Text of more rows gets a scroll bar of its own, so that one node's output does not push the others' off the page."""
+_SCROLLED = '<div style="max-height:36em;overflow:auto;display:flex;flex-direction:column-reverse">'
+"""Reversed columns begin at their end: while a cell runs the newest row is seen, whenever the display is replaced."""
 
 Bundle = dict[str, Any]
 
@@ -145,9 +149,12 @@ def text_bundle(output: NodeOutput, buffer: LineBuffer, limit: int, *, head: boo
     limit = min(limit, MOST_TEXT_CHARACTERS)
     while True:
         text, whole = buffer.render(limit, head=head)
+        body = f"{_PRE}{ansi.to_html(text)}</pre>"
+        if text.count("\n") >= _LONG_ROWS:
+            body = f"{_SCROLLED}{body}</div>"
         bundle = {
             "text/plain": f"[{output.label}]\n{ansi.without_escapes(text)}",
-            "text/html": _html(output, f"{_PRE}{ansi.to_html(text)}</pre>"),
+            "text/html": _html(output, body),
         }
         if len(bundle["text/plain"]) + len(bundle["text/html"]) <= MOST_BUNDLE_CHARACTERS or limit < 1024:
             return bundle, whole

@@ -50,8 +50,8 @@ class Register(Message, frozen=True):
     resume_manifest_hash: str = ""
     fragments: int = 1
     buffers: int = 0
-    """The last ``buffers`` of the ``parameters`` elements are BatchNorm statistics: float32 on the wire whatever the codec,
-    outer step SGD(1, 0)."""
+    """The last ``buffers`` of the ``parameters`` elements are BatchNorm statistics: float32 on the wire whatever the
+    codec, outer step SGD(1, 0)."""
     blocks: int = 0
     """Codec blocks of the whole vector: what the slice table of a SEAL divides."""
 
@@ -190,6 +190,17 @@ class Void(Message, frozen=True):
     state_hash: str
 
 
+class CatchUp(Message, frozen=True):
+    """A committed round: with its mean slices (mesh frames of this round and attempt) and ``outer`` a node that holds
+    the state before it comes to ``state_hash``."""
+
+    round: int
+    attempt: int
+    slices: list[Slice]
+    outer: OuterSettings
+    state_hash: str
+
+
 class Behind(Message, frozen=True):
     """Coordinator, answer to an Arrived based on an old state: fetch the state of ``round`` from ``source``, re-base
     (``theta_m += theta_new - theta_old``, error feedback kept), say Joined, arrive again."""
@@ -201,6 +212,8 @@ class Behind(Message, frozen=True):
     source_incarnation: int
     counted: bool = False
     """The contribution of that Arrived is in a committed mean already: drop it instead of arriving again."""
+    missed: list[CatchUp] = []
+    """The rounds since the state it holds, where they are few: their means may be shorter than the state."""
 
 
 class Refused(Message, frozen=True):
@@ -234,7 +247,8 @@ class Finished(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """Node: no more rounds in this cell (``reason``: ``finished``, ``error: ...``, ``interrupted``); keeps its state."""
+    """Node: no more rounds in this cell (``reason``: ``finished``, ``error: ...``, ``interrupted``); keeps its
+    state."""
 
     job: str
     reason: str

@@ -114,7 +114,7 @@ class GetSeries(Message, frozen=True):
 
 
 class SaveCheckpoint(Message, frozen=True):
-    """Checkpoint of ``job`` at its last committed round. Reply value: path of the manifest."""
+    """Checkpoint of ``job`` at its last committed round. Reply value: path of its folder."""
 
     name: str
     job: str = ""

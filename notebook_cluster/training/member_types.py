@@ -1,7 +1,7 @@
 """The words of :mod:`notebook_cluster.training.member`: its state, the events it takes and the effects it asks for.
 
-Arrays are float32 vectors that are never written to once they are in here: a change makes a new array, so the driver may
-serve or save any array it was handed without copying it.
+Arrays are float32 vectors that are never written to once they are in here: a change makes a new array, so the driver
+may serve or save any array it was handed without copying it.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +10,7 @@ import msgspec
 
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Prepared, Register, Seal
+from notebook_cluster.protocol.rounds import CatchUp, Prepared, Register, Seal
 from notebook_cluster.protocol.wire import Message
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class MemberSettings(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """The sync object was made (again). ``theta`` and ``momentum`` are what this node would start from: its fresh model, a
-    checkpoint, or the state it holds; ``register.round`` and ``register.state_hash`` belong to them."""
+    """The sync object was made (again). ``theta`` and ``momentum`` are what this node would start from: its fresh
+    model, a checkpoint, or the state it holds; ``register.round`` and ``register.state_hash`` belong to them."""
 
     register: Register
     wire: WireFormat
@@ -53,8 +53,9 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """The main thread reached a boundary (or ``finish()``) and waits. ``encoded`` is the contribution on the wire, in the
-    job's wire format; it must never change. ``samples`` 0: takes part as a receiver (``encoded`` may be empty)."""
+    """The main thread reached a boundary (or ``finish()``) and waits. ``encoded`` is the contribution on the wire, in
+    the job's wire format; it must never change. ``samples`` 0: takes part as a receiver (``encoded`` may be
+    empty)."""
 
     encoded: Buffer
     samples: float
@@ -79,8 +80,8 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class StateFetched(msgspec.Struct, frozen=True):
-    """The transfer that FetchState asked for is complete and ``state_hash`` was checked against the arrays. ``round`` may be
-    newer than the one asked for."""
+    """The transfer that FetchState asked for is complete and ``state_hash`` was checked against the arrays. ``round``
+    may be newer than the one asked for."""
 
     round: int
     theta: "Vector"
@@ -136,9 +137,9 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """COMMIT: swap theta and momentum, load theta into the model. ``counted``: this node's contribution is in the mean, so its
-    error feedback becomes the one computed with it; otherwise there was none (a receiver). The driver says Applied.
-    After LeaveRounds the user's code runs again: keep the state, leave the model alone."""
+    """COMMIT: swap theta and momentum, load theta into the model. ``counted``: this node's contribution is in the
+    mean, so its error feedback becomes the one computed with it; otherwise there was none (a receiver). The driver
+    says Applied. After LeaveRounds the user's code runs again: keep the state, leave the model alone."""
 
     round: int
     theta: "Vector"
@@ -153,9 +154,9 @@ class Apply(msgspec.Struct, frozen=True):
 
 
 class Rebase(msgspec.Struct, frozen=True):
-    """The round went on without this node, which now holds a newer state. Its contribution, the same bytes, has arrived again
-    for the next round: theta_m += theta - theta_old keeps the difference, so nothing is encoded again and error feedback
-    stays. The main thread goes on waiting."""
+    """The round went on without this node, which now holds a newer state. Its contribution, the same bytes, has
+    arrived again for the next round: theta_m += theta - theta_old keeps the difference, so nothing is encoded again
+    and error feedback stays. The main thread goes on waiting."""
 
     round: int
     theta: "Vector"
@@ -164,7 +165,8 @@ class Rebase(msgspec.Struct, frozen=True):
 
 
 class FetchState(msgspec.Struct, frozen=True):
-    """Ask ``source`` for (theta, momentum) at ``round`` or later; a newer FetchState, or CancelFetch, replaces this one."""
+    """Ask ``source`` for (theta, momentum) at ``round`` or later; a newer FetchState, or CancelFetch, replaces this
+    one."""
 
     source: str
     incarnation: int
@@ -177,8 +179,8 @@ class CancelFetch(msgspec.Struct, frozen=True):
 
 
 class DiscardContribution(msgspec.Struct, frozen=True):
-    """REFUSED: error feedback 0, theta_m = theta, show ``reason``. The node stays in the round as a receiver and the main thread
-    goes on waiting."""
+    """REFUSED: error feedback 0, theta_m = theta, show ``reason``. The node stays in the round as a receiver and the
+    main thread goes on waiting."""
 
     round: int
     reason: str
@@ -289,6 +291,10 @@ class MemberState(msgspec.Struct):
     """Kept until COMMIT."""
     serial: int = 0
     """Counts contributions: what is said about an older one does not concern this one."""
+    fetch: FetchState | None = None
+    """Where the state was to be fetched from last."""
+    catching: tuple[CatchUp, ...] = ()
+    """Rounds whose means are fetched instead."""
     fetch_counted: bool = False
     """The state being fetched contains this node's contribution."""
     exchange: Exchange | None = None

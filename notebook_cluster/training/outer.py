@@ -1,8 +1,8 @@
 """The mean of pseudo-gradients and the outer step, the same bits on every machine.
 
-Everything here is plain numpy float32 on flat vectors: separate multiply and add, members in rank order, chunks of 64k. Numpy
-agrees with itself (and with MLX on CPU) in every element when used so; fused multiply-add, ``torch.optim``, ``np.sum`` and
-matrix products do not agree between machines. Inputs are never written to.
+Everything here is plain numpy float32 on flat vectors: separate multiply and add, members in rank order, chunks of
+64k. Numpy agrees with itself (and with MLX on CPU) in every element when used so; fused multiply-add,
+``torch.optim``, ``np.sum`` and matrix products do not agree between machines. Inputs are never written to.
 """
 
 from collections.abc import Iterable
@@ -14,9 +14,15 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.training.outer_settings import DEFAULT_MOMENTUM, bits_float, default_outer_lr, float_bits
 
 __all__ = [
-    "DEFAULT_MOMENTUM", "bits_float", "default_outer_lr", "float_bits", "flushes_subnormals", "outer_step", "state_hash",
+    "DEFAULT_MOMENTUM",
+    "bits_float",
+    "default_outer_lr",
+    "float_bits",
+    "flushes_subnormals",
+    "outer_step",
+    "state_hash",
     "weighted_sum",
-]  # fmt: skip
+]
 
 CHUNK = 64 * 1024
 
@@ -52,8 +58,9 @@ def outer_step(
     """One step of the outer optimiser; returns new arrays (theta, momentum).
 
     ``b <- mu * b + D``, then ``theta <- theta - lr * (D + mu * b)`` with Nesterov (DiLoCo, arXiv 2311.08105) or
-    ``theta <- theta - lr * b`` without; lr 1 and mu 0 is Local SGD (arXiv 1805.09767). The last ``buffers`` elements (running
-    statistics of BatchNorm) become ``theta - D``, their plain average: momentum would make a variance negative.
+    ``theta <- theta - lr * b`` without; lr 1 and mu 0 is Local SGD (arXiv 1805.09767). The last ``buffers`` elements
+    (running statistics of BatchNorm) become ``theta - D``, their plain average: momentum would make a variance
+    negative.
 
     Args:
         theta, momentum, mean: float32 vectors of one length; ``mean`` is the weighted mean of (theta - theta_m).
@@ -84,13 +91,13 @@ def outer_step(
 def state_hash(theta: Vector, momentum: Vector) -> str:
     """xxh3-128 of the bytes of theta, then of momentum, as 32 hex digits: what nodes compare after each round."""
     digest = xxhash.xxh3_128()
-    digest.update(memoryview(np.ascontiguousarray(theta, "<f4")).cast("B"))
-    digest.update(memoryview(np.ascontiguousarray(momentum, "<f4")).cast("B"))
+    digest.update(np.ascontiguousarray(theta, "<f4").data)
+    digest.update(np.ascontiguousarray(momentum, "<f4").data)
     return digest.hexdigest()
 
 
 def flushes_subnormals() -> bool:
-    """True when this thread rounds subnormal numbers to zero (``torch.set_flush_denormal(True)`` does that, for numpy too), so
-    that its results differ from those of other nodes."""
+    """True when this thread rounds subnormal numbers to zero (``torch.set_flush_denormal(True)`` does that, for numpy
+    too), so that its results differ from those of other nodes."""
     with np.errstate(all="ignore"):
         return not bool(np.multiply(np.full(4, 1e-40, np.float32), np.float32(1.0)).all())

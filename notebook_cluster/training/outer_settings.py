@@ -1,4 +1,5 @@
-"""Outer optimiser settings as both sides of a round see them: float32 bits. Plain Python: the coordinator uses it too."""
+"""Outer optimiser settings as both sides of a round see them: float32 bits. Plain Python: the coordinator uses it
+too."""
 
 import struct
 
@@ -11,8 +12,8 @@ _LR_BY_MEMBERS = ((8, 0.8), (4, 0.6), (2, 0.6), (1, 0.4))
 def default_outer_lr(members: int) -> float:
     """Outer learning rate of DiLoCo for a round of ``members`` nodes.
 
-    It depends on the number of nodes, not on the model's size (arXiv 2503.09799): 0.4 / 0.6 / 0.6 / 0.8 for 1 / 2 / 4 / 8
-    nodes at 30 steps per round. More steps per round bear a larger one (0.7 at 500 steps); ``outer_lr=`` sets it.
+    It depends on the number of nodes, not on the model's size (arXiv 2503.09799): 0.4 / 0.6 / 0.6 / 0.8 for 1 / 2 / 4
+    / 8 nodes at 30 steps per round. More steps per round bear a larger one (0.7 at 500 steps); ``outer_lr=`` sets it.
     """
     return next((lr for least, lr in _LR_BY_MEMBERS if members >= least), _LR_BY_MEMBERS[-1][1])
 

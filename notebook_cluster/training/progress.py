@@ -25,7 +25,7 @@ class Progress:
         """One step. ``loss``: a number or an array of one element, or None.
 
         Raises:
-            ValueError: more than one element.
+            ValueError: not a number, or more than one element.
         """
         self.step += 1
         self._samples += samples
@@ -55,7 +55,10 @@ class Progress:
         count = size() if callable(size) else getattr(loss, "size", 1)
         if count != 1:
             raise ValueError(f"loss has {count} values: pass one number, for example loss.mean()")
-        return float(loss.item() if hasattr(loss, "item") else loss)
+        try:
+            return float(loss.item() if hasattr(loss, "item") else loss)
+        except (TypeError, ValueError):
+            raise ValueError(f"loss={loss!r}: pass one number, for example the loss that backward() was called on") from None
 
 
 def _slow_to_read(loss: Any) -> bool:

@@ -54,6 +54,8 @@ class RoundSync:
         self._waiting_since = 0.0
         self._failure = ""
         self._last: Round | None = None
+        """What the exchange that was begun last has given so far."""
+        self._members: tuple[str, ...] = ()
         self._saved: dict[str, Saved] = {}
         self._restore_optimizer = bool(self._resume)
         if not self._runtime.replaying():
@@ -69,7 +71,7 @@ class RoundSync:
     @property
     def members(self) -> tuple[str, ...]:
         """Nodes whose work is in the last round."""
-        return self._last.members if self._last else ()
+        return self._members
 
     def step(self, loss: Any = None, samples: float = 1) -> Round | None:
         """After each step of the user's optimiser. ``samples``: examples in its batch, the weight of this node's work.
@@ -254,6 +256,7 @@ class RoundSync:
                 self._last = Round(
                     notice.round, notice.members, wait, notice.bytes_sent, notice.state_hash, notice.counted
                 )
+                self._members = notice.members
                 self._waiting, self._finished = False, self._finished or notice.last
             case types.Rebase() if replica.started:
                 replica.rebase(notice.round, notice.theta, notice.momentum, notice.state_hash)

@@ -1,0 +1,126 @@
+"""What members say about their work: noted here, decided on in :mod:`.jobs_attempts`."""
+
+from statistics import median
+
+from msgspec import structs
+
+from notebook_cluster.coordinator.jobs_state import Job, Turn, change, is_current
+from notebook_cluster.protocol.rounds import Arrived, Member, Prepared, Refused, RegisterRefused, Stalled
+
+
+def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
+    participant = job.participants[node]
+    register = participant.register
+    if register.cell != job.cell or participant.joining:
+        return
+    if (message.schema_hash, message.codec) != (register.schema_hash, register.codec):
+        reason = f"the model of {node!r} changed after it registered: make the sync object again"
+        change(job, node, active=False, arrived=None)
+        turn.send(node, RegisterRefused(job=job.name, reason=reason))
+        return
+    # an Arrived from a node that was sent to a source asks for another one
+    asked = participant.asked + 1 if participant.fetching else participant.asked
+    held = (message.round - 1, message.base_hash)
+    if participant.active and participant.held is not None and participant.held[0] > held[0]:
+        held = participant.held  # it crossed the COMMIT that is on its way there
+    if message.contribution == participant.refused:  # it crossed the Refused that is on its way there
+        message = structs.replace(message, samples=0.0, steps=0, finite=True, norm=0.0)
+    change(job, node, arrived=message, active=True, fetching=None, asked=asked, held=held)
+    if not message.finite:
+        refuse(
+            turn,
+            job,
+            node,
+            f"the work of {node!r} for round {message.round} holds NaN or infinity: lower its learning rate",
+        )
+
+
+def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
+    """Its contribution is not used; it stays in the round as a receiver."""
+    arrived = job.participants[node].arrived
+    if arrived is None:
+        return
+    if not arrived.samples:
+        return
+    change(
+        job,
+        node,
+        refused=arrived.contribution,
+        arrived=structs.replace(arrived, samples=0.0, steps=0, finite=True, norm=0.0),
+    )
+    turn.send(
+        node,
+        Refused(
+            job=job.name,
+            round=arrived.round,
+            reason=reason,
+            fragment=arrived.fragment,
+            contribution=arrived.contribution,
+        ),
+    )
+    turn.tell("warning", reason)
+
+
+def on_prepared(turn: Turn, job: Job, node: str, message: Prepared) -> None:
+    attempt = job.open
+    if attempt is None or (message.round, message.attempt) != (attempt.seal.round, attempt.seal.attempt):
+        return
+    if any(m.name == node and m.incarnation == message.incarnation for m in attempt.seal.members):
+        stalled = {name: report for name, report in attempt.stalled.items() if name != node}
+        job.open = structs.replace(
+            attempt,
+            prepared={**attempt.prepared, node: message},
+            stalled=stalled,
+            stalled_since=attempt.stalled_since if stalled else None,
+        )
+
+
+def on_stalled(turn: Turn, job: Job, node: str, message: Stalled) -> None:
+    attempt = job.open
+    if attempt is None or (message.round, message.attempt) != (attempt.seal.round, attempt.seal.attempt):
+        return
+    if node not in attempt.waiting or node in attempt.prepared:
+        return
+    for name in message.not_finite:
+        member = next((m for m in attempt.seal.members if m.name == name and m.weight_bits), None)
+        arrived = job.participants[name].arrived if member is not None else None
+        if member is not None and arrived is not None and arrived.contribution == member.contribution:
+            refuse(
+                turn, job, name, f"the work of {name!r} for round {message.round} holds NaN or infinity: it is not used"
+            )
+    if message.not_finite:
+        job.open = structs.replace(attempt, broken=True)
+        return
+    now = turn.state.now
+    stalled = {**attempt.stalled, node: (now, tuple(message.waiting_for))}
+    since = now if attempt.stalled_since is None else attempt.stalled_since
+    job.open = structs.replace(attempt, stalled=stalled, stalled_since=since, sources=())
+
+
+def refuse_out_of_scale(turn: Turn, job: Job, names: list[str]) -> None:
+    norms = {name: a.norm for name in names if (a := job.participants[name].arrived) is not None and a.samples}
+    factor = turn.state.settings.norm_factor
+    if len(norms) < 3:
+        return
+    for name, norm in norms.items():
+        usual = median(other for key, other in norms.items() if key != name)
+        if usual > 0 and norm > factor * usual:
+            refuse(
+                turn,
+                job,
+                name,
+                f"the work of {name!r} for round {job.round + 1} is out of scale (norm {norm:.3g}, the others' median "
+                f"{usual:.3g}): it is not used",
+            )
+
+
+def is_there(turn: Turn, job: Job, member: Member) -> bool:
+    """It is reachable and still has in hand what it had when the attempt was sealed; it may have left the rounds."""
+    participant = job.participants[member.name]
+    arrived = participant.arrived
+    if participant.joining or not turn.is_up(member.name, member.incarnation):
+        return False
+    if participant.incarnation != member.incarnation or arrived is None:
+        return participant.incarnation == member.incarnation and not participant.active
+    same = arrived.contribution == member.contribution and bool(arrived.samples) == bool(member.weight_bits)
+    return same and is_current(job, participant)

@@ -1,0 +1,85 @@
+"""The end of an attempt: what PREPARED nodes agree on becomes the state of the job."""
+
+from msgspec import to_builtins
+
+from notebook_cluster.coordinator.jobs_arrivals import is_there
+from notebook_cluster.coordinator.jobs_state import Job, Open, Turn, change
+from notebook_cluster.protocol.rounds import CatchUp, Commit, OuterSettings, Slice
+
+KEPT_ROUNDS = 4
+"""As many as members keep the means of."""
+
+KEPT_HASHES = 256
+"""Committed rounds whose hash is remembered: how far back a node's state is recognised."""
+
+
+def agree(turn: Turn, job: Job, attempt: Open) -> None:
+    """Everybody waited for is PREPARED: the state that most of them computed is committed."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in turn.by_rank(attempt.waiting):
+        said = attempt.prepared[name]
+        groups.setdefault((said.state_hash, *said.slice_hashes), []).append(name)
+    winner = max(
+        groups, key=lambda key: len(groups[key])
+    )  # of equally many the one with the lowest rank, which is first
+    for key, names in groups.items():
+        for name in names if key != winner else ():
+            job.hash_mismatches += 1
+            turn.tell("error", _mismatch(attempt, name, key, winner, groups[winner][0]))
+    _commit(turn, job, attempt, winner)
+
+
+def _mismatch(attempt: Open, name: str, key: tuple[str, ...], winner: tuple[str, ...], source: str) -> str:
+    owners = [
+        s.owner for s, mine, theirs in zip(attempt.seal.slices, key[1:], winner[1:], strict=False) if mine != theirs
+    ]
+    where = f" (the mean it got from {', '.join(map(repr, owners))} differs)" if owners else ""
+    return (
+        f"{name!r} computed another state for round {attempt.seal.round}{where}: {key[0][:8]}, not {winner[0][:8]}; "
+        f"it takes the state from {source!r}"
+    )
+
+
+def _commit(turn: Turn, job: Job, attempt: Open, agreed: tuple[str, ...]) -> None:
+    seal, state_hash = attempt.seal, agreed[0]
+    counted = [member.name for member in seal.members if member.weight_bits]
+    commit = Commit(
+        job=job.name, round=seal.round, attempt=seal.attempt, state_hash=state_hash, members=counted, last=seal.last
+    )
+    turn.log(
+        "commit",
+        job,
+        commit=to_builtins(commit),
+        members=to_builtins(seal.members),
+        slices=to_builtins(seal.slices),
+        slice_hashes=list(agreed[1:]),
+        base_hash=seal.base_hash,
+        outer=to_builtins(seal.outer),
+        bytes_sent=job.bytes_sent,
+        bytes_data_parallel=job.bytes_data_parallel,
+        hash_mismatches=job.hash_mismatches,
+    )
+    there = {member.name for member in seal.members if is_there(turn, job, member)}
+    advance_to(job, commit, [member.name for member in seal.members], seal.slices, seal.outer)
+    for member in seal.members:
+        participant = job.participants[member.name]
+        if member.weight_bits and participant.incarnation == member.incarnation:
+            change(job, member.name, counted=seal.round)
+        said = attempt.prepared.get(member.name)
+        if member.name not in there or said is None or (said.state_hash, *said.slice_hashes) != agreed:
+            continue
+        turn.send(member.name, commit)
+        still_in = participant.active and not seal.last
+        change(job, member.name, held=(job.round, state_hash), arrived=None, active=still_in, asked=0)
+
+
+def advance_to(job: Job, commit: Commit, members: list[str], slices: list[Slice], outer: OuterSettings) -> None:
+    """The job's state is the one of ``commit``."""
+    job.round, job.state_hash, job.last_commit = commit.round, commit.state_hash, commit
+    chain = {**job.chain, commit.round: commit.state_hash}
+    job.chain = {number: value for number, value in chain.items() if number > commit.round - KEPT_HASHES}
+    missed = CatchUp(
+        round=commit.round, attempt=commit.attempt, slices=slices, outer=outer, state_hash=commit.state_hash
+    )
+    job.recent = (*job.recent, missed)[-KEPT_ROUNDS:]
+    job.open, job.attempt, job.members, job.orphan_since = None, job.attempt_floor, tuple(members), None

@@ -1,0 +1,229 @@
+"""How one node comes into the rounds, says that it is at a boundary, and catches up when it is behind.
+
+A node that missed a few rounds fetches their means, when that is less than the whole state, and takes the same outer
+steps as the others did; the hash after each of them shows that it came to the same state.
+"""
+
+from copy import copy
+
+from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Joined, Member, Registered, Seal
+from notebook_cluster.training.member_chunks import want
+from notebook_cluster.training.member_exchange import computed
+from notebook_cluster.training.member_types import (
+    Apply,
+    Begin,
+    Boundary,
+    CancelFetch,
+    Effect,
+    Exchange,
+    FetchState,
+    MemberState,
+    Ready,
+    Rebase,
+    SendControl,
+    StateFetched,
+)
+from notebook_cluster.training.outer import state_hash
+
+# ---- joining and arriving ------------------------------------------------------------------------------------
+
+
+def begin(state: MemberState, event: Begin, effects: list[Effect]) -> None:
+    state.register, state.wire = event.register, event.wire
+    state.theta, state.momentum = event.theta, event.momentum
+    state.round, state.state_hash = event.register.round, event.register.state_hash
+    state.holds = event.register.holds_state
+    state.phase, state.joining, state.left = "registering", True, False
+    state.contribution, state.exchange, state.catching, state.held_frames = None, None, (), ()
+    effects.extend([CancelFetch(), SendControl(event.register)])
+
+
+def boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None:
+    state.contribution, state.left = event, False
+    state.serial += 1
+    if state.phase not in ("registering", "fetching"):
+        arrive(state, effects)
+
+
+def arrive(state: MemberState, effects: list[Effect]) -> None:
+    state.phase, state.exchange, state.catching, state.bytes_sent = "arrived", None, (), 0
+    arrived = current_arrival(state)
+    if arrived is not None:
+        effects.append(SendControl(arrived))
+
+
+def current_arrival(state: MemberState) -> Arrived | None:
+    mine, register = state.contribution, state.register
+    if mine is None or register is None or state.left:
+        return None
+    return Arrived(
+        job=state.job,
+        round=state.round + 1,
+        incarnation=state.incarnation,
+        base_hash=state.state_hash,
+        samples=mine.samples,
+        steps=mine.steps,
+        schema_hash=register.schema_hash,
+        codec=register.codec,
+        norm=mine.norm,
+        finite=mine.finite,
+        finishing=mine.finishing,
+        contribution=state.serial,
+    )
+
+
+def registered(state: MemberState, message: Registered, effects: list[Effect]) -> None:
+    if message.source is not None:
+        if state.joining:
+            fetch = FetchState(message.source, message.source_incarnation, message.round, message.state_hash)
+            _fetch(state, fetch, False, effects)
+        return
+    if message.state_hash != state.state_hash:
+        return
+    state.round, state.holds, state.kept = message.round, True, ()
+    if state.phase == "fetching":
+        effects.append(CancelFetch())
+        state.phase, state.exchange, state.catching = "training", None, ()
+    if state.joining:
+        _ready(state, effects)
+    elif state.contribution is not None and not state.left:
+        arrive(state, effects)
+
+
+def _ready(state: MemberState, effects: list[Effect]) -> None:
+    assert state.theta is not None
+    assert state.momentum is not None
+    state.phase, state.joining = "training", False
+    effects.append(Ready(state.round, state.theta, state.momentum, state.state_hash))
+    if state.contribution is not None:
+        arrive(state, effects)
+
+
+# ---- being behind --------------------------------------------------------------------------------------------
+
+
+def behind(state: MemberState, message: Behind, effects: list[Effect]) -> None:
+    if state.joining:
+        return
+    if (message.round, message.state_hash) == (state.round, state.state_hash):
+        effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
+        return
+    fetch = FetchState(message.source, message.source_incarnation, message.round, message.state_hash)
+    _fetch(state, fetch, message.counted, effects, tuple(message.missed))
+
+
+def _fetch(
+    state: MemberState, fetch: FetchState, counted: bool, effects: list[Effect], missed: tuple[CatchUp, ...] = ()
+) -> None:
+    state.phase, state.exchange, state.fetch_counted, state.fetch = "fetching", None, counted, fetch
+    state.catching = missed if _is_shorter(state, missed) else ()
+    if state.catching:
+        _next_missed(state, effects)
+        catch_up(state, effects)
+    else:
+        effects.append(fetch)
+
+
+# ---- means of missed rounds ----------------------------------------------------------------------------------
+
+
+def catch_up(state: MemberState, effects: list[Effect]) -> None:
+    """Take the outer steps whose means are here; with the last of them the state is as if it had been fetched."""
+    while state.catching and state.exchange is not None:
+        missed = state.catching[0]
+        if len(state.exchange.means) < len(missed.slices):
+            return
+        theta, momentum = computed(state, state.exchange)
+        if state_hash(theta, momentum) != missed.state_hash:
+            _fetch_whole(state, effects)
+            return
+        state.round, state.theta, state.momentum, state.state_hash = missed.round, theta, momentum, missed.state_hash
+        state.catching = state.catching[1:]
+        if not state.catching:
+            fetched(state, StateFetched(state.round, theta, momentum, state.state_hash), effects)
+            return
+        _next_missed(state, effects)
+
+
+def tick_catching_up(state: MemberState, effects: list[Effect]) -> None:
+    """Ask again; a source that does not have the means (any more) is asked for the whole state."""
+    exchange = state.exchange
+    if exchange is None or state.now - exchange.progress >= state.settings.stalled_after:
+        _fetch_whole(state, effects)
+    elif state.now - max(exchange.progress, exchange.wanted) >= state.settings.want_after:
+        state.exchange = copy(exchange)
+        want(state, effects)
+
+
+def _fetch_whole(state: MemberState, effects: list[Effect]) -> None:
+    if state.fetch is not None:
+        _fetch(state, state.fetch, state.fetch_counted, effects)
+
+
+def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
+    """The means of the missed rounds follow on the state held here and are fewer bytes than theta and momentum."""
+    if not missed or state.wire is None or missed[0].round != state.round + 1:
+        return False
+    return sum(state.wire.size for row in missed if row.slices) < 2 * 4 * state.wire.count
+
+
+def _next_missed(state: MemberState, effects: list[Effect]) -> None:
+    """Ask the source for the means of the first missed round: an exchange in which it is the only other member."""
+    assert state.fetch is not None
+    row, source = state.catching[0], state.fetch.source
+    seal = Seal(
+        job=state.job,
+        round=row.round,
+        attempt=row.attempt,
+        members=[Member(name=source, incarnation=state.fetch.incarnation, weight_bits=0)],
+        slices=row.slices,
+        outer=row.outer,
+        base_hash=state.state_hash,
+    )
+    senders = {source: (state.fetch.incarnation, 0.0)}
+    state.exchange = Exchange(seal, senders, {}, {}, {}, sources=(source,), progress=state.now)
+    want(state, effects)
+
+
+# ---- whole states --------------------------------------------------------------------------------------------
+
+
+def fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -> None:
+    if state.phase != "fetching":
+        return
+    state.round, state.theta, state.momentum = event.round, event.theta, event.momentum
+    state.state_hash, state.holds, state.kept = event.state_hash, True, ()
+    state.exchange, state.catching = None, ()
+    effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
+    if state.joining:
+        _ready(state, effects)
+        return
+    mine, state.phase = state.contribution, "training"
+    if mine is not None and state.fetch_counted:
+        state.contribution = None
+        effects.append(
+            Apply(
+                state.round,
+                event.theta,
+                event.momentum,
+                state.state_hash,
+                (),
+                True,
+                False,
+                mine.steps,
+                state.bytes_sent,
+            )
+        )
+        return
+    effects.append(Rebase(state.round, event.theta, event.momentum, state.state_hash))
+    if mine is not None and not state.left:
+        arrive(state, effects)
+
+
+def fetch_failed(state: MemberState, effects: list[Effect]) -> None:
+    """Ask again: the answer names another source."""
+    if state.phase != "fetching":
+        return
+    again = state.register if state.joining else current_arrival(state)
+    if again is not None:
+        effects.append(SendControl(again))

@@ -1,0 +1,107 @@
+"""The end of a notebook's kernel: a restart stops nothing, a shutdown ends what nobody needs any more."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.client import Cluster, list_clusters
+from tests.conftest import marked_processes, wait_until
+from tests.notebook_kernel import NotebookKernel
+
+COUNT = """%%on_all
+import os, time
+count = 0
+while not os.path.exists('enough'):
+    count += 1
+    if count % 10 == 0:
+        print('count', count, flush=True)
+    time.sleep(0.01)
+print('counted')
+"""
+
+
+@pytest.fixture
+def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own, and no process is left."""
+    folder = jupyter_dirs / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def notebook(work: Path) -> Iterator[NotebookKernel]:
+    """A notebook kernel with a running cluster of two nodes; both are ended."""
+    kernel = NotebookKernel(work)
+    kernel.works("%load_ext notebook_cluster")
+    kernel.works("%cluster start --local 2 --no-panel")
+    yield kernel
+    kernel.close()
+    for file in list_clusters():
+        with Cluster.attach(file.cluster, live=False) as cluster:
+            cluster.stop()
+
+
+def restart(notebook: NotebookKernel) -> None:
+    """What a frontend's Restart does: SIGINT, then a shutdown request that says ``restart``."""
+    notebook.manager.restart_kernel()
+    notebook.client.wait_for_ready(timeout=30)
+
+
+def test_restarting_the_notebook_kernel_does_not_stop_the_running_cell(work: Path, notebook: NotebookKernel) -> None:
+    running = notebook.start(COUNT)
+    notebook.until(running, "count 20\n")
+    restart(notebook)
+    assert "cluster 'lesson' is running: %cluster attach" in notebook.works("%load_ext notebook_cluster")
+    again = notebook.start("%cluster start --no-panel")
+    notebook.until(again, "count 10\n")
+    shown = again.shown.count("count")
+    wait_until(lambda: notebook.until(again, "count").shown.count("count") >= shown, 10)
+    (work / "enough").touch()
+    notebook.until(again, "counted")
+    assert notebook.until(again).error is None
+
+
+def test_a_cluster_with_nothing_running_survives_a_restart(notebook: NotebookKernel) -> None:
+    notebook.works("%%on_all\nx = 5")
+    restart(notebook)
+    notebook.works("%load_ext notebook_cluster")
+    told = notebook.run("%%on_all\nx")
+    assert told.error is not None
+    assert told.error.value == ("cluster 'lesson' is running, but this notebook is not attached to it: %cluster attach")
+    assert "attached to cluster 'lesson'" in notebook.works("%cluster start --no-panel")
+    assert notebook.works("%%on_all\nx").count("Out: 5") == 2
+
+
+def test_a_cluster_with_nothing_running_ends_with_its_notebook(
+    notebook: NotebookKernel, no_processes_left: str
+) -> None:
+    notebook.works("%%on_all\nx = 5")
+    notebook.manager.shutdown_kernel()
+    wait_until(lambda: not marked_processes(no_processes_left), 20, "every process to end")
+
+
+def test_shutting_the_notebook_kernel_down_leaves_a_running_cell_alone(work: Path, notebook: NotebookKernel) -> None:
+    notebook.until(notebook.start(COUNT), "count 20\n")
+    notebook.manager.shutdown_kernel()
+    with Cluster.attach("lesson") as cluster:
+        state = cluster.state()
+        assert state.cell is not None
+        assert state.cell.status == "running"
+
+
+def test_a_running_cell_ends_with_a_kernel_that_nobody_can_come_back_to(
+    notebook: NotebookKernel, no_processes_left: str
+) -> None:
+    notebook.until(notebook.start(COUNT, allow_stdin=False), "count 20\n")
+    notebook.manager.shutdown_kernel()
+    wait_until(lambda: not marked_processes(no_processes_left), 20, "every process to end")
+
+
+def test_a_pushed_variable_is_there_after_a_node_was_restarted(notebook: NotebookKernel) -> None:
+    notebook.works("rate = 0.5")
+    notebook.works("%push rate")
+    notebook.works("%%on_all\nhalf = rate / 2")
+    notebook.works("%cluster restart local-2")
+    assert notebook.works("%%on_all\nprint(half)").count("0.25") == 2

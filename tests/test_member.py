@@ -1,0 +1,512 @@
+"""One node's state machine: what it does with repeated, late, newer and impossible messages and frames."""
+
+import numpy as np
+import pytest
+
+from notebook_cluster.codecs import WireFormat
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.rounds import (
+    Arrived,
+    Behind,
+    Commit,
+    Finished,
+    Joined,
+    Leave,
+    Member,
+    OuterSettings,
+    Prepared,
+    Refused,
+    Register,
+    Registered,
+    RoundQuery,
+    RoundStatus,
+    Seal,
+    Slice,
+    Stalled,
+    Void,
+)
+from notebook_cluster.training import member
+from notebook_cluster.training import member_types as m
+from notebook_cluster.training.outer import float_bits
+from tests import oracle
+
+WIRE = WireFormat("float32", 512)
+OUTER = OuterSettings(lr_bits=float_bits(0.5), momentum_bits=float_bits(0.9))
+
+
+def vector(seed):
+    return np.random.default_rng(seed).standard_normal(512, np.float32)
+
+
+THETA, ZEROS = vector(100), np.zeros(512, np.float32)
+BASE = oracle.digest(THETA, ZEROS)
+WORK = {"a": vector(1), "b": vector(2), "c": vector(3)}
+
+
+class Node:
+    """The machine of one node, with what it asked for so far."""
+
+    def __init__(self, name="a", **settings):
+        self.state = member.new_member("model", name, 1, m.MemberSettings(**settings))
+        self.effects = []
+
+    def feed(self, *events):
+        """The effects of these events only."""
+        new = []
+        for event in events:
+            self.state, effects = member.apply(self.state, event)
+            new += effects
+        self.effects += new
+        return new
+
+    def control(self, *messages):
+        return self.feed(*(m.Control(message) for message in messages))
+
+    def ready(self):
+        register = Register(
+            job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
+            every="100 steps", state_hash=BASE,
+        )  # fmt: skip
+        self.feed(m.Begin(register, WIRE, THETA, ZEROS))
+        self.control(Registered(job="model", round=0, state_hash=BASE, source=None))
+        return self
+
+    def arrive(self, samples=1.0, **fields):
+        return self.feed(m.Boundary(bytes(WORK[self.state.node]), samples, 10, **fields))
+
+
+def messages(effects, kind):
+    return [e.message for e in effects if isinstance(e, m.SendControl) and isinstance(e.message, kind)]
+
+
+def chunks(effects, kind, node=None):
+    return [e for e in effects if isinstance(e, m.SendChunk) and e.header.kind == kind and node in (None, e.node)]
+
+
+def of(effects, kind):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def seal(members="ab", attempt=1, number=1, base=BASE, owners="ab", last=False):
+    weights = {name: float_bits(1 / len(members)) for name in members}
+    cut = [0, 1, 2] if len(owners) == 2 else [0, 2]
+    return Seal(
+        job="model", round=number, attempt=attempt, base_hash=base, outer=OUTER, last=last,
+        members=[Member(name=n, incarnation=1, weight_bits=weights[n], contribution=1) for n in members],
+        slices=[Slice(owner=owner, start=cut[i], stop=cut[i + 1]) for i, owner in enumerate(owners)],
+    )  # fmt: skip
+
+
+def frame(sender, kind, index, data, attempt=1, number=1, offset=0, total=None, incarnation=1):
+    header = JobFrame(
+        job="model", incarnation=incarnation, kind=kind, round=number, attempt=attempt, slice=index, offset=offset,
+        total=len(data) if total is None else total,
+    )  # fmt: skip
+    return m.Frame(sender, header, data)
+
+
+def part(name, index):
+    return bytes(WORK[name][256 * index : 256 * index + 256])
+
+
+def mean_of(*names):
+    return oracle.mean([WORK[name] for name in names], [np.float32(1 / len(names))] * len(names))
+
+
+def prepared_node(**settings):
+    """Node a, PREPARED for round 1 with b."""
+    node = Node(**settings).ready()
+    node.arrive()
+    node.control(seal())
+    mean = mean_of("a", "b")
+    node.feed(frame("b", "contribution", 0, part("b", 0)), frame("b", "mean", 1, bytes(mean[256:])))
+    return node
+
+
+def after_round(*names):
+    return oracle.diloco(THETA, ZEROS, mean_of(*names), 0.5, 0.9, True)
+
+
+def commit(state_hash, members=("a", "b"), attempt=1, last=False, number=1):
+    return Commit(
+        job="model", round=number, attempt=attempt, state_hash=state_hash, members=list(members), last=last
+    )  # fmt: skip
+
+
+# ---- one round -----------------------------------------------------------------------------------------------
+
+
+def test_a_boundary_says_arrived_on_the_state_it_holds():
+    (arrived,) = messages(Node().ready().arrive(samples=8.0), Arrived)
+    assert (arrived.round, arrived.base_hash, arrived.samples) == (1, BASE, 8.0)
+
+
+def test_a_seal_sends_each_owner_its_slice_and_an_owner_sends_the_mean_of_its_own():
+    node = Node().ready()
+    node.arrive()
+    sent = node.control(seal())
+    (own,) = chunks(sent, "contribution")
+    assert (own.node, own.header.slice, bytes(own.payload)) == ("b", 1, part("a", 1))
+    sent = node.feed(frame("b", "contribution", 0, part("b", 0)))
+    (mean,) = chunks(sent, "mean")
+    assert (mean.node, bytes(mean.payload)) == ("b", bytes(mean_of("a", "b")[:256]))
+
+
+def test_prepared_applies_nothing_and_commit_swaps_in_the_oracles_state():
+    node = prepared_node()
+    theta, momentum = after_round("a", "b")
+    (prepared,) = messages(node.effects, Prepared)
+    assert prepared.state_hash == oracle.digest(theta, momentum)
+    assert node.state.round == 0
+    assert node.state.theta is THETA
+    assert not of(node.effects, m.Apply)
+    (applied,) = of(node.control(commit(prepared.state_hash)), m.Apply)
+    assert applied.counted
+    assert np.array_equal(applied.theta, theta)
+    assert np.array_equal(applied.momentum, momentum)
+    assert (node.state.round, node.state.contribution) == (1, None)
+
+
+def test_an_older_state_of_the_machine_stays_as_it_was():
+    """``apply`` is pure: a snapshot taken before a round is still the state before it."""
+    node = Node().ready()
+    node.arrive()
+    node.control(seal())
+    before = node.state
+    exchange = before.exchange
+    node.feed(frame("b", "contribution", 0, part("b", 0)))
+    assert before.exchange is exchange
+    assert not exchange.means
+    assert len(exchange.contributions) == 1
+
+
+def test_alone_a_node_needs_no_network():
+    node = Node().ready()
+    node.arrive()
+    sent = node.control(seal("a", owners="a"))
+    assert not of(sent, m.SendChunk)
+    (prepared,) = messages(sent, Prepared)
+    assert prepared.state_hash == oracle.digest(*after_round("a"))
+
+
+def test_a_receiver_of_weight_0_sends_nothing_and_takes_the_state():
+    node = Node("c").ready()
+    node.feed(m.Boundary(b"", 0.0, 0, finishing=True))
+    both = seal()
+    node.control(
+        Seal(**{f: getattr(both, f) for f in both.__struct_fields__ if f != "members"}, members=[
+            *both.members, Member(name="c", incarnation=1, weight_bits=0, contribution=1)])
+    )  # fmt: skip
+    mean = mean_of("a", "b")
+    sent = node.feed(frame("a", "mean", 0, bytes(mean[:256])), frame("b", "mean", 1, bytes(mean[256:])))
+    assert not chunks(node.effects, "contribution")
+    (prepared,) = messages(sent, Prepared)
+    (applied,) = of(node.control(commit(prepared.state_hash)), m.Apply)
+    assert not applied.counted
+
+
+# ---- frames --------------------------------------------------------------------------------------------------
+
+
+def test_frames_before_their_seal_are_held_and_used():
+    node = Node().ready()
+    node.arrive()
+    mean = mean_of("a", "b")
+    node.feed(frame("b", "mean", 1, bytes(mean[256:])), frame("b", "contribution", 0, part("b", 0)))
+    assert messages(node.control(seal()), Prepared)
+
+
+def test_frames_held_for_a_seal_are_bounded():
+    node = Node(held_bytes=1500).ready()
+    node.arrive()
+    node.feed(*(frame("b", "contribution", 0, part("b", 0), attempt=n) for n in range(1, 5)))
+    assert len(node.state.held_frames) == 1
+    assert node.state.dropped == 3
+
+
+def test_a_retry_does_not_take_frames_of_the_aborted_attempt():
+    """Trap 4: attempt 1 with b and c is aborted, b's left-over bytes of it come during attempt 2."""
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("abc", owners="a"), seal("ab", owners="a", attempt=2))
+    assert not messages(node.feed(frame("b", "contribution", 0, bytes(512 * 4), attempt=1)), Prepared)
+    (prepared,) = messages(node.feed(frame("b", "contribution", 0, bytes(WORK["b"]), attempt=2)), Prepared)
+    assert prepared.state_hash == oracle.digest(*after_round("a", "b"))
+
+
+def test_slices_of_a_retry_are_cut_anew_from_the_same_bytes():
+    """Trap 3: after c died the slice table is that of the new attempt, with the new owners and weights."""
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("abc", owners="a"))
+    sent = node.control(seal("ab", attempt=2, owners="ab"))
+    (own,) = chunks(sent, "contribution")
+    assert (own.node, own.header.slice, own.header.attempt, bytes(own.payload)) == ("b", 1, 2, part("a", 1))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        frame("b", "contribution", 0, part("b", 0), incarnation=7),
+        frame("z", "contribution", 0, part("b", 0)),
+        frame("b", "contribution", 9, part("b", 0)),
+        frame("b", "contribution", -1, part("b", 0)),
+        frame("b", "contribution", 1, part("b", 0)),
+        frame("b", "contribution", 0, part("b", 0), total=1 << 40),
+        frame("b", "contribution", 0, part("b", 0), offset=-4),
+        frame("b", "contribution", 0, part("b", 0), offset=1000, total=1024),
+        frame("b", "contribution", 0, part("b", 0), number=0),
+    ],
+)
+def test_impossible_frames_are_dropped_and_counted(bad):
+    node = Node().ready()
+    node.arrive()
+    node.control(seal())
+    assert node.feed(bad) == []
+    assert node.state.dropped == 1
+
+
+def test_chunks_in_any_order_overlapping_and_twice_make_the_slice():
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("ab", owners="a"))
+    data = bytes(WORK["b"])
+    for start, stop in [(1500, 2048), (0, 700), (0, 700), (600, 1300), (1200, 1600)]:
+        assert not messages(node.effects, Prepared)
+        node.feed(frame("b", "contribution", 0, data[start:stop], offset=start, total=2048))
+    (prepared,) = messages(node.effects, Prepared)
+    assert prepared.state_hash == oracle.digest(*after_round("a", "b"))
+
+
+def test_everything_twice_changes_nothing_more():
+    node = prepared_node()
+    (prepared,) = messages(node.effects, Prepared)
+    again = node.control(seal())
+    assert messages(again, Prepared) == [prepared]
+    node.control(commit(prepared.state_hash))
+    state = node.state
+    assert node.control(commit(prepared.state_hash), seal()) == []
+    assert node.state.round == state.round == 1
+
+
+# ---- asking again --------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_asked_for_from_its_first_gap():
+    node = Node(chunk_bytes=512).ready()
+    node.feed(m.Tick(10.0))
+    node.arrive()
+    node.control(seal())
+    node.feed(frame("b", "contribution", 0, part("b", 0)[:512], total=1024))
+    assert node.feed(m.Tick(10.5)) == []
+    wants = chunks(node.feed(m.Tick(11.0)), "want")
+    asked = {(w.node, w.header.name, w.header.slice, w.header.offset) for w in wants}
+    assert asked == {("b", "contribution", 0, 512), ("b", "mean", 1, 0)}
+
+
+def test_after_the_owner_any_other_member_is_asked_for_a_mean():
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("abc", owners="c"))
+    asked = []
+    for now in range(1, 8):
+        asked += [w.node for w in chunks(node.feed(m.Tick(float(now))), "want")]
+    assert asked[0] == "c"
+    assert "b" in asked
+
+
+def test_without_progress_the_coordinator_hears_whom_the_node_waits_for():
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("abc", owners="ab"))
+    stalled = messages([e for now in range(5) for e in node.feed(m.Tick(now * 1.0))], Stalled)
+    assert stalled[0].waiting_for == ["b", "c"]
+
+
+def test_a_want_is_answered_with_the_rest_of_the_slice():
+    node = prepared_node(chunk_bytes=512)
+    want = JobFrame(job="model", incarnation=1, kind="want", name="mean", round=1, attempt=1, slice=1, offset=512)
+    (sent,) = chunks(node.feed(m.Frame("c", want)), "mean", "c")
+    assert (sent.header.offset, bytes(sent.payload)) == (512, bytes(mean_of("a", "b")[256:])[512:])
+
+
+def test_means_of_the_last_rounds_are_served_after_commit():
+    node = prepared_node()
+    node.control(commit(messages(node.effects, Prepared)[0].state_hash))
+    want = JobFrame(job="model", incarnation=1, kind="want", name="mean", round=1, attempt=1, slice=0)
+    assert chunks(node.feed(m.Frame("c", want)), "mean", "c")
+    other = JobFrame(job="model", incarnation=1, kind="want", name="mean", round=1, attempt=2, slice=0)
+    assert node.feed(m.Frame("c", other)) == []
+
+
+def test_a_contribution_that_turns_out_not_finite_is_named():
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("ab", owners="a"))
+    broken = WORK["b"].copy()
+    broken[400] = np.nan
+    (stalled,) = messages(node.feed(frame("b", "contribution", 0, bytes(broken))), Stalled)
+    assert stalled.not_finite == ["b"]
+
+
+# ---- being late, refused, behind -----------------------------------------------------------------------------
+
+
+def test_a_late_node_arrives_again_with_the_same_bytes_on_the_newer_state():
+    """Trap 14: its work was not counted, so nothing of it is spent; error feedback is not touched (no Apply)."""
+    node = Node().ready()
+    node.arrive()
+    theta, momentum = after_round("b", "c")
+    digest = oracle.digest(theta, momentum)
+    behind = Behind(job="model", round=1, state_hash=digest, source="b", source_incarnation=1)
+    (fetch,) = of(node.control(behind), m.FetchState)
+    assert (fetch.source, fetch.round) == ("b", 1)
+    encoded = node.state.contribution.encoded
+    effects = node.feed(m.StateFetched(1, theta, momentum, digest))
+    assert not of(effects, m.Apply)
+    assert of(effects, m.Rebase)
+    assert messages(effects, Joined)[0].round == 1
+    (arrived,) = messages(effects, Arrived)
+    assert (arrived.round, arrived.base_hash, arrived.contribution) == (2, digest, 1)
+    assert node.state.contribution.encoded is encoded
+
+
+def test_a_node_whose_work_was_counted_without_it_does_not_bring_it_again():
+    node = Node().ready()
+    node.arrive()
+    theta, momentum = after_round("a", "b")
+    digest = oracle.digest(theta, momentum)
+    node.control(Behind(job="model", round=1, state_hash=digest, source="b", source_incarnation=1, counted=True))
+    effects = node.feed(m.StateFetched(1, theta, momentum, digest))
+    assert of(effects, m.Apply)[0].counted
+    assert not messages(effects, Arrived)
+    assert node.state.contribution is None
+
+
+def test_a_node_that_missed_one_round_takes_its_mean_instead_of_the_whole_state():
+    from notebook_cluster.protocol.rounds import CatchUp
+
+    node = Node().ready()
+    node.arrive()
+    theta, momentum = after_round("b", "c")
+    digest, mean = oracle.digest(theta, momentum), bytes(mean_of("b", "c"))
+    missed = CatchUp(round=1, attempt=3, slices=[Slice(owner="b", start=0, stop=2)], outer=OUTER, state_hash=digest)
+    behind = Behind(job="model", round=1, state_hash=digest, source="b", source_incarnation=1, missed=[missed])
+    effects = node.control(behind)
+    assert not of(effects, m.FetchState)
+    assert [w.node for w in chunks(effects, "want")] == ["b"]
+    effects = node.feed(frame("b", "mean", 0, mean, attempt=3))
+    assert np.array_equal(of(effects, m.Rebase)[0].theta, theta)
+    assert messages(effects, Arrived)[0].base_hash == digest
+
+
+@pytest.mark.parametrize("mean", [b"", bytes(2048)], ids=["silent", "wrong"])
+def test_without_the_right_mean_the_whole_state_is_fetched(mean):
+    from notebook_cluster.protocol.rounds import CatchUp
+
+    node = Node().ready()
+    node.arrive()
+    missed = CatchUp(round=1, attempt=3, slices=[Slice(owner="b", start=0, stop=2)], outer=OUTER, state_hash="h")
+    node.control(Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1, missed=[missed]))
+    effects = node.feed(*([frame("b", "mean", 0, mean, attempt=3)] if mean else []), m.Tick(1.0), m.Tick(4.0))
+    assert of(effects, m.FetchState)[0].source == "b"
+    assert node.state.round == 0
+
+
+def test_a_refused_contribution_is_dropped_and_the_node_stays_as_a_receiver():
+    node = Node().ready()
+    node.arrive()
+    refused = Refused(job="model", round=1, reason="NaN", contribution=1)
+    (discarded,) = of(node.control(refused), m.DiscardContribution)
+    assert discarded.reason == "NaN"
+    assert node.state.contribution.samples == 0
+    assert node.control(Refused(job="model", round=1, reason="late", contribution=0)) == []
+
+
+def test_a_joiner_takes_the_state_of_the_source_and_says_so():
+    node = Node()
+    register = Register(
+        job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
+        every="100 steps", state_hash="own",
+    )  # fmt: skip
+    node.feed(m.Begin(register, WIRE, vector(9), ZEROS))
+    node.control(Registered(job="model", round=3, state_hash=BASE, source="b", source_incarnation=2))
+    effects = node.feed(m.StateFetched(3, THETA, ZEROS, BASE))
+    assert messages(effects, Joined) == [Joined(job="model", round=3, state_hash=BASE)]
+    assert of(effects, m.Ready)[0].theta is THETA
+
+
+def test_a_source_that_is_gone_makes_the_node_ask_again():
+    node = Node().ready()
+    (arrived,) = messages(node.arrive(), Arrived)
+    node.control(Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1))
+    assert messages(node.feed(m.FetchFailed("b", "gone")), Arrived) == [arrived]
+
+
+def test_void_plays_the_round_again_with_the_work_that_is_there():
+    node = Node().ready()
+    (arrived,) = messages(node.arrive(), Arrived)
+    node.control(Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1, counted=True))
+    effects = node.control(Void(job="model", round=1, state_hash=BASE))
+    assert of(effects, m.CancelFetch)
+    assert messages(effects, Arrived) == [arrived]
+
+
+def test_a_commit_that_it_is_not_prepared_for_is_not_applied_but_asked_about():
+    node = Node().ready()
+    (arrived,) = messages(node.arrive(), Arrived)
+    effects = node.control(commit("something else"))
+    assert not of(effects, m.Apply)
+    assert messages(effects, Arrived) == [arrived]
+    assert node.state.round == 0
+
+
+# ---- leaving, restarts ---------------------------------------------------------------------------------------
+
+
+def test_new_work_after_leaving_is_not_mixed_with_the_old_in_one_attempt():
+    node = Node().ready()
+    node.arrive()
+    node.control(seal())
+    assert messages(node.feed(m.LeaveRounds("interrupted")), Leave)
+    node.arrive(samples=2.0)
+    assert node.control(seal()) == []
+    assert node.state.phase == "arrived"
+
+
+def test_a_node_that_left_still_applies_the_commit_it_is_prepared_for():
+    node = prepared_node()
+    node.feed(m.LeaveRounds("interrupted"))
+    digest = messages(node.effects, Prepared)[0].state_hash
+    assert of(node.control(commit(digest)), m.Apply)[0].counted
+
+
+def test_last_commit_and_finished_end_the_loop():
+    node = prepared_node()
+    digest = messages(node.effects, Prepared)[0].state_hash
+    assert of(node.control(commit(digest, last=True)), m.Apply)[0].last
+    node = Node().ready()
+    node.feed(m.Boundary(b"", 0.0, 0, finishing=True))
+    assert of(node.control(Finished(job="model", round=0)), m.Finish) == [m.Finish(0)]
+
+
+def test_a_restarted_coordinator_is_told_everything():
+    node = prepared_node()
+    (prepared,) = messages(node.effects, Prepared)
+    effects = node.control(RoundQuery(job="model"))
+    (status,) = messages(effects, RoundStatus)
+    assert (status.round, status.phase, status.prepared_round) == (0, "prepared", 1)
+    assert status.prepared_state_hash == prepared.state_hash
+    assert status.arrived is not None
+    assert messages(effects, Prepared) == [prepared]
+
+
+def test_a_node_that_waits_for_its_registration_registers_again_after_a_restart():
+    node = Node()
+    register = Register(
+        job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
+        every="100 steps", state_hash=BASE,
+    )  # fmt: skip
+    node.feed(m.Begin(register, WIRE, THETA, ZEROS))
+    effects = node.control(RoundQuery(job="model"))
+    assert [type(e.message) for e in effects] == [Register, RoundStatus]
