@@ -12,7 +12,7 @@ from jupyter_client.manager import start_new_kernel
 
 
 class Cell:
-    """What one executed cell has shown so far: ``text`` (streams and plain texts), ``kinds`` (MIME types), ``error``."""
+    """What one executed cell has shown so far: ``text`` (streams), ``displays``, ``kinds`` (MIME types), ``error``."""
 
     def __init__(self, request: str) -> None:
         self.request = request

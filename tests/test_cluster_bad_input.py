@@ -126,7 +126,7 @@ if rank != 1:
         ("nc.DiLoCo([1, 2])", "TypeError", ["list", "torch.nn.Module"]),
         ("nc.DiLoCo(nn.Flatten())", "ValueError", ["Flatten has no trainable parameter"]),
         ("nc.DiLoCo(make_model(3), every=5, name='v').step(samples=-1)", "ValueError", ["samples=-1", "len(x)"]),
-        ("nc.DiLoCo(make_model(3), every=5, name='w').step(loss='high')", "ValueError", ["loss='high'", "pass one number"]),
+        ("nc.DiLoCo(make_model(3), every=5, name='w').step(loss='high')", "ValueError", ["loss='high'", "one number"]),
         ("nc.DiLoCo(make_model(3), name='x').checkpoint('a b')", "ValueError", ["checkpoint name 'a b' is not usable"]),
         ("nc.DiLoCo(make_model(3), name='y', resume='a b')", "ValueError", ["checkpoint name 'a b' is not usable"]),
     ],

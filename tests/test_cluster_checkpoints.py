@@ -102,7 +102,7 @@ def test_a_later_cell_saves_what_an_earlier_one_trained() -> None:
         said = run(cluster, 'path = sync.checkpoint("later")\nprint(path)')
         assert said["local"] == said["local-2"]
         manifest = json.loads((Path(said["local"].strip()) / "manifest.json").read_text())
-        assert (manifest["round"], manifest["state_hash"]) == (job(cluster).round, job(cluster).state_hash) 
+        assert (manifest["round"], manifest["state_hash"]) == (job(cluster).round, job(cluster).state_hash)
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["after", "during"])

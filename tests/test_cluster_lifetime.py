@@ -101,7 +101,9 @@ def test_the_lease_ends_a_cluster_that_nobody_looks_at() -> None:
     wait_until(lambda: not is_running(pid), 20, "the coordinator to end")
 
 
-def test_kernels_and_private_agent_end_when_no_coordinator_comes_back_within_their_lease(no_processes_left: str) -> None:
+def test_kernels_and_private_agent_end_when_no_coordinator_comes_back_within_their_lease(
+    no_processes_left: str,
+) -> None:
     cluster = Cluster.start("test", local=2, agent_lease=1)
     kernels = [kernel_pid(cluster, name) for name in ("local", "local-2")]
     cluster.execute("import time\nwhile True: time.sleep(0.01)")

@@ -211,7 +211,9 @@ sync.finish()
         )
         assert said["local"] == said["local-2"]
         assert said["local"].split() == [
-            word for record in commits(cluster) for word in (str(record["commit"]["round"]), record["commit"]["state_hash"])
+            word
+            for record in commits(cluster)
+            for word in (str(record["commit"]["round"]), record["commit"]["state_hash"])
         ]
         assert (job(cluster).round, job(cluster).hash_mismatches) == (5, 0)
 
@@ -298,7 +300,9 @@ def test_a_node_added_in_mid_run_takes_the_state_and_is_in_a_later_round(work: P
             ("local", "local-2", "local-3"), "ok"
         )
         # No reference here: work that came too late for its round is re-based before it counts.
-        ends = {(work / f"theta-{job(cluster).round}-{name}.npy").read_bytes() for name in ("local", "local-2", "local-3")}
+        ends = {
+            (work / f"theta-{job(cluster).round}-{name}.npy").read_bytes() for name in ("local", "local-2", "local-3")
+        }
         assert len(ends) == 1
         assert job(cluster).hash_mismatches == 0
 

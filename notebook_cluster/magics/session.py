@@ -40,9 +40,7 @@ class Session:
 
             name = self.default_name
             if name in [file.cluster for file in list_clusters()]:
-                raise UsageError(
-                    f"cluster {name!r} is running, but this notebook is not attached to it: %cluster attach"
-                )
+                raise UsageError(f"cluster {name!r} is running, this notebook is not attached to it: %cluster attach")
             raise UsageError("no cluster is running in this notebook: %cluster start")
         return self.cluster
 

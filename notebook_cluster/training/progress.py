@@ -58,7 +58,9 @@ class Progress:
         try:
             return float(loss.item() if hasattr(loss, "item") else loss)
         except (TypeError, ValueError):
-            raise ValueError(f"loss={loss!r}: pass one number, for example the loss that backward() was called on") from None
+            raise ValueError(
+                f"loss={loss!r}: pass one number, for example the loss that backward() was called on"
+            ) from None
 
 
 def _slow_to_read(loss: Any) -> bool:

@@ -1,0 +1,361 @@
+"""The coordinator's side of the rounds when something breaks, one order of losses each."""
+
+import pytest
+
+from notebook_cluster.coordinator import rounds
+from notebook_cluster.protocol import rounds as p
+from tests.rounds_helpers import Cluster, register, sent, told, weights
+
+# ---- losses in a round ---------------------------------------------------------------------------------------
+
+
+def test_lost_before_the_seal_the_others_seal_without_it():
+    cluster = Cluster().train()
+    cluster.arrive("ab")
+    assert list(weights(sent(cluster.lose("c"), p.Seal, "a")[0])) == ["a", "b"]
+
+
+def test_lost_before_anybody_is_prepared_the_others_try_again_with_new_weights_and_slices():
+    cluster = Cluster().train()
+    cluster.arrive()
+    seals = sent(cluster.lose("c"), p.Seal)
+    assert set(seals) == {"a", "b"}
+    assert (seals["a"].round, seals["a"].attempt) == (1, 2)
+    assert weights(seals["a"]) == {"a": 0.5, "b": 0.5}
+    assert [s.owner for s in seals["a"].slices] == ["a", "b"]
+
+
+def test_lost_after_somebody_is_prepared_the_attempt_is_completed():
+    """Trap 13: what a prepared node holds may not be computed again over other members."""
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("a")
+    effects = cluster.lose("c")
+    assert not sent(effects, p.Seal)
+    assert sent(effects, p.Complete) == {"b": p.Complete(job="model", round=1, attempt=1, sources=["a"])}
+    commits = sent(cluster.prepare("b"), p.Commit)
+    assert set(commits) == {"a", "b"}
+    assert commits["a"].members == ["a", "b", "c"]
+
+
+def test_the_only_prepared_node_lost_too_the_last_one_tries_again():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("a")
+    cluster.lose("c")
+    seal = sent(cluster.lose("a"), p.Seal, "b")[0]
+    assert (seal.attempt, list(weights(seal))) == (2, ["b"])
+
+
+def test_prepared_of_an_old_attempt_counts_for_nothing():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.lose("c")
+    assert not sent(cluster.prepare("ab", attempt=1), p.Commit)
+    assert sent(cluster.prepare("ab", attempt=2), p.Commit)
+
+
+def test_messages_of_an_older_incarnation_count_for_nothing():
+    cluster = Cluster("ab").train("ab")
+    cluster.lose("b")
+    cluster.feed(rounds.NodeUp("b", 2, 1))
+    cluster.arrive("a")
+    assert not cluster.arrive("b")
+    assert cluster.job.open is not None
+
+
+def test_a_killed_node_that_is_restarted_takes_the_state_and_is_in_the_next_round():
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("ab")
+    cluster.lose("b")
+    cluster.prepare("a", attempt=2)
+    cluster.incarnations["b"] = 2
+    cluster.feed(rounds.NodeUp("b", 2, 1))
+    assert sent(cluster.say("b", register("hb")), p.Registered, "b")[0].source == "a"
+    cluster.say("b", p.Joined(job="model", round=1, state_hash="h1"))
+    cluster.arrive("a", number=2, base="h1")
+    seal = sent(cluster.arrive("b", number=2, base="h1"), p.Seal, "b")[0]
+    assert [(m.name, m.incarnation) for m in seal.members] == [("a", 1), ("b", 2)]
+
+
+def test_a_lost_source_is_replaced_at_once():
+    cluster = Cluster("abcd").train("abc")
+    cluster.feed(rounds.Tick(111.0))
+    source = sent(cluster.say("d", register("hd")), p.Registered, "d")[0].source
+    again = sent(cluster.lose(source), p.Registered, "d")[0].source
+    assert again in set("abc") - {source}
+
+
+# ---- nodes that come back ------------------------------------------------------------------------------------
+
+
+def back(cluster, node, arrived_round=1, **fields):
+    """A node that was out of reach is back and says where it is."""
+    query = sent(cluster.feed(rounds.NodeUp(node, 1, ord(node) - ord("a"))), p.RoundQuery, node)
+    arrived = p.Arrived(
+        job="model", round=arrived_round, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s",
+        codec="float32", norm=1.0, finite=True, contribution=1,
+    )  # fmt: skip
+    return query, cluster.status(node, 0, "h0", phase="exchanging", attempt=1, arrived=arrived, **fields)
+
+
+def test_a_late_node_is_sent_to_the_state_and_brings_its_work_again():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.lose("c", gone=False)
+    cluster.prepare("ab", attempt=2)
+    query, effects = back(cluster, "c")
+    assert query
+    behind = sent(effects, p.Behind, "c")[0]
+    assert (behind.round, behind.counted) == (1, False)
+
+
+def test_a_late_node_whose_work_is_in_the_committed_mean_is_told_so():
+    """Trap 14: otherwise its work would be counted twice."""
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("a")
+    cluster.lose("c", gone=False)
+    cluster.prepare("b")
+    _, effects = back(cluster, "c")
+    assert sent(effects, p.Behind, "c")[0].counted
+
+
+def test_a_node_that_is_back_prepared_for_the_committed_round_gets_the_commit():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("abc"[:1])
+    cluster.lose("c", gone=False)
+    cluster.prepare("b")
+    _, effects = back(cluster, "c", prepared_round=1, prepared_state_hash="h1")
+    assert sent(effects, p.Commit, "c")[0].state_hash == "h1"
+
+
+def test_a_late_node_is_not_waited_for_until_it_has_the_state():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.lose("c", gone=False)
+    cluster.prepare("ab", attempt=2)
+    back(cluster, "c")
+    assert sent(cluster.arrive("ab", number=2, base="h1"), p.Seal)
+
+
+# ---- contributions that are not used -------------------------------------------------------------------------
+
+
+def test_a_contribution_that_is_not_finite_is_refused_and_its_node_receives():
+    cluster = Cluster("ab").train("ab")
+    effects = cluster.arrive("a", finite=False)
+    assert sent(effects, p.Refused, "a")
+    assert "the work of 'a' for round 1 holds NaN or infinity" in told(effects, "warning")[0]
+    assert weights(sent(cluster.arrive("b"), p.Seal, "a")[0]) == {"a": 0.0, "b": 1.0}
+
+
+def test_a_contribution_far_out_of_scale_is_refused():
+    cluster = Cluster().train()
+    cluster.arrive("ab", norm=2.0)
+    effects = cluster.arrive("c", norm=300.0)
+    assert "the work of 'c' for round 1 is out of scale (norm 300, the others' median 2)" in told(effects, "warning")[0]
+    assert weights(sent(effects, p.Seal, "a")[0])["c"] == 0
+
+
+def test_a_contribution_found_not_finite_by_an_owner_is_refused_and_the_round_sealed_again():
+    cluster = Cluster().train()
+    cluster.arrive()
+    effects = cluster.say("a", p.Stalled(job="model", round=1, attempt=1, waiting_for=[], not_finite=["b"]))
+    assert sent(effects, p.Refused, "b")
+    assert weights(sent(effects, p.Seal, "b")[0]) == {"a": 0.5, "b": 0.0, "c": 0.5}
+
+
+def test_a_model_that_changed_after_registering_is_refused():
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("a")
+    effects = cluster.arrive("b")
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("a")
+    message = p.Arrived(
+        job="model", round=1, incarnation=1, base_hash="h0", samples=1.0, steps=1, schema_hash="other", codec="float32",
+        norm=1.0, finite=True,
+    )  # fmt: skip
+    effects = cluster.say("b", message)
+    assert "the model of 'b' changed" in sent(effects, p.RegisterRefused, "b")[0].reason
+    assert list(weights(sent(effects, p.Seal, "a")[0])) == ["a"]
+
+
+# ---- hashes that differ --------------------------------------------------------------------------------------
+
+
+def test_the_majority_counts_and_the_odd_node_is_named_and_synchronised_again():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("ab")
+    effects = cluster.prepare("c", state_hash="odd")
+    assert set(sent(effects, p.Commit)) == {"a", "b"}
+    behind = sent(effects, p.Behind, "c")[0]
+    assert (behind.state_hash, behind.counted) == ("h1", True)
+    assert "'c' computed another state for round 1" in told(effects, "error")[0]
+    assert rounds.job_views(cluster.state)[0].hash_mismatches == 1
+
+
+def test_a_slice_that_differs_names_its_owner():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("ab", slices=("x", "y", "z"))
+    effects = cluster.prepare("c", state_hash="odd", slices=("x", "other", "z"))
+    assert "the mean it got from 'b' differs" in told(effects, "error")[0]
+
+
+def test_of_two_the_lowest_rank_counts():
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("ab")
+    cluster.prepare("b", state_hash="odd")
+    assert sent(cluster.prepare("a"), p.Commit) == {"a": cluster.job.last_commit}
+    assert cluster.job.state_hash == "h1"
+
+
+# ---- an exchange that stands still ---------------------------------------------------------------------------
+
+
+def stall(cluster, now, **waiting_for):
+    effects = cluster.feed(rounds.Tick(now))
+    for name, names in waiting_for.items():
+        effects += cluster.say(name, p.Stalled(job="model", round=1, attempt=1, waiting_for=list(names)))
+    return effects
+
+
+def test_the_node_named_most_is_left_out_and_not_lost():
+    cluster = Cluster().train()
+    cluster.arrive()
+    for now in (103.0, 105.5):
+        assert not sent(stall(cluster, now, a="c", b="c", c="ab"), p.Seal)
+    seal = sent(stall(cluster, 108.0, a="c", b="c", c="ab"), p.Seal, "a")[0]
+    assert list(weights(seal)) == ["a", "b"]
+    assert "round 1 goes on without 'c'" in told(cluster.effects, "warning")[0]
+    effects = cluster.prepare("ab", attempt=2)
+    assert sent(effects, p.Behind, "c")[0].counted is False
+
+
+def test_a_slow_owner_that_still_makes_progress_is_not_left_out():
+    cluster = Cluster().train()
+    cluster.arrive()
+    for now in (103.0, 105.5, 108.0, 110.5, 113.0):
+        assert not sent(stall(cluster, now, a="b", c="b"), p.Seal)
+
+
+def test_who_cannot_get_the_means_of_prepared_nodes_is_left_behind_with_its_work_counted():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("ab")
+    assert sent(stall(cluster, 103.0, c="ab"), p.Complete, "c")[0].sources == ["a", "b"]
+    stall(cluster, 105.5, c="ab")
+    effects = stall(cluster, 108.0, c="ab")
+    assert sent(effects, p.Commit)["a"].members == ["a", "b", "c"]
+    assert sent(effects, p.Behind, "c")[0].counted
+
+
+# ---- states that nobody holds --------------------------------------------------------------------------------
+
+
+def test_a_commit_that_no_reachable_node_holds_is_void_and_the_round_played_again():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.lose("c", gone=False)
+    cluster.prepare("ab", attempt=2)
+    back(cluster, "c")
+    cluster.lose("a")
+    effects = cluster.lose("b")
+    assert next(r for r in cluster.log if r["kind"] == "void")["round"] == 1
+    assert sent(effects, p.Void, "c") == [p.Void(job="model", round=1, state_hash="h0")]
+    seal = sent(cluster.arrive("c"), p.Seal, "c")[0]
+    assert (seal.round, seal.attempt) == (1, 3)
+
+
+def test_a_joiner_waits_for_a_node_that_may_bring_the_state_back():
+    cluster = Cluster("ab").train("a")
+    cluster.feed(rounds.Tick(111.0))
+    cluster.arrive("a")
+    cluster.prepare("a")
+    cluster.lose("a", gone=False)
+    effects = cluster.say("b", register("hb"))
+    assert not sent(effects, p.Registered)
+    assert "waiting for a: only there is round 1 of 'model'" in told(effects, "warning")[0]
+    cluster.feed(rounds.NodeUp("a", 1, 0))
+    assert sent(cluster.status("a", 1, "h1"), p.Registered, "b")[0].source == "a"
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["dead", "away for long"])
+def test_with_no_state_left_anywhere_the_job_starts_anew_and_says_so(gone):
+    cluster = Cluster("ab").train("a")
+    cluster.feed(rounds.Tick(111.0))
+    cluster.arrive("a")
+    cluster.prepare("a")
+    cluster.lose("a", gone=gone)
+    effects = cluster.say("b", register("hb")) + cluster.feed(rounds.Tick(150.0))
+    assert sent(effects, p.Registered, "b")[0] == p.Registered(job="model", round=0, state_hash="hb", source=None)
+    assert "it starts from 'b'" in told(effects, "warning")[-1]
+
+
+# ---- a restarted coordinator ---------------------------------------------------------------------------------
+
+
+def test_a_restarted_coordinator_repeats_the_open_seal_and_asks_everybody():
+    cluster = Cluster().train()
+    cluster.arrive()
+    effects = cluster.restart()
+    assert set(sent(effects, p.Seal)) == set(sent(effects, p.RoundQuery)) == {"a", "b", "c"}
+    assert sent(effects, p.Seal, "a")[0].attempt == 1
+
+
+def test_it_repeats_the_last_commit():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare()
+    assert sent(cluster.restart(), p.Commit, "b")[0].state_hash == "h1"
+
+
+def test_it_decides_nothing_before_it_has_heard_from_all_or_they_are_lost():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.restart()
+    assert rounds.job_views(cluster.state)[0].phase == "recovering"
+    for name in "ab":
+        arrived = p.Arrived(
+            job="model", round=1, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s",
+            codec="float32", norm=1.0, finite=True, contribution=1,
+        )  # fmt: skip
+        cluster.status(name, 0, "h0", phase="prepared", attempt=1, arrived=arrived)
+        assert not sent(cluster.prepare(name), p.Commit)
+    assert sent(cluster.lose("c"), p.Commit)["a"].members == ["a", "b", "c"]
+
+
+def test_a_node_that_did_not_get_the_commit_gets_it_again():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare()
+    cluster.restart()
+    cluster.status("a", 1, "h1")
+    effects = cluster.status("b", 0, "h0", attempt=1, phase="prepared", prepared_round=1, prepared_state_hash="h1")
+    assert sent(effects, p.Commit, "b")
+    assert not sent(cluster.status("c", 1, "h1"), p.Void)
+
+
+def test_void_when_only_the_dead_had_the_commit():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.lose("c", gone=False)
+    cluster.prepare("ab", attempt=2)
+    cluster.restart(names="c", running="c")
+    effects = cluster.status("c", 0, "h0")
+    assert sent(effects, p.Void, "c")[0].state_hash == "h0"
+
+
+def test_counters_survive_the_restart():
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("ab")
+    cluster.prepare("ab")
+    cluster.say("a", p.Applied(job="model", round=1, state_hash="h1", bytes_sent=500, steps=10))
+    cluster.arrive("ab", number=2, base="h1")
+    cluster.prepare("ab", number=2, state_hash="h2")
+    cluster.restart(names="ab")
+    view = rounds.job_views(cluster.state)[0]
+    assert (view.round, view.bytes_sent) == (2, 500)
