@@ -161,7 +161,9 @@ def test_second_agent_of_the_same_name_is_refused(agents: Agents, jupyter_dirs: 
         assert "--name" in done.stderr
 
 
-def test_shared_agent_says_who_may_run_code_and_ends_with_ctrl_c(agents: Agents, wait_until: Callable[..., Any]) -> None:
+def test_shared_agent_says_who_may_run_code_and_ends_with_ctrl_c(
+    agents: Agents, wait_until: Callable[..., Any]
+) -> None:
     agents("mini")
     wait_until(lambda: "Ctrl-C" in agents.output("mini"), what="what sharing means")
     said = agents.output("mini")
