@@ -1,12 +1,13 @@
 """Cells on a real cluster: kernels, agent, coordinator and client as they run for people."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.client import AsyncCluster, Cluster, ClusterError
 from tests.cluster import Watcher, node, run, running_cluster, text_of
 from tests.conftest import Agents, wait_until
 
@@ -236,3 +237,16 @@ def test_the_only_running_cluster_needs_no_name(cluster: Cluster) -> None:
     assert other.name == "test"
     assert other.attached
     other.close()
+
+
+def test_the_async_client_does_the_same(cluster: Cluster) -> None:
+    async def use() -> tuple[list[str], str, list[str]]:
+        other = await AsyncCluster.attach("test")
+        ended, outputs = await other.run("print(rank)")
+        added = await other.add("local", 1)
+        await other.remove("local-2")
+        names = [row.name for row in (await other.state()).nodes]
+        await other.close()
+        return added, ended.status + text_of(outputs, "local"), names
+
+    assert asyncio.run(use()) == (["local-3"], "ok0\n", ["local", "local-3"])

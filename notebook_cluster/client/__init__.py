@@ -4,7 +4,8 @@ May import: coordinator (to know how it is started), discovery, security, protoc
 cli, and by people: ``Cluster`` blocks, ``AsyncCluster`` is the same with ``await``.
 """
 
-from notebook_cluster.client.cluster import AsyncCluster, CellStream, Cluster
+from notebook_cluster.client.asynchronous import AsyncCluster
+from notebook_cluster.client.cluster import CellStream, Cluster
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.start import find_peers, list_clusters
 

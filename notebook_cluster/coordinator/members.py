@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import math
-import time
 from typing import TYPE_CHECKING
 
 from notebook_cluster.coordinator import events as e
@@ -13,7 +11,6 @@ from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.node import FromNodeBody, InterruptSeen, NodeHello, NodeLog, NodeLost, Telemetry
-from notebook_cluster.protocol.state import NodeView
 from notebook_cluster.protocol.wire import Message, ProtocolError
 
 if TYPE_CHECKING:
@@ -33,8 +30,6 @@ class Members:
         self._local_first = asyncio.Event()
         self._local_first.set()
         self._broadcast = -1
-        self.telemetry: dict[str, Telemetry] = {}
-        self.samples: dict[str, p.NodeSample] = {}
 
     # ---- requests of views
 
@@ -177,8 +172,7 @@ class Members:
         if node.condition not in ("dead",):
             self.node_down(name, node.incarnation, "removed", [], dead=True)
         self._hub.record(e.NodeRemoved(node=name, reason="removed"))
-        self.telemetry.pop(name, None)
-        self.samples.pop(name, None)
+        self._hub.measurements.forget(name)
         self._hub.tell("info", f"{name} was removed")
 
     # ---- what agents and nodes say
@@ -196,7 +190,7 @@ class Members:
             case NodeHello():
                 self._node_up(node, body)
             case Telemetry():
-                self._on_telemetry(node.name, body)
+                self._hub.measurements.on_telemetry(node.name, body)
             case InterruptSeen():
                 self._hub.cells.runs.interrupt_seen(node.name, body.cell)
             case NodeLog():
@@ -294,76 +288,3 @@ class Members:
         node = self._hub.state.nodes.get(name)
         if node is not None and node.incarnation:
             self._hub.peers.send(node.peer, p.ToNode(node=name, incarnation=node.incarnation, body=encode(message)))
-
-    # ---- numbers
-
-    def _on_telemetry(self, name: str, new: Telemetry) -> None:
-        self.telemetry[name] = new
-        if not self._hub.state.nodes[name].is_in:
-            return
-        for step, when, loss in new.history:
-            if math.isfinite(loss):
-                self._hub.series.add(name, "loss", step, when, loss)
-        if new.step is not None:
-            for scalar, value in new.scalars.items():
-                if math.isfinite(value):
-                    self._hub.series.add(name, scalar, new.step, time.time(), value)
-        self._hub.dirty()
-
-    def on_sample(self, sample: p.PeerSample) -> None:
-        for row in sample.nodes:
-            if row.node not in self._hub.state.nodes:
-                continue
-            self.samples[row.node] = row
-            step = self.telemetry[row.node].step if row.node in self.telemetry else None
-            self._hub.series.add(row.node, "memory", step or 0, sample.time, float(self._memory(row.node)[0]))
-        self._hub.dirty()
-
-    def _memory(self, name: str) -> tuple[int, int]:
-        """(used, peak) bytes: of the accelerator where the node uses one, else resident."""
-        sample, telemetry = self.samples.get(name), self.telemetry.get(name)
-        if self._hub.state.nodes[name].device not in ("", "cpu"):
-            if telemetry is not None and telemetry.memory_used is not None:
-                return telemetry.memory_used, telemetry.memory_peak or telemetry.memory_used
-            if sample is not None and sample.device_memory is not None:
-                return sample.device_memory, sample.device_memory
-        return (sample.rss, sample.rss_peak) if sample is not None else (0, 0)
-
-    def views(self) -> list[NodeView]:
-        state = self._hub.state
-        running = state.running()
-        jobs = self._hub.rounds.node_facts()
-        replaying = self._hub.replay.names()
-        rows: list[NodeView] = []
-        for node in sorted(state.nodes.values(), key=lambda node: node.order):
-            peer = state.peers[node.peer]
-            device = next((d for d in peer.devices if d[0] == (node.device or "cpu")), ("cpu", "cpu", 0, False))
-            link = self._hub.peers.links.get(node.peer)
-            telemetry = self.telemetry.get(node.name, Telemetry())
-            sample = self.samples.get(node.name)
-            used, peak = self._memory(node.name)
-            condition = node.condition
-            if condition == "ok" and link is not None and link.condition == "suspect":
-                condition = "suspect"
-            elif condition == "ok" and node.name in replaying:
-                condition = "rejoining"
-            accelerator = node.device not in ("", "cpu")
-            facts = jobs.get(node.name, {})
-            rows.append(
-                NodeView(
-                    name=node.name, rank=state.rank(node.name), peer=node.peer, device=node.device or "cpu",
-                    device_name=device[1], incarnation=node.incarnation, condition=condition,  # type: ignore[arg-type]
-                    reason=node.reason, log_tail=list(node.log_tail),
-                    busy=running is not None and running.nodes.get(node.name) == "running",
-                    memory_kind="unified" if device[3] else ("VRAM" if accelerator else "RAM"),
-                    memory_used=used, memory_peak=peak, memory_total=device[2],
-                    cpu=sample.cpu if sample is not None else 0.0, step=telemetry.step,
-                    loss=_finite(telemetry.loss), scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
-                    waiting=telemetry.waiting, **facts,
-                )
-            )  # fmt: skip
-        return rows
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -176,7 +176,7 @@ class Peers:
             case p.FromNode():
                 members.on_node(message)
             case p.PeerSample():
-                members.on_sample(message)
+                self._hub.measurements.on_sample(message)
             case p.PeerInfo():
                 self._described(link, message)
             case p.Inventory():

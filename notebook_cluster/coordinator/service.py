@@ -17,6 +17,7 @@ import psutil
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.cells import Cells, cell_view
+from notebook_cluster.coordinator.measurements import Measurements
 from notebook_cluster.coordinator.members import Members
 from notebook_cluster.coordinator.peers import LOCAL, Peers
 from notebook_cluster.coordinator.replay import Replay
@@ -80,6 +81,7 @@ class Coordinator:
         self.views = ViewServer(self._handle, self._view_left)
         self.peers = Peers(self, identity)
         self.members = Members(self)
+        self.measurements = Measurements(self)
         self.streaming = Streaming(self, settings.runtime / "cells")
         self.cells = Cells(self)
         self.replay = Replay(self)
@@ -301,7 +303,7 @@ class Coordinator:
         current = self.state.running() or (cells[-1] if cells else None)
         return ClusterView(
             name=self.state.cluster, epoch=self.state.epoch, generation=self.state.generation,
-            started=self.state.started, now=time.time(), nodes=self.members.views(), peers=self.peers.views(),
+            started=self.state.started, now=time.time(), nodes=self.measurements.views(), peers=self.peers.views(),
             jobs=self.rounds.views(), cell=cell_view(current) if current is not None else None,
             queued=len(self.state.queue()), events=list(self.events), directory=self.state.directory,
             run_log=str(self.log.path),

@@ -130,9 +130,12 @@ def _plain_errors(what: str, session: Session) -> Iterator[None]:
         yield
     except ClusterError as error:
         held = session.cluster
+        text = str(error)
         if held is not None and held.name not in [file.cluster for file in list_clusters()]:
             session.let_go()
-        raise ClusterProblem(str(error)) from None
+            if "%cluster" not in text:
+                text += " (%cluster start begins a new one)"
+        raise ClusterProblem(text) from None
     except CellInterrupted:
         raise
     except KeyboardInterrupt:

@@ -1,0 +1,60 @@
+"""``AsyncCluster``: the methods of ``Cluster`` to ``await``."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from notebook_cluster.client.cluster import Cluster
+from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.state import ClusterView, Series
+
+
+class AsyncCluster:
+    """The same methods as :class:`Cluster`, as coroutines: ``state = await cluster.state()``."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.blocking = cluster
+
+    @classmethod
+    async def start(cls, name: str = "cluster", **options: Any) -> "AsyncCluster":
+        return cls(await asyncio.to_thread(Cluster.start, name, **options))
+
+    @classmethod
+    async def attach(cls, name: str | None = None, **options: Any) -> "AsyncCluster":
+        return cls(await asyncio.to_thread(Cluster.attach, name, **options))
+
+    async def _request(self, body: Any, kind: Any = Any) -> Any:
+        return await asyncio.wrap_future(self.blocking.connection.request(body, kind))
+
+    async def state(self) -> ClusterView:
+        return await self._request(v.GetState(), ClusterView)  # type: ignore[no-any-return]
+
+    async def series(self) -> list[Series]:
+        return await self._request(v.GetSeries(), list[Series])  # type: ignore[no-any-return]
+
+    async def run(self, source: str, targets: Sequence[str] = (), **options: Any) -> tuple[v.CellEnded, list[v.Output]]:
+        return await asyncio.to_thread(self.blocking.run, source, targets, **options)
+
+    async def interrupt(self, force: bool = False) -> list[str]:
+        return await self._request(v.Interrupt(force=force), list[str])  # type: ignore[no-any-return]
+
+    async def detach(self) -> None:
+        await self._request(v.Detach())
+
+    async def add(self, peer: str, count: int = 0) -> list[str]:
+        return await self._request(v.AddNodes(peer=peer, count=count, follow=peer == "all"), list[str])  # type: ignore[no-any-return]
+
+    async def remove(self, node: str) -> None:
+        await self._request(v.RemoveNode(node=node))
+
+    async def restart(self, node: str, replay: bool = True) -> None:
+        await self._request(v.RestartNode(node=node, replay=replay))
+
+    async def checkpoint(self, name: str, job: str = "") -> str:
+        return await self._request(v.SaveCheckpoint(name=name, job=job), str)  # type: ignore[no-any-return]
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.blocking.stop)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.blocking.close)

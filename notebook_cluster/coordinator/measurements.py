@@ -1,0 +1,99 @@
+"""Memory, load, steps and losses of the nodes: what agents and runtimes say, as curves and as rows of a panel."""
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.node import Telemetry
+from notebook_cluster.protocol.state import NodeView
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+
+class Measurements:
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self._telemetry: dict[str, Telemetry] = {}
+        self._samples: dict[str, p.NodeSample] = {}
+
+    def on_telemetry(self, name: str, new: Telemetry) -> None:
+        """What a node's runtime says about its training, at most 4 times a second."""
+        before = self._telemetry.get(name, Telemetry())
+        self._telemetry[name] = new
+        if not self._hub.state.nodes[name].is_in:
+            return
+        for step, when, loss in new.history:
+            if math.isfinite(loss):
+                self._hub.series.add(name, "loss", step, when, loss)
+        if new.step is not None:
+            for scalar, value in new.scalars.items():
+                if math.isfinite(value) and (new.step != before.step or value != before.scalars.get(scalar)):
+                    self._hub.series.add(name, scalar, new.step, time.time(), value)
+        self._hub.dirty()
+
+    def on_sample(self, sample: p.PeerSample) -> None:
+        """What an agent measures each second."""
+        for row in sample.nodes:
+            if row.node not in self._hub.state.nodes:
+                continue
+            self._samples[row.node] = row
+            step = self._telemetry[row.node].step if row.node in self._telemetry else None
+            self._hub.series.add(row.node, "memory", step or 0, sample.time, float(self._memory(row.node)[0]))
+        self._hub.dirty()
+
+    def _memory(self, name: str) -> tuple[int, int]:
+        """(used, peak) bytes: of the accelerator where the node uses one, else resident."""
+        sample, telemetry = self._samples.get(name), self._telemetry.get(name)
+        if self._hub.state.nodes[name].device not in ("", "cpu"):
+            if telemetry is not None and telemetry.memory_used is not None:
+                return telemetry.memory_used, telemetry.memory_peak or telemetry.memory_used
+            if sample is not None and sample.device_memory is not None:
+                return sample.device_memory, sample.device_memory
+        return (sample.rss, sample.rss_peak) if sample is not None else (0, 0)
+
+    def forget(self, name: str) -> None:
+        """The node was removed."""
+        self._telemetry.pop(name, None)
+        self._samples.pop(name, None)
+
+    def views(self) -> list[NodeView]:
+        """The nodes as panels show them, in order of joining."""
+        state = self._hub.state
+        running = state.running()
+        jobs = self._hub.rounds.node_facts()
+        replaying = self._hub.replay.names()
+        rows: list[NodeView] = []
+        for node in sorted(state.nodes.values(), key=lambda node: node.order):
+            peer = state.peers[node.peer]
+            device = next((d for d in peer.devices if d[0] == (node.device or "cpu")), ("cpu", "cpu", 0, False))
+            link = self._hub.peers.links.get(node.peer)
+            telemetry = self._telemetry.get(node.name, Telemetry())
+            sample = self._samples.get(node.name)
+            used, peak = self._memory(node.name)
+            condition = node.condition
+            if condition == "ok" and link is not None and link.condition == "suspect":
+                condition = "suspect"
+            elif condition == "ok" and node.name in replaying:
+                condition = "rejoining"
+            accelerator = node.device not in ("", "cpu")
+            facts = jobs.get(node.name, {})
+            rows.append(
+                NodeView(
+                    name=node.name, rank=state.rank(node.name), peer=node.peer, device=node.device or "cpu",
+                    device_name=device[1], incarnation=node.incarnation, condition=condition,  # type: ignore[arg-type]
+                    reason=node.reason, log_tail=list(node.log_tail),
+                    busy=running is not None and running.nodes.get(node.name) == "running",
+                    memory_kind="unified" if device[3] else ("VRAM" if accelerator else "RAM"),
+                    memory_used=used, memory_peak=peak, memory_total=device[2],
+                    cpu=sample.cpu if sample is not None else 0.0, step=telemetry.step,
+                    loss=_finite(telemetry.loss), scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
+                    waiting=telemetry.waiting, **facts,
+                )
+            )  # fmt: skip
+        return rows
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,59 @@
+"""``notebook-cluster status|detach|stop`` in a terminal, against a cluster that a notebook uses."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.client import list_clusters
+from tests.conftest import marked_processes, wait_until
+from tests.notebook_kernel import NotebookKernel
+
+COMMAND = str(Path(sys.executable).with_name("notebook-cluster"))
+WAIT = "%%on_all\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)"
+
+
+def command(*arguments: str) -> str:
+    """Run ``notebook-cluster`` with ``arguments``, which must work; what it printed."""
+    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.fixture
+def notebook(jupyter_dirs: Path, no_processes_left: str) -> Iterator[NotebookKernel]:
+    """A notebook kernel with a running cluster ``lesson`` of two nodes."""
+    kernel = NotebookKernel(jupyter_dirs)
+    kernel.works("%load_ext notebook_cluster")
+    kernel.works("%cluster start --local 2 --no-panel")
+    yield kernel
+    kernel.close()
+
+
+def test_status_shows_the_nodes_of_one_cluster_or_of_all(notebook: NotebookKernel) -> None:
+    for shown in (command("status"), command("status", "lesson")):
+        assert shown.startswith("cluster lesson")
+        assert {"local", "local-2"} <= set(shown.split())
+
+
+def test_detach_frees_the_cell_that_waits_and_the_nodes_go_on(notebook: NotebookKernel) -> None:
+    waiting = notebook.until(notebook.start(WAIT), "begun")
+    assert "%cluster attach lesson" in command("detach", "lesson")
+    assert notebook.until(waiting).error is None
+    assert "detached: cell 1 goes on" in waiting.shown
+    assert "running" in command("status", "lesson")
+    command("stop", "lesson")
+
+
+def test_stop_ends_every_process_and_the_cell_that_waits(notebook: NotebookKernel, no_processes_left: str) -> None:
+    waiting = notebook.until(notebook.start(WAIT), "begun")
+    assert command("stop", "lesson") == "cluster lesson is over\n"
+    assert list_clusters() == []
+    assert notebook.until(waiting).error is not None
+    for told in ("cluster 'lesson' has ended: stopped (%cluster start begins a new one)", "no cluster is running"):
+        after = notebook.run("%%on_all\n1")
+        assert after.error is not None
+        assert told in after.error.value
+    wait_until(lambda: list(marked_processes(no_processes_left)) == [notebook.pid], 15, "the cluster's processes")
