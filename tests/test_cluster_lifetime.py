@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,32 @@ def test_a_killed_coordinator_is_revived_and_the_cell_goes_on(work: Path) -> Non
         lines = late.text("local").splitlines()
         assert lines == [f"count {10 * (i + 1)}" for i in range(len(lines) - 1)] + ["done"]
         assert run(revived, "print(x)") == {"local": "11\n", "local-2": "11\n"}
+
+
+def test_a_replay_cut_off_by_the_coordinators_death_is_done_again(work: Path) -> None:
+    cluster = Cluster.start("test", local=2)
+    run(cluster, "import os, time")
+    run(cluster, "while os.path.exists('hold'): time.sleep(0.01)")
+    run(cluster, "x = 8")
+    (work / "hold").touch()
+
+    def restart_until_the_end() -> None:
+        with pytest.raises(ClusterError):
+            cluster.restart("local-2")
+
+    restart = threading.Thread(target=restart_until_the_end)
+    restart.start()
+    watcher = Cluster.attach("test")
+    wait_until(lambda: node(watcher.state(), "local-2").condition == "rejoining", 30, "the replay to begin")
+    watcher.close()
+    kill(cluster.connection.file.pid)
+    restart.join(20)
+    (work / "hold").unlink()
+    with running_cluster(local=2) as revived:
+        wait_until(lambda: node(revived.state(), "local-2").condition == "ok", 30, "local-2 to be back")
+        assert node(revived.state(), "local-2").incarnation == 3
+        assert run(revived, "print(x)") == {"local": "8\n", "local-2": "8\n"}
+    cluster.close()
 
 
 def test_a_killed_agent_takes_its_kernels_and_a_restarted_one_is_used_again(agents: Agents) -> None:

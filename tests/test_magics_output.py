@@ -190,6 +190,16 @@ def test_the_bundle_has_html_with_the_label_and_escaped_text():
     assert set(bundle) == {"text/plain", "text/html"}
 
 
+@pytest.mark.parametrize(("rows", "scrolled"), [(20, False), (200, True)])
+def test_only_long_text_of_a_node_scrolls_by_itself(rows, scrolled):
+    screen = Screen()
+    screen.text("mini", "row\n" * rows)
+    screen.finish()
+    (bundle,) = screen.page.displays.values()
+    assert ("max-height" in bundle["text/html"]) == scrolled
+    assert bundle["text/plain"].count("row") == rows
+
+
 def test_a_first_output_is_shown_within_the_gathering_time():
     screen = Screen()
     screen.text("mini", "epoch 1\n")

@@ -64,6 +64,13 @@ class NodeUp(Message, frozen=True):
     hello: NodeHello
 
 
+class NodeSettled(Message, frozen=True):
+    """The node has replayed the cells that it missed."""
+
+    node: str
+    incarnation: int
+
+
 class NodeDown(Message, frozen=True):
     """The node left the roster. ``dead``: its process is gone; else only its peer's link is."""
 
@@ -147,6 +154,7 @@ Event = (
     | NodeAdded
     | NodeStarting
     | NodeUp
+    | NodeSettled
     | NodeDown
     | NodeReturned
     | NodeRemoved

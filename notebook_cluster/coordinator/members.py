@@ -153,6 +153,12 @@ class Members:
             if node.condition == "starting" and node.incarnation:
                 self._send_start(node)
 
+    def restart_unsettled(self) -> None:
+        """After a restart of the coordinator: a node whose replay was cut off lacks names; it begins anew."""
+        for node in list(self._hub.state.nodes.values()):
+            if node.is_in and not node.settled:
+                self.restart(node.name, "its replay was cut off when the coordinator ended")
+
     async def restart_and_wait(self, name: str, replay: bool) -> None:
         self.known(name)
         self.restart(name, replay=replay)
@@ -216,6 +222,9 @@ class Members:
 
     def settled(self, name: str) -> None:
         """The node answers and has replayed what it had to."""
+        node = self._hub.state.nodes.get(name)
+        if node is not None and node.is_in and not node.settled:
+            self._hub.record(e.NodeSettled(node=name, incarnation=node.incarnation))
         future = self._ready.pop(name, None)
         if future is not None and not future.done():
             future.set_result(None)
@@ -230,8 +239,11 @@ class Members:
         self._hub.record(e.NodeDown(node=name, incarnation=incarnation, dead=dead, reason=reason, log_tail=log_tail))
         self._hub.tell("error" if reason not in ("removed", "stopped") else "info", f"{name}: {reason}")
         future = self._ready.get(name)
+        replayed = self._hub.replay.died(name) if dead and reason not in ("removed", "restarted") else None
         if dead and future is not None and not future.done():
             tail = f" ({log_tail[-1]})" if log_tail else ""
+            if replayed is not None:
+                tail += f" while it replayed cell {replayed}: %cluster restart {name} leaves that cell out"
             future.set_exception(RequestError(f"node {name!r} did not start: {reason}{tail}"))
         if was_in:
             self.announce()

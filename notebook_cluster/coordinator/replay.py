@@ -19,6 +19,10 @@ class Replay:
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._replayed: dict[str, int] = {}
+        """The cell that each node replays now."""
+        self._deadly: set[tuple[str, int]] = set()
+        """Cells whose replay ended a node's process: its next kernel does without them."""
 
     def start(self, name: str, *, replay: bool) -> None:
         """``name`` is in the roster: replay what it missed, if ``replay``, then let it join the running cell."""
@@ -28,8 +32,16 @@ class Replay:
 
     def cancel(self, name: str) -> None:
         task = self._tasks.pop(name, None)
+        self._replayed.pop(name, None)
         if task is not None:
             task.cancel()
+
+    def died(self, name: str) -> int | None:
+        """The node's process ended; the cell that it replayed then, which its next kernel is spared."""
+        cell = self._replayed.get(name)
+        if cell is not None:
+            self._deadly.add((name, cell))
+        return cell
 
     def names(self) -> list[str]:
         """Nodes that replay now."""
@@ -38,6 +50,7 @@ class Replay:
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(name) is task:
             del self._tasks[name]
+            self._replayed.pop(name, None)
         if not task.cancelled() and task.exception() is not None:
             log.error("replay on %s failed", name, exc_info=task.exception())
         self._hub.members.settled(name)
@@ -52,6 +65,7 @@ class Replay:
             cell
             for cell in state.cells.values()
             if cell.replay and cell.id < last and cell.wants(name) and cell.status in ("ok", "error")
+            if (name, cell.id) not in self._deadly
         ]
 
     async def _bring_up(self, name: str, replay: bool) -> None:
@@ -59,12 +73,14 @@ class Replay:
         for cell in self._missed(name) if replay else ():
             metadata = {"cell": cell.id, "generation": self._hub.state.generation, "replay": True, "nodes": [name]}
             run = self._hub.cells.runs.start(cell, name, metadata, replay=True)
+            self._replayed[name] = cell.id
             status = await run.done
             if status == "lost":
                 return
             if status != "ok" and run.reply is not None and self._hub.state.cells[cell.id].status == "ok":
                 text = f"{run.reply.get('ename', '')}: {run.reply.get('evalue', '')}"
                 self._hub.tell("warning", f"replaying cell {cell.id} on {name} ended with {text}")
+        self._replayed.pop(name, None)
         self._join_running(name, incarnation)
 
     def _join_running(self, name: str, incarnation: int) -> None:

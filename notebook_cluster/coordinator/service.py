@@ -164,6 +164,7 @@ class Coordinator:
         self.peers.redial()
         self.members.recover()
         self.cells.recover()
+        self.members.restart_unsettled()
         self.rounds.recover(self._round_records)
         local = self.state.peers.get(LOCAL)
         if local is not None and local.pid is not None and psutil.pid_exists(local.pid):

@@ -31,6 +31,8 @@ class Node(msgspec.Struct, frozen=True):
     reason: str = ""
     log_tail: tuple[str, ...] = ()
     hello: NodeHello | None = None
+    settled: bool = False
+    """It holds what the cells before left behind: its replay is over."""
 
     @property
     def is_in(self) -> bool:
@@ -156,12 +158,14 @@ def apply(state: State, event: e.Event) -> State:
             left = state.nodes[event.node].is_in
             return _node(
                 state, event.node, moved=left, incarnation=event.incarnation, condition="starting", reason="",
-                log_tail=(), hello=None,
+                log_tail=(), hello=None, settled=False,
             )  # fmt: skip
         case e.NodeUp() if _current(state, event.node, event.incarnation):
             return _node(
                 state, event.node, moved=True, condition="ok", reason="", device=event.device, hello=event.hello
             )
+        case e.NodeSettled() if _current(state, event.node, event.incarnation):
+            return _node(state, event.node, settled=True)
         case e.NodeDown() if _current(state, event.node, event.incarnation):
             condition = "dead" if event.dead else "lost"
             return _node(

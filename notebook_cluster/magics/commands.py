@@ -172,8 +172,8 @@ def _show_panel(session: Session, cluster: "Cluster") -> None:
 
 
 def _nodes(state: "ClusterView") -> str:
-    """``3 nodes (mini, desk, air)``."""
-    names = [node.name for node in state.nodes]
+    """``3 nodes (mini, desk, air: dead)``."""
+    names = [node.name if node.condition == "ok" else f"{node.name}: {node.condition}" for node in state.nodes]
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     return f"{len(names)} node{'' if len(names) == 1 else 's'}" + (f" ({shown})" if names else "")
 

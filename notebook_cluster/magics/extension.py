@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from notebook_cluster.magics.cells import run_cell
+from notebook_cluster.magics.cells import run_cell, visible_names
 from notebook_cluster.magics.commands import run_command
 from notebook_cluster.magics.completion import make_matcher
 from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, UsageError
@@ -95,14 +95,15 @@ class Extension:
         namespace = self.shell.user_ns
         for name in names:
             if not name.isidentifier() or name not in namespace:
-                raise UsageError(f"the notebook has no variable {name!r}{did_you_mean(name, list(namespace))}")
+                near = did_you_mean(name, visible_names(self.shell))
+                raise UsageError(f"the notebook has no variable {name!r}{near}")
         sources = [source for name in names for source in push_sources(name, namespace[name])]
         replay = sum(map(len, sources)) <= MOST_REPLAYED
         with _plain_errors("%push", self.session):
             for source in _joined(sources):
                 # The first line is what panel and run log show of a cell.
                 run_cell(cluster, self.shell, f"# %push {' '.join(names)}\n{source}", replay=replay)
-            count = len(cluster.state().nodes)
+            count = sum(node.rank is not None for node in cluster.state().nodes)
         later = "" if replay else "; too large to be kept for nodes that restart or join later: push again then"
         print(f"pushed {', '.join(names)} to {count} node{'' if count == 1 else 's'}{later}")
 
@@ -133,7 +134,7 @@ def _plain_errors(what: str, session: Session) -> Iterator[None]:
         text = str(error)
         if held is not None and held.name not in [file.cluster for file in list_clusters()]:
             session.let_go()
-            if "%cluster" not in text:
+            if "has ended" in text and "%cluster" not in text:
                 text += " (%cluster start begins a new one)"
         raise ClusterProblem(text) from None
     except CellInterrupted:

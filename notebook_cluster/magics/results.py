@@ -58,6 +58,8 @@ def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> 
         return [f" did not run it: {_one_line(result.reason or 'another node failed first')}"]
     what = result.error_name or result.reason or "failed"
     text = ": " + _one_line(f"{what}: {result.error_value}" if result.error_value else what)
+    if result.error_name == "StdinNotImplementedError":
+        text += "; input() asks in a cell without %%on_all, then %push sends the answer"
     missing = _missing_name(result, notebook_names)
     if missing and "%push" not in text:
         text += f"; {missing!r} is in the notebook but not there: %push {missing} sends it"

@@ -15,7 +15,7 @@ MOST_BUNDLE_CHARACTERS = 64 * 1024
 MOST_TEXT_CHARACTERS = 24 * 1024
 """Text is in a bundle twice, as plain text and as HTML."""
 _PRE = (
-    '<pre style="margin:0;padding:0;white-space:pre-wrap;line-height:1.35;'
+    '<pre style="margin:0;padding:0;flex:none;white-space:pre-wrap;line-height:1.35;'
     'font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px)">'
 )
 _LONG_ROWS = 40

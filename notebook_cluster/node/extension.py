@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node import world
+from notebook_cluster.node.progress_bars import show_bars_as_text
 from notebook_cluster.training.runtime import set_runtime
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def load(ip: Any) -> None:
     set_runtime(runtime)
     _loaded = Extension(ip, runtime)
     _loaded.register()
+    show_bars_as_text()
 
 
 def unload(ip: Any) -> None:

@@ -1,0 +1,61 @@
+"""The magics on a real cluster, where its answers surprised: dead nodes, progress bars, questions."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook_kernel import NotebookKernel
+
+
+@pytest.fixture
+def notebook(jupyter_dirs: Path, no_processes_left: str) -> Iterator[NotebookKernel]:
+    """A notebook kernel with a running cluster of two nodes."""
+    kernel = NotebookKernel(jupyter_dirs)
+    kernel.works("%load_ext notebook_cluster")
+    kernel.works("%cluster start --local 2 --no-panel")
+    yield kernel
+    kernel.close()
+
+
+def error_of(notebook: NotebookKernel, code: str) -> str:
+    """The one line that a cell that must fail ends with."""
+    error = notebook.run(code).error
+    assert error is not None
+    return error.value
+
+
+def test_a_cell_that_ends_a_nodes_process_does_not_end_its_next_kernel_for_ever(notebook: NotebookKernel) -> None:
+    notebook.works("%%on_all\nx = 5")
+    assert "exit code 3" in error_of(notebook, "%%on_all\nimport os\nif rank == 1: os._exit(3)")
+    assert error_of(notebook, "%cluster restart local-2") == (
+        "node 'local-2' did not start: exit code 3 while it replayed cell 2: "
+        "%cluster restart local-2 leaves that cell out"
+    )
+    assert "local-2 is back" in notebook.works("%cluster restart local-2")
+    assert notebook.works("%%on_all\nx").count("Out: 5") == 2
+
+
+def test_what_is_said_about_nodes_tells_the_dead_ones(notebook: NotebookKernel) -> None:
+    notebook.run("%%on_all\nimport os\nif rank == 1: os._exit(3)")
+    assert "2 nodes (local, local-2: dead)" in notebook.works("%cluster attach")
+    notebook.works("rate = 0.5")
+    assert notebook.works("%push rate") == "pushed rate to 1 node\n"
+
+
+def test_progress_bars_for_notebooks_are_text_that_moves(notebook: NotebookKernel) -> None:
+    pytest.importorskip("tqdm")
+    for imported in ("from tqdm.auto import tqdm", "from tqdm.notebook import tqdm", "import tqdm.notebook as tqdm"):
+        call = "tqdm.tqdm" if imported.startswith("import") else "tqdm"
+        shown = notebook.works(f"%%on 0\n{imported}\nfor _ in {call}(range(30)): pass")
+        assert "100%" in shown
+        assert "30/30" in shown
+
+
+def test_a_question_on_a_node_is_refused_with_the_way_out(notebook: NotebookKernel) -> None:
+    told = error_of(notebook, "%%on_all\nname = input('name? ')")
+    assert "%push sends the answer" in told
+
+
+def test_a_mistyped_variable_is_compared_with_those_of_the_notebook_only(notebook: NotebookKernel) -> None:
+    assert error_of(notebook, "%push opem") == "the notebook has no variable 'opem'"
