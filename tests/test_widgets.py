@@ -6,13 +6,14 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from notebook_cluster.protocol.state import EventView, Series
 from notebook_cluster.widgets import render_html, render_peers, render_text
 from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.curves import KEPT_POINTS, Curve, Curves, thin
-from notebook_cluster.widgets.formatting import byte_count, duration, number, plain
+from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, number, plain
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.picture import Line, svg_chart
@@ -235,3 +236,24 @@ def test_a_reloaded_page_reads_the_newest_points_and_a_joined_node() -> None:
     data = figure.widget.get_state(["_widget_data"])["_widget_data"]
     assert [trace["name"] for trace in data] == ["laptop", "laptop", "mini", "mini", "desk", "desk"]
     assert data[0]["x"]["shape"] == (11,)
+
+
+def test_a_cluster_that_just_started_shows_no_charts_and_no_memory_yet() -> None:
+    state = cluster_view()
+    fresh = msgspec.structs.replace(
+        state, nodes=[msgspec.structs.replace(node, memory_used=0, memory_peak=0) for node in state.nodes]
+    )
+    markup = render_html(fresh, series_until(1, state.started))
+    assert "<svg" not in markup
+    assert "0 B of" not in markup
+    assert f"{ABSENT} of" in markup
+
+
+def test_the_picture_of_an_ended_cluster_has_no_node_that_looks_alive() -> None:
+    state = cluster_view()
+    alive = msgspec.structs.replace(
+        state, nodes=[msgspec.structs.replace(node, condition="ok", busy=False) for node in state.nodes], cell=None
+    )
+    assert ">ended<" in render_html(alive, ended="ended at 12:00:00: stopped")
+    assert ">ok<" not in render_html(alive, ended="ended at 12:00:00: stopped")
+    assert ">ok<" in render_html(alive)

@@ -27,7 +27,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "level": level,
         "facts": _facts(state),
         "cell": _cell(state.cell, state.now),
-        "nodes": [_node(node, state) for node in sorted(state.nodes, key=_rank_order)],
+        "nodes": [_node(node, state, bool(ended)) for node in sorted(state.nodes, key=_rank_order)],
         "peers": [peer_row(peer) for peer in state.peers],
         "events": [_event(event) for event in state.events[-EVENTS_SHOWN:]],
         "can_interrupt": state.cell is not None and state.cell.status == "running",
@@ -114,10 +114,14 @@ def _cell(cell: CellView | None, now: float) -> dict[str, Any] | None:
     }
 
 
-def _node(node: NodeView, state: ClusterView) -> dict[str, Any]:
+def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
     total = max(node.memory_total, 1)
     running = state.cell.nodes.get(node.name, "") if state.cell and state.cell.status == "running" else ""
-    condition = "busy" if node.condition == "ok" and (node.busy or running == "running") else node.condition
+    busy = node.busy or running == "running"
+    condition: str = "busy" if node.condition == "ok" and busy else node.condition
+    level = "info" if condition == "busy" else _NODE_LEVELS.get(node.condition, "bad")
+    if ended and level in ("good", "info"):
+        condition, level = "ended", "muted"
     device = node.device if node.device_name in ("", node.device) else f"{node.device} · {node.device_name}"
     checkpoint = f"Saved {plain(node.checkpoint, 60)}" if node.checkpoint else "No checkpoint yet"
     if node.checkpoint and node.checkpoint_time is not None:
@@ -129,14 +133,14 @@ def _node(node: NodeView, state: ClusterView) -> dict[str, Any]:
         "peer": plain(node.peer, 64),
         "device": plain(device, 60),
         "condition": condition,
-        "level": "info" if condition == "busy" else _NODE_LEVELS.get(node.condition, "bad"),
+        "level": level,
         "reason": plain(node.reason),
         "log": [plain(line, 160) for line in node.log_tail[-3:]],
-        "waiting": plain(node.waiting, 80),
+        "waiting": plain(node.waiting, 80) if busy and not ended else "",
         "memory": {
             "kind": "memory" if node.memory_kind == "unified" else node.memory_kind,
-            "used": byte_count(node.memory_used),
-            "peak": byte_count(max(node.memory_peak, node.memory_used)),
+            "used": byte_count(node.memory_used) if node.memory_used else ABSENT,
+            "peak": byte_count(max(node.memory_peak, node.memory_used)) if node.memory_used else ABSENT,
             "total": byte_count(node.memory_total) if node.memory_total else "?",
             "fraction": round(min(max(node.memory_used / total, 0.0), 1.0), 4) if node.memory_total else 0.0,
             "peak_fraction": round(min(max(node.memory_peak / total, 0.0), 1.0), 4) if node.memory_total else 0.0,

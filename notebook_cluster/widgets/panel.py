@@ -166,7 +166,7 @@ class Panel:
                 self._curves.add_new(event.series)
                 self._curve_pace.ask()
             case Closing():
-                self._ended = f"ended at {time.strftime('%H:%M:%S')}: {event.reason}"
+                self._ended = f"ended at {time.strftime('%H:%M:%S')}: {event.reason.rpartition('has ended: ')[2]}"
                 self._leave()
 
     def _load_history(self) -> None:

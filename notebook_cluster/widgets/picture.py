@@ -33,7 +33,9 @@ def svg_chart(title: str, horizontal: str, lines: Sequence[Line], *, from_zero: 
     low = 0.0 if from_zero else min(y for _, y in finite)
     upward = _Axis(low, max(y for _, y in finite), _HEIGHT - _BOTTOM, _TOP)
     parts = [
-        f'<svg class="nbc-chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_escaped(title)}">',
+        # The width inline too: pages that show notebooks bring style sheets of their own.
+        f'<svg class="nbc-chart" style="max-width:{_WIDTH}px" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{_escaped(title)}">',
         f'<text x="{_LEFT}" y="14" class="nbc-chart-title">{_escaped(title)}</text>',
         f'<text x="{_WIDTH - _RIGHT}" y="14" text-anchor="end">{_escaped(horizontal)}</text>',
     ]

@@ -12,6 +12,8 @@ from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.palette import rank_colour
 from notebook_cluster.widgets.picture import Line, svg_chart
 
+_FEW_POINTS = 3
+"""A cluster that has just started has so few: two dots on large axes say nothing."""
 _NUMBERS = (("step", "Step"), ("loss", "Loss"), ("round", "Round"), ("wait", "Wait"))
 
 
@@ -155,5 +157,6 @@ def _charts(state: ClusterView, curves: Curves) -> str:
         loss.append(Line(node, colour, curves.get(node, "loss").by_step()))
         points = curves.get(node, "memory").by_time(state.started)
         memory.append(Line(node, colour, [(seconds, value / 1e9) for seconds, value in points]))
+    loss, memory = ([] if all(len(line.points) < _FEW_POINTS for line in lines) else lines for lines in (loss, memory))
     charts = [svg_chart("Loss", "steps", loss), svg_chart("Memory (GB)", "seconds", memory, from_zero=True)]
     return _block("nbc-charts", charts) if any(charts) else ""
