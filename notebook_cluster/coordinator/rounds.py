@@ -4,7 +4,7 @@ No sockets, no clock, no numpy: it sees only what nodes say about their work, ne
 done in order; a Log must be durable before what follows it is sent, because that is what a restarted coordinator
 knows.
 
-One round (DESIGN.md, "Membership and rounds"): all live nodes that hold the last committed state ARRIVED -> SEAL
+One round (docs/architecture.md, "A round"): all live nodes that hold the last committed state ARRIVED -> SEAL
 (members in rank order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes ->
 COMMIT. A loss before that either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over
 the others. Parts: :mod:`.jobs` (events and effects), :mod:`.jobs_state`, :mod:`.jobs_registration`,

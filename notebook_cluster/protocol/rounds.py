@@ -1,6 +1,6 @@
 """Training rounds, coordinator <-> node: who arrived, what is sealed, what is committed.
 
-The order of one round (DESIGN.md, "Membership and rounds"): Register once, then per round Arrived, Seal, chunks over
+The order of one round (docs/architecture.md, "A round"): Register once, then per round Arrived, Seal, chunks over
 the mesh, Prepared, Commit. ``job`` is the name of a sync object (``nc.DiLoCo(model, name="model")``).
 Hashes are xxh3-128 hex digests. float32 values that decide results travel as their bits (uint32).
 """
