@@ -11,7 +11,7 @@ Vector = NDArray[np.float32]
 Buffer = bytes | bytearray | memoryview
 
 BLOCK = 256
-"""Elements per block (ALGORITHMS: scales per block, never global)."""
+"""Elements per block (a scale for each block, never a global one)."""
 
 CHUNK = 64 * 1024
 """Elements worked on at a time: 256 KiB of float32 stay in a core's cache."""
