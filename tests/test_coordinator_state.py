@@ -89,7 +89,7 @@ def test_local_ranks_count_within_a_peer() -> None:
 def test_a_log_gives_the_state_back(tmp_path: Path) -> None:
     events = [
         *joined("a", "b"),
-        e.CellSubmitted(cell=1, source="x = 1", targets=[], replay=True, silent=False),
+        e.CellSubmitted(cell=1, source="x = 1", targets=[], replay=True),
         e.CellStarted(cell=1, nodes=["a", "b"], generation=2, time=3.0),
         e.CellNodeEnded(cell=1, node="a", status="ok"),
     ]

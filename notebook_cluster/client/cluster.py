@@ -214,7 +214,6 @@ class Cluster:
         targets: Sequence[str] = (),
         *,
         replay: bool = True,
-        allow_stdin: bool = False,
         timeout: float | None = None,
         user_expressions: dict[str, str] | None = None,
         notebook_names: Sequence[str] = (),
@@ -222,7 +221,7 @@ class Cluster:
         """Run a cell on ``targets`` (node names; empty: all) and stream what happens."""
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         request = v.Execute(
-            source=source, targets=list(targets), replay=replay, allow_stdin=allow_stdin, timeout=timeout,
+            source=source, targets=list(targets), replay=replay, timeout=timeout,
             user_expressions=user_expressions or {}, notebook_names=list(notebook_names), watch=True,
         )  # fmt: skip
         cell = _wait(self._request(request, int, queue_for_cell=events))

@@ -37,7 +37,6 @@ class Cells:
                 source=request.source,
                 targets=request.targets,
                 replay=request.replay,
-                silent=request.silent,
                 user_expressions=request.user_expressions,
                 notebook_names=request.notebook_names,
             )

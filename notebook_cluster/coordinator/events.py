@@ -99,7 +99,6 @@ class CellSubmitted(Message, frozen=True):
     targets: list[str]
     """Empty: every node, also one that joins while it runs."""
     replay: bool
-    silent: bool
     user_expressions: dict[str, str] = {}
     notebook_names: list[str] = []
 

@@ -34,9 +34,7 @@ def content(buffers: list[bytes]) -> dict[str, Any]:
     return value
 
 
-def execute_request(
-    message_id: str, session: str, cell: Cell, metadata: dict[str, Any], allow_stdin: bool = False
-) -> list[bytes]:
+def execute_request(message_id: str, session: str, cell: Cell, metadata: dict[str, Any]) -> list[bytes]:
     """Parts of an execute_request for ``cell``; ``metadata`` is found by the node under ``notebook_cluster``."""
     header = {
         "msg_id": message_id,
@@ -51,7 +49,7 @@ def execute_request(
         "silent": False,
         "store_history": True,
         "user_expressions": cell.user_expressions,
-        "allow_stdin": allow_stdin,
+        "allow_stdin": False,
         "stop_on_error": True,
     }
     return [_encode(header), EMPTY, _encode({"notebook_cluster": metadata}), _encode(body)]

@@ -45,7 +45,6 @@ class Cell(msgspec.Struct, frozen=True):
     source: str
     targets: tuple[str, ...]
     replay: bool
-    silent: bool
     user_expressions: dict[str, str]
     notebook_names: tuple[str, ...]
     status: e.CellStatus = "queued"
@@ -181,7 +180,7 @@ def apply(state: State, event: e.Event) -> State:
             return _change(state, nodes=nodes, generation=state.generation + (1 if moved else 0))
         case e.CellSubmitted():
             cell = Cell(
-                event.cell, event.source, tuple(event.targets), event.replay, event.silent,
+                event.cell, event.source, tuple(event.targets), event.replay,
                 event.user_expressions, tuple(event.notebook_names),
             )  # fmt: skip
             return _change(state, cells={**state.cells, event.cell: cell})

@@ -39,14 +39,11 @@ class Attach(Message, frozen=True):
 class Execute(Message, frozen=True):
     """Run a cell. Reply at once, value: cell id (int). ``targets`` are node names; empty: all nodes.
 
-    ``replay``: the cell goes into the cluster's cell log, so nodes that (re)start or join run it too.
-    ``metadata`` goes into each execute_request. ``allow_stdin`` False makes input() raise on the node."""
+    ``replay``: the cell goes into the cluster's cell log, so nodes that (re)start or join run it too. ``input()`` raises on a node."""
 
     source: str
     targets: list[str] = []
     replay: bool = True
-    silent: bool = False
-    allow_stdin: bool = False
     timeout: float | None = None
     user_expressions: dict[str, str] = {}
     watch: bool = False
