@@ -39,7 +39,8 @@ class Attach(Message, frozen=True):
 class Execute(Message, frozen=True):
     """Run a cell. Reply at once, value: cell id (int). ``targets`` are node names; empty: all nodes.
 
-    ``replay``: the cell goes into the cluster's cell log, so nodes that (re)start or join run it too. ``input()`` raises on a node."""
+    ``replay``: the cell goes into the cluster's cell log, so nodes that (re)start or join run it too.
+    ``input()`` raises on a node."""
 
     source: str
     targets: list[str] = []
