@@ -24,7 +24,7 @@ INSTALL = install() { \
 # JupyterLab asks for this flag where the only user is root (containers).
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help install demo lab test check browser picture docs clean
+.PHONY: help install demo lab test check browser namespaces picture docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -82,7 +82,16 @@ browser:
 	    || echo "chromium could not be installed: browser tests are skipped"; \
 	fi
 
-test: .venv/.test browser check
+# Several hosts as network namespaces, with firewalls: skipped, with that reason, where these are missing.
+namespaces:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v ip && command -v nft; } >/dev/null; then \
+	  echo "installing iproute2 and nftables for the tests with several hosts"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { apt-get -qq update && apt-get -qq install -y --no-install-recommends iproute2 nftables; } >/dev/null 2>&1 \
+	    || echo "they could not be installed: tests with several hosts are skipped"; \
+	fi
+
+test: .venv/.test browser namespaces check
 	$(BIN)/python -m pytest
 
 # A new docs/panel.png, for when the panel looks different.

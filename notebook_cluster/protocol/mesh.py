@@ -48,4 +48,12 @@ class JobFrame(Message, frozen=True):
     state_hash: str = ""
 
 
-MeshHeader = CellFrame | JobFrame
+class ProbeFrame(Message, frozen=True):
+    """For the doctor: answered by the receiver's I/O thread with a ProbeFrame of the same ticket and no payload."""
+
+    ticket: int
+    number: int
+    answer: bool = False
+
+
+MeshHeader = CellFrame | JobFrame | ProbeFrame

@@ -78,6 +78,73 @@ class InterruptSeen(Message, frozen=True):
     cell: int
 
 
+class Unreachable(Message, frozen=True):
+    """Node: no connection to the mesh socket of ``node`` comes about. The coordinator orders a relay."""
+
+    node: str
+    incarnation: int
+    endpoint: str
+
+
+class UseRelay(Message, frozen=True):
+    """Coordinator: mesh frames to ``node`` go over the links from now on, as RelayFrame."""
+
+    node: str
+    incarnation: int
+
+
+class RelayFrame(Message, frozen=True):
+    """One mesh frame over the links. From the sender ``node`` is the receiver; the coordinator puts the sender there,
+    as it knows it from the link, before it passes the frame on."""
+
+    node: str
+    incarnation: int
+    """Of ``node``."""
+    header: bytes
+    payload: bytes
+
+
+class RelayTaken(Message, frozen=True):
+    """Receiver, then the coordinator to the sender (``node`` as in RelayFrame): so many payload bytes in all were
+    taken; the sender keeps only a few MiB more than that on the way."""
+
+    node: str
+    incarnation: int
+    total: int
+
+
+class MeasurePair(Message, frozen=True):
+    """Coordinator, for the doctor: measure the way to ``node`` over the mesh. Answered by PairMeasured."""
+
+    ticket: int
+    node: str
+    payload: int = 1 << 20
+    """Bytes to send for the bandwidth."""
+
+
+class PairMeasured(Message, frozen=True):
+    ticket: int
+    node: str
+    round_trip: float = 0.0
+    """Seconds, the smallest of several."""
+    bytes_per_s: float = 0.0
+    relayed: bool = False
+    error: str = ""
+
+
+class KeepCheckpoint(Message, frozen=True):
+    """Agent, before it ends the kernel: save the last committed state of every training job here. Answered by Kept."""
+
+    reason: str
+
+
+class Kept(Message, frozen=True):
+    """Node: the folders written (none when there is no training), and what could not be."""
+
+    folders: list[str]
+    error: str = ""
+
+
 class Telemetry(Message, frozen=True):
     """Node, at most 4 a second: the newest values of nc.report() and of the training loop."""
 
@@ -106,6 +173,11 @@ ToNodeBody = (
     | NodeLost
     | CellDone
     | InterruptCell
+    | UseRelay
+    | RelayFrame
+    | RelayTaken
+    | MeasurePair
+    | KeepCheckpoint
     | rounds.Registered
     | rounds.RegisterRefused
     | rounds.Seal
@@ -125,6 +197,11 @@ FromNodeBody = (
     | Telemetry
     | NodeLog
     | InterruptSeen
+    | Unreachable
+    | RelayFrame
+    | RelayTaken
+    | PairMeasured
+    | Kept
     | rounds.Register
     | rounds.Joined
     | rounds.Arrived

@@ -39,6 +39,10 @@ class PeerInfo(Message, frozen=True):
     packages: dict[str, str] = {}
     leased: dict[str, str] = {}
     """Device id -> name of the cluster that uses it."""
+    portable: bool = False
+    """It has a battery: silence may mean that its lid is closed."""
+    limits: list[str] = []
+    """What its owner allows, one line each: ``at most 2 nodes``, ``8 GB of memory``."""
 
 
 class DeviceSample(Message, frozen=True):
@@ -185,13 +189,47 @@ class Released(Message, frozen=True):
     pass
 
 
+class Slept(Message, frozen=True):
+    """Agent: this machine was asleep for so long, just now."""
+
+    seconds: float
+
+
+class Diagnose(Message, frozen=True):
+    """Coordinator, for the doctor: look at yourself, and try to reach others. Buffers: bytes to receive, to measure
+    the link; answered by Diagnosis with as many bytes back."""
+
+    ticket: int
+    reach: dict[str, list[tuple[str, int]]] = {}
+    """Label -> (host, port) to connect to over TCP, any of which will do."""
+    packages: list[str] = []
+    """Distributions to name with their version; empty: all that are installed."""
+
+
+class Diagnosis(Message, frozen=True):
+    """Agent. Buffers: as many bytes as Diagnose brought."""
+
+    ticket: int
+    time: float
+    """This machine's wall clock when it answered."""
+    interfaces: list[tuple[str, str]] = []
+    """(interface, IPv4 address)."""
+    multicast: str = ""
+    """Why mDNS does not work here, or empty."""
+    reached: dict[str, str] = {}
+    """Label of Diagnose.reach -> ``host:port`` that answered, or ``no: `` and the reason."""
+    packages: dict[str, str] = {}
+    facts: dict[str, str] = {}
+    """``python``, ``platform``, ``cuda`` (driver), ``rocm``, ``notebook-cluster``."""
+
+
 class Farewell(Message, frozen=True):
     """Agent: it ends now (the person stopped sharing); its kernels are ended."""
 
     reason: str
 
 
-FromCoordinator = StartNode | InterruptNode | StopNode | ToKernel | ToNode | ReadLog | Release
+FromCoordinator = StartNode | InterruptNode | StopNode | ToKernel | ToNode | ReadLog | Diagnose | Release
 FromAgent = (
     PeerInfo
     | PeerSample
@@ -203,5 +241,7 @@ FromAgent = (
     | LogLines
     | Inventory
     | Released
+    | Slept
+    | Diagnosis
     | Farewell
 )

@@ -4,8 +4,8 @@ from typing import Literal
 
 from notebook_cluster.protocol.wire import Message
 
-NodeCondition = Literal["starting", "ok", "suspect", "lost", "dead", "rejoining", "refused", "stopping"]
-PeerCondition = Literal["found", "connecting", "connected", "suspect", "lost", "untrusted", "refused"]
+NodeCondition = Literal["starting", "ok", "suspect", "lost", "asleep", "dead", "rejoining", "refused", "stopping"]
+PeerCondition = Literal["found", "connecting", "connected", "suspect", "lost", "asleep", "untrusted", "refused"]
 
 
 class NodeView(Message, frozen=True):
@@ -43,13 +43,21 @@ class PeerView(Message, frozen=True):
     key: str
     address: str
     condition: PeerCondition
-    found_by: Literal["mdns", "typed", "local"]
+    found_by: Literal["mdns", "typed", "local", "remembered", "dialled"]
+    """How its address is known. ``dialled``: it connected to this cluster (``share --dial``, or chose it)."""
     trusted: bool
     device: str = ""
     """Short text: ``NVIDIA RTX 4070``, ``Apple M2``, ``cpu``."""
     reason: str = ""
     """Why it cannot be added, or why it was lost."""
     round_trip_ms: float | None = None
+    """Smoothed mean."""
+    jitter_ms: float | None = None
+    """Smoothed mean deviation of the round trip (RFC 6298, RTTVAR)."""
+    pairing: bool = False
+    """A code is open there: it can be added with ``--code``."""
+    slept: float | None = None
+    """Seconds of its last sleep."""
 
 
 class JobView(Message, frozen=True):
@@ -103,6 +111,8 @@ class ClusterView(Message, frozen=True):
     """The last 100, oldest first."""
     directory: str
     run_log: str
+    invitation: str = ""
+    """``HOST:PORT CODE`` while peers may join this cluster with a code, else empty."""
 
 
 class Series(Message, frozen=True):

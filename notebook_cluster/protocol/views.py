@@ -82,7 +82,48 @@ class AddNodes(Message, frozen=True):
     count: int = 0
     """0: one per accelerator."""
     code: str = ""
+    """Pairs with peers that are not trusted yet and have this code open."""
     follow: bool = False
+
+
+class Invite(Message, frozen=True):
+    """Let peers that cannot be dialled join: listen on the network, advertise the cluster, open a code. Reply value:
+    Invitation."""
+
+    code: str = ""
+    """Empty: one is made."""
+    minutes: float = 120.0
+    close: bool = False
+    """End the invitation instead; peers that came keep their links."""
+
+
+class Invitation(Message, frozen=True):
+    """Typed at the peer: ``notebook-cluster share --dial ADDRESS --code CODE``."""
+
+    addresses: list[str]
+    code: str
+    minutes: float
+
+
+class Examine(Message, frozen=True):
+    """The doctor. Reply value: list of Finding."""
+
+    packages: list[str] = []
+    """Also compare these distributions; those that the cluster's cells import are compared anyway."""
+
+
+class Finding(Message, frozen=True):
+    """One line of the doctor's report."""
+
+    subject: str
+    """``multicast``, ``port``, ``clock``, ``versions``, ``names``, ``bandwidth``, ``interfaces`` ..."""
+    level: Literal["ok", "info", "warning", "error"]
+    text: str
+    """What is so, naming peer and value."""
+    fix: str = ""
+    """A line to copy (a command or a cell), or what to do."""
+    table: list[list[str]] = []
+    """Rows, the header first, where a table says it better."""
 
 
 class RemoveNode(Message, frozen=True):
@@ -141,6 +182,8 @@ AnyRequest = (
     | Interrupt
     | Detach
     | AddNodes
+    | Invite
+    | Examine
     | RemoveNode
     | RestartNode
     | ReadNodeLog
