@@ -103,7 +103,7 @@ def stop_when(notebook, code, text):
 def test_on_all_shows_every_nodes_result_and_ends_well(notebook):
     seen = notebook.run("%%on_all\n1+1")
     assert seen.status == "ok"
-    assert shown(seen) == ["[mini · rank 0]\nOut: 2", "[desk · rank 1]\nOut: 2"]
+    assert shown(seen) == ["[all 2 nodes]\nOut: 2"]
 
 
 def test_the_cell_goes_out_as_typed_with_its_options_and_the_notebooks_names(notebook):

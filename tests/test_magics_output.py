@@ -169,15 +169,107 @@ def test_plain_text_has_no_escapes():
     assert ansi.without_escapes("\x1b[1;31mred\x1b[0m\ttab\x07\n") == "red\ttab\n"
 
 
-# ---- one display per node
+# ---- the text of all nodes at one place is one display
 
 
 def test_results_of_all_nodes_are_published_once_in_rank_order():
     screen = Screen()
+    for node, value in (("desk", 3), ("mini", 2)):
+        screen.put(node, "execute_result", data={"text/plain": str(value)}, metadata={})
+    assert screen.finish() == ["[mini · rank 0]\nOut: 2\n[desk · rank 1]\nOut: 3"]
+    assert len(screen.page.messages) == 1
+
+
+def test_what_all_nodes_wrote_is_shown_once():
+    screen = Screen()
     for node in ("desk", "mini"):
-        screen.put(node, "execute_result", data={"text/plain": "2"}, metadata={})
-    assert screen.finish() == ["[mini · rank 0]\nOut: 2", "[desk · rank 1]\nOut: 2"]
-    assert len(screen.page.messages) == 2
+        screen.text(node, "ready\n")
+    assert screen.finish() == ["[all 2 nodes]\nready"]
+
+
+SIX = ("air", "box", "den", "mac", "pro", "zoe")
+
+
+def six_nodes(*, odd):
+    """Six nodes print the same row, the last one ``odd``."""
+    screen = Screen()
+    for rank, node in enumerate(SIX):
+        screen.put(node, "stream", rank, name="stdout", text=odd if node == "zoe" else "epoch 3 loss 0.25\n")
+    return screen
+
+
+def test_what_most_nodes_wrote_is_one_block_with_their_names():
+    shown = six_nodes(odd="epoch 3 loss nan\n").finish()
+    assert shown == ["[5 of 6 nodes: air, box, den, mac, pro]\nepoch 3 loss 0.25\n[zoe · rank 5]\nepoch 3 loss nan"]
+
+
+def test_words_that_differ_from_most_nodes_are_marked():
+    screen = six_nodes(odd="epoch 3 loss nan\n")
+    screen.finish()
+    (bundle,) = screen.page.displays.values()
+    assert "epoch 3 loss <mark" in bundle["text/html"]
+    assert bundle["text/html"].count("<mark") == 1
+    assert ">nan</mark>" in bundle["text/html"]
+
+
+def test_marked_words_are_escaped():
+    screen = six_nodes(odd="epoch 3 loss <img src=x onerror=alert(1)>\n")
+    screen.finish()
+    (bundle,) = screen.page.displays.values()
+    assert "<img" not in bundle["text/html"]
+
+
+def test_a_silent_node_is_counted():
+    screen = Screen()
+    screen.display.expect(3)
+    for node in ("desk", "mini"):
+        screen.text(node, "ready\n")
+    assert screen.finish() == ["[2 of 3 nodes: mini, desk]\nready"]
+
+
+def test_a_node_that_is_a_little_behind_counts_as_the_same_while_the_cell_runs():
+    screen = Screen()
+    for step in range(3):
+        screen.text("mini", f"step {step}\n")
+    screen.text("desk", "step 0\nst")
+    screen.run(0.5)
+    assert screen.page.plain == ["[all 2 nodes]\nstep 0\nstep 1\nstep 2"]
+    assert screen.finish() == ["[mini · rank 0]\nstep 0\nstep 1\nstep 2\n[desk · rank 1]\nstep 0\nst"]
+
+
+def test_a_node_that_begins_to_differ_gets_a_block_of_its_own():
+    screen = Screen()
+    for node in ("desk", "mini"):
+        screen.text(node, "start\n")
+    screen.run(0.5)
+    screen.text("mini", "a\n")
+    screen.text("desk", "b\n")
+    screen.run(0.5)
+    assert screen.page.plain == ["[mini · rank 0]\nstart\na\n[desk · rank 1]\nstart\nb"]
+
+
+def test_progress_bars_that_ended_alike_are_folded_at_the_end():
+    screen = Screen()
+    screen.text("mini", " 10%\r 50%\r100%\n")
+    screen.text("desk", " 30%\r100%\n")
+    assert screen.finish() == ["[all 2 nodes]\n100%"]
+
+
+def test_the_same_traceback_of_several_nodes_is_shown_once():
+    screen = Screen()
+    for node in ("desk", "mini"):
+        screen.put(node, "error", ename="NameError", evalue="x", traceback=["Traceback", "NameError: x"])
+    assert screen.finish() == ["[all 2 nodes]\nTraceback\nNameError: x"]
+
+
+def test_texts_of_many_nodes_that_differ_are_spread_over_displays():
+    screen = Screen()
+    for rank in range(40):
+        screen.text(f"node{rank:02d}", f"node {rank} " + "x" * 6000 + "\n", rank)
+    shown = screen.finish()
+    assert len(shown) > 1
+    assert all(sum(map(len, data.values())) <= 64 * 1024 for data in screen.page.displays.values())
+    assert [f"node {rank} " in "".join(shown) for rank in range(40)] == [True] * 40
 
 
 def test_the_bundle_has_html_with_the_label_and_escaped_text():
@@ -263,10 +355,11 @@ def test_a_rich_output_stands_behind_its_nodes_label_in_order():
     shown = screen.finish()
     assert shown == [
         "[mini · rank 0]\nbefore",
-        "<Figure>",
-        "[mini · rank 0]\nafter",
         "[desk · rank 1]",
         "<Figure>",
+        "[mini · rank 0]",
+        "<Figure>",
+        "[mini · rank 0]\nafter",
     ]
 
 
@@ -306,9 +399,13 @@ def test_clear_output_empties_only_that_node():
     screen.run(0.5)
     screen.put("mini", "clear_output", wait=False)
     screen.text("mini", "new\n")
-    shown = screen.finish()
-    assert shown[:2] == ["[mini · rank 0]\nnew", ""]
-    assert shown[2:] == ["[desk · rank 1]\nold", "<Figure>"]
+    assert screen.finish() == [
+        "[mini · rank 0]\nnew\n[desk · rank 1]\nold",
+        "",
+        "",
+        "[desk · rank 1]",
+        "<Figure>",
+    ]
 
 
 def test_an_animation_with_clear_output_stays_in_place():
@@ -336,7 +433,7 @@ def test_text_that_takes_the_place_of_a_figure_has_one_label():
     screen.run(0.5)
     screen.put("mini", "clear_output", wait=True)
     screen.text("mini", "done\n")
-    assert screen.finish() == ["", "[mini · rank 0]\ndone"]
+    assert screen.finish() == ["", "", "[mini · rank 0]\ndone"]
 
 
 def test_too_many_rich_outputs_of_a_node_are_left_out_visibly():
@@ -357,12 +454,13 @@ def test_sixty_noisy_nodes_stay_below_the_limits_and_all_are_shown():
 
     def noise():
         for rank, node in enumerate(nodes):
-            screen.text(node, "a line of output with <tags> & \x1b[31mcolours\x1b[0m\n" * 20, rank)
+            screen.text(node, f"a line of {node} with <tags> & \x1b[31mcolours\x1b[0m\n" * 20, rank)
 
     screen.run(5.0, every=noise)
     assert len(screen.page.messages) <= 200 * 5 + 50
     assert screen.page.bytes <= 300_000 * 5 + 100_000
-    assert len(screen.page.displays) == 60
+    shown = "".join(screen.page.plain)
+    assert all(f"[{node} · rank {rank}]" in shown or f"[{node}]" in shown for rank, node in enumerate(nodes))
 
 
 def test_one_update_is_at_most_64_kib_even_when_colours_blow_it_up():

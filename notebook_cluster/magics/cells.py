@@ -148,6 +148,7 @@ class _Wait:
                     self._display.add(event.outputs)
                 elif isinstance(event, CellChanged):
                     self._nodes.update(event.nodes)
+                    self._display.expect(len(self._nodes))
                     self._display.note(event.note)
                 if self._stops.count and self._on_stop(time.monotonic()):
                     return None

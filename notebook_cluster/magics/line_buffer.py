@@ -41,6 +41,10 @@ class LineBuffer:
         """True when the next character begins a row."""
         return self._column == 0
 
+    def shows_the_same(self, other: "LineBuffer") -> bool:
+        """True when both look alike, whatever was written on the way there."""
+        return (self._rows, self._head, self._folded) == (other._rows, other._head, other._folded)
+
     def write(self, text: str) -> None:
         """Add ``text`` at the cursor."""
         if self._cut:

@@ -1,7 +1,8 @@
 """Output of all nodes of a running cell, shown within what a Jupyter server lets through.
 
-jupyter_server drops what comes faster than 1,000 messages a second. So each node's text is one display that is changed
-at most four times a second, and all nodes together stay under 200 messages and about 300 KB a second.
+jupyter_server drops what comes faster than 1,000 messages a second. So the text of all nodes at one place (before,
+between and after rich outputs) is one display that is changed at most four times a second, and everything together
+stays under 200 messages and about 300 KB a second.
 Everything is published by the thread that calls :meth:`CellDisplay.flush`: the notebook's waiting main thread.
 """
 
@@ -12,14 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from notebook_cluster.magics.slots import (
-    MOST_TEXT_CHARACTERS,
-    Bundle,
-    NodeOutput,
-    Slot,
-    label_bundle,
-    text_bundle,
-)
+from notebook_cluster.magics.folding import MOST_TEXT_CHARACTERS, Member, blocks_of, label_bundle, pages_of
+from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
 from notebook_cluster.protocol.views import Output
 
 FLUSH_SECONDS = 0.25
@@ -81,6 +76,28 @@ def _is_bare(publisher: Any) -> bool:
     return sends and not getattr(publisher, "_hooks", True)
 
 
+class _TextRow:
+    """The texts of all nodes at one place, and the displays in which they are."""
+
+    def __init__(self, display_id: str) -> None:
+        self._display_id = display_id
+        self.members: list[Member] = []
+        self.pages = 0
+        """Displays on the page."""
+        self.shown = 0
+        """Those of them that are not blank."""
+        self.whole = True
+        """What is there is also its final form, unless something is added."""
+        self.changed_at = 0.0
+
+    def page_id(self, number: int) -> str:
+        return f"{self._display_id}/{number}"
+
+
+_Item = tuple[float, int, int, _TextRow | tuple[NodeOutput, Slot]]
+"""(last published, place, rank, what): the order in which changes are published."""
+
+
 class CellDisplay:
     """Shows the outputs of one cell. Call :meth:`flush` when :meth:`due` says 0, and :meth:`finish` at the end."""
 
@@ -90,8 +107,11 @@ class CellDisplay:
         # Not the cell's number: %cluster attach may show the same cell again in the same notebook.
         self._token = f"nbc-{uuid.uuid4().hex[:12]}"
         self._nodes: dict[str, NodeOutput] = {}
+        self._rows: list[_TextRow] = []
         self._notes = NodeOutput("", None, f"{self._token}/notes", label=f"cluster {cluster}")
+        self._note_row = _TextRow(f"{self._token}/notes")
         self._last_note = ""
+        self._running = 0
         self._earlier: dict[str, tuple[Bundle, Bundle]] = {}
         self._last_shown: NodeOutput | None = None
         self._dirty_since: float | None = None
@@ -111,6 +131,10 @@ class CellDisplay:
             self._notes.write(text + "\n")
             self._touch()
 
+    def expect(self, nodes: int) -> None:
+        """So many nodes run the cell: ``5 of 6 nodes`` counts those that are silent too."""
+        self._running = max(self._running, nodes)
+
     def label(self, node: str) -> str:
         """``mini · rank 1`` for a node that has shown something, else its name."""
         return self._nodes[node].label if node in self._nodes else node
@@ -126,14 +150,18 @@ class CellDisplay:
         now = self._clock()
         self._publisher.begin()
         dirty = self._dirty()
-        texts = sum(1 for _, slot in dirty if slot.buffer is not None) or 1
+        texts = sum(1 for item in dirty if isinstance(item[3], _TextRow)) or 1
         limit = max(1024, int(BYTES_PER_SECOND * FLUSH_SECONDS) // (2 * texts))
         size = 0
         room = MOST_MESSAGES
         while dirty and room > 0:
-            node, slot = dirty.pop(0)
-            room -= 1 if slot.buffer is not None else 2  # a label may stand in front of a rich output
-            size += self._publish(node, slot, limit, head=False)
+            what = dirty.pop(0)[3]
+            if isinstance(what, _TextRow):
+                sent, messages = self._publish_row(what, limit, final=False)
+            else:
+                # A label may stand in front of a rich output.
+                sent, messages = self._publish_rich(*what), 2
+            size, room = size + sent, room - messages
         size += self._publish_earlier(max(0, room))
         self._dirty_since = now if dirty or self._earlier else None
         self._next_flush = now + min(_LONGEST_PAUSE, max(FLUSH_SECONDS, size / BYTES_PER_SECOND))
@@ -141,12 +169,11 @@ class CellDisplay:
     def finish(self) -> None:
         """Publish everything in its final form: of long text its beginning and its end."""
         self._publisher.begin()
-        dirty = self._dirty()
-        known = {id(slot) for _, slot in dirty}
-        for node in self._nodes.values():
-            dirty += [(node, slot) for slot in node.shortened() if id(slot) not in known]
-        for count, (node, slot) in enumerate(dirty, start=1):
-            self._publish(node, slot, MOST_TEXT_CHARACTERS, head=True)
+        for count, (_, _, _, what) in enumerate(self._dirty(final=True), start=1):
+            if isinstance(what, _TextRow):
+                self._publish_row(what, MOST_TEXT_CHARACTERS * max(1, len(what.members)), final=True)
+            else:
+                self._publish_rich(*what)
             if count % 200 == 0:
                 time.sleep(FLUSH_SECONDS)  # jupyter_server drops what is over 1,000 messages a second
         self._publish_earlier(len(self._earlier))
@@ -187,25 +214,57 @@ class CellDisplay:
         else:
             node.show(data, metadata, display_id)
 
-    def _dirty(self) -> list[tuple[NodeOutput, Slot]]:
-        """What is to be published: longest not changed first, new ones by rank and in each node's own order."""
-        nodes = sorted(self._nodes.values(), key=lambda node: (node.rank is None, node.rank or 0, node.node))
-        found = [(node, slot) for node in (self._notes, *nodes) for slot in node.dirty()]
-        return sorted(found, key=lambda entry: entry[1].changed_at)
+    def _ranked(self) -> list[NodeOutput]:
+        return sorted(self._nodes.values(), key=lambda node: (node.rank is None, node.rank or 0, node.node))
 
-    def _publish(self, node: NodeOutput, slot: Slot, limit: int, *, head: bool) -> int:
-        """Bring the page up to date for one slot; returns the characters sent."""
-        if slot.buffer is not None:
-            data, slot.whole = text_bundle(node, slot.buffer, limit, head=head)
-            metadata: Bundle = {}
-        else:
-            data, metadata = slot.data or _BLANK, slot.metadata
-        self._publish_label(node, slot, wanted=slot.buffer is None and bool(slot.data))
+    def _dirty(self, *, final: bool = False) -> list[_Item]:
+        """What is to be published: longest not changed first, new ones by place and rank."""
+        nodes = self._ranked()
+        places = max((node.places for node in nodes), default=0)
+        while len(self._rows) < places:
+            self._rows.append(_TextRow(f"{self._token}/{len(self._rows)}"))
+        found: list[_Item] = []
+        for place, (row, members) in enumerate(
+            [(self._note_row, [self._notes]), *((row, nodes) for row in self._rows)]
+        ):
+            texts = [(node, slot) for node in members if (slot := node.text_at(max(0, place - 1))) is not None]
+            moved = [node for node, _ in texts] != [node for node, _ in row.members]
+            row.members = texts
+            if moved or any(slot.dirty for _, slot in texts) or (final and texts and not row.whole):
+                found.append((row.changed_at, place - 1, -1, row))
+        for rank, node in enumerate(nodes):
+            found += [(slot.changed_at, place, rank, (node, slot)) for place, slot in node.dirty_displays()]
+        return sorted(found, key=lambda item: item[:3])
+
+    def _publish_row(self, row: _TextRow, limit: int, *, final: bool) -> tuple[int, int]:
+        """Bring the displays of one place up to date; returns characters and messages sent."""
+        blocks = blocks_of(row.members, limit, final=final)
+        pages = pages_of(blocks, max(self._running, len(self._nodes)))
+        in_step = len(blocks) == 1 and len({slot.written.length for _, slot in row.members}) == 1
+        row.whole = all(block.whole for block in blocks) and (final or in_step)
+        messages = max(len(pages), row.shown)
+        for number in range(messages):
+            data = pages[number] if number < len(pages) else _BLANK
+            self._publisher.publish(data, {}, row.page_id(number), number < row.pages)
+        if messages > row.pages:
+            self._last_shown = None
+        row.pages, row.shown, row.changed_at = max(row.pages, len(pages)), len(pages), self._clock()
+        for _, slot in row.members:
+            slot.dirty = False
+        return sum(map(_size, pages)), messages
+
+    def _publish_rich(self, node: NodeOutput, slot: Slot) -> int:
+        """Bring the display of one rich output up to date; returns the characters sent."""
+        wanted = slot.buffer is None and bool(slot.data)
+        data, metadata = (slot.data or _BLANK, slot.metadata) if wanted else (_BLANK, {})
+        self._publish_label(node, slot, wanted=wanted)
         self._publisher.publish(data, metadata, slot.display_id, slot.on_page)
         if not slot.on_page:
             self._last_shown = node
-        slot.blank = slot.buffer is None and not slot.data
-        slot.dirty, slot.on_page, slot.changed_at = False, True, self._clock()
+        slot.blank = not wanted
+        slot.on_page, slot.changed_at = True, self._clock()
+        if slot.buffer is None:
+            slot.dirty = False
         slot.data, slot.metadata = {}, {}
         return _size(data)
 
