@@ -1,5 +1,6 @@
 """Which nodes ``%%on TARGETS`` means. Pure functions on the cluster's list of nodes."""
 
+import operator
 import re
 from collections.abc import Sequence
 
@@ -8,7 +9,10 @@ from notebook_cluster.magics.parsing import did_you_mean
 from notebook_cluster.protocol.state import NodeView
 
 DEVICE_WORDS = ("cuda", "mps", "rocm", "cpu")
+MEMORY_WORDS = ("vram>=", "ram>=")
 _RANKS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_MEMORY = re.compile(r"(vram|ram)(>=|<=|>|<)(\d{1,7}(?:\.\d{1,3})?)(gb|gib|mb|mib)", re.IGNORECASE)
+_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 _GONE = ("dead", "lost", "refused", "stopping")
 
 
@@ -16,7 +20,7 @@ def resolve(words: Sequence[str], nodes: Sequence[NodeView]) -> list[str]:
     """Names of the nodes that ``words`` mean, in rank order.
 
     A word is one or more of these with commas between them: a rank ``0``, ranks ``0-3``, a node's name, a device
-    kind (``cuda mps rocm cpu``), ``all``; with ``!`` in front it takes nodes away, from all when nothing else is named.
+    kind (``cuda mps rocm cpu``), an amount of memory (``vram>=8GB``, ``ram<16GB``), ``all``; with ``!`` in front it takes nodes away, from all when nothing else is named.
 
     Raises:
         UsageError: something unknown, or nothing left; names what is known.
@@ -63,6 +67,8 @@ def _one(
         return [node.name for node in usable]
     if item in DEVICE_WORDS:
         return _of_kind(item, usable)
+    if item.lower().startswith(("vram", "ram")) and any(sign in item for sign in "<>="):
+        return _of_memory(item, usable)
     if ranks := _RANKS.fullmatch(item):
         return _of_ranks(item, int(ranks[1]), int(ranks[2] or ranks[1]), usable)
     raise _unknown(item, nodes)
@@ -74,6 +80,24 @@ def _of_kind(kind: str, usable: Sequence[NodeView]) -> list[str]:
         devices = ", ".join(f"{node.name} {node.device}" for node in usable) or "no nodes"
         raise UsageError(f"no node has the device {kind!r}: there are {devices}")
     return found
+
+
+def _of_memory(item: str, usable: Sequence[NodeView]) -> list[str]:
+    """Nodes by the memory of their device: ``vram`` of accelerators (unified memory counts), ``ram`` of the rest."""
+    found = _MEMORY.fullmatch(item)
+    if found is None:
+        raise UsageError(f"{item!r} is not an amount of memory: write vram>=8GB or ram<16GB, with GB, GiB, MB or MiB")
+    kind, sign, limit = found[1].lower(), found[2], float(found[3]) * _UNITS[found[4].lower()]
+    kinds = ("VRAM", "unified") if kind == "vram" else ("RAM",)
+    of_kind = [node for node in usable if node.memory_kind in kinds]
+    compare = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}[sign]
+    # A card sold with 8 GB tells of a little less: what it keeps for itself is not counted against it.
+    slack = 0.03 * limit if sign == ">=" else 0.0
+    chosen = [node.name for node in of_kind if compare(node.memory_total + slack, limit)]
+    if not chosen:
+        there = ", ".join(f"{node.name} {node.memory_total / 1e9:.1f} GB" for node in of_kind) or f"none with {kind}"
+        raise UsageError(f"no node has {item}: there are {there}")
+    return chosen
 
 
 def _of_ranks(item: str, first: int, last: int, usable: Sequence[NodeView]) -> list[str]:
