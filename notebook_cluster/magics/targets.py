@@ -20,7 +20,8 @@ def resolve(words: Sequence[str], nodes: Sequence[NodeView]) -> list[str]:
     """Names of the nodes that ``words`` mean, in rank order.
 
     A word is one or more of these with commas between them: a rank ``0``, ranks ``0-3``, a node's name, a device
-    kind (``cuda mps rocm cpu``), an amount of memory (``vram>=8GB``, ``ram<16GB``), ``all``; with ``!`` in front it takes nodes away, from all when nothing else is named.
+    kind (``cuda mps rocm cpu``), an amount of memory (``vram>=8GB``, ``ram<16GB``), ``all``; with ``!`` in front it
+    takes nodes away, from all when nothing else is named.
 
     Raises:
         UsageError: something unknown, or nothing left; names what is known.
