@@ -82,6 +82,8 @@ class Denied(Message, frozen=True):
     reason: str
     tries_left: int | None = None
     """Wrong codes that are left before the code is dead; None when the code was not the trouble."""
+    retry_after: float | None = None
+    """Seconds after which another Begin makes sense; None when the same one would be denied again."""
 
 
 FromGuest = Who | Begin | Prove

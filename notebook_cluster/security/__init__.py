@@ -1,14 +1,18 @@
-"""Who may talk to whom: private files, key pairs, CURVE with ZAP, same-user trust, safe output.
+"""Who may talk to whom: private files, key pairs, CURVE with ZAP, same-user trust, pairing, safe output.
 
 May import: ``protocol``. Called by: ``link``, ``discovery``, ``mesh`` and every room above them.
 
 - :mod:`.paths`: the folders of this user and how a private file is written
 - :mod:`.identity`: the CURVE key pair of an installation or agent
 - :mod:`.local_trust`: keys of the same user on this machine, through 0600 files
+- :mod:`.trust`: keys of other people and machines that were paired
+- :mod:`.codes`: short codes and how few wrong ones are allowed
+- :mod:`.pairing`: SPAKE2 with such a code
 - :mod:`.curve`: CURVE on a socket and the ZAP handler that decides which keys come in
 - :mod:`.sanitise`: the MIME allow-list for what nodes print and display
 """
 
+from notebook_cluster.security.codes import OpenCode, new_code, read_code
 from notebook_cluster.security.curve import Gate, dial, serve, user_id
 from notebook_cluster.security.identity import Identity, fingerprint, is_key, load_identity, new_identity
 from notebook_cluster.security.local_trust import announce, same_user_keys, withdraw
@@ -22,10 +26,15 @@ from notebook_cluster.security.paths import (
     write_private,
 )
 from notebook_cluster.security.sanitise import safe_bundle, safe_output
+from notebook_cluster.security.trust import KeyChanged, Trusted, TrustStore, owner, trusted_coordinators, trusted_peers
 
 __all__ = [
     "Gate",
     "Identity",
+    "KeyChanged",
+    "OpenCode",
+    "TrustStore",
+    "Trusted",
     "agent_directory",
     "announce",
     "cluster_directory",
@@ -34,14 +43,19 @@ __all__ = [
     "fingerprint",
     "is_key",
     "load_identity",
+    "new_code",
     "new_identity",
+    "owner",
     "private_directory",
     "private_socket_directory",
+    "read_code",
     "runtime_directory",
     "safe_bundle",
     "safe_output",
     "same_user_keys",
     "serve",
+    "trusted_coordinators",
+    "trusted_peers",
     "user_id",
     "withdraw",
     "write_private",

@@ -1,0 +1,169 @@
+"""The socket of pairing: a ROUTER that lets any key in, for as long as a code is open."""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import zmq
+
+from notebook_cluster.link.drops import Drops
+from notebook_cluster.link.pump import Pump, plain_context
+from notebook_cluster.link.visitors import Visitors
+from notebook_cluster.protocol.pairing import MAX_PAIRING_BYTES
+from notebook_cluster.security import Gate, serve
+from notebook_cluster.security.pairing import PAIRING_IDENTITY
+
+_LAST_WORDS = 1.0
+"""Seconds that guests have to read the last answer and leave before the connections are closed."""
+_LOOK = 0.02
+_QUEUE = 16
+"""Messages that wait for or from one guest: a guest of ours has one under way."""
+_REBIND_SECONDS = 1.0
+T = TypeVar("T")
+
+
+class PairingPort:
+    """Listens at ``endpoint`` from :meth:`listen` to :meth:`close`; each time at the same port when it is free.
+
+    ``on_frames`` gets ``[routing id, *parts]``. ``gate`` is the context's ZAP handler when it has one already.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        endpoint: str,
+        gate: Gate | None,
+        on_frames: Callable[[list[Any]], None],
+        drops: Drops,
+    ) -> None:
+        self._context = plain_context(context)
+        self._place, _, port = endpoint.rpartition(":")
+        self._any_port = port == "0"
+        self._was_bound = False
+        self._pump: Pump | None = None
+        self._farewell: asyncio.TimerHandle | None = None
+        self._gate = gate
+        self._own_gate = gate is None
+        self._domain = f"pairing-{id(self):x}"
+        self._on_frames = on_frames
+        self._drops = drops
+        self.number = int(port)
+
+    def listen(self) -> None:
+        """Bind; :attr:`number` is the port then. Call inside the running loop.
+
+        Raises:
+            OSError: the port is taken or not allowed; the text names it and the way out.
+        """
+        if self._pump is not None and self._gate is not None:
+            self._stay()
+            self._gate.allow(self._domain, _anybody)
+            return
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.MAXMSGSIZE, MAX_PAIRING_BYTES)
+        router.setsockopt(zmq.SNDHWM, _QUEUE)
+        router.setsockopt(zmq.RCVHWM, _QUEUE)
+        router.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        router.setsockopt(zmq.IPV6, "[" in self._place)
+        serve(router, PAIRING_IDENTITY, self._domain)
+        try:
+            self.number = self._bind(router)
+            if self._gate is None:
+                self._gate = _patiently(lambda: Gate(self._context))
+        except zmq.ZMQError as error:
+            router.close()
+            cause = "is taken by another program" if error.errno == zmq.EADDRINUSE else f"cannot be used ({error})"
+            raise OSError(error.errno, f"port {self.number} {cause}: choose another one with --port") from None
+        self._gate.allow(self._domain, _anybody)
+        self._was_bound = True
+        self._loop = asyncio.get_running_loop()
+        self._visitors = Visitors(router, self._loop.time, self._drops)
+        self._pump = Pump(router, self._on_frames, copy=False)
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        """Queue one message, the routing id first. False: that guest is gone, or does not read."""
+        return self._pump is not None and self._pump.send(frames)
+
+    def look(self) -> None:
+        """End connections that stayed or said too much; call a few times a second."""
+        self._visitors.look()
+
+    def leave(self) -> None:
+        """Let nobody in any more, and close as soon as those who are connected have left, in a second at most.
+
+        Closing at once would lose what was just sent, whatever ZMQ_LINGER says: both sides must know that they paired.
+        """
+        if self._pump is not None and self._gate is not None:
+            self._gate.forbid(self._domain)
+            self._farewell = self._loop.call_later(_LOOK, self._see_off, self._loop.time() + _LAST_WORDS)
+
+    def close(self) -> None:
+        """Stop listening and close all connections now. May be called again."""
+        if self._pump is None:
+            return
+        self._stay()
+        self._visitors.close()
+        self._pump.close()
+        self._pump = None
+        if self._gate is not None:
+            self._gate.forbid(self._domain)
+            if self._own_gate:
+                self._gate.close()
+                self._gate = None
+
+    def _stay(self) -> None:
+        if self._farewell is not None:
+            self._farewell.cancel()
+            self._farewell = None
+
+    def _see_off(self, deadline: float) -> None:
+        if len(self._visitors) == 0 or self._loop.time() >= deadline:
+            self.close()
+        else:
+            self._farewell = self._loop.call_later(_LOOK, self._see_off, deadline)
+
+    def _bind(self, router: zmq.Socket[Any]) -> int:
+        address = f"{self._place}:{self.number}"
+        try:
+            if self._was_bound:
+                _patiently(lambda: router.bind(address))
+            else:
+                router.bind(address)
+        except zmq.ZMQError:
+            if not self._any_port or not self._was_bound:
+                raise
+            router.bind(f"{self._place}:0")
+        return int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+def source_of(frame: zmq.Frame) -> str:
+    """IP address of the sender of ``frame``, which was received with ``copy=False``."""
+    try:
+        address = ipaddress.ip_address(str(frame.get("Peer-Address")).partition("%")[0])
+    except (zmq.ZMQError, ValueError):
+        return "unknown"
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def _anybody(key: str) -> str:
+    """The check of the ZAP handler: the key is one that the guest made for this connection."""
+    return key
+
+
+def _patiently(bind: Callable[[], T]) -> T:
+    """Call ``bind`` until the address is free, for a second at most: libzmq closes a little later than it says.
+
+    Raises:
+        zmq.ZMQError: the address stays taken.
+    """
+    deadline = time.monotonic() + _REBIND_SECONDS
+    while True:
+        try:
+            return bind()
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.005)

@@ -1,0 +1,183 @@
+"""Short codes that people read to each other, and how few wrong ones are allowed.
+
+A code is a password of SPAKE2 (:mod:`.pairing`): nobody who hears the network can try codes on his own machine, so it
+may be short. What is left is asking the host, and :class:`OpenCode` limits that.
+"""
+
+import re
+import secrets
+import time
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MIN_CHARACTERS = 6
+MAX_CHARACTERS = 64
+MAX_WRONG = 20
+"""Wrong codes, from all sources together, until the code is dead."""
+MAX_A_MINUTE = 5
+"""Wrong codes of one source in :data:`WINDOW` seconds."""
+WINDOW = 60.0
+_BUSY = 0.3
+"""Seconds after which a guest may ask again when others are in the middle of their attempts."""
+_SEPARATORS = re.compile(r"[\s_\-\u2010-\u2015\u2212.,+/]+")
+_TOO_EASY = ("01234567890", "09876543210", "abcdefghijklmnopqrstuvwxyz", "qwertyuiop")
+
+_WORDS = """
+acorn album alley almond amber anchor apple april apron arrow atlas attic autumn badge bagel bakery bamboo banana
+banjo barn basil basket beacon beaver bottle bread brick bronze brush bubble buffet butter button cabin cactus camel
+camera candle canoe canvas carpet carrot chalk cherry chess cider cinema circle circus cliff cloud clover cocoa coffee
+collar comet copper coral cotton crater crayon cube dahlia daisy dance delta denim desert diary dinner domino dragon
+dream eagle easel echo elbow engine fabric falcon farmer fennel fiddle finger flag flute forest fox galaxy garden
+garlic globe grape gravel guitar hammer harbor hazel helmet heron hiker hockey husky icicle igloo indigo island ivy
+jacket jaguar jigsaw jungle kayak kernel kettle kimono kiosk kiwi koala ladder lagoon lamp laptop laurel lemon lentil
+lilac lizard llama lobby locket lotus lunch magnet mango maple marsh meadow melon mitten mosaic moss motor muffin
+museum napkin nectar needle nickel north novel nutmeg oasis ocean olive omelet onion orange orchid otter owl oxygen
+paddle palace panda parade pencil pepper piano picnic pigeon pillow pilot pizza planet poppy potato prism puppet
+purple quartz quilt rabbit radar radio raft ranger raven ribbon river rubber safari sailor salad salmon sandal saturn
+scarf shadow shark shelf signal silver skate sketch snow sofa spider sponge spoon spring square squid statue stone
+storm studio subway summer sunset table teapot temple tennis thumb ticket tiger toast tomato topaz torch towel trail
+tulip tundra tunnel turtle tuxedo urchin velvet violin voyage waffle wagon walnut water window wolf wombat yellow yeti
+yogurt zebra zenith zigzag zipper
+"""
+WORDS = tuple(_WORDS.split())
+"""256 words: short, easy to say, no two that look or sound alike."""
+
+
+def new_code() -> str:
+    """A random code of two words and a number, like ``tiger-lamp-42``: one of 65 million."""
+    first = secrets.choice(WORDS)
+    second = secrets.choice([word for word in WORDS if word != first])
+    return f"{first}-{second}-{10 + secrets.randbelow(990)}"
+
+
+def read_code(text: str) -> str:
+    """``text`` as somebody typed or read it, in the form of :func:`new_code`: lower case, one ``-`` between parts.
+
+    Raises:
+        ValueError: under 6 or over 64 letters and digits, other characters, or easy to guess.
+    """
+    parts = [part for part in _SEPARATORS.split(unicodedata.normalize("NFKC", text[:1000]).casefold()) if part]
+    characters = "".join(parts)
+    shown = text[:MAX_CHARACTERS]
+    if not MIN_CHARACTERS <= len(characters) <= MAX_CHARACTERS:
+        raise ValueError(
+            f"code {shown!r} has {len(characters)} letters and digits: use {MIN_CHARACTERS} to {MAX_CHARACTERS}, "
+            "like tiger-lamp-42"
+        )
+    if not characters.isalnum():
+        raise ValueError(
+            f"code {shown!r} has other characters than letters, digits and '-': use some like tiger-lamp-42"
+        )
+    if len(set(characters)) < 3 or any(characters in row for row in _TOO_EASY):
+        raise ValueError(f"code {shown!r} is too easy to guess: use some like tiger-lamp-42")
+    return "-".join(parts)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A try at a code that has begun: it counts as wrong until :meth:`OpenCode.right` is called with it."""
+
+    source: str
+    time: float
+
+
+class TooManyAttempts(Exception):
+    """This attempt is not checked. ``retry_after``: seconds until it makes sense to try again, None for never."""
+
+    def __init__(self, reason: str, retry_after: float | None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+class OpenCode:
+    """A code that can be used now: once (``single_use``), or by many for ``valid_s`` seconds (None: until closed).
+
+    An attempt counts as wrong from :meth:`begin` on, so trying at the same time gains nothing. What is remembered is at
+    most :data:`MAX_WRONG` attempts, whatever is sent.
+
+    Attributes:
+        checked: attempts that were let through to the check of the code.
+        right_count: attempts that were right.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        single_use: bool = True,
+        valid_s: float | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """ValueError for an unusable ``code`` (:func:`read_code`) or a time that is not above zero."""
+        if valid_s is not None and not valid_s > 0:
+            raise ValueError(f"a code cannot be valid for {valid_s} seconds: use a time above zero")
+        self.code = read_code(code)
+        self.single_use = single_use
+        self._clock = clock
+        self._end = None if valid_s is None else clock() + valid_s
+        self._running: list[Attempt] = []
+        self._wrong: list[Attempt] = []
+        self.checked = 0
+        self.right_count = 0
+
+    @property
+    def tries_left(self) -> int:
+        """Wrong attempts until the code is dead; attempts that have begun are counted."""
+        return MAX_WRONG - len(self._wrong) - len(self._running)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time until the code expires, at least 0; None when it does not."""
+        return None if self._end is None else max(self._end - self._clock(), 0.0)
+
+    @property
+    def over(self) -> str | None:
+        """Why the code can be used no more, or None while it can."""
+        if self.single_use and self.right_count:
+            return "it was used"
+        if len(self._wrong) >= MAX_WRONG:
+            return f"{MAX_WRONG} wrong codes were tried"
+        if self.seconds_left == 0:
+            return "its time is over"
+        return None
+
+    def begin(self, source: str) -> Attempt:
+        """Count an attempt of ``source`` (an IP address) that is about to be checked.
+
+        Raises:
+            TooManyAttempts: it must not be checked.
+        """
+        now = self._clock()
+        if (over := self.over) is not None:
+            raise TooManyAttempts(f"the code is closed: {over}", None)
+        if self.tries_left <= 0:
+            raise TooManyAttempts("others are trying codes at this moment: try again in a second", _BUSY)
+        running = sum(attempt.source == source for attempt in self._running)
+        recent = [attempt.time for attempt in self._wrong if attempt.source == source and attempt.time > now - WINDOW]
+        if len(recent) >= MAX_A_MINUTE:
+            wait = max(min(recent) + WINDOW - now, 0.1)
+            raise TooManyAttempts(f"{MAX_A_MINUTE} wrong codes a minute are allowed: try again in {wait:.0f} s", wait)
+        if len(recent) + running >= MAX_A_MINUTE:
+            raise TooManyAttempts(f"others at {source} are trying codes: try again in a second", _BUSY)
+        attempt = Attempt(source, now)
+        self._running.append(attempt)
+        self.checked += 1
+        return attempt
+
+    def right(self, attempt: Attempt, *, used: bool = True) -> None:
+        """The attempt was proven right; ``used=False`` when it was refused for another reason and uses nothing up."""
+        self._forget(attempt)
+        self.right_count += used
+
+    def wrong(self, attempt: Attempt) -> None:
+        """The attempt was wrong, or given up."""
+        if self._forget(attempt):
+            self._wrong.append(attempt)
+
+    def _forget(self, attempt: Attempt) -> bool:
+        for index, running in enumerate(self._running):
+            if running is attempt:
+                del self._running[index]
+                return True
+        return False
