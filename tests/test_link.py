@@ -1,165 +1,29 @@
 """Dialer and Listener over real sockets: breaks, restarts, refusals, garbage, limits."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
 import zmq
 
 from notebook_cluster import security
-from notebook_cluster.link import Condition, Dialer, LinkSettings, Listener, Session
+from notebook_cluster.link import LinkSettings
 from notebook_cluster.link.frames import Data, Hello, Refusal
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, encode
 from notebook_cluster.protocol.peer import LogLines, ReadLog, Released
+from tests.link_ends import (
+    Agent,
+    Coordinator,
+    closing,
+    exchange,
+    exchanged,
+    hello,
+    raw_client,
+    run,
+    until,
+    zmq_decode,
+)
 from tests.relay import Relay
-
-FAST = LinkSettings(heartbeat=0.1, suspect=0.4, lost=1.0, outbox_bytes=200_000, retry=0.3)
-
-
-async def until(condition: Callable[[], object], what: str, seconds: float = 20) -> None:
-    """Wait until ``condition()`` holds."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"no {what} after {seconds} s"
-        await asyncio.sleep(0.005)
-
-
-class Agent:
-    """A Listener and what its sessions received."""
-
-    def __init__(self, identity: security.Identity | None = None, settings: LinkSettings = FAST) -> None:
-        self.identity = identity or security.new_identity()
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.trusted: dict[str, str] = {}
-        self.received: list[tuple[Message, list[bytes]]] = []
-        self.conditions: list[Condition] = []
-        self.reasons: list[str] = []
-        self.restarts = 0
-        self.sessions: list[Session] = []
-        self.greet = False
-        self.settings = settings
-
-    def start(self, port: str = "0") -> int:
-        self.listener = Listener(
-            self.context,
-            f"tcp://127.0.0.1:{port}",
-            self.identity,
-            authorise=self.trusted.get,
-            on_session=self.on_session,
-            settings=self.settings,
-        )
-        self.port = self.listener.start()
-        return self.port
-
-    def on_session(self, session: Session) -> None:
-        self.sessions.append(session)
-        session.on_message = lambda message, buffers: self.received.append((message, buffers))
-        session.on_condition = self.on_condition
-        session.on_restart = self.on_restart
-        if self.greet:
-            session.send(LogLines(node="greeting", lines=[]))
-
-    def on_condition(self, condition: Condition, reason: str) -> None:
-        self.conditions.append(condition)
-        self.reasons.append(reason)
-
-    def on_restart(self) -> None:
-        self.restarts += 1
-        self.sessions[-1].send(LogLines(node="restarted", lines=[]))
-
-    def numbers(self) -> list[int]:
-        return [message.lines for message, _ in self.received if isinstance(message, ReadLog)]
-
-    async def close(self) -> None:
-        await self.listener.close(flush=0)
-        self.context.term()
-
-
-class Coordinator:
-    """A Dialer and what it received."""
-
-    def __init__(
-        self,
-        agent: Agent,
-        port: int | None = None,
-        *,
-        identity: security.Identity | None = None,
-        trusted: bool = True,
-        epoch: int = 1,
-        received: int = 0,
-        cluster: str = "class",
-        settings: LinkSettings = FAST,
-    ) -> None:
-        self.identity = identity or security.new_identity()
-        if trusted:
-            agent.trusted[self.identity.public_key] = "teacher"
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.received: list[tuple[Message, list[bytes]]] = []
-        self.conditions: list[Condition] = []
-        self.reasons: list[str] = []
-        self.dialer = Dialer(
-            self.context,
-            f"tcp://127.0.0.1:{port or agent.port}",
-            agent.identity.public_key,
-            self.identity,
-            cluster=cluster,
-            epoch=epoch,
-            sender="desk",
-            on_message=lambda message, buffers: self.received.append((message, buffers)),
-            on_condition=self.on_condition,
-            received=received,
-            settings=settings,
-        )
-        self.dialer.start()
-
-    def on_condition(self, condition: Condition, reason: str) -> None:
-        self.conditions.append(condition)
-        self.reasons.append(reason)
-
-    def numbers(self) -> list[int]:
-        return [int(message.node) for message, _ in self.received if isinstance(message, LogLines)]
-
-    async def connected(self) -> "Coordinator":
-        await until(lambda: self.dialer.condition == "connected", "connection")
-        return self
-
-    async def close(self) -> None:
-        await self.dialer.close(flush=0)
-        self.context.term()
-
-
-@contextlib.asynccontextmanager
-async def closing(*things: Agent | Coordinator) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        for thing in things:
-            await thing.close()
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def with_deadline() -> None:
-        await asyncio.wait_for(main(), 60)
-
-    asyncio.run(with_deadline())
-
-
-def exchange(agent: Agent, coordinator: Coordinator, numbers: range) -> None:
-    """Both sides send these numbers."""
-    for number in numbers:
-        coordinator.dialer.send(ReadLog(node="n", lines=number), [b"x" * (number % 7)])
-        agent.sessions[-1].send(LogLines(node=str(number), lines=[]), [b"y" * (number % 5)])
-
-
-async def exchanged(agent: Agent, coordinator: Coordinator, count: int) -> None:
-    await until(lambda: len(agent.received) >= count and len(coordinator.received) >= count, f"{count} messages")
-    assert agent.numbers() == list(range(count))
-    assert coordinator.numbers() == list(range(count))
-    assert [len(buffers[0]) for _, buffers in agent.received] == [number % 7 for number in range(count)]
-
 
 # ---- the ordinary case ---------------------------------------------------------------------------------------
 
@@ -591,44 +455,6 @@ def test_a_full_outbox_drops_only_stream_output_and_says_how_much() -> None:
                 assert coordinator.numbers() == [*range(39), 1000]
 
     run(main)
-
-
-class RawClient:
-    """A trusted CURVE client that says whatever a test wants."""
-
-    def __init__(self, socket: zmq.Socket[Any]) -> None:
-        self.socket = socket
-
-    async def send(self, *frames: bytes) -> None:
-        self.socket.send_multipart(list(frames))
-
-    async def receive(self, kind: type) -> Any:
-        await until(lambda: self.socket.poll(0), "answer")
-        return zmq_decode(self.socket.recv_multipart()[0], kind)
-
-
-def zmq_decode(data: bytes, kind: type) -> Any:
-    import msgspec
-
-    return msgspec.msgpack.decode(data, type=kind)
-
-
-def hello(*, protocol: int = PROTOCOL_VERSION, sender: str = "desk", cluster: str = "class", session: int = 1) -> bytes:
-    return encode(Hello(cluster, 1, session, protocol, sender, cluster, 0, 0, 1))
-
-
-@contextlib.asynccontextmanager
-async def raw_client(agent: Agent) -> AsyncIterator[RawClient]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    identity = security.new_identity()
-    agent.trusted[identity.public_key] = "raw"
-    dealer = context.socket(zmq.DEALER)
-    security.dial(dealer, identity, agent.identity.public_key)
-    dealer.connect(f"tcp://127.0.0.1:{agent.port}")
-    try:
-        yield RawClient(dealer)
-    finally:
-        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(

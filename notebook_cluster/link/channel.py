@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
+from notebook_cluster.link.frames import MAX_FRAMES
 from notebook_cluster.protocol import ProtocolError
 
 PIECE_BYTES = 256 * 1024
-MAX_FRAMES = 4096
 _MAX_AHEAD = 1024
 _MAX_AHEAD_BYTES = 16 << 20
+_FRAME_COST = 64
+"""Bytes that a frame costs however short it is."""
 _ASK_AGAIN = 0.25
 """Seconds before the same gap is asked for again."""
 
@@ -33,6 +35,11 @@ class Item:
     @property
     def size(self) -> int:
         return sum(len(frame) for frame in self.frames)
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory, about."""
+        return self.size + _FRAME_COST * (1 + len(self.frames) + len(self.sizes))
 
 
 class Outbox:
@@ -80,8 +87,8 @@ class Outbox:
             self.size -= self._items.popleft().size
 
     def between(self, first: int, last: int) -> list[Item]:
-        """The kept items numbered ``first`` to ``last``."""
-        start = max(first - self.first, 0)
+        """The kept items numbered ``first`` to ``last``; any two numbers will do."""
+        start = min(max(first - self.first, 0), len(self._items))
         stop = min(last, self.last) - self.first + 1
         return list(islice(self._items, start, max(start, stop)))
 
@@ -131,7 +138,7 @@ class Inbox:
                 complete.append((following.sequence, frames))
             following = self._ahead.pop(self.held + 1, None)
             if following is not None:
-                self._ahead_bytes -= following.size
+                self._ahead_bytes -= following.cost
         return complete
 
     def processed(self, sequence: int) -> None:
@@ -154,9 +161,9 @@ class Inbox:
 
     def _hold(self, item: Item) -> None:
         """Keep an item that came too early, within limits: beyond them it is asked for again later."""
-        if len(self._ahead) < _MAX_AHEAD and self._ahead_bytes + item.size <= _MAX_AHEAD_BYTES:
+        if len(self._ahead) < _MAX_AHEAD and self._ahead_bytes + item.cost <= _MAX_AHEAD_BYTES:
             self._ahead[item.sequence] = item
-            self._ahead_bytes += item.size
+            self._ahead_bytes += item.cost
 
     def _assemble(self, item: Item) -> list[bytes] | None:
         """The frames of the message that ``item`` completes, or None. A piece that fits nothing is counted."""

@@ -2,23 +2,27 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from notebook_cluster.link.channel import PIECE_BYTES, Channel, Item
-from notebook_cluster.link.frames import Ack, Beat, Data, Header, Resend
+from notebook_cluster.link.connection import QUEUE_MESSAGES
+from notebook_cluster.link.drops import Drops
+from notebook_cluster.link.frames import MAX_FRAMES, Ack, Beat, Data, Header, Resend
 from notebook_cluster.protocol import ProtocolError, encode
 
 _ACK_AFTER = 0.02
 _ACK_COUNT = 64
+_RESEND_PAUSE = 0.05
+"""Seconds between two Resend that are answered; who misses something asks again after a longer time."""
 _log = logging.getLogger(__name__)
 
 
 class Conversation:
     """Sends and receives numbered messages while a session is open, keeps them while it is not.
 
-    ``transmit(frames)`` puts frames on the wire if there is a connection; it may lose them. ``deliver(frames)``
-    processes one message; when it returns, the message counts as processed. Nothing here waits.
+    ``transmit(frames)`` puts frames on the wire and may lose them; False says that the connection takes none now: what
+    follows then waits until the other side is heard. ``deliver(frames)`` processes one message; when it returns, the
+    message counts as processed. Nothing here waits.
 
     Attributes:
         handling: sequence number of the message that is in ``deliver`` now, else 0.
@@ -27,9 +31,9 @@ class Conversation:
     def __init__(
         self,
         channel: Channel,
-        transmit: Callable[[Sequence[bytes | memoryview]], object],
+        transmit: Callable[[Sequence[bytes | memoryview]], bool],
         deliver: Callable[[list[bytes]], None],
-        counts: "Counter[str]",
+        drops: Drops,
     ) -> None:
         self.channel = channel
         self.cluster, self.epoch, self.session = "", 0, 0
@@ -37,8 +41,11 @@ class Conversation:
         self.handling = 0
         self._transmit = transmit
         self._deliver = deliver
-        self._counts = counts
+        self._drops = drops
         self._loop = asyncio.get_running_loop()
+        self._waiting: int | None = None
+        """The first kept message that is not on the wire of this session."""
+        self._resent_time = 0.0
         self._owed = 0
         self._ack_timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
@@ -47,6 +54,7 @@ class Conversation:
         """From now on messages of this session, and only those, are sent and taken."""
         self.cluster, self.epoch, self.session = cluster, epoch, session
         self.is_open = True
+        self._waiting = None
 
     def pause(self) -> None:
         """The connection is gone: messages are kept until the next session is open."""
@@ -55,28 +63,24 @@ class Conversation:
     def send(self, frames: Sequence[bytes], *, droppable: bool) -> bool:
         """Number, keep and, when open, transmit a message. False: it was droppable and left out."""
         items = self.channel.send(frames, droppable=droppable)
-        if self.is_open:
-            for item in items:
-                self._put(item)
+        if self.is_open and self._waiting is None:
+            self._put_all(items)
         return bool(items)
 
-    def send_again(self, first: int, last: int | None = None) -> None:
-        """Transmit what is kept from ``first`` on."""
-        for item in self.channel.outbox.between(first, self.channel.outbox.last if last is None else last):
-            self._put(item)
+    def send_again(self, first: int) -> None:
+        """Transmit what is kept from ``first`` on, as much as the connection takes at once, the rest bit by bit."""
+        outbox = self.channel.outbox
+        first = max(first, outbox.first)
+        self._waiting = None
+        self._put_all(outbox.between(first, first + QUEUE_MESSAGES - 1))
+        if self._waiting is None and first + QUEUE_MESSAGES <= outbox.last:
+            self._waiting = first + QUEUE_MESSAGES
 
     def beat(self, *, time: float = 0.0, echo: float = 0.0) -> None:
         self._owed = 0
-        channel = self.channel
-        self._transmit(
-            [
-                encode(
-                    Beat(
-                        self.cluster, self.epoch, self.session, channel.outbox.last, channel.inbox.received, time, echo
-                    )
-                )
-            ]
-        )
+        sent = self.channel.outbox.last if self._waiting is None else self._waiting - 1
+        received = self.channel.inbox.received
+        self._transmit([encode(Beat(self.cluster, self.epoch, self.session, sent, received, time, echo))])
 
     def acknowledge(self) -> None:
         """Send the acknowledgement that is owed, if any."""
@@ -95,8 +99,10 @@ class Conversation:
             self.acknowledged(header.ack)
             self.channel.inbox.announce(header.sent)
         elif isinstance(header, Resend):
-            self.send_again(header.first, header.last)
+            self._resend(header)
         self._ask_for_gap()
+        if self._waiting is not None and self.is_open:
+            self.send_again(self._waiting)
 
     async def flushed(self, timeout: float) -> bool:
         """Wait until everything is acknowledged; False when that took longer than ``timeout`` seconds."""
@@ -114,7 +120,13 @@ class Conversation:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
 
-    def _put(self, item: Item) -> None:
+    def _put_all(self, items: Sequence[Item]) -> None:
+        for item in items:
+            if not self._put(item):
+                self._waiting = item.sequence if self._waiting is None else min(self._waiting, item.sequence)
+                return
+
+    def _put(self, item: Item) -> bool:
         self._owed = 0
         header = Data(
             self.cluster,
@@ -126,7 +138,17 @@ class Conversation:
             item.pieces_left,
             item.piece,
         )
-        self._transmit([encode(header), *item.frames])
+        return self._transmit([encode(header), *item.frames])
+
+    def _resend(self, header: Resend) -> None:
+        """Answer, but not so often and so much that asking is a way to keep this side busy."""
+        now = self._loop.time()
+        if now - self._resent_time < _RESEND_PAUSE:
+            self._drops.note("resends", "cluster %s: asked too often to send again", self.cluster)
+            return
+        self._resent_time = now
+        first = max(header.first, self.channel.outbox.first)
+        self._put_all(self.channel.outbox.between(first, min(header.last, first + QUEUE_MESSAGES - 1)))
 
     def acknowledged(self, ack: int) -> None:
         """The other side has processed everything up to ``ack``. ProtocolError when that was never sent."""
@@ -137,7 +159,7 @@ class Conversation:
     def _take(self, header: Data, frames: Sequence[bytes]) -> None:
         inbox = self.channel.inbox
         item = Item(header.sequence, tuple(frames), header.sizes, header.pieces_left, header.piece)
-        if item.size > PIECE_BYTES or not frames:
+        if item.size > PIECE_BYTES or not 0 < len(frames) <= MAX_FRAMES:
             raise ProtocolError(f"message {item.sequence} has {item.size} bytes in {len(frames)} frames")
         duplicates = inbox.duplicates
         for sequence, message in inbox.accept(item):
@@ -145,8 +167,7 @@ class Conversation:
             try:
                 self._deliver(message)
             except ProtocolError as error:
-                self._counts["undecodable"] += 1
-                _log.warning("dropped message %d of %s: %s", sequence, self.cluster, error)
+                self._drops.note("undecodable", "dropped message %d of %s: %s", sequence, self.cluster, error)
             except Exception:
                 _log.exception("message %d of %s could not be handled", sequence, self.cluster)
             self.handling = 0
@@ -166,5 +187,5 @@ class Conversation:
     def _ask_for_gap(self) -> None:
         gap = self.channel.inbox.gap(self._loop.time())
         if gap is not None and self.is_open:
-            self._counts["gaps"] += 1
+            self._drops["gaps"] += 1
             self._transmit([encode(Resend(self.cluster, self.epoch, self.session, *gap))])

@@ -3,17 +3,20 @@
 import asyncio
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
 from notebook_cluster.link.channel import Channel
-from notebook_cluster.link.connection import Connection
+from notebook_cluster.link.connection import Connection, Wire
 from notebook_cluster.link.conversation import Conversation
+from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.frames import SESSION_SHIFT, AnyHeader, Beat, Hello, Refusal, Welcome
+from notebook_cluster.link.link_end import LinkEnd
 from notebook_cluster.link.pump import plain_context
+from notebook_cluster.link.reception import ArrivedConnection, Reception, way_out
+from notebook_cluster.link.round_trip import RoundTrip
 from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.peer import FromAgent
@@ -23,7 +26,7 @@ from notebook_cluster.security import Identity
 _log = logging.getLogger(__name__)
 
 
-class Dialer:
+class Dialer(LinkEnd):
     """A resumable link to the agent at ``address`` whose public key is ``server_key``.
 
     ``on_message(message, buffers)`` and ``on_condition(condition, reason)`` are called on the loop. When ``on_message``
@@ -32,11 +35,12 @@ class Dialer:
     trusted, another protocol version, a newer coordinator of this cluster). From every one of them the Dialer keeps
     trying, and on return to *connected* nothing is lost or doubled.
 
+    With a ``reception`` it does not connect: the agent does, and ``address`` is only shown. All else is the same.
+
     Attributes:
-        condition, reason: as last told to ``on_condition``.
-        round_trip: smoothed time to the agent and back in seconds, None before the first measurement.
-        dropped: number of frames dropped, by cause (``garbage``, ``stale``, ``undecodable``), and of ``gaps`` seen.
-        on_shortened: called with the number of droppable messages left out; see :class:`.channel.Channel`.
+        condition, reason: as last told to ``on_condition``; ``reason`` also says what *connecting* waits for.
+        dropped: number of frames dropped, by cause (``garbage``, ``stale``, ``undecodable``, ``resends``,
+            ``endless``), and of ``gaps`` seen.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Dialer:
         cluster_name: str = "",
         peer: str = "",
         settings: LinkSettings | None = None,
+        reception: Reception | None = None,
     ) -> None:
         """``cluster`` identifies the cluster at the agent and ``cluster_name`` (default: the same) is shown to people;
         both must be usable names. ``received`` is the last sequence number that an earlier coordinator of this cluster
@@ -69,17 +74,39 @@ class Dialer:
         self._on_message = on_message
         self._on_condition = on_condition
         self._settings = settings or LinkSettings()
-        self._channel = Channel(
-            outbox_bytes=self._settings.outbox_bytes, message_bytes=self._settings.message_bytes, received=received
+        self._reception = reception
+        super().__init__(
+            Channel(
+                outbox_bytes=self._settings.outbox_bytes, message_bytes=self._settings.message_bytes, received=received
+            )
         )
         self.condition: Condition = "connecting"
         self.reason = ""
-        self.round_trip: float | None = None
-        self.dropped: Counter[str] = Counter()
+        self.dropped = Drops()
+        self._times = RoundTrip()
         # Upper bits: this Dialer. Lower bits: its connections, counted.
         self._session = secrets.randbits(62 - SESSION_SHIFT) << SESSION_SHIFT
         self._trouble = ""
+        self._answered = False
+        self._hello_open = False
         self._closed = False
+
+    @property
+    def round_trip(self) -> float | None:
+        """Smoothed time to the agent and back in seconds, None before the first measurement."""
+        return self._times.mean
+
+    @property
+    def jitter(self) -> float | None:
+        """How much the time to the agent and back varies: its smoothed mean deviation (RTTVAR of RFC 6298) in seconds,
+        None before the first measurement."""
+        return self._times.deviation
+
+    @property
+    def silent(self) -> bool:
+        """True while *suspect* or *lost* by nothing but silence: since it was last heard the agent's machine neither
+        closed nor refused a connection. So it is when the machine sleeps, has no power or left the network."""
+        return self.condition in ("suspect", "lost") and not self._answered
 
     @property
     def received(self) -> int:
@@ -87,24 +114,13 @@ class Dialer:
         it into the log with what the message changed."""
         return self._conversation.handling or self._channel.inbox.received
 
-    @property
-    def left_out(self) -> int:
-        """Droppable messages left out so far because the outbox was full."""
-        return self._channel.dropped
-
-    @property
-    def on_shortened(self) -> Callable[[int], None] | None:
-        return self._channel.on_shortened
-
-    @on_shortened.setter
-    def on_shortened(self, callback: Callable[[int], None] | None) -> None:
-        self._channel.on_shortened = callback
-
     def start(self) -> None:
         """Begin to connect; call inside the running loop."""
         self._loop = asyncio.get_running_loop()
         self._last_heard = self._last_sign = self._hello_time = self._loop.time()
         self._retry_time: float | None = None
+        if self._reception is not None:
+            self._trouble = self.reason = f"{self._peer} has not dialled in: {way_out(self._peer)}"
         self._connection = self._connect()
         self._conversation = Conversation(self._channel, self._transmit, self._deliver, self.dropped)
         self._beat_time = 0.0
@@ -133,8 +149,17 @@ class Dialer:
 
     # ---- connection ------------------------------------------------------------------------------------------
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> Wire:
         self._last_sign = self._loop.time()
+        if self._reception is not None:
+            return ArrivedConnection(
+                self._reception,
+                self._server_key,
+                self._peer,
+                on_frames=self._on_frames,
+                on_up=self._on_up,
+                on_down=self._on_down,
+            )
         return Connection(
             self._context,
             self._address,
@@ -146,6 +171,7 @@ class Dialer:
             on_refused=lambda: self._on_refused(
                 f"{self._peer} does not trust this machine: pair with it first, or run it as the same user here"
             ),
+            drops=self.dropped,
         )
 
     def _reconnect(self) -> None:
@@ -155,8 +181,8 @@ class Dialer:
         self._retry_time = None
         self._connection = self._connect()
 
-    def _transmit(self, frames: Sequence[bytes | memoryview]) -> None:
-        self._connection.send(frames)
+    def _transmit(self, frames: Sequence[bytes | memoryview]) -> bool:
+        return self._connection.send(frames)
 
     def _on_up(self) -> None:
         self._session += 1
@@ -164,9 +190,10 @@ class Dialer:
         self._conversation.pause()
         self._hello()
 
-    def _on_down(self, trouble: str) -> None:
+    def _on_down(self, trouble: str, answered: bool) -> None:
         self._last_sign = self._loop.time()
         self._trouble = trouble
+        self._answered = self._answered or answered
         self._conversation.pause()
 
     def _on_refused(self, reason: str) -> None:
@@ -188,6 +215,7 @@ class Dialer:
             inbox.held,
             outbox.first,
         )
+        self._hello_open = True
         self._connection.send([encode(hello)])
 
     # ---- incoming --------------------------------------------------------------------------------------------
@@ -202,24 +230,26 @@ class Dialer:
             if isinstance(header, Welcome):
                 self._welcome(header)
             elif isinstance(header, Refusal):
-                self._on_refused(mismatch(self._peer, header.protocol) or f"{self._peer} refuses: {header.reason}")
+                reason = "".join(letter if letter.isprintable() else " " for letter in header.reason)
+                self._on_refused(mismatch(self._peer, header.protocol) or f"{self._peer} refuses: {reason}")
             elif self._conversation.is_open:
                 self._conversation.handle(header, frames[1:])
                 if isinstance(header, Beat):
-                    self._measure(header.echo)
+                    self._times.returned(header.echo, self._loop.time())
         except ProtocolError as error:
-            self.dropped["garbage"] += 1
-            _log.warning("dropped a frame of %s: %s", self._peer, error)
+            self.dropped.note("garbage", "dropped a frame of %s: %s", self._peer, error)
 
     def _heard(self) -> None:
         self._last_heard = self._last_sign = self._loop.time()
+        self._answered = False
         if self.condition in ("suspect", "lost") and self._conversation.is_open:
             self._become("connected", "")
 
     def _welcome(self, welcome: Welcome) -> None:
-        if self._conversation.is_open and not welcome.fresh:
+        if not self._hello_open or (self._conversation.is_open and not welcome.fresh):
             return
-        self._measure(self._hello_time)
+        self._hello_open = False
+        self._times.measured(self._loop.time() - self._hello_time)
         inbox, conversation = self._channel.inbox, self._conversation
         if welcome.fresh or welcome.first > inbox.held + 1:
             if welcome.first > inbox.held + 1:
@@ -236,11 +266,6 @@ class Dialer:
     def _deliver(self, frames: list[bytes]) -> None:
         self._on_message(decode(frames[0], FromAgent), frames[1:])
 
-    def _measure(self, since: float) -> None:
-        if since:
-            sample = max(self._loop.time() - since, 0.0)
-            self.round_trip = sample if self.round_trip is None else 0.75 * self.round_trip + 0.25 * sample
-
     # ---- time ------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -254,6 +279,7 @@ class Dialer:
         if self._conversation.is_open:
             if now - self._beat_time >= settings.heartbeat * 0.9:
                 self._beat_time = now
+                self._times.sent(now)
                 self._conversation.beat(time=now)
             if silence > settings.suspect:
                 self._hello()

@@ -3,43 +3,61 @@
 On the wire: ``[header]``, and for :class:`Data` ``[header, struct, *buffers]`` or, for a piece of a large message,
 ``[header, bytes]``. Every header begins with (cluster, epoch, session). ``session`` holds the dialer's random number in
 its upper bits and its count of connections in the lower 32, so what belongs to an older connection is recognised.
+Limits stand in the types: a header with a number, text or list out of bounds is never made.
 """
+
+from typing import Annotated
 
 import msgspec
 
 SESSION_SHIFT = 32
+MAX_FRAMES = 4096
+"""Frames of one message: its struct and buffers."""
+MAX_TEXT = 1000
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+
+
+class Arrival(msgspec.Struct, frozen=True, array_like=True, tag="arrival"):
+    """An agent that dials out, first on each connection: a ROUTER knows who is there only once something was said.
+
+    ``protocol`` stays in this place in every version; an agent of another version answers Hello with its Refusal.
+    """
+
+    protocol: Number
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Common to all: which cluster, which start of its coordinator, which connection."""
+    """Common to all that follow: which cluster, which start of its coordinator, which connection."""
 
-    cluster: str
-    epoch: int
-    session: int
+    cluster: Text
+    epoch: Number
+    session: Number
 
 
 class Hello(Header, frozen=True, array_like=True, tag="hello"):
     """Dialer, first on each connection. ``protocol`` stays in this place in every version, so that a mismatch can
     be told apart from garbage."""
 
-    protocol: int
-    sender: str
+    protocol: Number
+    sender: Text
     """Name of the coordinator's machine or cluster, for messages to people."""
-    cluster_name: str
-    received: int
+    cluster_name: Text
+    received: Number
     """Last incoming sequence number that is processed: the listener forgets up to here."""
-    held: int
+    held: Number
     """Last one that has arrived (the beginning of a large message counts): no need to send up to here again."""
-    first: int
+    first: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     """The lowest sequence number that the dialer can still send."""
 
 
 class Welcome(Header, frozen=True, array_like=True, tag="welcome"):
     """Listener: the session is on. Fields as in Hello, in the other direction."""
 
-    received: int
-    held: int
-    first: int
+    received: Number
+    held: Number
+    first: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     fresh: bool
     """True: the listener knew nothing of this cluster (new, or its process was restarted)."""
 
@@ -47,18 +65,18 @@ class Welcome(Header, frozen=True, array_like=True, tag="welcome"):
 class Refusal(Header, frozen=True, array_like=True, tag="refusal"):
     """Listener: no session, for this reason. ``protocol`` is the listener's."""
 
-    protocol: int
-    reason: str
+    protocol: Number
+    reason: Text
 
 
 class Data(Header, frozen=True, array_like=True, tag="data"):
     """One numbered message, or one piece of a large one."""
 
-    sequence: int
-    ack: int
-    sizes: tuple[int, ...] = ()
+    sequence: Number
+    ack: Number
+    sizes: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_FRAMES)] = ()
     """First piece of a large message: lengths of its struct and buffers. Empty otherwise."""
-    pieces_left: int = 0
+    pieces_left: Number = 0
     """Pieces of the same message that follow this one."""
     piece: bool = False
 
@@ -66,14 +84,14 @@ class Data(Header, frozen=True, array_like=True, tag="data"):
 class Ack(Header, frozen=True, array_like=True, tag="ack"):
     """Everything up to ``ack`` is processed."""
 
-    ack: int
+    ack: Number
 
 
 class Resend(Header, frozen=True, array_like=True, tag="resend"):
     """``first`` to ``last`` did not arrive though later ones did."""
 
-    first: int
-    last: int
+    first: Number
+    last: Number
 
 
 class Beat(Header, frozen=True, array_like=True, tag="beat"):
@@ -82,8 +100,8 @@ class Beat(Header, frozen=True, array_like=True, tag="beat"):
     ``time`` is the dialer's clock in seconds and comes back as ``echo``; ``sent`` is the last sequence number sent.
     """
 
-    sent: int
-    ack: int
+    sent: Number
+    ack: Number
     time: float = 0.0
     echo: float = 0.0
 

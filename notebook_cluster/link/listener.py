@@ -1,32 +1,31 @@
 """The side of a link that is connected to: an agent, one :class:`Listener` for all its coordinators."""
 
 import asyncio
-import logging
-import os
-import socket as sockets
-from collections import Counter
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
-from notebook_cluster.link.connection import set_heartbeat
-from notebook_cluster.link.frames import AnyHeader, Beat, Header, Hello, Refusal
-from notebook_cluster.link.pump import Pump, plain_context
+from notebook_cluster.link.dial_out import DialOut
+from notebook_cluster.link.door import Caller, Door
+from notebook_cluster.link.drops import Drops
+from notebook_cluster.link.frames import MAX_FRAMES, AnyHeader, Beat, Header, Hello, Refusal
+from notebook_cluster.link.pump import plain_context
 from notebook_cluster.link.session import Session
 from notebook_cluster.link.settings import LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, ProtocolError, decode, encode
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.version import mismatch
-from notebook_cluster.security import Gate, Identity, fingerprint, serve, user_id
+from notebook_cluster.security import Gate, Identity, fingerprint
 
-_LINGER = 100
 _MAX_SENDER = 200
-_log = logging.getLogger(__name__)
+_MAX_SESSIONS = 32
+"""Clusters of one key."""
 
 
 class Listener:
-    """Accepts the links of coordinators whose key ``authorise`` knows.
+    """Accepts the links of coordinators whose key ``authorise`` knows, and dials out to those that cannot come here.
 
     ``authorise(key)`` returns a name for people, or None to refuse; it is called on the ZAP thread when a connection
     is made and on the loop when a session is asked for. ``on_session(session)`` is called on the loop for each new
@@ -34,8 +33,8 @@ class Listener:
 
     Attributes:
         sessions: cluster id -> Session.
-        dropped: number of frames dropped, by cause (``garbage``, ``stale``, ``foreign``, ``undecodable``), and of
-            ``gaps`` seen.
+        dropped: number of frames dropped, by cause (``garbage``, ``stale``, ``foreign``, ``undecodable``, ``refused``,
+            ``resends``, ``endless``), and of ``gaps`` seen.
     """
 
     def __init__(
@@ -50,18 +49,23 @@ class Listener:
         gate: Gate | None = None,
     ) -> None:
         self._context = plain_context(context)
-        self._endpoint = endpoint
         self._identity = identity
         self._authorise = authorise
         self._on_session = on_session
         self.settings = settings or LinkSettings()
-        self._own_gate = gate is None
-        self._gate = gate
-        self._domain = f"link-{id(self):x}"
         self.sessions: dict[str, Session] = {}
-        self.dropped: Counter[str] = Counter()
-        self._connections: dict[bytes, tuple[str, int, object]] = {}
-        """Routing id -> (key, file descriptor, remote address) of the connections that said Hello."""
+        self.dropped = Drops()
+        self._door = Door(
+            context,
+            endpoint,
+            identity,
+            authorise=authorise,
+            on_frames=self._on_frames,
+            on_closed=lambda caller: None,
+            drops=self.dropped,
+            gate=gate,
+        )
+        self._dial_outs: dict[bytes, DialOut] = {}
 
     def start(self) -> int:
         """Listen; returns the port. Call inside the running loop.
@@ -70,26 +74,48 @@ class Listener:
             OSError: the port is taken or not allowed; the text names it and the way out.
         """
         self._loop = asyncio.get_running_loop()
-        router = self._context.socket(zmq.ROUTER)
-        set_heartbeat(router)
-        serve(router, self._identity, self._domain)
-        try:
-            router.bind(self._endpoint)
-        except zmq.ZMQError as error:
-            router.close()
-            port = self._endpoint.rpartition(":")[2]
-            cause = "is taken by another program" if error.errno == zmq.EADDRINUSE else f"cannot be used ({error})"
-            raise OSError(error.errno, f"port {port} {cause}: choose another one with --port") from None
-        if self._gate is None:
-            self._gate = Gate(self._context)
-        self._gate.allow(self._domain, lambda key: key if self._authorise(key) is not None else None)
-        self._pump = Pump(router, self._on_frames, copy=False, linger=_LINGER)
+        port = self._door.start()
         self._ticker = self._loop.call_later(self.settings.heartbeat / 2, self._tick)
-        return int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        return port
+
+    def dial_out(
+        self,
+        address: str,
+        server_key: str,
+        on_condition: Callable[[str, str], None] = lambda condition, reason: None,
+    ) -> DialOut:
+        """Connect to the reception of a coordinator at ``address`` ("HOST:PORT") with ``server_key``, and keep trying
+        until it is closed. The coordinator then opens its sessions over that connection as if it had dialled; so
+        ``authorise`` must know its key. Call after :meth:`start`.
+
+        Raises:
+            ValueError: ``address`` is none.
+        """
+        routing_id = secrets.token_bytes(16)
+        place = address.removeprefix("tcp://")
+        host, _, port = place.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"{address!r} is no address to dial: give HOST:PORT, as the cluster shows it")
+        dialled = self._dial_outs[routing_id] = DialOut(
+            self._context,
+            f"tcp://{place}",
+            server_key,
+            self._identity,
+            routing_id=routing_id,
+            settings=self.settings,
+            on_frames=lambda frames: self._handle(routing_id, server_key, frames),
+            on_condition=on_condition,
+            on_close=lambda: self._hung_up(routing_id),
+            drops=self.dropped,
+        )
+        return dialled
+
+    def _hung_up(self, routing_id: bytes) -> None:
+        del self._dial_outs[routing_id]
 
     async def close(self, *, flush: float = 1.0) -> None:
         """Wait at most ``flush`` seconds until connected coordinators have everything, then close all connections."""
-        if self._pump.closed:
+        if self._door.closed:
             return
         connected = [session for session in self.sessions.values() if session.condition == "connected"]
         if connected and flush > 0:
@@ -98,74 +124,71 @@ class Listener:
         for session in self.sessions.values():
             session.conversation.close()
         self.sessions.clear()
-        self._pump.close()
-        if self._gate is not None:
-            self._gate.forbid(self._domain)
-            if self._own_gate:
-                self._gate.close()
+        for dialled in list(self._dial_outs.values()):
+            dialled.close()
+        self._door.close()
 
     def revoke(self, key: str) -> None:
-        """End the sessions of ``key`` and cut its connections. Remove it from what ``authorise`` knows first, so that
-        it cannot come back."""
-        for routing_id, (owner, descriptor, address) in list(self._connections.items()):
-            if owner == key:
-                del self._connections[routing_id]
-                _cut(descriptor, address)
+        """End the sessions of ``key``, cut its connections and stop dialling it. Remove it from what ``authorise``
+        knows first, so that it cannot come back."""
+        self._door.cut(key)
+        for dialled in [dialled for dialled in self._dial_outs.values() if dialled.server_key == key]:
+            dialled.close()
         for session in [session for session in self.sessions.values() if session.key == key]:
             session.close()
             session.become("refused", f"key {fingerprint(key)} was removed")
 
     # ---- called by sessions ----------------------------------------------------------------------------------
 
-    def transmit(self, routing_id: bytes, frames: Sequence[bytes | memoryview]) -> None:
-        self._pump.send([routing_id, *frames])
+    def transmit(self, routing_id: bytes, frames: Sequence[bytes | memoryview]) -> bool:
+        """Queue one message for this connection. False: it is gone, or as much as may wait for it waits already."""
+        dialled = self._dial_outs.get(routing_id)
+        return self._door.send(routing_id, frames) if dialled is None else dialled.send(frames)
 
     def forget(self, session: Session) -> None:
         if self.sessions.get(session.cluster) is session:
             del self.sessions[session.cluster]
-            self._connections.pop(session.routing_id, None)
 
     # ---- incoming --------------------------------------------------------------------------------------------
 
-    def _on_frames(self, frames: list[zmq.Frame]) -> None:
-        routing_id = frames[0].bytes
+    def _on_frames(self, caller: Caller, frames: list[zmq.Frame]) -> None:
+        self._handle(caller.routing_id, caller.key, [frame.bytes for frame in frames])
+
+    def _handle(self, routing_id: bytes, key: str, frames: Sequence[bytes]) -> None:
+        """A message on one connection; ``key`` is proved by CURVE."""
         try:
-            if len(frames) < 2:
-                raise ProtocolError("no header")
-            header: Header = decode(frames[1].bytes, AnyHeader)
-            key = user_id(frames[1])
+            if len(frames) > MAX_FRAMES + 1:
+                raise ProtocolError(f"{len(frames)} parts")
+            header: Header = decode(frames[0], AnyHeader)
             if isinstance(header, Hello):
-                self._hello(header, routing_id, key, frames[1])
+                self._hello(header, routing_id, key)
                 return
             session = self.sessions.get(header.cluster)
             if session is None or (header.epoch, header.session) != (session.epoch, session.number):
                 self.dropped["stale"] += 1
             elif key != session.key or routing_id != session.routing_id:
-                self.dropped["foreign"] += 1
+                self.dropped.note("foreign", "dropped a frame of key %s in another's session", fingerprint(key))
             else:
                 session.last_heard = self._loop.time()
                 session.become("connected", "")
-                session.conversation.handle(header, [frame.bytes for frame in frames[2:]])
+                session.conversation.handle(header, frames[1:])
                 if isinstance(header, Beat):
                     session.conversation.beat(echo=header.time)
         except ProtocolError as error:
-            self.dropped["garbage"] += 1
-            _log.warning("dropped a frame: %s", error)
+            self.dropped.note("garbage", "dropped a frame of key %s: %s", fingerprint(key), error)
 
-    def _hello(self, hello: Hello, routing_id: bytes, key: str, frame: zmq.Frame) -> None:
+    def _hello(self, hello: Hello, routing_id: bytes, key: str) -> None:
         session = self.sessions.get(hello.cluster)
         reason = self._objection(hello, session, key)
         if reason is not None:
-            _log.warning("refused cluster %.80r of key %s: %s", hello.cluster_name, fingerprint(key), reason)
+            name = hello.cluster_name
+            self.dropped.note("refused", "refused cluster %.80r of key %s: %s", name, fingerprint(key), reason)
             refusal = Refusal(hello.cluster, hello.epoch, hello.session, PROTOCOL_VERSION, reason)
             self.transmit(routing_id, [encode(refusal)])
             return
         if session is not None and session.is_older(hello):
             self.dropped["stale"] += 1
             return
-        if session is not None and session.routing_id != routing_id:
-            self._connections.pop(session.routing_id, None)
-        self._remember(routing_id, key, frame)
         now = self._loop.time()
         fresh = session is None
         if session is None:
@@ -181,12 +204,12 @@ class Listener:
             return versions
         if not is_name(hello.cluster) or not is_name(hello.cluster_name):
             return f"{hello.cluster_name[:_MAX_SENDER]!r} is not a usable cluster name"
-        if min(hello.received, hello.held, hello.session, hello.epoch) < 0 or hello.first < 1:
-            return "its numbers are below zero"
         if self._authorise(key) is None:
             return f"key {fingerprint(key)} is not trusted"
         if session is None:
-            return None
+            held = sum(session.key == key for session in self.sessions.values())
+            many = f"{held} clusters of key {fingerprint(key)} are here already: stop one of them first"
+            return many if held >= _MAX_SESSIONS else None
         if key != session.key:
             return f"cluster {hello.cluster_name} belongs to another key"
         if hello.epoch < session.epoch:
@@ -198,11 +221,6 @@ class Listener:
             return f"it has messages of {hello.cluster_name} that were never sent: stop the cluster and start it again"
         return None
 
-    def _remember(self, routing_id: bytes, key: str, frame: zmq.Frame) -> None:
-        if routing_id not in self._connections:
-            descriptor = int(frame.get(zmq.SRCFD))
-            self._connections[routing_id] = (key, descriptor, _remote_address(descriptor))
-
     # ---- time ------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -213,23 +231,3 @@ class Listener:
             verdict = self.settings.judge(silence)
             if verdict != "connected":
                 session.become(verdict, f"cluster {session.cluster_name} has been silent for {silence:.1f} s")
-
-
-def _remote_address(descriptor: int) -> object:
-    """The address at the other end of a TCP connection that libzmq has open, or None when it is gone."""
-    try:
-        with sockets.socket(fileno=os.dup(descriptor)) as connection:
-            return connection.getpeername()
-    except OSError:
-        return None
-
-
-def _cut(descriptor: int, address: object) -> None:
-    """Shut the connection down, unless the descriptor means another one by now. libzmq has no call for this."""
-    if address is None or _remote_address(descriptor) != address:
-        return
-    try:
-        with sockets.socket(fileno=os.dup(descriptor)) as connection:
-            connection.shutdown(sockets.SHUT_RDWR)
-    except OSError as error:
-        _log.warning("could not cut the connection of %s: %s", address, error)

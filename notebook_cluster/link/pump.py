@@ -84,17 +84,27 @@ class Pump:
             self._scheduled = True
             self._loop.call_soon(self._drain)
 
+    def read_all(self) -> None:
+        """Deliver everything that has arrived, now instead of in the loop's next turn."""
+        while self._read_one():
+            pass
+
     def _drain(self) -> None:
         self._scheduled = False
         for _ in range(_BURST):
-            if self.closed:
+            if not self._read_one():
                 return
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=self._copy)
-            except zmq.Again:
-                return
-            try:
-                self._on_frames(frames)
-            except Exception:
-                _log.exception("a message could not be handled")
         self._look_again()
+
+    def _read_one(self) -> bool:
+        if self.closed:
+            return False
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=self._copy)
+        except zmq.Again:
+            return False
+        try:
+            self._on_frames(frames)
+        except Exception:
+            _log.exception("a message could not be handled")
+        return True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from notebook_cluster.link.channel import Channel
 from notebook_cluster.link.conversation import Conversation
 from notebook_cluster.link.frames import SESSION_SHIFT, Hello, Welcome
+from notebook_cluster.link.link_end import LinkEnd
 from notebook_cluster.link.settings import Condition
 from notebook_cluster.protocol import Message, decode, encode
 from notebook_cluster.protocol.peer import FromCoordinator
@@ -19,7 +20,7 @@ def _ignore_message(message: Message, buffers: list[bytes]) -> None:
     """Until the owner has assigned ``on_message``."""
 
 
-class Session:
+class Session(LinkEnd):
     """One per cluster id. It survives reconnects, and a restart of the coordinator (same key, higher epoch): outgoing
     numbers go on, so that nothing the agent said is lost; incoming numbers start again.
 
@@ -29,7 +30,6 @@ class Session:
         on_message: called with (message, buffers); when it returns, the message counts as processed.
         on_condition: called with (condition, reason): connected, suspect, lost, or refused when its key was revoked.
         on_restart: called after another coordinator process took over; send it what it cannot know.
-        on_shortened: called with the number of droppable messages left out; see :class:`.channel.Channel`.
         last_heard: time (``loop.time()``, monotonic, seconds) of the last frame.
     """
 
@@ -45,26 +45,15 @@ class Session:
         self.number = hello.session
         self.routing_id = b""
         # Numbers go on after what the coordinator already has from an agent process that ended.
-        self._channel = Channel(
-            outbox_bytes=settings.outbox_bytes,
-            message_bytes=settings.message_bytes,
-            received=hello.first - 1,
-            sent=max(hello.received, hello.held),
+        super().__init__(
+            Channel(
+                outbox_bytes=settings.outbox_bytes,
+                message_bytes=settings.message_bytes,
+                received=hello.first - 1,
+                sent=max(hello.received, hello.held),
+            )
         )
         self.conversation = Conversation(self._channel, self._transmit, self._deliver, listener.dropped)
-
-    @property
-    def left_out(self) -> int:
-        """Droppable messages left out so far because the outbox was full."""
-        return self._channel.dropped
-
-    @property
-    def on_shortened(self) -> Callable[[int], None] | None:
-        return self._channel.on_shortened
-
-    @on_shortened.setter
-    def on_shortened(self, callback: Callable[[int], None] | None) -> None:
-        self._channel.on_shortened = callback
 
     def send(self, message: Message, buffers: Sequence[bytes] = (), *, droppable: bool = False) -> bool:
         """Send ``message`` with ``buffers``, now or when the coordinator is back. False: left out, see
@@ -117,8 +106,8 @@ class Session:
             self.condition = condition
             self.on_condition(condition, reason)
 
-    def _transmit(self, frames: Sequence[bytes | memoryview]) -> None:
-        self._listener.transmit(self.routing_id, frames)
+    def _transmit(self, frames: Sequence[bytes | memoryview]) -> bool:
+        return self._listener.transmit(self.routing_id, frames)
 
     def _deliver(self, frames: list[bytes]) -> None:
         self.on_message(decode(frames[0], FromCoordinator), frames[1:])
