@@ -2,13 +2,24 @@
 
 import asyncio
 import ipaddress
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
-from notebook_cluster.discovery import SERVICE_TYPE, Advertiser, Browser, FoundPeer, advertiser, multicast, records
+from notebook_cluster.discovery import (
+    SERVICE_TYPE,
+    Advertiser,
+    Browser,
+    ClusterAdvertiser,
+    ClusterBrowser,
+    FoundPeer,
+    advertiser,
+    multicast,
+)
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.security import new_identity
 
@@ -162,64 +173,88 @@ def test_closing_without_start_and_twice_is_harmless() -> None:
     browser.close()
 
 
-# ---- records -------------------------------------------------------------------------------------------------
-
-KEY = new_identity().public_key
-INSTANCE = records.instance_name("mini", KEY)
-
-
-def values(**changes: str) -> dict[bytes, bytes | None]:
-    return {name.encode(): text.encode() for name, text in (records.properties("mini", KEY, "cpu") | changes).items()}
-
-
-def test_a_good_record_is_a_peer() -> None:
-    peer = records.parse(INSTANCE, values(), ["192.0.2.2", "not an address", "224.0.0.1", "0.0.0.0"], 4711, 100)
-    assert peer == FoundPeer("mini", KEY, ("192.0.2.2",), 4711, PROTOCOL_VERSION, "cpu", INSTANCE)
+def test_a_code_that_opens_and_closes_is_seen_at_once(network: ExitStack) -> None:
+    peer = advertise(network, unique("mini"))
+    browser = browse(network)
+    for port in (4712, 0, 4713):
+        until(lambda: peer.instance in browser.peers(), "peer")
+        # RFC 6762, 10.2: a record that is younger than a second is not replaced by a newer one.
+        found = time.monotonic()
+        until(lambda found=found: time.monotonic() > found + 1.1, "age")
+        peer.set_pairing_port(port)
+        until(lambda port=port: browser.peers()[peer.instance].pairing_port == port, f"port {port}", 10)
 
 
-def test_a_record_of_another_protocol_version_is_kept() -> None:
-    assert records.parse(INSTANCE, values(protocol="7"), ["192.0.2.2"], 4711, 100).protocol == 7
+def test_a_pairing_port_set_before_the_start_is_advertised(network: ExitStack) -> None:
+    made = Advertiser(unique("mini"), new_identity().public_key, 4711, "cpu", pairing_port=4712)
+    network.callback(made.close)
+    made.set_pairing_port(4713)
+    made.start()
+    browser = browse(network)
+    until(lambda: made.instance in browser.peers(), "peer")
+    assert browser.peers()[made.instance].pairing_port == 4713
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"name": "../x"}, r"its name '\.\./x' is not usable"),
-        ({"name": ""}, "its name '' is not usable"),
-        ({"key": "x" * 41}, "is not a CURVE public key"),
-        ({"name": "desk"}, "does not belong to name 'desk' and its key"),
-        ({"protocol": "one"}, "protocol version 'one' is not a number"),
-        ({"protocol": "9" * 7}, "is not a number"),
-    ],
-)
-def test_absurd_text_is_refused(changes: dict[str, str], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        records.parse(INSTANCE, values(**changes), ["192.0.2.2"], 4711, 100)
+def test_two_peers_of_one_name_are_both_kept(network: ExitStack) -> None:
+    name = unique("mini")
+    first, second = advertise(network, name), advertise(network, name)
+    browser = browse(network)
+    until(lambda: len(browser.same_name(name)) == 2, "two peers of one name")
+    assert {peer.instance for peer in browser.same_name(name)} == {first.instance, second.instance}
+    assert len({peer.public_key for peer in browser.same_name(name)}) == 2
 
 
-@pytest.mark.parametrize(
-    ("hosts", "port", "size", "reason"),
-    [
-        (["192.0.2.2"], 0, 100, "its port 0"),
-        (["192.0.2.2"], None, 100, "its port None"),
-        (["192.0.2.2"], 70000, 100, "its port 70000"),
-        ([], 4711, 100, "it has none"),
-        (["255.255.255.255"], 4711, 100, "none of its addresses can be dialled: 255"),
-        (["192.0.2.2"], 4711, 5000, "its text has 5000 bytes"),
-    ],
-)
-def test_absurd_places_are_refused(hosts: list[str], port: int | None, size: int, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        records.parse(INSTANCE, values(), hosts, port, size)
+def test_a_cluster_that_invites_is_found_and_is_no_peer(network: ExitStack) -> None:
+    name = unique("lesson")
+    cluster = ClusterAdvertiser(name, "anna@laptop", new_identity().public_key, 4711, 4712)
+    network.callback(cluster.close)
+    cluster.start()
+    clusters, peers = ClusterBrowser(), browse(network)
+    network.callback(clusters.close)
+    clusters.start()
+    until(lambda: cluster.instance in clusters.clusters(), "cluster")
+    found = clusters.clusters()[cluster.instance]
+    assert (found.name, found.owner, found.port, found.pairing_port) == (name, "anna@laptop", 4711, 4712)
+    assert cluster.instance not in peers.peers()
+    cluster.close()
+    until(lambda: cluster.instance not in clusters.clusters(), "goodbye")
 
 
-def test_the_longest_name_and_device_fit_into_mdns() -> None:
-    name = "a" * 60 + "." + "b" * 2
-    assert len(records.instance_name(name, KEY).encode()) <= 63
-    assert "." not in records.instance_name(name, KEY)
-    assert len(records.properties(name, KEY, "ü\n" * 500)["device"].encode()) <= 120
+def test_instances_that_never_answer_do_not_hold_up_the_others(network: ExitStack) -> None:
+    """Pointers to nowhere, far more than are asked at a time, and names that are none of ours."""
+    from zeroconf import DNSOutgoing, DNSPointer, IPVersion, Zeroconf
+    from zeroconf.const import _CLASS_IN, _FLAGS_AA, _FLAGS_QR_RESPONSE, _TYPE_PTR
+
+    zeroconf = Zeroconf(interfaces=["127.0.0.1"], ip_version=IPVersion.V4Only)
+    network.callback(zeroconf.close)
+    browser, early = browse(network), advertise(network, unique("early"))
+    until(lambda: early.instance in browser.peers(), "browser that listens")
+    mark = unique("nobody")
+    absurd = ["<script>alert(1)</script>", "../../etc/passwd", "\x1b[31mred", "ü" * 20, f"{mark}.sub-0000"]
+    for instance in (*absurd, *(f"{mark}{number}-0000" for number in range(80))):
+        out = DNSOutgoing(_FLAGS_QR_RESPONSE | _FLAGS_AA)
+        pointer = DNSPointer(SERVICE_TYPE, _TYPE_PTR, _CLASS_IN, 60, f"{instance}.{SERVICE_TYPE}")
+        out.add_answer_at_time(pointer, 0)
+        zeroconf.send(out)
+    until(lambda: any(instance.startswith(mark) for instance in browser.ignored()), "the first that is silent")
+    peer = advertise(network, unique("mini"))
+    until(lambda: peer.instance in browser.peers(), "peer", 10)
+    until(lambda: "<script>alert(1)</script>" in browser.ignored(), "reason")
+    assert browser.ignored()["<script>alert(1)</script>"] == "its instance is not a name and 4 hex digits"
+    assert browser.problem == ""
 
 
-def test_a_name_that_others_would_refuse_is_not_advertised() -> None:
-    with pytest.raises(ValueError, match="peer name 'my mac' is not usable"):
-        Advertiser("my mac", KEY, 4711, "cpu")
+def test_the_address_that_reaches_the_world_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before those of virtual machines and containers, which others cannot reach."""
+    import psutil
+
+    cards = {"docker0": "172.17.0.1", "wlan0": "192.168.1.20", "br0": "10.0.0.1", "lo": "127.0.0.1", "off0": "10.9.9.9"}
+    addresses = {
+        name: [SimpleNamespace(address=address, family=socket.AF_INET, netmask=None)] for name, address in cards.items()
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=name != "off0") for name in cards})
+    monkeypatch.setattr(multicast, "_default_address", lambda: "192.168.1.20")
+    assert multicast.local_addresses() == ("192.168.1.20", "10.0.0.1", "172.17.0.1", "127.0.0.1")
+    monkeypatch.setattr(multicast, "_default_address", lambda: "")
+    assert multicast.local_addresses() == ("10.0.0.1", "172.17.0.1", "192.168.1.20", "127.0.0.1")

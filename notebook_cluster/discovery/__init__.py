@@ -1,18 +1,30 @@
-"""Finding peers on the local network over mDNS, and saying why one is not found.
+"""Finding peers and clusters on the local network over mDNS, and saying why a peer is not found.
 
-May import: ``security``, ``protocol``. Called by: ``agent`` (Advertiser), ``coordinator`` and ``cli`` (Browser).
+May import: ``security``, ``protocol``. Called by: ``agent`` (Advertiser), ``coordinator`` (Browser, ClusterAdvertiser)
+and ``cli`` (Browser, ClusterBrowser).
 
-Both classes run zeroconf in a thread of their own, so they may be made and used in an asyncio process; their callbacks
+All classes run zeroconf in a thread of their own, so they may be made and used in an asyncio process; their callbacks
 come on that thread. Nothing that arrives is trusted: a record names a key, and only CURVE shows who holds it.
 
-- :mod:`.records`: what a peer says about itself, checked when it comes in
+- :mod:`.records`: what a peer or a cluster says about itself, checked when it comes in
 - :mod:`.multicast`: the thread, and following the machine's network interfaces
-- :mod:`.advertiser`, :mod:`.browser`
+- :mod:`.advertiser`; :mod:`.record_browser` and :mod:`.browser`
+- :mod:`.selftest`, :mod:`.reaching`: for the doctor: does multicast work here, does a TCP port answer
 """
 
-from notebook_cluster.discovery.advertiser import Advertiser
-from notebook_cluster.discovery.browser import Browser
+from notebook_cluster.discovery.advertiser import Advertiser, ClusterAdvertiser
+from notebook_cluster.discovery.browser import Browser, ClusterBrowser
 from notebook_cluster.discovery.multicast import local_addresses
-from notebook_cluster.discovery.records import SERVICE_TYPE, FoundPeer
+from notebook_cluster.discovery.records import CLUSTER_SERVICE_TYPE, SERVICE_TYPE, FoundCluster, FoundPeer
 
-__all__ = ["SERVICE_TYPE", "Advertiser", "Browser", "FoundPeer", "local_addresses"]
+__all__ = [
+    "CLUSTER_SERVICE_TYPE",
+    "SERVICE_TYPE",
+    "Advertiser",
+    "Browser",
+    "ClusterAdvertiser",
+    "ClusterBrowser",
+    "FoundCluster",
+    "FoundPeer",
+    "local_addresses",
+]

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zeroconf import Zeroconf
 
-_INTERFACE_SECONDS = 10.0
+_INTERFACE_SECONDS = 3.0
 _CLOSE_SECONDS = 5.0
+_SOMEWHERE = "192.0.2.1"
+"""An address that belongs to nobody (RFC 5737)."""
 _log = logging.getLogger(__name__)
 
 
 def local_addresses() -> tuple[str, ...]:
-    """IPv4 addresses of this machine's running interfaces: those that others can reach first, 127.0.0.1 last."""
+    """IPv4 addresses of this machine's running interfaces: that of the default route first, 127.0.0.1 last."""
     import psutil
 
     running = {name for name, status in psutil.net_if_stats().items() if status.isup}
@@ -31,7 +33,20 @@ def local_addresses() -> tuple[str, ...]:
         for entry in entries
         if name in running and entry.family == socket.AF_INET
     }
-    return (*sorted(address for address in found if not address.startswith("127.")), "127.0.0.1")
+    outside = sorted(address for address in found if not address.startswith("127."))
+    first = _default_address()
+    # A machine has many networks (virtual machines, containers, VPN); where it reaches the world is the likely one.
+    return (*sorted(outside, key=lambda address: address != first), "127.0.0.1")
+
+
+def _default_address() -> str:
+    """The address from which this machine would send to the world, or empty. Nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_SOMEWHERE, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 class MulticastThread:
