@@ -58,7 +58,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     said = capsys.readouterr().out
-    assert all(word in said for word in ("share", "peers", "status", "stop", "detach"))
+    assert all(word in said for word in ("share", "peers", "pair", "trust", "status", "stop", "detach", "doctor"))
 
 
 def test_status_without_clusters_says_how_to_start_one(jupyter_dirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +68,10 @@ def test_status_without_clusters_says_how_to_start_one(jupyter_dirs: Path, capsy
 
 def test_no_command_imports_torch(jupyter_dirs: Path) -> None:
     code = (
-        "import sys, notebook_cluster.cli.share, notebook_cluster.cli.look, notebook_cluster.cli.steer\n"
-        "assert not {'torch', 'zeroconf', 'ipykernel'} & set(sys.modules), 'too much is imported'"
+        "import sys\n"
+        "from notebook_cluster.cli import doctor, look, pair, share, steer, trust\n"
+        "much = {'torch', 'zeroconf', 'ipykernel', 'questionary', 'prompt_toolkit', 'segno', 'spake2'}\n"
+        "assert not much & set(sys.modules), f'too much is imported: {much & set(sys.modules)}'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -84,3 +86,16 @@ def test_peers_lists_who_is_there_and_why_one_cannot_be_added(agents: Agents, ju
     foreign = run("peers", "--seconds", "3", environment={"JUPYTER_RUNTIME_DIR": str(jupyter_dirs / "other")})
     row = next(line for line in foreign.stdout.splitlines() if "mini" in line)
     assert "no: " in row
+
+
+def test_help_loads_nothing_that_is_slow() -> None:
+    code = (
+        "import sys\n"
+        "from notebook_cluster.cli import main\n"
+        "try:\n    main(['share', '--help'])\nexcept SystemExit:\n    pass\n"
+        "much = {'zmq', 'asyncio', 'rich', 'psutil', 'zeroconf'} & set(sys.modules)\n"
+        "assert not much, f'too much is imported: {much}'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--until HH:MM" in done.stdout

@@ -1,10 +1,14 @@
 """The command ``notebook-cluster``: share this machine, see what is there, steer a cluster from a terminal.
 
-May import: ``client``, ``agent``, ``security``, ``protocol``, ``widgets`` (the plain-text renderer). Called by: people,
-and by anything that can start a command (ssh, systemd, srun).
+May import: ``client``, ``agent``, ``coordinator`` (which peers there are), ``discovery``, ``link`` (pairing),
+``security``, ``protocol``, ``widgets`` (the plain-text renderer). Called by: people, and by anything that can start a
+command (ssh, systemd, srun).
 
-- :mod:`.arguments`: what may be typed
-- :mod:`.share`: offer this machine; :mod:`.look`: ``peers`` and ``status``; :mod:`.steer`: ``stop`` and ``detach``
+- :mod:`.arguments`: what may be typed; :mod:`.values`: how each value is read
+- :mod:`.share`: offer this machine; :mod:`.introduction`, :mod:`.terminal`, :mod:`.keyboard`, :mod:`.picker`: what its
+  person sees and types
+- :mod:`.pair`, :mod:`.trust`: trust a peer, see who is trusted, take trust back; :mod:`.reaching`: where one answers
+- :mod:`.look`: ``peers`` and ``status``; :mod:`.steer`: ``stop`` and ``detach``; :mod:`.doctor`; :mod:`.tables`
 
 Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.
 """

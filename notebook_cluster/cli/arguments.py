@@ -1,17 +1,14 @@
 """What may be typed after ``notebook-cluster``."""
 
 import argparse
-import platform
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from notebook_cluster.protocol import VERSION, check_name
-from notebook_cluster.protocol.names import as_name
-
-RESERVED_NAMES = ("local", "all")
-"""Words of ``%cluster add`` that mean something else than a peer of that name."""
+from notebook_cluster.cli import values
+from notebook_cluster.protocol import VERSION
+from notebook_cluster.protocol.names import is_distribution
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -35,18 +32,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"notebook-cluster {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _share(_command(commands, "share", "share", "offer this machine to clusters"))
 
-    share = _command(commands, "share", "share", "offer this machine to clusters")
-    share.add_argument("--name", type=_peer_name, default=_default_name(), help="how others see it (%(default)s)")
-    share.add_argument("--port", type=_port, default=0, help="the one port to listen on (default: any free one)")
-    share.add_argument("--data-dir", type=Path, default=None, metavar="DIR", help="where its key, logs and work are")
-    share.add_argument(
-        "--lease", type=_seconds, default=None, metavar="S",
-        help="end a cluster's kernels when nothing was heard of it for so many seconds (default: 600)",
-    )  # fmt: skip
-
-    peers = _command(commands, "look", "peers", "list the peers of this network")
-    peers.add_argument("--seconds", type=_seconds, default=2.0, help="how long to listen (%(default)g)")
+    peers = _command(commands, "look", "peers", "list the peers and clusters of this network")
+    peers.add_argument("--seconds", type=values.seconds, default=2.0, help="how long to listen (%(default)g)")
+    pair = _command(commands, "pair", "pair", "let your notebooks use a peer that shows a code")
+    pair.add_argument("peer", metavar="PEER|HOST:PORT", type=values.peer_or_address)
+    pair.add_argument("--code", type=values.code, required=True, help="what 'notebook-cluster share' shows there")
+    _trust(_command(commands, "trust", "trust", "see who is trusted, and take trust back"))
 
     status = _command(commands, "look", "status", "show a running cluster, or all of them")
     status.add_argument("cluster", nargs="?", metavar="CLUSTER")
@@ -54,7 +47,74 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     stop.add_argument("cluster", metavar="CLUSTER")
     detach = _command(commands, "steer", "detach", "free the notebook cell that waits; what runs goes on")
     detach.add_argument("cluster", metavar="CLUSTER")
+    doctor = _command(commands, "doctor", "doctor", "say what is wrong with network, clocks and versions")
+    doctor.add_argument("cluster", nargs="?", metavar="CLUSTER")
+    doctor.add_argument(
+        "--packages", type=values.words("package", is_distribution), default=(), metavar="A,B",
+        help="compare the versions of these packages on all peers",
+    )  # fmt: skip
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser.parse_args(arguments)
+
+
+def _share(share: argparse.ArgumentParser) -> None:
+    share.add_argument(
+        "--name", type=values.peer_name, default=values.default_name(), help="how others see it (%(default)s)"
+    )
+    share.add_argument(
+        "--port", type=values.port, default=0, metavar="P",
+        help="listen on P, and on P+1 for pairing (default: any free ports)",
+    )  # fmt: skip
+    share.add_argument("--data-dir", type=Path, default=None, metavar="DIR", help="where its key, logs and work are")
+    share.add_argument(
+        "--lease", type=values.seconds, default=None, metavar="S",
+        help="end a cluster's kernels when nothing was heard of it for so many seconds (default: 600)",
+    )  # fmt: skip
+    _share_with(share.add_argument_group("with whom"))
+    limits = share.add_argument_group("limits (default: none)")
+    limits.add_argument("--max-nodes", type=values.count, default=None, metavar="N", help="at most N nodes at a time")
+    limits.add_argument(
+        "--devices", type=values.devices, default=(), metavar="D,D", help="only on these: cpu, cuda, cuda:0 ..."
+    )
+    limits.add_argument("--memory", type=values.memory, default=None, metavar="8GB", help="for all nodes together")
+    limits.add_argument("--idle-only", action="store_true", help="only while nobody uses this machine")
+    limits.add_argument(
+        "--on-power", type=values.percent, nargs="?", const=30.0, default=None, metavar="PERCENT",
+        help="stop nodes when the battery is below this level and not charged (30 without a number)",
+    )  # fmt: skip
+    limits.add_argument("--confirm", action="store_true", help="ask here before each node is started")
+    limits.add_argument("--until", type=values.until, default=None, metavar="HH:MM", help="stop sharing at this time")
+
+
+def _share_with(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--code", type=values.code, default=None,
+        help="accept this code from any number of people (default: made-up codes, each good for one)",
+    )  # fmt: skip
+    group.add_argument(
+        "--code-minutes", type=values.minutes, default=None, metavar="M",
+        help="how long --code is accepted (default: 120)",
+    )  # fmt: skip
+    group.add_argument("--no-code", action="store_true", help="accept no new coordinators, only those trusted already")
+    group.add_argument(
+        "--dial", type=values.host_port, default=None, metavar="HOST:PORT",
+        help="go to a cluster that invited you, with its --code: for machines that cannot be reached from outside",
+    )  # fmt: skip
+    group.add_argument("--join", action="store_true", help="choose a cluster of this network and join it")
+    group.add_argument("--no-qr", action="store_true", help="do not draw the code as a QR picture")
+
+
+def _trust(trust: argparse.ArgumentParser) -> None:
+    actions = trust.add_subparsers(title="actions", metavar="list|remove", dest="action", required=True)
+    shown = "show who is trusted on this machine, in both directions"
+    listing = actions.add_parser("list", help=shown, description=shown, allow_abbrev=False)
+    taken = "trust somebody no more: in force at once, also for what runs"
+    removing = actions.add_parser("remove", help=taken, description=taken, allow_abbrev=False)
+    removing.add_argument("who", metavar="NAME|OWNER|FINGERPRINT")
+    for action in (listing, removing):
+        action.add_argument(
+            "--data-dir", type=Path, default=None, metavar="DIR", help="of an agent that was shared with this option"
+        )
 
 
 def _command(
@@ -69,33 +129,3 @@ def _command(
 
     parser.set_defaults(load=load)
     return parser
-
-
-def _default_name() -> str:
-    return as_name(platform.node().partition(".")[0], fallback="peer")
-
-
-def _peer_name(text: str) -> str:
-    try:
-        check_name(text, "peer")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if text in RESERVED_NAMES:
-        raise argparse.ArgumentTypeError(f"{text!r} has a meaning in '%cluster add': choose another name")
-    return text
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 1 to 65535, or 0 for any free one")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value

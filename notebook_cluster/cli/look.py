@@ -1,31 +1,63 @@
 """``notebook-cluster peers`` and ``notebook-cluster status``."""
 
 import argparse
-import sys
+from collections import Counter
+from typing import TYPE_CHECKING
 
 from notebook_cluster.cli.steer import check_running
+from notebook_cluster.cli.tables import print_table
 from notebook_cluster.client import Cluster, find_peers, list_clusters
+from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.security import fingerprint
 from notebook_cluster.widgets.text import render_text
+
+if TYPE_CHECKING:
+    from notebook_cluster.discovery import FoundCluster
 
 
 def peers(options: argparse.Namespace) -> int:
-    """Listen on the network and print a table of the peers, with the reason why one cannot be added."""
-    found = sorted(find_peers(options.seconds), key=lambda peer: (not peer.trusted, peer.name))
-    if not found:
-        print("no peer was heard: run 'notebook-cluster share' on another machine of this network")
-        return 0
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Listen on the network and print the peers, with the reason why one cannot be added, and the clusters."""
+    from notebook_cluster.cli.picker import sorted_clusters
+    from notebook_cluster.discovery import ClusterBrowser
 
-    table = Table("name", "device", "address", "trusted by you")
-    for peer in found:
-        cells = [peer.name, peer.device, peer.address, "yes" if not peer.reason else f"no: {peer.reason}"]
-        # Text, not str: a peer's words must not be read as rich's markup.
-        table.add_row(*(Text(cell) for cell in cells))
-    # A table that goes to a file or another program is not wrapped at 80 columns.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    browser = ClusterBrowser()
+    browser.start()
+    try:
+        found = sorted(find_peers(options.seconds), key=lambda peer: (not peer.trusted, peer.name, peer.address))
+        clusters = sorted_clusters(browser)
+    finally:
+        browser.close()
+    if found:
+        _print_peers(found)
+    else:
+        print("no peer was heard: run 'notebook-cluster share' on another machine of this network")
+    if clusters:
+        _print_clusters(clusters)
     return 0
+
+
+def _print_peers(found: list[PeerView]) -> None:
+    rows = []
+    for peer in found:
+        trusted = f"no: {peer.reason}" if peer.reason else "yes" if peer.trusted else "no"
+        rows.append((peer.name, peer.device, peer.address, trusted))
+    print_table(("name", "device", "address", "trusted by you"), rows)
+    counted = Counter(peer.name for peer in found if peer.key)
+    for name in sorted(name for name, count in counted.items() if count > 1):
+        which = [f"{peer.address} (key {fingerprint(peer.key)})" for peer in found if peer.name == name and peer.key]
+        print(
+            f"{len(which)} peers are called {name}: {', '.join(which)}. Add one by its address, and share one of them "
+            "with another --name"
+        )
+
+
+def _print_clusters(clusters: "list[FoundCluster]") -> None:
+    rows = []
+    for cluster in clusters:
+        place = f"{cluster.hosts[0]}:{cluster.pairing_port}"
+        how = f"notebook-cluster share --dial {place} --code CODE" if cluster.pairing_port else "no code is open there"
+        rows.append((cluster.name, cluster.owner, f"{cluster.hosts[0]}:{cluster.port}", how))
+    print_table(("cluster", "owner", "address", "a machine joins it with"), rows)
 
 
 def status(options: argparse.Namespace) -> int:

@@ -1,32 +1,74 @@
 """``notebook-cluster share``: offer this machine until Ctrl-C."""
 
 import argparse
-import getpass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from notebook_cluster.agent import DEFAULT_LEASE_S, AgentSettings, Ready, run_agent
-from notebook_cluster.agent.log import log_to_terminal
-from notebook_cluster.security import agent_directory
+from notebook_cluster.agent import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Limits, run_agent
+from notebook_cluster.agent.log import log_to_file, log_to_terminal
+from notebook_cluster.cli.arguments import UsageError
+from notebook_cluster.cli.keyboard import is_terminal
+from notebook_cluster.cli.terminal import Terminal
+from notebook_cluster.security import agent_directory, private_directory
+
+if TYPE_CHECKING:
+    from notebook_cluster.discovery import FoundCluster
 
 
 def share(options: argparse.Namespace) -> int:
     """Run a shared agent in this process; returns when it was stopped."""
+    interactive = is_terminal()
+    _check_together(options, interactive)
     directory = options.data_dir.expanduser().resolve() if options.data_dir else agent_directory(options.name)
-    lease = options.lease or DEFAULT_LEASE_S
-    settings = AgentSettings(name=options.name, directory=directory, port=options.port, lease=lease)
-    log_to_terminal()
-    reason = run_agent(settings, lambda ready: print(_introduction(ready, settings), flush=True))
+    settings = _settings(options, private_directory(directory))
+    chosen: tuple[FoundCluster, str] | None = None
+    if options.join:
+        from notebook_cluster.cli.picker import choose
+
+        chosen = choose()
+    if interactive:
+        # The person reads the events; between them a log would only be in the way of what is typed.
+        log_to_file(settings.directory / "agent.log")
+    else:
+        log_to_terminal()
+    terminal = Terminal(settings, interactive=interactive, picture=not options.no_qr, join=chosen)
+    reason = run_agent(settings, terminal.ready, terminal.happened, terminal.beside)
     print(f"not shared any more: {reason}", flush=True)
     return 0
 
 
-def _introduction(ready: Ready, settings: AgentSettings) -> str:
-    user = getpass.getuser()
-    return "\n".join(
-        [
-            f"This machine is shared as {ready.name!r} on port {ready.port} and announced on the local network (mDNS).",
-            f"Who may run code here: clusters that user {user!r} starts on this machine, nobody else.",
-            f"Their code runs as user {user!r} and can do everything that {user!r} can do.",
-            f"Working folders and logs: {settings.directory}",
-            "Stop with Ctrl-C: that ends every kernel that was started here.",
-        ]
+def _check_together(options: argparse.Namespace, interactive: bool) -> None:
+    """UsageError for options that do not go together, or that need a person at a terminal."""
+    if options.no_code and options.code and not options.dial:
+        raise UsageError("--no-code and --code exclude each other: leave one of them out")
+    if options.code_minutes and (not options.code or options.dial):
+        raise UsageError("--code-minutes is how long this machine's own --code is accepted: give that code as well")
+    if options.join and options.dial:
+        raise UsageError("--join and --dial exclude each other: --join lets you choose, --dial goes to an address")
+    if options.join and not interactive:
+        raise UsageError("--join needs a terminal to choose at: use --dial HOST:PORT --code CODE without one")
+    if options.confirm and not interactive:
+        raise UsageError("--confirm needs a terminal at which a person answers: leave it out, or share from a terminal")
+
+
+def _settings(options: argparse.Namespace, directory: Path) -> AgentSettings:
+    limits = Limits(
+        max_nodes=options.max_nodes,
+        devices=options.devices,
+        memory_bytes=options.memory,
+        idle_only=options.idle_only,
+        on_power=options.on_power,
+        confirm=options.confirm,
+        until=options.until,
+    )
+    return AgentSettings(
+        name=options.name,
+        directory=directory,
+        port=options.port,
+        lease=options.lease or DEFAULT_LEASE_S,
+        code=options.code or "",
+        code_minutes=options.code_minutes or DEFAULT_CODE_MINUTES,
+        pairing=not options.no_code,
+        dial=options.dial or "",
+        limits=limits,
     )
