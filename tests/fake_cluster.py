@@ -12,6 +12,8 @@ from notebook_cluster.protocol.state import CellView, ClusterView, EventView, Jo
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 
 GB = 10**9
+LIBRARY_CODE = "tiger-lamp-42"
+"""Open at the peer ``library``."""
 
 
 def node_view(rank: int, name: str, step: int = 0, **changes: Any) -> NodeView:
@@ -46,6 +48,7 @@ def cluster_view(step: int = 120, **changes: Any) -> ClusterView:
         peers=[
             peer_view("mini", condition="connected"), peer_view("attic"),
             peer_view("printer-room", condition="untrusted", trusted=False, device="Apple M2", reason="another user's"),
+            peer_view("library", condition="untrusted", trusted=False, pairing=True, round_trip_ms=None),
         ],
         jobs=[
             JobView(
@@ -109,8 +112,10 @@ class FakeCluster:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
-    def add(self, peer: str) -> list[str]:
+    def add(self, peer: str, count: int = 0, *, code: str = "") -> list[str]:
         self.calls.append(("add", peer))
+        if peer == "library" and code != LIBRARY_CODE:
+            raise RuntimeError("peer 'library': wrong code, 4 tries are left")
         if peer == "printer-room":
             raise RuntimeError("peer 'printer-room' is not trusted: run 'notebook-cluster pair' there")
         self._added = [node_view(3, peer, condition="starting", reason="replaying cell 3 of 7", loss=None, busy=False)]

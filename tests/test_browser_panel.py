@@ -194,6 +194,19 @@ def test_a_peer_that_is_not_trusted_cannot_be_clicked_and_says_why(page: "Page",
     assert page.get_by_role("listitem").filter(has_text="printer-room").filter(has_text="another user's").count() == 1
 
 
+def test_a_peer_is_added_with_its_code_after_a_typo(page: "Page", lab: Lab) -> None:
+    run(page, lab, "code.ipynb")
+    page.get_by_role("button", name="Add library", exact=True).click()
+    field = page.get_by_role("textbox", name="Code of library")
+    field.fill("tiger-lamp-24")
+    field.press("Enter")
+    page.get_by_text("wrong code, 4 tries are left").wait_for(timeout=PATIENCE)
+    assert page.locator(".nbc-answers .nbc-answer").count() == 0
+    field.fill("tiger-lamp-42")
+    page.get_by_role("button", name="Add library with this code").click()
+    page.wait_for_selector(".nbc-node[data-node=library]", timeout=PATIENCE)
+
+
 def test_stop_cell_again_kills_what_was_still_busy(page: "Page", lab: Lab) -> None:
     run(page, lab, "stop-cell.ipynb", "while len(cluster.calls) < 2: time.sleep(0.02)\nprint(cluster.calls)")
     page.get_by_role("button", name="Stop cell").click()

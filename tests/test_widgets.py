@@ -1,6 +1,7 @@
 """The renderers of a ClusterView, and the data behind the panel."""
 
 import math
+import queue
 import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ import msgspec
 import pytest
 
 from notebook_cluster.protocol.state import EventView, Series
-from notebook_cluster.widgets import render_html, render_peers, render_text
+from notebook_cluster.protocol.views import Finding
+from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
 from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.curves import KEPT_POINTS, Curve, Curves, thin
 from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, number, plain
@@ -122,12 +124,91 @@ def test_the_model_of_a_state_is_plain_json() -> None:
         ({"condition": "connected"}, "already in the cluster"),
         ({"condition": "untrusted", "trusted": False, "reason": "foreign key"}, "foreign key"),
         ({"condition": "refused", "reason": "speaks protocol 2"}, "speaks protocol 2"),
+        ({"condition": "asleep"}, "asleep: its nodes come back when it wakes"),
+        (
+            {"condition": "untrusted", "trusted": False},
+            "not trusted: run notebook-cluster share there, it shows a code",
+        ),
     ],
 )
 def test_a_peer_says_why_it_cannot_be_added(changes: dict[str, Any], blocked: str) -> None:
     peer = peer_view("attic", **changes)
     assert peer_row(peer)["blocked"] == blocked
     assert (f"no: {blocked}" if blocked else "yes") in render_peers([peer])
+
+
+def test_an_untrusted_peer_with_an_open_code_can_be_added_with_it() -> None:
+    peer = peer_view("library", condition="untrusted", trusted=False, pairing=True, reason="not paired yet")
+    assert peer_row(peer)["blocked"] == ""
+    assert peer_row(peer)["needs_code"]
+    assert "with its --code" in render_peers([peer])
+    assert "can be added with its code" in render_peers([peer], html=True)
+
+
+def test_of_two_peers_with_one_name_each_is_added_by_its_address() -> None:
+    twins = [peer_view("mini", address="10.0.0.2:5000"), peer_view("mini", address="10.0.0.3:5000"), peer_view("attic")]
+    rows = panel_model(cluster_view(peers=twins))["peers"]
+    assert [row["target"] for row in rows] == ["10.0.0.2:5000", "10.0.0.3:5000", "attic"]
+
+
+@pytest.mark.parametrize("found_by", ["mdns", "typed", "local", "remembered", "dialled"])
+def test_every_way_to_find_a_peer_has_its_words(found_by: str) -> None:
+    assert peer_row(peer_view("attic", found_by=found_by))["found"]
+
+
+def test_round_trip_jitter_and_sleep_are_shown() -> None:
+    peer = peer_view("attic", round_trip_ms=1.84, jitter_ms=0.42, slept=720.0)
+    assert "1.8 ms ± 0.4 ms · slept 12 min 00 s" in render_peers([peer])
+    assert "34 ms ± 12 ms" in render_peers([peer_view("attic", round_trip_ms=34.2, jitter_ms=12.1)])
+
+
+def test_a_node_asleep_is_not_down() -> None:
+    model = panel_model(cluster_view(nodes=[node_view(0, "laptop", condition="asleep")], cell=None))
+    assert (model["status"], model["level"]) == ("laptop is asleep", "asleep")
+    assert model["nodes"][0]["condition"] == "asleep"
+
+
+def test_an_invitation_is_a_command_and_its_qr_code_and_not_in_what_is_saved() -> None:
+    state = cluster_view(invitation="192.168.1.7:41733 tiger-lamp-42")
+    invited = panel_model(state)["invitation"]
+    assert invited["command"] == "notebook-cluster share --dial 192.168.1.7:41733 --code tiger-lamp-42"
+    assert invited["qr"].startswith("data:image/svg+xml")
+    assert invited["command"] in render_text(state)
+    assert "tiger-lamp-42" not in render_html(state)
+    assert panel_model(cluster_view())["invitation"] is None
+    assert panel_model(state, "ended")["invitation"] is None
+
+
+def findings() -> list[Finding]:
+    return [
+        Finding(subject="clock", level="ok", text="the clocks agree"),
+        Finding(
+            subject="versions", level="warning", text="numpy differs", fix="%%on mini\n%pip install numpy==2.4.1",
+            table=[["package", "local", "mini"], ["numpy", "2.4.1", "2.3.0"]],
+        ),
+        Finding(subject="port", level="error", text="desk cannot be reached"),
+    ]  # fmt: skip
+
+
+def test_findings_come_worst_first_with_table_and_fix() -> None:
+    lines = render_findings(findings()).splitlines()
+    assert lines[0] == "doctor: 1 error, 1 warning, 1 check well"
+    assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == ["error", "warning", "ok"]
+    assert [line.split() for line in lines[3:5]] == [["package", "local", "mini"], ["numpy", "2.4.1", "2.3.0"]]
+    assert [line.strip() for line in lines[5:7]] == ["fix: %%on mini", "%pip install numpy==2.4.1"]
+
+
+def test_findings_as_html_have_the_fix_to_copy_and_nothing_of_a_peer_becomes_markup() -> None:
+    markup = render_findings(findings(), html=True)
+    assert '<pre class="nbc-fix nbc-code">%%on mini\n%pip install numpy==2.4.1</pre>' in markup
+    assert "<td>2.3.0</td>" in markup
+    hostile = Finding(subject=ATTACK, level="info", text=ATTACK, fix=ATTACK, table=[[ATTACK], [ATTACK, "\x1b[31m"]])
+    assert_harmless(render_findings([hostile], html=True))
+    assert "\x1b" not in render_findings([hostile])
+
+
+def test_no_finding_at_all_is_said() -> None:
+    assert render_findings([]) == "doctor: nothing to say"
 
 
 def test_no_peers_says_what_to_do() -> None:
@@ -208,6 +289,22 @@ def test_a_message_that_names_no_action_is_answered_and_not_done() -> None:
     for message in (None, [], {"action": "__class__", "id": "1"}, {"action": "add", "target": "", "id": "2"}):
         actions.ask(message)
     assert {answer["status"] for answer in actions.answers()} == {"failed"}
+
+
+def test_a_typed_code_goes_to_the_cluster_and_into_no_answer() -> None:
+    calls: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+
+    def add(peer: str, *, code: str) -> list[str]:
+        calls.put((peer, code))
+        raise RuntimeError("wrong code, 4 tries are left")
+
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    actions = Actions(SimpleNamespace(add=add), ended.put)  # type: ignore[arg-type]
+    actions.ask({"action": "add", "target": "library", "id": "1", "code": "tiger-lamp-42"})
+    assert "tiger" not in str(actions.answers())
+    ended.get(timeout=10)()
+    assert calls.get(timeout=10) == ("library", "tiger-lamp-42")
+    assert actions.answers() == [{"id": "1", "text": "wrong code, 4 tries are left", "status": "failed"}]
 
 
 def test_the_figure_shows_each_node_in_its_rank_s_colour_with_a_bounded_number_of_points() -> None:

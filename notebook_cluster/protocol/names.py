@@ -1,8 +1,9 @@
-"""Names of clusters, peers, nodes and checkpoints: short, printable, safe in paths and HTML."""
+"""Names of clusters, peers, nodes and checkpoints: short, printable, safe in paths and HTML. And of packages."""
 
 import re
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 
 
 def is_name(name: object) -> bool:
@@ -24,3 +25,13 @@ def as_name(text: str, fallback: str = "cluster") -> str:
     """The nearest usable name to ``text`` (a notebook's or machine's name)."""
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:63]
     return cleaned if is_name(cleaned) else fallback
+
+
+def is_distribution(name: object) -> bool:
+    """True for what may be the name of a Python package on an index: safe to put into a ``pip install``."""
+    return isinstance(name, str) and _DISTRIBUTION.fullmatch(name) is not None
+
+
+def distribution_name(name: str) -> str:
+    """``name`` of a package as they are compared (PEP 503): ``Foo_Bar`` and ``foo-bar`` are one."""
+    return re.sub(r"[-_.]+", "-", name).lower()

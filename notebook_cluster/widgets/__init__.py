@@ -4,7 +4,7 @@ May import: ``client``, ``protocol``. Called by: ``magics`` (``%cluster panel``,
 text) and ``server`` (:mod:`.model`). Views hold no state of their own: all comes from a ClusterView and from Series.
 
 - :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
-- :mod:`.text`, :mod:`.static_html`, :mod:`.picture`: renderers without a browser's help. Pure functions.
+- :mod:`.text`, :mod:`.static_html`, :mod:`.picture`, :mod:`.findings`: renderers that need no browser. Pure functions.
 - :mod:`.panel`: the live panel and the one thread that changes it; :mod:`.widget` and ``panel.js`` are what the browser
   sees, :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
 """
@@ -13,18 +13,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.protocol.views import Finding
+from notebook_cluster.widgets.findings import findings_html, findings_text
 from notebook_cluster.widgets.static_html import render_html, render_peers_html
 from notebook_cluster.widgets.text import render_peers_text, render_text
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
 
-__all__ = ["close_panel", "render_html", "render_peers", "render_text", "show_panel"]
+__all__ = ["close_panel", "render_findings", "render_html", "render_peers", "render_text", "show_panel"]
 
 
 def render_peers(peers: Sequence[PeerView], html: bool = False) -> str:
     """``peers`` as a table, plain text or HTML, that says of each why it can or cannot be added."""
     return render_peers_html(peers) if html else render_peers_text(peers)
+
+
+def render_findings(findings: Sequence[Finding], html: bool = False) -> str:
+    """The doctor's report, plain text or HTML: what is wrong first, each line with its table and its fix."""
+    return findings_html(findings) if html else findings_text(findings)
 
 
 def show_panel(cluster: "Cluster", *, headless: bool = False) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = {"done": 8.0, "failed": 60.0}
 """How long an answer stays after the action ended."""
 _AT_ONCE = 8
+_MAX_CODE = 64
 _STARTING = {
     "interrupt": "Interrupting the running cell…",
     "checkpoint": "Saving checkpoint {target}…",
@@ -52,9 +53,11 @@ class Actions:
         self._stubborn: tuple[str, ...] = ()
 
     def ask(self, message: object) -> None:
-        """Start what a message ``{action, target, id}`` of the browser asks for; else answer a refusal."""
+        """Start what a message ``{action, target, id, code}`` of the browser asks for; else answer a refusal. ``code``
+        pairs with a peer that is not trusted yet; it appears in no answer."""
         content: dict[str, Any] = message if isinstance(message, dict) else {}
         action, target = str(content.get("action", "")), str(content.get("target", ""))
+        code = plain(content.get("code", ""), _MAX_CODE)
         answer = Answer(id=plain(content.get("id", ""), 40), key=(action, target), text="")
         running = [other for other in self._answers if other.status == "running"]
         if action not in _STARTING or (action in _NEEDS_TARGET and not target):
@@ -65,7 +68,7 @@ class Actions:
             self._end(answer, "failed", f"{_AT_ONCE} actions run already: wait until one has ended")
         else:
             answer.text = _STARTING[action].format(target=plain(target, 64))
-            threading.Thread(target=self._perform, args=(answer,), name=f"panel-{action}", daemon=True).start()
+            threading.Thread(target=self._perform, args=(answer, code), name=f"panel-{action}", daemon=True).start()
         self._answers.append(answer)
 
     def answers(self) -> list[dict[str, str]]:
@@ -87,14 +90,14 @@ class Actions:
         """Another cell runs: the next Stop is a first one again."""
         self._stubborn = ()
 
-    def _perform(self, answer: Answer) -> None:
+    def _perform(self, answer: Answer, code: str) -> None:
         try:
-            end = partial(self._end, answer, "done", self._call(*answer.key))
+            end = partial(self._end, answer, "done", self._call(*answer.key, code))
         except Exception as error:  # Whatever went wrong, the person who clicked is told.
             end = partial(self._end, answer, "failed", plain(error, 300) or type(error).__name__)
         self._post(end)
 
-    def _call(self, action: str, target: str) -> str:
+    def _call(self, action: str, target: str, code: str) -> str:
         match action:
             case "interrupt":
                 return self._interrupt()
@@ -103,7 +106,7 @@ class Actions:
                 self._cluster.checkpoint(name)
                 return f"Checkpoint {name} saved"
             case "add":
-                added = self._cluster.add(target)
+                added = self._cluster.add(target, code=code)
                 return plain(f"{', '.join(added)} added") if added else plain(f"{target}: no node was added")
             case "remove":
                 self._cluster.remove(target)

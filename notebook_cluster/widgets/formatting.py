@@ -44,6 +44,15 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
+def round_trip(milliseconds: float, jitter: float | None) -> str:
+    """``1.8 ms ± 0.4 ms``: mean and mean deviation; ``1.8 ms`` while the deviation is not known."""
+
+    def one(value: float) -> str:
+        return f"{value:.1f} ms" if value < 10 else duration(value / 1000)
+
+    return one(milliseconds) if jitter is None else f"{one(milliseconds)} ± {one(jitter)}"
+
+
 def ago(seconds: float) -> str:
     """How long since something happened, roughly: ``40 s ago``, ``3 min ago``, ``2 h ago``, ``5 d ago``."""
     for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h"), (math.inf, 86_400, "d")):

@@ -4,15 +4,36 @@ Pure. Every text that came from another machine is cleaned here; renderers still
 """
 
 import time
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView
-from notebook_cluster.widgets.formatting import ABSENT, ago, byte_count, duration, integer, number, plain, plural
+from notebook_cluster.widgets.formatting import (
+    ABSENT,
+    ago,
+    byte_count,
+    duration,
+    integer,
+    number,
+    plain,
+    plural,
+    round_trip,
+)
 from notebook_cluster.widgets.palette import rank_colour
 
 EVENTS_SHOWN = 40
-_NODE_LEVELS = {"ok": "good", "starting": "info", "rejoining": "info", "stopping": "info", "suspect": "warning"}
-_PEER_LEVELS = {"connected": "good", "found": "info", "connecting": "info", "suspect": "warning", "untrusted": "muted"}
+_NODE_LEVELS = {
+    "ok": "good", "starting": "info", "rejoining": "info", "stopping": "info", "suspect": "warning", "asleep": "asleep",
+}  # fmt: skip
+_PEER_LEVELS = {
+    "connected": "good", "found": "info", "connecting": "info", "suspect": "warning", "untrusted": "muted",
+    "asleep": "asleep",
+}  # fmt: skip
+_FOUND = {
+    "mdns": "found on the network", "typed": "address typed", "local": "this machine",
+    "remembered": "address remembered", "dialled": "dials in",
+}  # fmt: skip
 
 
 def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
@@ -27,8 +48,9 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "level": level,
         "facts": _facts(state),
         "cell": _cell(state.cell, state.now),
+        "invitation": None if ended else _invitation(state.invitation),
         "nodes": [_node(node, state, bool(ended)) for node in sorted(state.nodes, key=_rank_order)],
-        "peers": [peer_row(peer) for peer in state.peers],
+        "peers": [_row_among(peer, state.peers) for peer in state.peers],
         "events": [_event(event) for event in state.events[-EVENTS_SHOWN:]],
         "can_interrupt": state.cell is not None and state.cell.status == "running",
         "can_checkpoint": bool(state.jobs),
@@ -37,19 +59,15 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
 
 
 def peer_row(peer: PeerView) -> dict[str, Any]:
-    """One peer: its texts, and ``blocked``, which says why it cannot be added (empty when it can)."""
-    blocked = ""
-    if peer.condition == "connected":
-        blocked = "already in the cluster"
-    elif peer.condition == "connecting":
-        blocked = "connecting"
-    elif not peer.trusted:
-        blocked = plain(peer.reason) or "not trusted: it belongs to another user or machine"
-    elif peer.condition == "refused":
-        blocked = plain(peer.reason) or "it refused this cluster"
-    found = {"mdns": "found on the network", "typed": "address typed", "local": "this machine"}[peer.found_by]
+    """One peer: its texts, and ``blocked``, which says why it cannot be added (empty when it can, ``needs_code``: with
+    the code that is shown there)."""
+    blocked = _blocked(peer)
+    needs_code = not peer.trusted and peer.pairing and peer.condition == "untrusted"
+    found = [_FOUND[peer.found_by]]
     if peer.round_trip_ms is not None:
-        found += f" · {duration(peer.round_trip_ms / 1000)}"
+        found.append(round_trip(peer.round_trip_ms, peer.jitter_ms))
+    if peer.slept:
+        found.append(f"slept {duration(peer.slept)}")
     return {
         "name": plain(peer.name, 64),
         "key": plain(peer.key, 64),
@@ -57,10 +75,48 @@ def peer_row(peer: PeerView) -> dict[str, Any]:
         "device": plain(peer.device, 80),
         "condition": peer.condition,
         "level": _PEER_LEVELS.get(peer.condition, "bad"),
-        "found": found,
+        "found": " · ".join(found),
         "reason": plain(peer.reason),
-        "blocked": blocked,
+        "blocked": "" if needs_code else blocked,
+        "needs_code": needs_code,
     }
+
+
+def _row_among(peer: PeerView, peers: Sequence[PeerView]) -> dict[str, Any]:
+    """The row with ``target``, by which it is added: its name, or its address where others have that name too."""
+    namesakes = sum(other.name == peer.name for other in peers)
+    return peer_row(peer) | {"target": peer.name if namesakes == 1 else peer.address}
+
+
+def _blocked(peer: PeerView) -> str:
+    if peer.condition == "connected":
+        return "already in the cluster"
+    if peer.condition == "connecting":
+        return "connecting"
+    if peer.condition == "asleep":
+        return "asleep: its nodes come back when it wakes"
+    if not peer.trusted:
+        return plain(peer.reason) or "not trusted: run notebook-cluster share there, it shows a code"
+    if peer.condition == "refused":
+        return plain(peer.reason) or "it refused this cluster"
+    return ""
+
+
+def _invitation(text: str) -> dict[str, str] | None:
+    """``HOST:PORT CODE`` as what is typed at a peer, and that as a QR code (an SVG in a data URI)."""
+    address, _, code = plain(text, 120).rpartition(" ")
+    if not address or not code:
+        return None
+    command = f"notebook-cluster share --dial {address} --code {code}"
+    return {"address": address, "code": code, "command": command, "qr": _qr(command)}
+
+
+@cache
+def _qr(text: str) -> str:
+    import segno  # only where somebody is invited
+
+    drawn: str = segno.make(text, error="m", micro=False).svg_data_uri(border=2, dark="#000", light="#fff", scale=4)
+    return drawn
 
 
 def _rank_order(node: NodeView) -> tuple[bool, int, str]:
@@ -71,10 +127,13 @@ def _status(state: ClusterView) -> tuple[str, str]:
     broken = [node.name for node in state.nodes if node.condition in ("lost", "dead", "refused")]
     if broken:
         return plain(f"{', '.join(broken)} {'is' if len(broken) == 1 else 'are'} down"), "bad"
+    asleep = [node.name for node in state.nodes if node.condition == "asleep"]
     if state.cell is not None and state.cell.status == "running":
         return (f"training · {plain(state.jobs[0].phase, 40)}" if state.jobs else "running a cell"), "info"
     if any(node.condition == "starting" for node in state.nodes):
         return "starting", "info"
+    if asleep:
+        return plain(f"{', '.join(asleep)} {'is' if len(asleep) == 1 else 'are'} asleep"), "asleep"
     return ("ready", "good") if state.nodes else ("no nodes yet", "muted")
 
 

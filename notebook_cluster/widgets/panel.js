@@ -1,8 +1,9 @@
-// The live panel. It draws the widget's `state` (see model.py) and sends {action, target, id}; it keeps no state of the
+// The live panel. It draws the widget's `state` (see model.py) and sends {action, target, id, code}; it keeps no state of the
 // cluster. Texts come from other machines: they only ever go through textContent and setAttribute, never through markup.
 
 const SURE_MILLISECONDS = 4000;
 const SILENT_MILLISECONDS = 6000;
+const ANSWER_LEVELS = { running: "info", done: "good", failed: "bad" };
 
 /** An element with a class, attributes and children; a text child becomes a text node. */
 function element(tag, className = "", attributes = {}, children = []) {
@@ -160,21 +161,85 @@ function nodeCard(ask) {
   return { root, update };
 }
 
-function peerRow(ask) {
+/** The field for the code that a peer shows. It stays, with what was typed, until the peer is paired. */
+function codeField(open, peerName, target) {
+  let asked = "";
+  const input = element("input", "nbc-input", { type: "text", autocomplete: "off", spellcheck: "false", maxlength: "64", placeholder: "tiger-lamp-42" });
+  const said = element("span", "nbc-said", { role: "status", "aria-live": "polite" });
+  const submit = () => {
+    if (!input.value.trim() || asked) return;
+    asked = open.ask("add", target(), `Adding ${peerName()}…`, { code: input.value, inline: true });
+    refresh();
+  };
+  const add = button("Add", { className: "nbc-primary", act: submit });
+  const root = element("div", "nbc-pair", {}, [element("span", "nbc-small nbc-muted", {}, ["Its code"]), input, add, said]);
+  root.hidden = true;
+  input.addEventListener("keydown", (event) => {
+    event.stopPropagation(); // JupyterLab has shortcuts on letters
+    if (event.key === "Enter") submit();
+    if (event.key === "Escape") show(root, false);
+  });
+  const refresh = () => {
+    const answer = asked && open.answer(asked);
+    if (answer) {
+      write(said, answer.text);
+      said.className = `nbc-said nbc-${ANSWER_LEVELS[answer.status]}`;
+      if (answer.status !== "running") asked = "";
+      if (answer.status === "failed") input.select();
+      if (answer.status === "done") input.value = "";
+    }
+    add.disabled = Boolean(asked);
+  };
+  return {
+    root,
+    toggle() {
+      show(root, root.hidden);
+      if (!root.hidden) input.focus();
+    },
+    update(needed) {
+      writeAttribute(input, "aria-label", `Code of ${peerName()}`);
+      writeAttribute(add, "aria-label", `Add ${peerName()} with this code`);
+      refresh();
+      if (!needed && !asked) show(root, false);
+    },
+  };
+}
+
+function peerRow(open) {
   let current = null;
   const [name, about, condition] = [element("span", "nbc-node-name nbc-cut"), element("span", "nbc-small nbc-muted"), pill()];
-  const add = button("Add", { className: "nbc-primary", act: () => ask("add", current.name, `Adding ${current.name}…`) });
+  const code = codeField(open, () => current.name, () => current.target);
+  const add = button("Add", { className: "nbc-primary", act: () => current.needs_code ? code.toggle() : open.ask("add", current.target, `Adding ${current.name}…`) });
   return {
-    root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, add]),
+    root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, add, code.root]),
     update(peer) {
       current = peer;
+      code.update(peer.needs_code);
       const why = peer.condition === "connected" ? "" : peer.blocked;
       write(name, peer.name);
-      write(about, [peer.device, peer.address, why || peer.found].filter(Boolean).join(" · "));
+      const how = peer.needs_code ? "shows a code" : "";
+      write(about, [peer.device, peer.address, why || peer.found, how].filter(Boolean).join(" · "));
       condition.update(peer.level, peer.condition);
       add.disabled = Boolean(peer.blocked);
       writeAttribute(add, "title", peer.blocked || `Add ${peer.name} to the cluster`);
       writeAttribute(add, "aria-label", peer.blocked ? `Add ${peer.name}: ${peer.blocked}` : `Add ${peer.name}`);
+    },
+  };
+}
+
+function invitation() {
+  const [code, command] = [element("div", "nbc-invited-code"), element("div", "nbc-small nbc-code nbc-command")];
+  const words = element("div", "", {}, [element("div", "nbc-small nbc-muted", {}, ["A machine joins this cluster with the code"]), code, command]);
+  const root = element("div", "nbc-invitation", { role: "note", "aria-label": "Invitation" }, [words]);
+  let picture = null;
+  return {
+    root,
+    update(invited) {
+      write(code, invited.code);
+      write(command, invited.command);
+      if (!invited.qr.startsWith("data:image/svg+xml")) return;
+      if (!picture) root.prepend((picture = element("img", "", { alt: "QR code of the command" })));
+      writeAttribute(picture, "src", invited.qr);
     },
   };
 }
@@ -194,38 +259,46 @@ function eventLine() {
 
 function answerLine() {
   const root = element("div", "nbc-answer");
-  const levels = { running: "info", done: "good", failed: "bad" };
   return {
     root,
     update(answer) {
-      root.className = `nbc-answer nbc-${levels[answer.status]}`;
+      root.className = `nbc-answer nbc-${ANSWER_LEVELS[answer.status]}`;
       write(root, answer.text);
     },
   };
 }
 
-/** What was asked for here and not answered yet: shown at once, replaced by the kernel's answer with the same id. */
+/**
+ * What was asked for here and not answered yet: shown at once, replaced by the kernel's answer with the same id. Those
+ * asked `inline` are shown by who asked, with answer(), and not in the list.
+ */
 function questions(model, redraw) {
   let asked = [];
+  const inline = new Set();
   const forget = (answers) => {
     const known = new Set(answers.map((answer) => answer.id));
     asked = asked.filter((question) => !known.has(question.id));
   };
   return {
-    ask(action, target, text) {
+    ask(action, target, text, { code = "", inline: shownElsewhere = false } = {}) {
       const id = `${Date.now()}-${Math.random().toString(36).slice(2)}`;
+      if (shownElsewhere) inline.add(id);
       asked.push({ id, text, status: "running" });
-      model.send({ action, target, id });
+      model.send(code ? { action, target, id, code } : { action, target, id });
       redraw();
       setTimeout(() => {
         const silent = asked.find((question) => question.id === id);
         if (silent) Object.assign(silent, { status: "failed", text: `${text} No answer from the notebook's kernel yet.` });
         if (silent) redraw();
       }, SILENT_MILLISECONDS);
+      return id;
+    },
+    answer(id) {
+      return [...model.get("state").answers, ...asked].find((answer) => answer.id === id);
     },
     shown(answers) {
       forget(answers);
-      return [...answers, ...asked];
+      return [...answers, ...asked].filter((answer) => !inline.has(answer.id));
     },
   };
 }
@@ -252,6 +325,7 @@ function render({ model, el }) {
   const head = element("div", "nbc-row nbc-wrap", {}, [name, status.root, element("span", "nbc-grow"), stopCell, save, stop]);
   const answers = element("div", "nbc-answers", { role: "status", "aria-live": "polite" });
   const notice = element("div", "nbc-answer nbc-warning", { role: "note" });
+  const invited = invitation();
   const facts = element("div", "nbc-facts");
   const [cellWord, cellSource] = [element("span", "nbc-muted"), element("span", "nbc-code nbc-cut nbc-grow")];
   const cell = element("div", "nbc-cell nbc-row", {}, [cellWord, cellSource]);
@@ -261,7 +335,7 @@ function render({ model, el }) {
   const peers = element("div", "nbc-peers", { role: "list", "aria-label": "Peers" });
   const eventsHeading = element("div", "nbc-heading", {}, ["Events"]);
   const events = element("div", "nbc-events", { role: "log", "aria-live": "polite", "aria-label": "Events", tabindex: "0" });
-  const root = element("div", "nbc-panel", { role: "region" }, [head, answers, notice, facts, cell, nodes, none, peersHeading, peers, eventsHeading, events]);
+  const root = element("div", "nbc-panel", { role: "region" }, [head, answers, notice, invited.root, facts, cell, nodes, none, peersHeading, peers, eventsHeading, events]);
 
   function update() {
     const state = model.get("state");
@@ -274,13 +348,14 @@ function render({ model, el }) {
     writeAttribute(save, "title", state.can_checkpoint ? `Save ${state.checkpoint_name}` : "No training has begun: nothing to save");
     reconcile(answers, open.shown(state.answers), (answer) => answer.id, answerLine);
     write(notice, state.notice);
+    if (state.invitation) invited.update(state.invitation);
     reconcile(facts, state.facts, (fact) => fact.label, factTile);
     if (state.cell) write(cellWord, `Cell ${state.cell.id} ${state.cell.status} ${state.cell.time}`);
     if (state.cell) write(cellSource, state.cell.source);
     reconcile(nodes, state.nodes, (node) => node.name, () => nodeCard(ask));
-    reconcile(peers, state.peers, (peer) => `${peer.key} ${peer.name}`, () => peerRow(ask));
+    reconcile(peers, state.peers, (peer) => `${peer.key} ${peer.name}`, () => peerRow(open));
     reconcile(events, [...state.events].reverse(), (event) => `${event.time} ${event.text}`, eventLine);
-    for (const [part, visible] of [[notice, state.notice], [cell, state.cell], [none, !state.nodes.length], [peersHeading, state.peers.length], [eventsHeading, state.events.length]]) show(part, Boolean(visible));
+    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [cell, state.cell], [none, !state.nodes.length], [peersHeading, state.peers.length], [eventsHeading, state.events.length]]) show(part, Boolean(visible));
   }
 
   model.on("change:state", update);

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 from notebook_cluster.widgets.actions import Actions
@@ -239,6 +241,8 @@ def _widget_kernel() -> Any:
 
 
 def _static_bundle(state: ClusterView, series: Sequence[Series] = (), ended: str = "") -> dict[str, str]:
+    # It is saved with the notebook: no code stands in it.
+    state = msgspec.structs.replace(state, invitation="")
     return {
         "text/html": render_html(state, series, ended=ended),
         "text/plain": render_text(state, series, ended=ended),

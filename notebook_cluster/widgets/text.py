@@ -21,6 +21,8 @@ def render_text(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     model = panel_model(state, ended)
     lines = [f"cluster {model['name']} · {model['status']}"]
     lines.append(" · ".join(_fact(fact) for fact in model["facts"]))
+    if model["invitation"]:
+        lines.append(f"peers may join, on each: {model['invitation']['command']}")
     if model["cell"]:
         lines.append(_cell(model["cell"]))
     lines += ["", *_nodes(model["nodes"], Curves(series))]
@@ -70,7 +72,7 @@ def _nodes(nodes: list[dict[str, Any]], curves: Curves) -> list[str]:
             [node["rank"], node["name"], node["device"], f"{memory['used']} of {memory['total']}", memory["peak"]]
             + [node["step"], node["loss"], node["round"], state, sparkline(curves.get(node["name"], "loss").value)]
         )
-    return _table(rows, right={0, 3, 4, 5, 6, 7})
+    return aligned(rows, right={0, 3, 4, 5, 6, 7})
 
 
 def _peers(peers: list[dict[str, Any]]) -> list[str]:
@@ -78,12 +80,15 @@ def _peers(peers: list[dict[str, Any]]) -> list[str]:
     for peer in peers:
         rows.append(
             [peer["name"], peer["device"], peer["address"], f"{peer['condition']}, {peer['found']}"]
-            + [f"no: {peer['blocked']}" if peer["blocked"] else "yes"]
+            + [f"no: {peer['blocked']}" if peer["blocked"] else "with its --code" if peer["needs_code"] else "yes"]
         )
-    return _table(rows)
+    return aligned(rows)
 
 
-def _table(rows: list[list[str]], right: frozenset[int] | set[int] = frozenset()) -> list[str]:
+def aligned(rows: list[list[str]], right: frozenset[int] | set[int] = frozenset()) -> list[str]:
+    """``rows``, all of one length, as lines with aligned columns; the columns ``right`` end at their right edge."""
+    if not rows:
+        return []
     widths = [max(_width(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

@@ -1,0 +1,254 @@
+"""The doctor: asks every connected agent about its machine, measures the ways between them, and says what is wrong.
+
+What it asks is in :mod:`.questions`; what it says is made in :mod:`.findings`, :mod:`.findings_network` and
+:mod:`.findings_versions`. A peer that does not answer is named, and the others are examined all the same.
+"""
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from notebook_cluster.coordinator import findings as f
+from notebook_cluster.coordinator import findings_network as network
+from notebook_cluster.coordinator import findings_versions as versions
+from notebook_cluster.coordinator.findings import Examined
+from notebook_cluster.coordinator.peer_link import PeerLink
+from notebook_cluster.coordinator.peers import LOCAL
+from notebook_cluster.coordinator.questions import ANSWER_S, Questions
+from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.discovery.reaching import MAX_TARGETS, NO, reach
+from notebook_cluster.discovery.selftest import networks
+from notebook_cluster.protocol.names import distribution_name, is_distribution
+from notebook_cluster.protocol.peer import Diagnosis
+from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.protocol.views import Finding
+from notebook_cluster.security import fingerprint
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+log = logging.getLogger(__name__)
+
+_MAX_HOSTS = 4
+_Targets = dict[str, list[tuple[str, int]]]
+
+
+class Examination:
+    """Examines the cluster of ``hub``, one examination at a time."""
+
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self._questions = Questions(hub)
+        self._one = asyncio.Lock()
+        self._trouble: list[Finding] = []
+
+    def on_diagnosis(self, peer: str, message: Diagnosis, buffers: Sequence[bytes]) -> None:
+        """An agent's answer."""
+        self._questions.answered(peer, message, buffers)
+
+    async def run(self, packages: Sequence[str] = ()) -> list[Finding]:
+        """Everything there is to say, worst first within its subject. Takes a few seconds; half a minute at most.
+
+        Raises:
+            RequestError: one of ``packages`` cannot be the name of a package.
+        """
+        for name in packages:
+            if not is_distribution(name):
+                raise RequestError(
+                    f"{name!r} is not the name of a package: write it as for pip install, without a version"
+                )
+        async with self._one:
+            self._trouble = []
+            return await self._examine(packages)
+
+    async def _examine(self, packages: Sequence[str]) -> list[Finding]:
+        wanted = await asyncio.to_thread(self._imported)
+        wanted += [name for name in map(distribution_name, packages) if name not in wanted]
+        looked, states = await asyncio.gather(
+            asyncio.gather(*(self._look(link, wanted, self._targets(link)) for link in self._connected())),
+            self._links(),
+        )
+        peers = [peer for peer in looked if peer is not None]
+        rates = await self._questions.link_rates([peer.name for peer in peers if not peer.here])
+        peers = [replace(peer, bytes_per_s=rates.get(peer.name)) for peer in peers]
+        measured, pairs = await self._questions.pairs([peer.nodes[0] for peer in peers if peer.nodes])
+        views = [view for view in self._hub.peers.views() if view.name != LOCAL]
+        relayed = [(source, pair.node) for source, pair in measured if pair.relayed]
+        sections: list[Callable[[], list[Finding]]] = [
+            lambda: f.interfaces(peers) + f.twin_interfaces(networks()),
+            lambda: f.multicast(peers) + f.unheard(self._unheard(peers)),
+            lambda: f.same_names((view.name, view.address, fingerprint(view.key)) for view in views if view.key),
+            lambda: f.strangers(views),
+            lambda: network.links(states) + network.reception(peers, self._hub.state.reception),
+            lambda: network.paths(peers, self._ways(peers), relayed),
+            lambda: f.clocks(peers),
+            lambda: versions.versions(peers, wanted),
+            lambda: network.speeds(peers) + network.between_nodes(measured, pairs),
+            lambda: network.rounds(self._hub.rounds.views(), network.slowest_way(peers, measured)),
+            lambda: f.frames(peers),
+        ]
+        return self._trouble + [finding for section in sections for finding in _guarded(section)]
+
+    def _connected(self) -> list[PeerLink]:
+        links = [link for link in self._hub.peers.links.values() if link.condition == "connected" and link.info]
+        return sorted(links, key=lambda link: (link.name != LOCAL, link.name))
+
+    def _imported(self) -> list[str]:
+        """The packages that the cells of this cluster import."""
+        sources = [cell.source for cell in self._hub.state.cells.values()]
+        return versions.distributions(versions.imported_modules(sources))
+
+    # ---- one peer
+
+    async def _look(self, link: PeerLink, wanted: Sequence[str], targets: _Targets) -> Examined | None:
+        """What the agent of ``link`` says; None when it does not answer."""
+        packages = list(dict.fromkeys((*versions.ALWAYS, *wanted)))
+        try:
+            answers = [
+                (await self._questions.ask(link.name, reach=part, packages=packages))[0] for part in _in_parts(targets)
+            ]
+            offset = await self._questions.clock_offset(link.name)
+        except TimeoutError:
+            text = f"{link.name} is connected but did not answer within {ANSWER_S:g} s: is it very busy?"
+            self._trouble.append(f.say("peers", "warning", text, "try again; then end and share it again there"))
+            return None
+        except Exception as error:
+            log.exception("peer %s could not be examined", link.name)
+            text = f"{link.name} could not be examined: {type(error).__name__}: {error}"
+            self._trouble.append(f.say("peers", "error", text, "see coordinator.log of the cluster"))
+            return None
+        reached = {label: answer for one in answers for label, answer in one.reached.items()}
+        assert link.info is not None
+        nodes = [node.name for node in self._hub.state.roster_nodes() if node.peer == link.name]
+        return Examined(
+            link.name, _bounded(msgspec.structs.replace(answers[0], reached=reached), targets, packages),
+            here=link.name == LOCAL, machine=link.info.machine, hosts=_outside(link.info.hosts), nodes=tuple(nodes),
+            offset=offset, round_trip=link.dialer.round_trip, jitter=link.dialer.jitter,
+            dropped=dict(link.dialer.dropped),
+        )  # fmt: skip
+
+    def _targets(self, link: PeerLink) -> _Targets:
+        """What the peer of ``link`` shall try to reach: each other peer's link port and the mesh ports of its nodes."""
+        assert link.info is not None
+        targets: _Targets = {}
+        for other in self._connected():
+            assert other.info is not None
+            if other is link:
+                continue
+            same = other.info.machine == link.info.machine
+            hosts = ["127.0.0.1"] if same else list(_outside(other.info.hosts))
+            known = self._hub.state.peers[other.name]
+            port = known.address.rpartition(":")[2]
+            if known.found_by not in ("local", "dialled") and port.isdigit():
+                targets[f"link {other.name}"] = [(host, int(port)) for host in hosts]
+            for node in self._hub.state.roster_nodes():
+                if node.peer == other.name and node.hello is not None:
+                    targets[f"node {other.name} {node.name}"] = [(host, node.hello.mesh_port) for host in hosts]
+        if self._hub.state.reception and link.name != LOCAL:
+            own = [address for _, address, _ in networks()][:_MAX_HOSTS]
+            targets[network.RECEPTION] = [(address, self._hub.state.reception) for address in own]
+        return {label: pairs for label, pairs in targets.items() if pairs}
+
+    def _ways(self, peers: Sequence[Examined]) -> dict[tuple[str, str], str]:
+        """(from, to) -> empty when everything tried there was reached, else the first reason."""
+        ways: dict[tuple[str, str], str] = {}
+        for peer in peers:
+            for label, answer in sorted(peer.diagnosis.reached.items()):
+                if label == network.RECEPTION:
+                    continue
+                target = label.split(" ")[1]
+                reason = answer.removeprefix(NO) if answer.startswith(NO) else ""
+                ways[peer.name, target] = ways.get((peer.name, target)) or reason
+        return ways
+
+    # ---- the ways from here
+
+    async def _links(self) -> list[network.LinkState]:
+        """How every peer, of this cluster or only found, is reached from here."""
+        views = [view for view in self._hub.peers.views() if view.name != LOCAL]
+        tried = {view.address: self._addresses(view) for view in views if view.condition not in ("connected", "asleep")}
+        answers: dict[str, str] = {}
+        for part in _in_parts({address: pairs for address, pairs in tried.items() if pairs}):
+            answers |= await reach(part)
+        joined = {peer.key for peer in self._hub.state.peers.values()}
+        return [
+            network.LinkState(
+                view.name,
+                view.address,
+                view.condition,
+                view.reason,
+                answers.get(view.address, ""),
+                joined=view.key in joined,
+                remembered=view.found_by == "remembered",
+            )
+            for view in views
+        ]
+
+    def _addresses(self, view: PeerView) -> list[tuple[str, int]]:
+        host, _, port = view.address.rpartition(":")
+        if not port.isdigit() or view.found_by == "dialled":
+            return []
+        known = self._hub.peers.finding.find(view.key)
+        hosts = [host, *(known.hosts if known is not None else ())]
+        return [(host, int(port)) for host in list(dict.fromkeys(hosts))[:_MAX_HOSTS]]
+
+    def _unheard(self, peers: Sequence[Examined]) -> Iterable[tuple[str, str, bool]]:
+        """(peer, address, is in a network of this machine) of peers that mDNS should have shown and did not."""
+        heard = {found.key for found in self._hub.peers.finding.candidates() if found.found_by == "mdns"}
+        own = [ipaddress.IPv4Network(f"{address}/{mask}", strict=False) for _, address, mask in networks() if mask]
+        if any(peer.here and peer.diagnosis.multicast for peer in peers):
+            return
+        for peer in peers:
+            known = self._hub.state.peers[peer.name]
+            if peer.here or peer.diagnosis.multicast or known.key in heard or known.found_by == "mdns":
+                continue
+            neighbour = any(ipaddress.IPv4Address(host) in network for host in peer.hosts for network in own)
+            if neighbour or known.found_by != "dialled":
+                yield peer.name, known.address.removeprefix("tcp://"), neighbour
+
+
+def _guarded(section: Callable[[], list[Finding]]) -> list[Finding]:
+    """What ``section`` says; a peer's odd answer must not hide what the others said."""
+    try:
+        order = ("error", "warning", "info", "ok")
+        return sorted(section(), key=lambda finding: order.index(finding.level))
+    except Exception as error:
+        log.exception("a part of the examination failed")
+        text = f"a part could not be examined: {type(error).__name__}: {error}"
+        return [f.say("doctor", "error", text, "see coordinator.log of the cluster")]
+
+
+def _in_parts(targets: Mapping[str, list[tuple[str, int]]]) -> list[_Targets]:
+    """``targets`` in parts of at most MAX_TARGETS addresses; at least one part, even if it is empty."""
+    parts: list[_Targets] = [{}]
+    count = 0
+    for label, pairs in targets.items():
+        if count + len(pairs) > MAX_TARGETS:
+            parts.append({})
+            count = 0
+        parts[-1][label] = pairs[:MAX_TARGETS]
+        count += len(pairs)
+    return parts
+
+
+def _bounded(said: Diagnosis, targets: Mapping[str, object], packages: Sequence[str]) -> Diagnosis:
+    """``said`` without anything that was not asked for, and without texts of absurd length."""
+    facts = ("python", "platform", "glibc", "cuda", "rocm", "notebook-cluster")
+    return msgspec.structs.replace(
+        said,
+        interfaces=[(name[:40], address[:40]) for name, address in said.interfaces[:32]],
+        multicast=said.multicast[:500],
+        reached={label: answer[:300] for label, answer in said.reached.items() if label in targets},
+        packages={name: version[:60] for name, version in said.packages.items() if name in packages},
+        facts={name: said.facts[name][:100] for name in facts if name in said.facts},
+    )
+
+
+def _outside(hosts: Iterable[str]) -> tuple[str, ...]:
+    """The first few addresses that others can reach."""
+    return tuple(host for host in hosts if f.is_ipv4(host) and not host.startswith("127."))[:_MAX_HOSTS]
