@@ -14,7 +14,10 @@ import msgspec
 import pytest
 import zmq
 
-from notebook_cluster.link import Dialer, LinkSettings
+from notebook_cluster.agent import Agent, AgentSettings, Ready, SharingEvent
+from notebook_cluster.agent.presence import Battery, Sensors
+from notebook_cluster.agent.sleep import SleepWatch
+from notebook_cluster.link import Dialer, LinkSettings, Partner, pair
 from notebook_cluster.protocol import Message
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import Identity, announce, new_identity, withdraw
@@ -57,17 +60,94 @@ class PrivateAgent:
         self.process.stdout.close()
 
 
+class MadeUpSensors(Sensors):
+    """A machine on which nobody works, without a battery, until a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.idle = 1e6
+        self.power: Battery | None = None
+
+    def idle_seconds(self) -> float:
+        return self.idle
+
+    def battery(self) -> Battery | None:
+        return self.power
+
+    def busy_seconds(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+class SharedAgent:
+    """A shared agent in this process, on loopback; ``events`` is what its person was told. Use as ``async with``."""
+
+    def __init__(
+        self, folder: Path, *, name: str = "mini", link: LinkSettings | None = None, sensors: Sensors | None = None,
+        sleep: SleepWatch | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.events: list[SharingEvent] = []
+        self.agent = Agent(
+            AgentSettings(name=name, directory=folder, bind="127.0.0.1", **settings),
+            link,
+            on_event=self.events.append,
+            sensors=sensors or MadeUpSensors(),
+            sleep=sleep,
+        )
+
+    async def __aenter__(self) -> Self:
+        ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.running = asyncio.create_task(self.agent.run(ready.set_result))
+        await asyncio.wait([self.running, ready], return_when=asyncio.FIRST_COMPLETED)
+        if self.running.done():
+            self.running.result()
+        self.ready = ready.result()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.agent.stop("the test is over")
+        await self.running
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """For :class:`AgentClient`."""
+        return {"port": self.ready.port, "public_key": self.ready.public_key}
+
+    async def told(self, kind: str, *words: str, count: int = 1) -> SharingEvent:
+        """The ``count``-th event of ``kind`` whose text has all ``words``, as soon as it is there."""
+        deadline = time.monotonic() + 20
+        while True:
+            found = [e for e in self.events if e.kind == kind and all(word in e.text for word in words)]
+            if len(found) >= count:
+                return found[count - 1]
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited 20 s for the event {kind} {words}; got {self.events[-8:]}")
+            await asyncio.sleep(0.02)
+
+    async def pair(self, identity: Identity, code: str = "", *, port: int = 0, owner: str = "ada@desk") -> Partner:
+        """Pair the coordinator ``identity`` with this agent."""
+        context: zmq.Context[Any] = zmq.Context()
+        try:
+            return await pair(
+                context, f"127.0.0.1:{port or self.ready.pairing_port}", code or self.ready.code,
+                identity_key=identity.public_key, role="cluster", name="digits", owner=owner,
+            )  # fmt: skip
+        finally:
+            context.destroy(linger=0)
+
+
 class AgentClient:
     """A cluster of one agent. Use as ``async with``; every wait has a deadline and names what it waited for."""
 
     def __init__(
         self, ready: dict[str, Any], *, cluster: str = "digits", epoch: int = 1, identity: Identity | None = None,
-        trusted: bool = True, settings: LinkSettings | None = None,
+        trusted: bool = True, settings: LinkSettings | None = None, cluster_name: str = "",
     ) -> None:  # fmt: skip
         self.identity = identity or new_identity()
         self.messages: list[Message] = []
         self.outputs: list[tuple[str, str, list[dict[str, Any]]]] = []
         self.conditions: list[tuple[str, str]] = []
+        self.buffers: list[bytes] = []
+        """Of the last message, not from a kernel, that had some."""
         self._trusted = trusted
         self._changed = asyncio.Event()
         self._context: zmq.Context[Any] = zmq.Context()
@@ -77,6 +157,7 @@ class AgentClient:
             ready["public_key"],
             self.identity,
             cluster=cluster,
+            cluster_name=cluster_name,
             epoch=epoch,
             sender="test",
             on_message=self._on_message,
@@ -173,6 +254,7 @@ class AgentClient:
             self.outputs.append((message.node, message.channel, parts))
         else:
             self.messages.append(message)
+            self.buffers = buffers or self.buffers
         self._changed.set()
 
     def _on_condition(self, condition: str, reason: str) -> None:

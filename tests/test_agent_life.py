@@ -176,7 +176,7 @@ def test_shared_agent_says_who_may_run_code_and_ends_with_ctrl_c(
 def test_shared_agent_stays_when_a_cluster_is_over(agents: Agents, wait_until: Callable[..., Any]) -> None:
     agents("mini")
     key = next(iter(same_user_keys("agent")))
-    port = int(agents.output("mini").split(" on port ")[1].split()[0])
+    port = int(agents.output("mini").split("'mini', port ")[1].split(",")[0])
 
     async def scenario() -> None:
         for cluster in ("one", "two"):

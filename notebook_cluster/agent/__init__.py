@@ -5,14 +5,35 @@ coordinator starts its private agent as ``python -m notebook_cluster.agent --pri
 
 From the outside in:
 
-- :mod:`.service`: :class:`Agent`: sessions with coordinators, leases in time, PeerInfo and samples
-- :mod:`.host`: the nodes of one cluster here; :mod:`.kernel`: one node from StartNode to NodeEnded
+- :mod:`.running`: an agent as a process; :mod:`.service`: :class:`Agent`, from start to end; :mod:`.settings`
+- :mod:`.sharing`: what faces other people: :mod:`.codes` for pairing, :mod:`.coordinators` that are trusted,
+  :mod:`.announcing` over mDNS, :mod:`.dialling` to clusters that cannot come here
+- :mod:`.clusters`: a session with each coordinator; :mod:`.host`: the nodes of one cluster here; :mod:`.kernel`: one
+  node from StartNode to NodeEnded; :mod:`.workplace`: its folders and environment
 - :mod:`.supervisor`: a kernel's process; :mod:`.relay`: its Jupyter channels; :mod:`.control`: its runtime's messages
-- :mod:`.devices`, :mod:`.leases`, :mod:`.sampling`, :mod:`.machine`: what is here, who uses it, how full it is
+- :mod:`.limits`, :mod:`.admission`: what the owner allows, when a node wants to start; :mod:`.life`: afterwards;
+  :mod:`.keeping`: checkpoints before the end
+- :mod:`.presence`, :mod:`.sleep`: is somebody here, and was the machine asleep
+- :mod:`.devices`, :mod:`.leases`, :mod:`.sampling`, :mod:`.machine`, :mod:`.resources`: what is here, who uses it, how
+  full it is; :mod:`.diagnosis`: what the doctor asks
 - :mod:`.watchdog`: ends kernels after a SIGKILL of the agent
+- :mod:`.events`: what the person at the machine is told
 """
 
-from notebook_cluster.agent.service import Agent, run_agent
-from notebook_cluster.agent.settings import DEFAULT_LEASE_S, AgentSettings, Ready
+from notebook_cluster.agent.events import SharingEvent, Tell
+from notebook_cluster.agent.limits import Limits
+from notebook_cluster.agent.running import run_agent
+from notebook_cluster.agent.service import Agent
+from notebook_cluster.agent.settings import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Ready
 
-__all__ = ["DEFAULT_LEASE_S", "Agent", "AgentSettings", "Ready", "run_agent"]
+__all__ = [
+    "DEFAULT_CODE_MINUTES",
+    "DEFAULT_LEASE_S",
+    "Agent",
+    "AgentSettings",
+    "Limits",
+    "Ready",
+    "SharingEvent",
+    "Tell",
+    "run_agent",
+]

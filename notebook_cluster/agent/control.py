@@ -64,6 +64,11 @@ class ControlSocket:
         self._held.pop(identity, None)
         self._held_bytes.pop(identity, None)
 
+    def has_dialled(self, node: str, incarnation: int) -> bool:
+        """Whether the kernel's runtime is there."""
+        identity = routing_id(node, incarnation)
+        return identity in self._expected and identity not in self._held
+
     def send(self, node: str, incarnation: int, body: bytes) -> None:
         """Deliver ``body`` in order, after the runtime has dialled. For a kernel that is gone: dropped and counted."""
         identity = routing_id(node, incarnation)

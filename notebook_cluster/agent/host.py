@@ -4,22 +4,20 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import zmq
-
+from notebook_cluster.agent.admission import Applicant, Refusal
 from notebook_cluster.agent.control import ControlSocket
-from notebook_cluster.agent.devices import Devices
+from notebook_cluster.agent.events import EventKind, SharingEvent
+from notebook_cluster.agent.keeping import CheckpointKeeper
 from notebook_cluster.agent.kernel import Kernel
-from notebook_cluster.agent.leases import DeviceLeases
+from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sampling import MachineSample
-from notebook_cluster.agent.supervisor import KernelOptions, read_tail
-from notebook_cluster.agent.watchdog import Watchdog
+from notebook_cluster.agent.workplace import Workplace
 from notebook_cluster.link import Session
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.peer import (
+    Diagnose,
     FromNode,
     InterruptNode,
     Inventory,
@@ -39,29 +37,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 """For a kernel to end by itself before SIGKILL: user code may hold it."""
-_KEPT_LOGS = 3
-_MAX_LOG_LINES = 10_000
-
-
-class Refusal(Exception):
-    """A node cannot be started; the text is the one-line reason."""
-
-
-@dataclass
-class Resources:
-    """What all clusters on this peer share."""
-
-    peer: str
-    devices: Devices
-    devices_known: asyncio.Event
-    leases: DeviceLeases
-    watchdog: Watchdog
-    context: zmq.Context[zmq.Socket[bytes]]
-    sockets: Path
-    """The agent's 0700 socket folder."""
-    directory: Path
-    """The agent's data folder: ``work/<cluster>/`` and ``logs/<cluster>/``."""
-    leases_changed: Callable[[], None]
+_DIAGNOSES_AT_ONCE = 2
 
 
 class ClusterHost:
@@ -70,26 +46,41 @@ class ClusterHost:
     Args:
         session: the link's session with the cluster's coordinator.
         number: unique within this agent, keeps socket paths short.
+        owner: whose cluster it is, for people.
+        folder: name of its folders for work and logs.
         on_release: called when the coordinator said that the cluster is over.
     """
 
     def __init__(
-        self, session: Session, resources: Resources, number: int, on_release: "Callable[[ClusterHost], None]"
+        self,
+        session: Session,
+        resources: Resources,
+        number: int,
+        *,
+        owner: str,
+        folder: str,
+        on_release: "Callable[[ClusterHost], None]",
     ) -> None:
         self.session = session
         self.name = session.cluster_name
+        self.owner = owner
         self.kernels: dict[str, Kernel] = {}
         self.was_silent = False
         self._closing = False
         self._resources = resources
-        self._number = number
-        self._started = 0
         self._on_release = on_release
-        self._logs: dict[str, Path] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._diagnoses = asyncio.Semaphore(_DIAGNOSES_AT_ONCE)
         self._control = ControlSocket(resources.context, resources.sockets / f"c{number}", self._from_node)
-        self._mesh_sockets = resources.sockets / f"m{number}"
-        self._mesh_sockets.mkdir(mode=0o700)
+        self._keeper = CheckpointKeeper(self._control)
+        self._place = Workplace(
+            resources.peer,
+            resources.directory,
+            folder,
+            resources.sockets / f"k{number}",
+            resources.sockets / f"m{number}",
+        )
+        self._place.mesh_sockets.mkdir(mode=0o700)
         session.on_shortened = self._shortened
 
     def inventory(self) -> Inventory:
@@ -132,7 +123,9 @@ class ClusterHost:
                 if (kernel := self._find(message.node, message.incarnation)) is not None:
                     self._spawn(kernel.end("stopped", 0.0 if message.force else GRACE_S))
             case ReadLog():
-                self._read_log(message)
+                self.session.send(LogLines(node=message.node, lines=self._place.log_lines(message.node, message.lines)))
+            case Diagnose():
+                self._spawn(self._diagnose(message, buffers))
             case Release():
                 self._on_release(self)
             case _:
@@ -141,12 +134,28 @@ class ClusterHost:
     async def end_kernels(self, reason: str, *, asked: bool, grace: float = GRACE_S) -> None:
         """End all kernels of this cluster and take no more orders; returns when they are gone and that is sent."""
         self._closing = True
+        await self.end_nodes(reason, asked=asked, grace=grace)
+
+    async def end_nodes(self, reason: str, *, asked: bool = False, grace: float = GRACE_S) -> None:
+        """End the kernels that are there now; the cluster may start others."""
         await asyncio.gather(*(kernel.end(reason, grace, asked=asked) for kernel in list(self.kernels.values())))
+
+    async def keep_checkpoints(self, reason: str) -> list[str]:
+        """Let every node save its training, see :class:`.keeping.CheckpointKeeper`; returns the folders written."""
+        nodes = [(kernel.node, kernel.incarnation) for kernel in self.kernels.values() if kernel.running]
+        folders: dict[str, None] = {}
+        for node, kept in (await self._keeper.keep(nodes, reason)).items():
+            folders |= dict.fromkeys(kept.folders)
+            if kept.error:
+                self._tell("warning", f"node {node} of cluster {self.name} kept no checkpoint: {kept.error}")
+        if folders:
+            self._tell("kept", f"checkpoint of cluster {self.name} kept in {', '.join(folders)}")
+        return list(folders)
 
     def close(self) -> None:
         """Close the control socket and remove the mesh's; call after :meth:`end_kernels`."""
         self._control.close()
-        shutil.rmtree(self._mesh_sockets, ignore_errors=True)
+        shutil.rmtree(self._place.mesh_sockets, ignore_errors=True)
 
     # ---- starting ----------------------------------------------------------------------------------------------
 
@@ -158,7 +167,7 @@ class ClusterHost:
             return
         reason = ""
         if not is_name(message.node):
-            reason = f"node name {message.node!r} is not usable: use letters, digits, '_', '-' or '.'"
+            reason = f"node name {message.node[:80]!r} is not usable: use letters, digits, '_', '-' or '.'"
         elif present is not None and present.incarnation > message.incarnation:
             reason = f"incarnation {present.incarnation} of {message.node} runs already"
         if reason:
@@ -175,8 +184,11 @@ class ClusterHost:
             await previous.end("stopped", 0.0)
         await self._resources.devices_known.wait()
         try:
-            kernel.device = self._lease(message.device)
-            options = self._options(message, kernel.device)
+            await self._resources.admission.admit(
+                kernel, Applicant(message.node, self.name, self.owner, kernel.unwanted)
+            )
+            kernel.device = self._resources.choose_device(message.device, self.name)
+            options = self._place.options(message, kernel.device, self._resources.devices, self._control.endpoint)
             process = await kernel.start(self._resources.context, options)
         except (Refusal, OSError, ValueError) as error:
             self._refuse(kernel, str(error))
@@ -187,79 +199,35 @@ class ClusterHost:
             self._refuse(kernel, f"it could not be started on {self._resources.peer}: {error!r}")
             return
         self._resources.watchdog.add(process.pid)
-        log.info("node %s of cluster %s runs on %s, pid %d", message.node, self.name, kernel.device, process.pid)
+        log.info("node %s of cluster %s has pid %d", message.node, self.name, process.pid)
+        self._tell(
+            "node-started",
+            f"{self.owner} started node {message.node} of cluster {self.name} on {kernel.device}",
+            message.node,
+        )
         self.session.send(kernel.started())
-        if kernel.ending:
+        if kernel.unwanted.is_set():
             # While it was being started.
             process.kill()
         await kernel.gone.wait()
         self._resources.watchdog.drop(process.pid)
         self._forget(kernel)
         ended = kernel.ended_message()
-        log.info("node %s of cluster %s ended: %s", message.node, self.name, ended.reason)
+        self._tell(
+            "node-ended",
+            f"node {message.node} of cluster {self.name} of {self.owner} ended: {ended.reason}",
+            message.node,
+        )
         self.session.send(ended)
         kernel.over.set()
 
     def _refuse(self, kernel: Kernel, reason: str) -> None:
         self._forget(kernel)
-        log.warning("node %s of cluster %s refused: %s", kernel.node, self.name, reason)
+        self._tell(
+            "node-refused", f"node {kernel.node} of cluster {self.name} of {self.owner} refused: {reason}", kernel.node
+        )
         self.session.send(NodeRefused(node=kernel.node, incarnation=kernel.incarnation, reason=reason))
         kernel.over.set()
-
-    def _lease(self, wanted: str) -> str:
-        """The device to use, leased for this cluster unless it is the processor."""
-        resources = self._resources
-        known = [device.id for device in resources.devices.found]
-        if wanted and wanted not in known:
-            raise Refusal(f"{resources.peer} has no device {wanted!r}: it has {', '.join(known)}")
-        if wanted == "cpu":
-            return wanted
-        for device in [wanted] if wanted else [device.id for device in resources.devices.accelerators()]:
-            holder = resources.leases.take(device, self.name)
-            if holder is None:
-                resources.leases_changed()
-                return device
-            if wanted:
-                raise Refusal(
-                    f"{device} of {resources.peer} is used by {holder}: remove that node there, or use device 'cpu'"
-                )
-        return "cpu"
-
-    def _options(self, message: StartNode, device: str) -> KernelOptions:
-        resources = self._resources
-        self._started += 1
-        if message.directory:
-            directory = Path(message.directory).expanduser()
-            if not directory.is_dir():
-                raise Refusal(f"folder {message.directory!r} does not exist on {resources.peer}: create it there")
-        else:
-            directory = resources.directory / "work" / self.name
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        environment = {
-            "NOTEBOOK_CLUSTER_CONTROL": self._control.endpoint,
-            "NOTEBOOK_CLUSTER_NODE": message.node,
-            "NOTEBOOK_CLUSTER_INCARNATION": str(message.incarnation),
-            "NOTEBOOK_CLUSTER_DEVICE": device,
-            "NOTEBOOK_CLUSTER_SOCKETS": str(self._mesh_sockets),
-        }
-        return KernelOptions(
-            sockets=resources.sockets / f"k{self._number}.{self._started}",
-            log=self._new_log(message),
-            directory=directory,
-            environment=message.environment | resources.devices.environment(device) | environment,
-        )
-
-    def _new_log(self, message: StartNode) -> Path:
-        """A file of this incarnation's own; the oldest of the node are removed."""
-        folder = self._resources.directory / "logs" / self.name / message.node
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        present = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
-        for old in present[: max(0, len(present) - _KEPT_LOGS + 1)]:
-            old.unlink(missing_ok=True)
-        path = folder / f"{message.incarnation}.log"
-        path.unlink(missing_ok=True)
-        self._logs[message.node] = path
-        return path
 
     # ---- small parts -------------------------------------------------------------------------------------------
 
@@ -269,6 +237,8 @@ class ClusterHost:
 
     def _forget(self, kernel: Kernel) -> None:
         self._control.forget(kernel.node, kernel.incarnation)
+        self._resources.admission.leave(kernel)
+        self._keeper.gone(kernel.node, kernel.incarnation)
         if self.kernels.get(kernel.node) is kernel:
             del self.kernels[kernel.node]
         if kernel.device not in ("", "cpu"):
@@ -280,12 +250,17 @@ class ClusterHost:
             kernel.tell_left_out()
 
     def _from_node(self, node: str, incarnation: int, body: bytes) -> None:
-        self.session.send(FromNode(node=node, incarnation=incarnation, body=body))
+        if not self._keeper.take(node, incarnation, body):
+            self.session.send(FromNode(node=node, incarnation=incarnation, body=body))
 
-    def _read_log(self, message: ReadLog) -> None:
-        path = self._logs.get(message.node)
-        lines = read_tail(path, min(max(message.lines, 0), _MAX_LOG_LINES)) if path is not None else []
-        self.session.send(LogLines(node=message.node, lines=lines))
+    async def _diagnose(self, message: Diagnose, buffers: Sequence[bytes]) -> None:
+        from notebook_cluster.agent.diagnosis import diagnose
+
+        async with self._diagnoses:
+            self.session.send(await diagnose(message), buffers)
+
+    def _tell(self, kind: EventKind, text: str, node: str = "") -> None:
+        self._resources.tell(SharingEvent(kind, text, owner=self.owner, cluster=self.name, node=node))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

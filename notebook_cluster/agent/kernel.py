@@ -18,6 +18,8 @@ from notebook_cluster.protocol.peer import FromKernel, KernelChannel, NodeEnded,
 log = logging.getLogger(__name__)
 
 LOG_TAIL_LINES = 20
+MAX_EARLY_BYTES = 256 << 20
+"""That wait for a kernel which is not up yet; as much as one message of the link may have."""
 _DRAIN_S = 0.05
 """Between the end of the process and the last look at its sockets: its last words may still be on their way."""
 
@@ -29,7 +31,7 @@ class Kernel:
         node, incarnation, device: as in NodeStarted.
         gone: set when the process is gone and its sockets are closed.
         over: set by the owner when nothing of the node is left: NodeEnded or NodeRefused is sent, the device is free.
-        ending: somebody here wants it to end.
+        unwanted: set when somebody here wants it to end.
     """
 
     def __init__(self, node: str, incarnation: int, session: Session) -> None:
@@ -40,12 +42,13 @@ class Kernel:
         self.sampler: KernelSampler | None = None
         self.gone = asyncio.Event()
         self.over = asyncio.Event()
-        self.ending = False
+        self.unwanted = asyncio.Event()
         self._end_reason = ""
         self._asked = False
         self._session = session
         self._relay: KernelRelay | None = None
         self._early: list[tuple[KernelChannel, Sequence[bytes]]] = []
+        self._early_bytes = 0
         self._early_interrupt = False
         self._left_out = 0
         self._left_out_of: Sequence[bytes] = ()
@@ -77,7 +80,12 @@ class Kernel:
         return self.process is not None and not self.process.ended.is_set()
 
     def send(self, channel: KernelChannel, parts: Sequence[bytes]) -> None:
-        """Deliver a Jupyter message; see :meth:`KernelRelay.send`."""
+        """Deliver a Jupyter message; see :meth:`KernelRelay.send`. A kernel for which too much waits is ended."""
+        if self._relay is None or not self._relay.live:
+            self._early_bytes += sum(len(part) for part in parts)
+            if self._early_bytes > MAX_EARLY_BYTES:
+                self._give_up()
+                return
         if self._relay is None:
             self._early.append((channel, parts))
         else:
@@ -98,8 +106,9 @@ class Kernel:
 
         ``reason`` and ``asked`` (by the coordinator) go into NodeEnded; those of the first call count.
         """
-        if not self.ending:
-            self.ending, self._end_reason, self._asked = True, reason, asked
+        if not self.unwanted.is_set():
+            self._end_reason, self._asked = reason, asked
+            self.unwanted.set()
         if self.running:
             assert self.process is not None
             if grace > 0 and self._relay is not None:
@@ -122,7 +131,7 @@ class Kernel:
             node=self.node,
             incarnation=self.incarnation,
             asked=self._asked,
-            reason=self._end_reason if self.ending else self.process.reason(),
+            reason=self._end_reason if self.unwanted.is_set() else self.process.reason(),
             log_tail=self.log_lines(LOG_TAIL_LINES),
         )
 
@@ -134,6 +143,15 @@ class Kernel:
         text = f"[notebook-cluster: {count} messages left out: the link was full]\n"
         marker = FromKernel(node=self.node, incarnation=self.incarnation, channel="iopub")
         self._session.send(marker, _stream(self._left_out_of, text))
+
+    def _give_up(self) -> None:
+        """End it, now or as soon as it is started; see :data:`MAX_EARLY_BYTES`."""
+        if not self.unwanted.is_set():
+            self._end_reason = f"over {MAX_EARLY_BYTES >> 20} MiB were sent to it before it was up: start it again"
+            self.unwanted.set()
+        self._early.clear()
+        if self.process is not None:
+            self.process.kill()
 
     # ---- from the kernel ---------------------------------------------------------------------------------------
 

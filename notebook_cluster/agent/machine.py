@@ -7,14 +7,13 @@ import os
 import platform
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from notebook_cluster.agent.devices import Devices
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
-from notebook_cluster.protocol.peer import PeerInfo
+from notebook_cluster.protocol.peer import Device, PeerInfo
 
 _PACKAGES = ("notebook-cluster", "ipykernel", "ipython", "numpy", "torch", "mlx", "safetensors")
 
@@ -57,12 +56,20 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def describe(name: str, devices: Devices, packages: dict[str, str], leased: Mapping[str, str]) -> PeerInfo:
+def describe(
+    name: str,
+    devices: Sequence[Device],
+    packages: dict[str, str],
+    leased: Mapping[str, str],
+    *,
+    portable: bool,
+    limits: Sequence[str],
+) -> PeerInfo:
     """The PeerInfo of peer ``name``. ``leased``: device id -> name of the cluster that uses it."""
     return PeerInfo(
         name=name,
         machine=machine_id(),
-        devices=devices.found,
+        devices=list(devices),
         hosts=host_addresses(),
         python=platform.python_version(),
         platform=f"{sys.platform} {platform.machine()}",
@@ -70,4 +77,6 @@ def describe(name: str, devices: Devices, packages: dict[str, str], leased: Mapp
         protocol=PROTOCOL_VERSION,
         packages=packages,
         leased=dict(leased),
+        portable=portable,
+        limits=list(limits),
     )

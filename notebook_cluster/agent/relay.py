@@ -28,6 +28,9 @@ DELIMITER = b"<IDS|MSG>"
 PARTS = 4
 """header, parent_header, metadata, content"""
 
+MAX_PART_BYTES = 1 << 30
+"""Of one part of a message: a kernel that says more in one go is cut off before the agent has it in memory. What the
+link does not take is left out long before that, with a word in the output."""
 _PROBE_INTERVAL_S = 0.02
 _MAX_REMEMBERED = 10_000
 _EXIT: dict[str, object] = {
@@ -226,6 +229,7 @@ class KernelRelay:
         socket.linger = 0
         socket.sndhwm = 0
         socket.rcvhwm = 0
+        socket.maxmsgsize = MAX_PART_BYTES
         socket.reconnect_ivl = 20
         socket.reconnect_ivl_max = 200
         if channel == "iopub":

@@ -1,7 +1,7 @@
 """Memory and load of the machine, its devices and the kernels, about once a second. All calls are short."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -60,3 +60,40 @@ class MachineSample:
         # psutil keeps one "since the last call" for the whole process, so the processor's own sample is used.
         self.cpu = next((sample.load or 0.0 for sample in self.devices if sample.id == "cpu"), 0.0)
         self.process_memory = devices.process_memory()
+
+
+def memory_of_trees(roots: Iterable[int]) -> dict[int, int]:
+    """Resident bytes of each of ``roots`` (children of this process) with everything that it started.
+
+    Of what it started only the memory that is its own: workers share most of theirs with whom they were forked from.
+    """
+    used = dict.fromkeys(roots, 0)
+    try:
+        processes = {process.pid: process for process in psutil.Process().children(recursive=True)}
+    except psutil.Error:
+        return used
+    parents: dict[int, int] = {}
+    for pid, process in processes.items():
+        try:
+            parents[pid] = process.ppid()
+        except psutil.Error:
+            continue
+    for pid in parents:
+        root: int | None = pid
+        while root is not None and root not in used:
+            root = parents.get(root)
+        if root is not None:
+            used[root] += _resident(processes[pid], whole=pid == root)
+    return used
+
+
+def _resident(process: psutil.Process, *, whole: bool) -> int:
+    try:
+        if not whole:
+            try:
+                return int(process.memory_full_info().uss)
+            except psutil.AccessDenied:
+                pass
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

@@ -3,105 +3,109 @@
 import asyncio
 import logging
 import os
-import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import zmq
 
+from notebook_cluster.agent.admission import Admission
+from notebook_cluster.agent.clusters import Clusters
+from notebook_cluster.agent.coordinators import Coordinators
 from notebook_cluster.agent.devices import Devices
-from notebook_cluster.agent.host import GRACE_S, ClusterHost, Resources
-from notebook_cluster.agent.leases import DeviceLeases
-from notebook_cluster.agent.machine import describe, machine_id, package_versions
-from notebook_cluster.agent.sampling import MachineSample
+from notebook_cluster.agent.events import SharingEvent, Tell
+from notebook_cluster.agent.life import Life
+from notebook_cluster.agent.machine import host_addresses, package_versions
+from notebook_cluster.agent.presence import Presence, Sensors
+from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.settings import AgentSettings, Ready, lock_data_folder
+from notebook_cluster.agent.sharing import Sharing
+from notebook_cluster.agent.sleep import SleepWatch
 from notebook_cluster.agent.watchdog import Watchdog
-from notebook_cluster.link import Condition, LinkSettings, Listener, Session
-from notebook_cluster.protocol.peer import Farewell, PeerInfo, Released
+from notebook_cluster.link import LinkSettings, Listener, PairingError
 from notebook_cluster.security import (
+    Gate,
+    Identity,
+    Trusted,
     announce,
+    fingerprint,
     load_identity,
     new_identity,
     private_directory,
     private_socket_directory,
-    runtime_directory,
-    same_user_keys,
     withdraw,
 )
 
-if TYPE_CHECKING:
-    from notebook_cluster.discovery import Advertiser
-
 log = logging.getLogger(__name__)
 
+_SERIOUS = ("attempt", "code-dead", "trust-removed", "limit", "warning")
+_TRUST_S = 0.5
+"""Between two looks at whom the agent trusts."""
 _SAMPLE_S = 1.0
 _LOOK_EVERY = 5
 """Samples between two looks at what changes rarely: addresses, leases of other agents, mDNS."""
 
 
 class Agent:
-    """Starts with :meth:`run`, ends with :meth:`stop` (or by itself when it is private and has no cluster left)."""
+    """Starts with :meth:`run`, ends with :meth:`stop` (or by itself when it is private and has no cluster left).
+
+    Args:
+        on_event: hears what happens; see :class:`.events.SharingEvent`.
+        devices, sensors, sleep: what this machine has and tells; given by tests.
+    """
 
     def __init__(
-        self, settings: AgentSettings, link_settings: LinkSettings | None = None, devices: Devices | None = None
+        self,
+        settings: AgentSettings,
+        link_settings: LinkSettings | None = None,
+        devices: Devices | None = None,
+        *,
+        on_event: Tell = lambda event: None,
+        sensors: Sensors | None = None,
+        sleep: SleepWatch | None = None,
     ) -> None:
         self._settings = settings
         self._devices = devices or Devices()
         self._link_settings = link_settings
-        self._hosts: dict[str, ClusterHost] = {}
-        self._hosts_made = 0
-        self._sent: dict[str, PeerInfo] = {}
-        self._packages: dict[str, str] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self._sampling: asyncio.Task[None] | None = None
+        self._on_event = on_event
+        self._sensors = sensors or Sensors()
+        self._sleep = sleep or SleepWatch()
+        self._presence = Presence(self._sensors)
+        self._admission = Admission(settings.name, settings.limits, self._presence, self._tell)
+        self._watching: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._reason = ""
-        self._advertiser: Advertiser | None = None
-        self._problem = ""
-        self._empty_since = time.monotonic()
+        self._sharing: Sharing | None = None
 
     async def run(self, on_ready: Callable[[Ready], None]) -> str:
         """Serve until stopped; returns the reason of the end.
 
         Raises:
-            OSError: the port is taken, or an agent of this name runs on this machine; one line with the way out.
+            OSError: a port is taken, an agent of this name runs on this machine, or the cluster to go to cannot be
+                joined; one line with the way out.
+            ValueError: the code is unusable, or the key of the cluster to go to has changed.
         """
         settings = self._settings
         private_directory(settings.directory)
         lock = None if settings.private else lock_data_folder(settings)
         identity = new_identity() if settings.private else load_identity(settings.directory)
+        self._coordinators = Coordinators(settings.directory)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        gate = Gate(context)
         self._listener = Listener(
             context,
             f"tcp://{settings.bind}:{settings.port}",
             identity,
-            authorise=lambda key: same_user_keys("coordinator").get(key),
-            on_session=self._new_session,
+            authorise=self._coordinators.authorise,
+            on_session=lambda session: self._clusters.new_session(session),
             settings=self._link_settings,
+            gate=gate,
         )
-        port = self._listener.start()
-        sockets = private_socket_directory()
-        self._resources = self._make_resources(sockets)
-        announcement = announce("agent", identity.public_key, settings.name)
-        advertising: asyncio.Task[None] | None = None
         try:
-            on_ready(Ready(public_key=identity.public_key, port=port, pid=os.getpid(), name=settings.name))
-            await self._warm_up()
-            if not settings.private:
-                advertising = asyncio.create_task(self._advertise(identity.public_key, port))
-            self._sampling = asyncio.create_task(self._sample_always())
-            await self._stopping.wait()
+            port = self._listener.start()
+            await self._serve(identity, context, gate, port, on_ready)
         finally:
-            withdraw(announcement)
-            await asyncio.gather(self._end_everything(), self._withdraw_from_network(advertising))
-            self._resources.watchdog.close()
-            self._resources.leases.close()
-            # Kernels that had to be killed leave sockets behind.
-            shutil.rmtree(sockets, ignore_errors=True)
-            self._resources.context.destroy(linger=0)
+            gate.close()
             context.destroy(linger=0)
             if lock is not None:
                 lock.close()
@@ -114,20 +118,109 @@ class Agent:
             log.info("ends: %s", reason)
             self._stopping.set()
 
+    # ---- for the person at this machine --------------------------------------------------------------------------
+
+    def answer(self, ticket: int, allowed: bool) -> bool:
+        """Say whether the node of a ``confirm`` event may start; False when nobody waits for it any more."""
+        return self._admission.answer(ticket, allowed)
+
+    def new_code(self) -> str:
+        """Open a fresh code, for one coordinator, in the place of the one that is open; returns it.
+
+        Raises:
+            OSError: the pairing port is taken.
+            RuntimeError: this agent is private, or has ended.
+        """
+        return self._shared().codes.new()
+
+    async def join(self, address: str, code: str = "") -> Trusted:
+        """Go to the cluster at ``address`` ("HOST:PORT") and serve it from here on; ``code`` may be empty when it was
+        paired before. Returns whose it is.
+
+        Raises:
+            PairingError: it cannot be reached, the code is wrong, or it is not known and there is no code.
+            ValueError: its owner is known with another key, or ``address`` is none.
+            RuntimeError: this agent is private, or has ended.
+        """
+        return await self._shared().join(address, code)
+
+    def _shared(self) -> Sharing:
+        if self._sharing is None or self._stopping.is_set():
+            raise RuntimeError(f"{self._settings.name} is not shared: start 'notebook-cluster share' first")
+        return self._sharing
+
     # ---- start and end -----------------------------------------------------------------------------------------
 
+    async def _serve(
+        self,
+        identity: Identity,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        gate: Gate,
+        port: int,
+        on_ready: Callable[[Ready], None],
+    ) -> None:
+        """From the open port to the end of the last kernel."""
+        settings = self._settings
+        sockets = private_socket_directory()
+        self._resources = self._make_resources(sockets)
+        self._clusters = Clusters(self._resources, self._coordinators, self._cluster_ended)
+        self._life = Life(self._clusters, self._resources, self._presence, lease=settings.lease, stop=self.stop)
+        announcement = announce("agent", identity.public_key, settings.name)
+        try:
+            if not settings.private:
+                self._sharing = Sharing(
+                    settings,
+                    identity,
+                    context,
+                    coordinators=self._coordinators,
+                    listener=self._listener,
+                    port=port,
+                    gate=gate,
+                    devices=self._devices,
+                    tell=self._tell,
+                )
+                await self._open_to_others(self._sharing)
+            on_ready(self._ready(identity.public_key, port))
+            await self._warm_up()
+            if self._sharing is not None:
+                self._sharing.announcer.start()
+            self._watching = [asyncio.create_task(watch()) for watch in (self._watch_trust, self._watch_machine)]
+            await self._stopping.wait()
+        finally:
+            withdraw(announcement)
+            sharing = [self._sharing.close()] if self._sharing is not None else []
+            await asyncio.gather(self._end_everything(), *sharing)
+            self._resources.close()
+
+    async def _open_to_others(self, sharing: Sharing) -> None:
+        try:
+            await sharing.start()
+        except PairingError as error:
+            raise OSError(str(error)) from None
+
+    def _ready(self, public_key: str, port: int) -> Ready:
+        codes = self._sharing.codes if self._sharing is not None else None
+        return Ready(
+            public_key=public_key,
+            port=port,
+            pid=os.getpid(),
+            name=self._settings.name,
+            pairing_port=codes.port if codes is not None else 0,
+            code=codes.code if codes is not None else "",
+            hosts=host_addresses(),
+            fingerprint=fingerprint(public_key),
+        )
+
     def _make_resources(self, sockets: Path) -> Resources:
-        # The kernels' sockets have a context of their own: one I/O thread less in the way of the link.
         return Resources(
             peer=self._settings.name,
             devices=self._devices,
-            devices_known=asyncio.Event(),
-            leases=DeviceLeases(runtime_directory() / "leases", machine_id()),
             watchdog=Watchdog(sockets),
-            context=zmq.Context(),
             sockets=sockets,
             directory=self._settings.directory,
-            leases_changed=self._tell_peer_info,
+            leases_changed=lambda: self._clusters.tell_peer_info(),
+            admission=self._admission,
+            tell=self._tell,
         )
 
     async def _warm_up(self) -> None:
@@ -135,168 +228,80 @@ class Agent:
         await asyncio.to_thread(self._look_around)
         log.info("devices: %s", self._devices.summary())
         self._resources.devices_known.set()
-        self._tell_peer_info()
+        self._clusters.tell_peer_info()
 
     def _look_around(self) -> None:
         self._devices.probe()
         import jupyter_client.manager  # noqa: F401
 
-        self._packages = package_versions()
-
-    async def _advertise(self, public_key: str, port: int) -> None:
-        """Say on the network that this peer is here. A network without mDNS must not end the sharing."""
-
-        def start() -> "Advertiser":
-            from notebook_cluster.discovery import Advertiser
-
-            advertiser = Advertiser(self._settings.name, public_key, port, self._devices.summary())
-            advertiser.start()
-            return advertiser
-
-        try:
-            self._advertiser = await asyncio.to_thread(start)
-        except Exception as error:
-            log.warning("this machine is not announced over mDNS: %s", error)
-
-    def _check_visibility(self) -> None:
-        problem = self._advertiser.problem if self._advertiser is not None else ""
-        if problem and problem != self._problem:
-            log.warning("this machine cannot be seen over mDNS: %s", problem)
-        self._problem = problem
-
-    async def _withdraw_from_network(self, advertising: "asyncio.Task[None] | None") -> None:
-        if advertising is not None:
-            await advertising
-        if self._advertiser is not None:
-            await asyncio.to_thread(self._advertiser.close)
+        self._clusters.packages = package_versions()
+        self._clusters.portable = self._sensors.battery() is not None
 
     async def _end_everything(self) -> None:
-        if self._sampling is not None:
-            self._sampling.cancel()
-        # Clusters that are being ended already.
-        await asyncio.gather(*self._ending, return_exceptions=True)
-        hosts = list(self._hosts.values())
-        for host in hosts:
-            host.session.send(Farewell(reason=self._reason or "the agent ended"))
-        await asyncio.gather(*(host.end_kernels("agent ended", asked=False, grace=GRACE_S / 2) for host in hosts))
+        for task in self._watching:
+            task.cancel()
+        self._life.close()
+        await self._clusters.end_all(self._reason or "the agent ended")
         await self._listener.close(flush=1.0)
-        for host in hosts:
-            host.close()
+        self._clusters.close()
 
-    # ---- sessions ----------------------------------------------------------------------------------------------
-
-    def _new_session(self, session: Session) -> None:
-        self._hosts_made += 1
-        host = ClusterHost(session, self._resources, self._hosts_made, self._released)
-        self._hosts[session.cluster] = host
-        session.on_message = host.handle
-        session.on_condition = lambda condition, reason: self._condition(host, condition, reason)
-        session.on_restart = lambda: self._introduce(host)
-        log.info("cluster %s of %s is served", host.name, same_user_keys("coordinator").get(session.key, "its user"))
-        self._introduce(host)
-
-    def _introduce(self, host: ClusterHost) -> None:
-        """What a coordinator that knows nothing yet must hear first."""
-        host.session.send(host.inventory())
-        self._sent.pop(host.session.cluster, None)
-        self._tell_peer_info()
-
-    def _condition(self, host: ClusterHost, condition: Condition, reason: str) -> None:
-        log.info("cluster %s is %s%s", host.name, condition, f": {reason}" if reason else "")
-        if condition == "connected" and host.was_silent:
-            # The coordinator may have counted this peer's nodes as lost: say which are still here.
-            self._introduce(host)
-        host.was_silent = condition != "connected"
-
-    def _released(self, host: ClusterHost) -> None:
-        self._end_soon(host, "stopped", asked=True)
-
-    def _end_soon(self, host: ClusterHost, reason: str, *, asked: bool) -> None:
-        task = asyncio.create_task(self._end_cluster(host, reason, asked=asked))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
-    async def _end_cluster(self, host: ClusterHost, reason: str, *, asked: bool) -> None:
-        if self._hosts.pop(host.session.cluster, None) is not host:
-            return
-        self._sent.pop(host.session.cluster, None)
-        await host.end_kernels(reason, asked=asked)
-        host.close()
-        log.info("cluster %s is over here: %s", host.name, reason)
-        if asked:
-            host.session.send(Released())
-            await host.session.conversation.flushed(1.0)
-        host.session.close()
-        self._empty_since = time.monotonic()
-        if self._settings.private and not self._hosts:
+    def _cluster_ended(self) -> None:
+        if self._settings.private and not self._clusters.hosts():
             self.stop("its cluster is over")
 
-    # ---- what coordinators are told ----------------------------------------------------------------------------
+    # ---- what happens by the clock -----------------------------------------------------------------------------
 
-    def _tell_peer_info(self) -> None:
-        """PeerInfo to every coordinator that has not heard exactly this."""
-        if not self._resources.devices_known.is_set():
-            return
-        info = describe(
-            self._settings.name, self._devices, self._packages, self._resources.leases.holders(self._accelerators())
-        )
-        for cluster, host in self._hosts.items():
-            if self._sent.get(cluster) != info:
-                self._sent[cluster] = info
-                host.session.send(info)
+    async def _watch_trust(self) -> None:
+        """A removed trust is in force at once, whatever else takes its time."""
+        while True:
+            await asyncio.sleep(_TRUST_S)
+            try:
+                self._check_trust()
+            except Exception:
+                log.exception("could not look whom this machine trusts")
 
-    def _accelerators(self) -> list[str]:
-        return [device.id for device in self._devices.accelerators()]
-
-    async def _sample_always(self) -> None:
-        round_number = 0
+    async def _watch_machine(self) -> None:
+        look = 0
         while True:
             await asyncio.sleep(_SAMPLE_S)
-            self._check_leases()
-            round_number += 1
-            if round_number % _LOOK_EVERY == 0:
-                self._tell_peer_info()
-                self._check_visibility()
-            listening = [host for host in self._hosts.values() if host.session.condition == "connected"]
-            if not listening:
-                continue
+            look += 1
             try:
-                machine = await asyncio.to_thread(MachineSample, self._devices)
-                for host in listening:
-                    host.session.send(host.sample(machine), droppable=True)
+                self._check_sleep()
+                await self._life.check()
+                await self._clusters.sample()
+                if look % _LOOK_EVERY == 0:
+                    self._clusters.tell_peer_info()
+                    if self._sharing is not None:
+                        self._sharing.announcer.check()
             except Exception:
-                # A sample that fails (a device unplugged) must not end the ones after it.
-                log.exception("could not sample this machine")
+                # One look that fails (a device unplugged) must not end the ones after it.
+                log.exception("could not look after this machine")
+            if self._settings.private and not self._clusters.hosts() and self._is_alone():
+                self.stop("no coordinator came within the lease")
 
-    def _check_leases(self) -> None:
+    def _is_alone(self) -> bool:
         """The monotonic clock stands still while a machine sleeps, so this counts awake time only."""
-        now = time.monotonic()
-        for host in list(self._hosts.values()):
-            silent = now - host.session.last_heard
-            if silent > self._settings.lease:
-                log.warning(
-                    "cluster %s: no word from its coordinator for %.0f s, its kernels are ended", host.name, silent
-                )
-                self._end_soon(host, "its coordinator was silent for longer than the lease", asked=False)
-        if self._settings.private and not self._hosts and now - self._empty_since > self._settings.lease:
-            self.stop("no coordinator came within the lease")
+        return time.monotonic() - self._clusters.empty_since > self._settings.lease
 
+    def _check_trust(self) -> None:
+        for entry in self._coordinators.look():
+            reason = f"trust in {entry.owner} was removed"
+            self._tell(SharingEvent("trust-removed", f"{reason}: its kernels are ended", owner=entry.owner))
+            self._listener.revoke(entry.key)
+            if self._sharing is not None:
+                self._sharing.forget(entry.key)
+            self._clusters.end_those_of(entry.key, reason)
 
-def run_agent(settings: AgentSettings, on_ready: Callable[[Ready], None]) -> str:
-    """Run an agent in this process until SIGTERM, SIGINT or SIGHUP, or its own end; returns the reason.
+    def _check_sleep(self) -> None:
+        seconds = self._sleep.check()
+        if seconds:
+            self._tell(SharingEvent("slept", f"this machine was asleep for {seconds:.0f} s"))
+            self._clusters.tell_slept(seconds)
 
-    Raises as :meth:`Agent.run`.
-    """
-
-    async def serve() -> str:
-        agent = Agent(settings)
-        loop = asyncio.get_running_loop()
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            # nohup ignores it, so that sharing goes on after the terminal was closed.
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, agent.stop, f"stopped by {number.name}")
-        return await agent.run(on_ready)
-
-    return asyncio.run(serve())
+    def _tell(self, event: SharingEvent) -> None:
+        log.log(logging.WARNING if event.kind in _SERIOUS else logging.INFO, "%s", event.text)
+        try:
+            self._on_event(event)
+        except Exception:
+            # A terminal that is gone must not end the sharing.
+            log.exception("could not show: %s", event.text)

@@ -1,0 +1,162 @@
+"""Whether a node may start here now, by what the owner of this machine allows."""
+
+import asyncio
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import msgspec
+
+from notebook_cluster.agent.events import EventKind, SharingEvent, Tell
+from notebook_cluster.agent.limits import Limits, gigabytes
+from notebook_cluster.agent.presence import IDLE_AFTER_S, Presence
+from notebook_cluster.protocol.peer import Device
+
+ANSWER_S = 60.0
+"""For the person at the machine to say whether a node may start."""
+
+
+class Refusal(Exception):
+    """A node cannot be started; the text is the one-line reason."""
+
+
+@dataclass(frozen=True)
+class Applicant:
+    """A node that wants to start. ``gone`` is set when it is not wanted any more."""
+
+    node: str
+    cluster: str
+    owner: str
+    gone: asyncio.Event
+
+
+class Admission:
+    """The limits of one agent, applied to all clusters together.
+
+    Args:
+        peer: this machine, as refusals name it.
+        tell: hears the questions to the person here (``confirm``) and their end.
+
+    Attributes:
+        used_memory: resident bytes of all kernels, when they were last counted; for whoever counts.
+        closed: why nothing is started any more; empty as long as it is.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        limits: Limits,
+        presence: Presence,
+        tell: Tell,
+    ) -> None:
+        self.limits = limits
+        self._peer = peer
+        self._presence = presence
+        self._tell = tell
+        self.used_memory = 0
+        self.closed = ""
+        self._admitted: set[Hashable] = set()
+        self._questions: dict[int, asyncio.Future[bool]] = {}
+        self._asked = 0
+
+    async def admit(self, ticket: Hashable, applicant: Applicant) -> None:
+        """Let a node in; ``ticket`` is what :meth:`leave` gets when it is over, also after a refusal.
+
+        Raises:
+            Refusal: a limit is in the way, or the person here said no.
+        """
+        if self.closed:
+            raise Refusal(self.closed)
+        allowed = self.limits.max_nodes
+        if allowed is not None and len(self._admitted) >= allowed:
+            raise Refusal(
+                f"{self._peer} allows {_nodes(allowed)} at a time and has {_nodes(len(self._admitted))}: remove one "
+                "there, or ask its owner for a higher --max-nodes"
+            )
+        self._admitted.add(ticket)
+        memory, used = self.limits.memory_bytes, self.used_memory
+        if memory is not None and used >= memory:
+            raise Refusal(
+                f"nodes on {self._peer} use {gigabytes(used)}, its owner allows {gigabytes(memory)}: remove one "
+                "there, or ask its owner for a higher --memory"
+            )
+        if self.limits.idle_only or self.limits.on_power is not None:
+            await asyncio.to_thread(self._presence.look)
+            if (reason := self.objection()) is not None:
+                raise Refusal(reason)
+        if self.limits.confirm:
+            await self._ask(applicant)
+
+    def leave(self, ticket: Hashable) -> None:
+        """The node is over."""
+        self._admitted.discard(ticket)
+
+    def objection(self) -> str | None:
+        """Why no kernel may run here now, or None."""
+        limits, battery, idle = self.limits, self._presence.battery, self._presence.idle
+        if limits.idle_only and idle < IDLE_AFTER_S:
+            return (
+                f"{self._peer} is shared only while nobody uses it, and somebody did {idle:.0f} s ago: start the node "
+                f"again after {IDLE_AFTER_S:.0f} s without anybody, or ask its owner to share without --idle-only"
+            )
+        if limits.on_power is not None and battery and not battery.plugged and battery.percent < limits.on_power:
+            return (
+                f"{self._peer} is on battery at {battery.percent:.0f} %, below the {limits.on_power:g} % that its "
+                "owner set: plug it in"
+            )
+        return None
+
+    def permits(self, device: Device) -> bool:
+        """Whether nodes may use ``device``."""
+        allowed = self.limits.devices
+        return not allowed or device.id in allowed or device.kind in allowed
+
+    def limited(self, device: Device) -> Device:
+        """``device`` with the memory that nodes may use of it."""
+        allowed = self.limits.memory_bytes
+        if allowed is None or allowed >= device.memory_bytes or not (device.kind == "cpu" or device.unified):
+            return device
+        return msgspec.structs.replace(device, memory_bytes=allowed)
+
+    def answer(self, ticket: int, allowed: bool) -> bool:
+        """What the person here said to the question ``ticket``; False when nobody waits for it any more."""
+        question = self._questions.get(ticket)
+        if question is None or question.done():
+            return False
+        question.set_result(allowed)
+        return True
+
+    async def _ask(self, applicant: Applicant) -> None:
+        """Wait for the person here; Refusal unless it is a yes."""
+        self._asked += 1
+        ticket = self._asked
+        question = self._questions[ticket] = asyncio.get_running_loop().create_future()
+        who = f"{applicant.owner} wants to start node {applicant.node} of cluster {applicant.cluster} here"
+        self._tell(self._event("confirm", f"{who}: allow it?", applicant, ticket))
+        gone = asyncio.ensure_future(applicant.gone.wait())
+        try:
+            await asyncio.wait([question, gone], timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            del self._questions[ticket]
+        if question.done():
+            if not question.result():
+                raise Refusal(f"the person at {self._peer} did not allow it: ask them, then start the node again")
+            return
+        if applicant.gone.is_set():
+            reason = f"it is not wanted any more, before the person at {self._peer} answered"
+        else:
+            reason = (
+                f"nobody at {self._peer} answered within {ANSWER_S:.0f} s: ask its owner, then start the node again"
+            )
+        self._tell(self._event("confirm-over", f"node {applicant.node}: {reason}", applicant, ticket))
+        raise Refusal(reason)
+
+    @staticmethod
+    def _event(kind: EventKind, text: str, applicant: Applicant, ticket: int) -> SharingEvent:
+        return SharingEvent(
+            kind, text, owner=applicant.owner, cluster=applicant.cluster, node=applicant.node, ticket=ticket
+        )
+
+
+def _nodes(count: int) -> str:
+    return f"{count} {'node' if count == 1 else 'nodes'}"

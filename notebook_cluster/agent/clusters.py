@@ -1,0 +1,154 @@
+"""The clusters that one agent serves: a session with each one's coordinator, from the first word to the last."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from notebook_cluster.agent.coordinators import Coordinators
+from notebook_cluster.agent.events import EventKind, SharingEvent
+from notebook_cluster.agent.host import GRACE_S, ClusterHost
+from notebook_cluster.agent.machine import describe
+from notebook_cluster.agent.resources import Resources
+from notebook_cluster.agent.sampling import MachineSample
+from notebook_cluster.link import Condition, Session
+from notebook_cluster.protocol.peer import Farewell, PeerInfo, Released, Slept
+from notebook_cluster.security import fingerprint
+
+log = logging.getLogger(__name__)
+
+
+class Clusters:
+    """Give :meth:`new_session` to the listener.
+
+    Args:
+        on_end: called after a cluster is over here.
+
+    Attributes:
+        packages: versions for PeerInfo; portable: whether this machine has a battery; set once they are known.
+        empty_since: monotonic time since which no cluster is served, when none is.
+    """
+
+    def __init__(self, resources: Resources, coordinators: Coordinators, on_end: Callable[[], None]) -> None:
+        self._resources = resources
+        self._coordinators = coordinators
+        self._on_end = on_end
+        self._hosts: dict[str, ClusterHost] = {}
+        self._made = 0
+        self._sent: dict[str, PeerInfo] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.packages: dict[str, str] = {}
+        self.portable = False
+        self.empty_since = time.monotonic()
+
+    def hosts(self) -> list[ClusterHost]:
+        """The clusters that are served now."""
+        return list(self._hosts.values())
+
+    def new_session(self, session: Session) -> None:
+        """A coordinator that is trusted has opened a session."""
+        self._made += 1
+        own = self._coordinators.is_own(session.key)
+        host = ClusterHost(
+            session,
+            self._resources,
+            self._made,
+            owner=self._coordinators.owner(session.key),
+            # Two people may give their clusters one name.
+            folder=session.cluster_name if own else f"{session.cluster_name}-{fingerprint(session.key)}",
+            on_release=lambda host: self._end_soon(host, "stopped", asked=True),
+        )
+        self._hosts[session.cluster] = host
+        session.on_message = host.handle
+        session.on_condition = lambda condition, reason: self._condition(host, condition, reason)
+        session.on_restart = lambda: self._introduce(host)
+        self._tell_of("cluster-started", f"cluster {host.name} of {host.owner} is served", host)
+        self._introduce(host)
+
+    def _introduce(self, host: ClusterHost) -> None:
+        """What a coordinator that knows nothing yet must hear first."""
+        host.session.send(host.inventory())
+        self._sent.pop(host.session.cluster, None)
+        self.tell_peer_info()
+
+    def _condition(self, host: ClusterHost, condition: Condition, reason: str) -> None:
+        log.info("cluster %s is %s%s", host.name, condition, f": {reason}" if reason else "")
+        if condition == "connected" and host.was_silent:
+            # The coordinator may have counted this peer's nodes as lost: say which are still here.
+            self._introduce(host)
+        host.was_silent = condition != "connected"
+
+    def _end_soon(self, host: ClusterHost, reason: str, *, asked: bool, grace: float = GRACE_S) -> None:
+        task = asyncio.create_task(self.end_cluster(host, reason, asked=asked, grace=grace))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def end_cluster(self, host: ClusterHost, reason: str, *, asked: bool, grace: float = GRACE_S) -> None:
+        """End the kernels of ``host`` and forget it; ``asked``: by its coordinator."""
+        if self._hosts.get(host.session.cluster) is not host:
+            return
+        del self._hosts[host.session.cluster]
+        self._sent.pop(host.session.cluster, None)
+        await host.end_kernels(reason, asked=asked, grace=grace)
+        host.close()
+        self._tell_of("cluster-ended", f"cluster {host.name} of {host.owner} is over here: {reason}", host)
+        if asked:
+            host.session.send(Released())
+            await host.session.conversation.flushed(1.0)
+        host.session.close()
+        self.empty_since = time.monotonic()
+        self._on_end()
+
+    def end_those_of(self, key: str, reason: str) -> None:
+        """End at once what the coordinators with ``key`` have here."""
+        for host in [host for host in self.hosts() if host.session.key == key]:
+            self._end_soon(host, reason, asked=False, grace=0.0)
+
+    async def end_all(self, reason: str) -> None:
+        """Say farewell for ``reason`` and end all kernels; the sessions stay, for the last words."""
+        # Clusters that are being ended already.
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        for host in self.hosts():
+            host.session.send(Farewell(reason=reason))
+        grace = GRACE_S / 2
+        await asyncio.gather(*(host.end_kernels("agent ended", asked=False, grace=grace) for host in self.hosts()))
+
+    def close(self) -> None:
+        """Remove the sockets of all clusters; call after :meth:`end_all`."""
+        for host in self.hosts():
+            host.close()
+
+    # ---- what coordinators and people are told -----------------------------------------------------------------
+
+    def tell_peer_info(self) -> None:
+        """PeerInfo to every coordinator that has not heard exactly this."""
+        if not self._resources.devices_known.is_set():
+            return
+        info = describe(
+            self._resources.peer,
+            self._resources.shared_devices(),
+            self.packages,
+            self._resources.leases.holders([device.id for device in self._resources.devices.accelerators()]),
+            portable=self.portable,
+            limits=self._resources.admission.limits.lines(),
+        )
+        for cluster, host in self._hosts.items():
+            if self._sent.get(cluster) != info:
+                self._sent[cluster] = info
+                host.session.send(info)
+
+    def _tell_of(self, kind: EventKind, text: str, host: ClusterHost) -> None:
+        self._resources.tell(SharingEvent(kind, text, owner=host.owner, cluster=host.name))
+
+    def tell_slept(self, seconds: float) -> None:
+        """To every coordinator; the link keeps it until they are there again."""
+        for host in self.hosts():
+            host.session.send(Slept(seconds=seconds))
+
+    async def sample(self) -> None:
+        """A PeerSample to every coordinator that is there."""
+        listening = [host for host in self.hosts() if host.session.condition == "connected"]
+        if listening:
+            machine = await asyncio.to_thread(MachineSample, self._resources.devices)
+            for host in listening:
+                host.session.send(host.sample(machine), droppable=True)

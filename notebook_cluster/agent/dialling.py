@@ -1,0 +1,122 @@
+"""Going to a cluster that cannot come here: pairing with its code, then a connection that is kept up."""
+
+import time
+
+import zmq
+
+from notebook_cluster.agent.events import SharingEvent, Tell
+from notebook_cluster.link import DialOut, Listener, PairingError, ask, pair
+from notebook_cluster.security import Trusted, TrustStore, owner
+
+
+class Dialling:
+    """The clusters to which one agent goes.
+
+    Args:
+        name: of the agent; ``key``: its public key.
+        store: the coordinators that it trusts, with the address of each one's reception.
+        listener: has the connections.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        name: str,
+        key: str,
+        store: TrustStore,
+        listener: Listener,
+        tell: Tell,
+    ) -> None:
+        self._context = context
+        self._name = name
+        self._key = key
+        self._store = store
+        self._listener = listener
+        self._tell = tell
+        self._made: dict[str, DialOut] = {}
+
+    async def join(self, address: str, code: str = "") -> Trusted:
+        """Go to the cluster at ``address`` ("HOST:PORT" of its pairing, or without a code also of its reception), and
+        keep the connection; returns whose it is.
+
+        Raises:
+            PairingError: it cannot be reached, the code is wrong, or it is not known and there is no code.
+            ValueError: it has another key than before, or ``address`` is none.
+        """
+        trusted = await self._pair(address, code) if code else await self._known(address)
+        if trusted.address not in self._made:
+            self._made[trusted.address] = self._listener.dial_out(
+                trusted.address,
+                trusted.key,
+                lambda condition, reason: self._changed(trusted, condition, reason),
+            )
+        return trusted
+
+    def forget(self, key: str) -> None:
+        """``key`` is trusted no more, and the listener has ended its connections."""
+        self._made = {address: made for address, made in self._made.items() if made.server_key != key}
+
+    async def _pair(self, address: str, code: str) -> Trusted:
+        partner = await pair(
+            self._context, address, code, identity_key=self._key, role="peer", name=self._name, owner=owner()
+        )
+        trusted = Trusted(
+            name=partner.name,
+            key=partner.key,
+            owner=partner.owner,
+            address=_place(partner.host, partner.port),
+            since=time.time(),
+        )
+        self._store.add(trusted)
+        self._tell(
+            SharingEvent(
+                "paired",
+                f"paired with cluster {partner.name} of {partner.owner} at {address}: they may run code "
+                "here from now on",
+                owner=partner.owner,
+                cluster=partner.name,
+            )
+        )
+        return trusted
+
+    async def _known(self, address: str) -> Trusted:
+        """The cluster at ``address`` that was paired before, at the address where it can be dialled."""
+        entries = [entry for entry in self._store.entries() if entry.address]
+        for entry in entries:
+            if entry.address == address:
+                return entry
+        host = address.rpartition(":")[0]
+        try:
+            here = await ask(self._context, address)
+        except PairingError as error:
+            # Its invitation may be over and the cluster still there.
+            same_host = [entry for entry in entries if entry.address.rpartition(":")[0] == host]
+            if len(same_host) == 1:
+                return same_host[0]
+            raise PairingError(
+                f"no cluster at {address} is known here ({error}): give the code that '%cluster invite' shows there "
+                "with --code"
+            ) from None
+        # A claim so far, but the link accepts nobody but the holder of the pinned key.
+        known = self._store.find(here.key)
+        if known is None:
+            raise PairingError(
+                f"cluster {here.name} of {here.owner} at {address} is not known here: give the code that '%cluster "
+                "invite' shows there with --code"
+            )
+        self._store.set_address(known.key, f"{host}:{here.port}")
+        return self._store.find(known.key) or known
+
+    def _changed(self, trusted: Trusted, condition: str, reason: str) -> None:
+        self._tell(
+            SharingEvent(
+                "dial",
+                f"{trusted.owner} at {trusted.address}: {condition}{f', {reason}' if reason else ''}",
+                owner=trusted.owner,
+                cluster=trusted.name,
+            )
+        )
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,61 @@
+"""Checkpoints that nodes keep before their kernels end without being asked to by their coordinator."""
+
+import asyncio
+from collections.abc import Iterable
+
+from notebook_cluster.agent.control import ControlSocket
+from notebook_cluster.protocol.node import KeepCheckpoint, Kept
+from notebook_cluster.protocol.wire import ProtocolError, decode, encode
+
+KEEP_S = 20.0
+"""For a node to write its checkpoint."""
+_MAX_FOLDERS = 100
+_MAX_TEXT = 500
+
+
+class CheckpointKeeper:
+    """Asks the runtimes of one cluster's kernels; ``control`` is their socket."""
+
+    def __init__(self, control: ControlSocket) -> None:
+        self._control = control
+        self._waiting: dict[tuple[str, int], asyncio.Future[Kept]] = {}
+
+    async def keep(self, nodes: Iterable[tuple[str, int]], reason: str) -> dict[str, Kept]:
+        """Let every one of ``nodes`` (name, incarnation) save its training; node -> what it says, or why it does not.
+
+        Takes at most :data:`KEEP_S` seconds. Kernels without a runtime have no training and are left out.
+        """
+        body = encode(KeepCheckpoint(reason=reason))
+        asked = [node for node in nodes if node not in self._waiting and self._control.has_dialled(*node)]
+        for node in asked:
+            self._waiting[node] = asyncio.get_running_loop().create_future()
+            self._control.send(*node, body)
+        answers = await asyncio.gather(*(self._answer(node) for node in asked))
+        return {name: answer for (name, _), answer in zip(asked, answers, strict=True)}
+
+    def take(self, node: str, incarnation: int, body: bytes) -> bool:
+        """Whether ``body``, from a runtime, was the answer that is waited for. Other messages are not read."""
+        answer = self._waiting.get((node, incarnation))
+        if answer is None or answer.done():
+            return False
+        try:
+            kept: Kept = decode(body, Kept)
+        except ProtocolError:
+            return False
+        folders = [folder[:_MAX_TEXT] for folder in kept.folders[:_MAX_FOLDERS]]
+        answer.set_result(Kept(folders=folders, error=kept.error[:_MAX_TEXT]))
+        return True
+
+    def gone(self, node: str, incarnation: int) -> None:
+        """The kernel is gone."""
+        answer = self._waiting.get((node, incarnation))
+        if answer is not None and not answer.done():
+            answer.set_result(Kept(folders=[], error="its kernel ended"))
+
+    async def _answer(self, node: tuple[str, int]) -> Kept:
+        try:
+            return await asyncio.wait_for(self._waiting[node], KEEP_S)
+        except TimeoutError:
+            return Kept(folders=[], error=f"it did not answer within {KEEP_S:.0f} s")
+        finally:
+            del self._waiting[node]
