@@ -20,6 +20,7 @@ class MeshNode:
     def __init__(self, name: str, directory: Path, incarnation: int = 1, settings: CollectiveSettings | None = None):
         self.name = name
         self.incarnation = incarnation
+        self.mesh_directory = directory
         self.loop = IOThread(f"io-{name}")
         self.loop.start()
         self.mesh = Mesh(self.loop, name, incarnation, socket_directory=directory, host="127.0.0.1")

@@ -96,7 +96,7 @@ def test_a_node_that_is_not_yet_in_the_others_roster_gets_through_later(pair: li
     desk.mesh.set_roster(make_roster([desk], ["one"]))
     desk.loop.call(lambda: None)
     mini.mesh.send("desk", frame(1), b"early")
-    wait_until(lambda: desk.mesh._early or desk.mesh._gate.refused)
+    wait_until(lambda: desk.mesh._early or desk.mesh._listening.gate.refused)
     desk.mesh.set_roster(roster)
     wait_until(lambda: desk.frames == [("mini", frame(1), b"early")])
 
@@ -126,7 +126,7 @@ def test_garbage_is_counted_and_the_mesh_goes_on(pair: list[MeshNode]) -> None:
     outgoing = mini.mesh._outgoing["desk"]
     mini.loop.call(lambda: outgoing.send(b"\xff not a message", b""))
     mini.loop.call(lambda: outgoing.send(b"x" * 100_000, b""))
-    mini.loop.call(lambda: outgoing._socket.send_multipart([b"one", b"frame", b"too many"]))
+    mini.loop.call(lambda: outgoing._connection._socket.send_multipart([b"one", b"frame", b"too many"]))
     mini.mesh.send("desk", frame(2))
     wait_until(lambda: len(desk.frames) == 2)
     assert desk.mesh.dropped == 3

@@ -213,6 +213,15 @@ def test_of_two_the_lowest_rank_counts():
     assert cluster.job.state_hash == "h1"
 
 
+@pytest.mark.parametrize("samples", [float("nan"), float("inf"), -1.0])
+def test_a_count_of_samples_that_cannot_be_is_refused_and_the_round_goes_on(samples):
+    cluster = Cluster().train()
+    cluster.arrive("ab")
+    effects = cluster.arrive("c", samples=samples)
+    assert "counts" in sent(effects, p.Refused, "c")[0].reason
+    assert weights(sent(effects, p.Seal, "a")[0]) == {"a": 0.5, "b": 0.5, "c": 0.0}
+
+
 # ---- an exchange that stands still ---------------------------------------------------------------------------
 
 
@@ -233,6 +242,39 @@ def test_the_node_named_most_is_left_out_and_not_lost():
     assert "round 1 goes on without 'c'" in told(cluster.effects, "warning")[0]
     effects = cluster.prepare("ab", attempt=2)
     assert sent(effects, p.Behind, "c")[0].counted is False
+
+
+def relays(effects):
+    return {effect.waiting + effect.waited_for for effect in effects if isinstance(effect, rounds.Relay)}
+
+
+def test_relays_are_ordered_first_and_only_what_stands_still_with_them_is_left_out():
+    cluster = Cluster().train()
+    cluster.arrive()
+    assert relays(stall(cluster, 103.0, a="c")) == {"ac"}
+    assert relays(stall(cluster, 105.5, a="c", b="c", c="ab")) == {"bc", "ca", "cb"}
+    # Five seconds after the first report the last relays are not old enough to be judged.
+    effects = stall(cluster, 108.0, a="c", b="c", c="ab")
+    assert not relays(effects)
+    assert not sent(effects, p.Seal)
+    assert list(weights(sent(stall(cluster, 110.5, a="c", b="c", c="ab"), p.Seal, "a")[0])) == ["a", "b"]
+
+
+def test_a_relay_that_helps_keeps_the_node_in_the_round():
+    cluster = Cluster().train()
+    cluster.arrive()
+    stall(cluster, 103.0, a="c")
+    cluster.feed(rounds.Tick(107.0))
+    cluster.prepare("abc")
+    cluster.feed(rounds.Tick(120.0))
+    assert cluster.job.round == 1
+    assert not told(cluster.effects, "warning")
+
+
+def test_no_relay_is_ordered_to_a_node_that_is_not_in_the_round():
+    cluster = Cluster().train()
+    cluster.arrive()
+    assert not relays(stall(cluster, 103.0, a=["stranger", "a"]))
 
 
 def test_a_slow_owner_that_still_makes_progress_is_not_left_out():

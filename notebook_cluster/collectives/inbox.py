@@ -24,6 +24,8 @@ from notebook_cluster.collectives.parcels import (
     Transport,
     channel_of,
     is_usable,
+    may_be_kept,
+    reserve,
 )
 from notebook_cluster.protocol.mesh import CellFrame
 from notebook_cluster.protocol.node import CellDone
@@ -48,6 +50,10 @@ class Wait:
 
 
 _Key = tuple[str, Channel, int, int]
+_FRAME_COST = 1024
+"""Bytes that a held frame may take beside its payload."""
+_MOST_PARCELS = 100_000
+"""Values on their way or not asked for yet; more are dropped, and asked for again when they are waited for."""
 
 
 class Inbox:
@@ -131,7 +137,9 @@ class Inbox:
     def on_frame(self, sender: str, header: CellFrame, payload: memoryview) -> None:
         """A frame of another node; ``payload`` is only valid during the call."""
         world = self._world
-        if world is None or header.cell > world.cell:
+        if not is_usable(header):
+            self.dropped += 1
+        elif world is None or header.cell > world.cell:
             self._hold(sender, header, payload)
         elif (header.cell, header.generation) != (world.cell, world.generation) or sender not in world.nodes:
             self.dropped += 1
@@ -140,18 +148,17 @@ class Inbox:
         elif header.name == ACKNOWLEDGE:
             self.outbox.forget(sender, "message", header.operation + 1)
             self._let_senders_go()
-        elif is_usable(header):
+        else:
             self._progress[sender] = time.monotonic()
             self._take(sender, header, payload)
-        else:
-            self.dropped += 1
 
     def _hold(self, sender: str, header: CellFrame, payload: memoryview) -> None:
-        if self._early_bytes + len(payload) > self._settings.held_bytes or len(self._early) > 100_000:
+        size = len(payload) + _FRAME_COST
+        if self._early_bytes + size > self._settings.held_bytes:
             self.dropped += 1  # asked for again when the cell is there
             return
         self._early.append((sender, header, bytes(payload)))
-        self._early_bytes += len(payload)
+        self._early_bytes += size
 
     def _take(self, sender: str, header: CellFrame, payload: memoryview) -> None:
         channel = channel_of(header)
@@ -167,10 +174,11 @@ class Inbox:
         if parcel is None:
             if self._refuse_now(sender, header):
                 return
-            if header.total < 0 or self._parcel_bytes + header.total > self._settings.limit:
+            room = self._settings.limit - self._parcel_bytes
+            if not may_be_kept(header, room) or len(self._parcels) >= _MOST_PARCELS:
                 self.dropped += 1
                 return
-            parcel = self._parcels[key] = Parcel(sender, header, bytearray(header.total))
+            parcel = self._parcels[key] = Parcel(sender, header, reserve(header.total))
             self._parcel_bytes += header.total
         if not parcel.add(header, payload):
             self.dropped += 1

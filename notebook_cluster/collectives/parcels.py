@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from notebook_cluster.collectives.values import expected_bytes
 from notebook_cluster.protocol.mesh import CellFrame
 
 Payload = bytes | bytearray | memoryview
@@ -18,7 +19,11 @@ ACKNOWLEDGE = "ack"
 MESSAGE = "send"
 
 _MAX_TEXT = 64
-"""Longest kind or dtype in a usable header."""
+"""Longest name, kind or dtype, and most dimensions, in a usable header."""
+
+_SMALL_PIECES = 16
+_PIECE_BYTES = 4096
+"""A parcel comes in at most 16 pieces and one for each 4 KiB: each costs memory, however small it is."""
 
 
 class Transport(Protocol):
@@ -72,6 +77,14 @@ class CollectiveSettings:
     """Wait this long without a byte from a node that has finished the cell."""
 
 
+def reserve(size: int) -> memoryview:
+    """``size`` bytes of zeros that take memory only where they are written: announcing much and sending little costs
+    the receiver nothing. MemoryError when the system does not even promise that much."""
+    import numpy
+
+    return numpy.zeros(size, numpy.uint8).data
+
+
 def channel_of(header: CellFrame) -> Channel:
     return "message" if header.name == MESSAGE else "collective"
 
@@ -82,7 +95,7 @@ class Parcel:
 
     sender: str
     header: CellFrame
-    data: bytearray
+    data: memoryview
     pieces: dict[int, int] = field(default_factory=dict)
     received: int = 0
 
@@ -99,6 +112,8 @@ class Parcel:
         fits = header.offset >= 0 and header.offset + len(payload) <= len(self.data) == header.total
         if not same or not fits or header.offset in self.pieces or (header.total and not len(payload)):
             return False
+        if len(self.pieces) > _SMALL_PIECES + len(self.data) // _PIECE_BYTES:
+            return False
         self.data[header.offset : header.offset + len(payload)] = payload
         self.pieces[header.offset] = len(payload)
         self.received += len(payload)
@@ -114,7 +129,19 @@ class Parcel:
 
 def is_usable(header: CellFrame) -> bool:
     """Whether a header from the network may be kept."""
-    return max(len(header.kind), len(header.dtype), len(header.name)) <= _MAX_TEXT and len(header.shape) <= _MAX_TEXT
+    texts = max(len(header.kind), len(header.dtype), len(header.name))
+    numbers = (header.cell, header.generation, header.operation, header.phase, header.offset)
+    return max(texts, len(header.shape)) <= _MAX_TEXT and min(numbers) >= 0
+
+
+def may_be_kept(header: CellFrame, limit: int) -> bool:
+    """Whether the value that a header announces has at most ``limit`` bytes, and not more than its shape."""
+    if not 0 <= header.total <= limit:
+        return False
+    try:
+        return header.kind == "json" or header.total <= expected_bytes(header.kind, header.dtype, header.shape)
+    except ValueError:
+        return False
 
 
 @dataclass

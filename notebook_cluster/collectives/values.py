@@ -28,6 +28,8 @@ _CARRIERS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uin
 
 ARRAY_KINDS = ("numpy", "scalar", "torch", "mlx")
 _MAX_DIMENSIONS = 64
+_MAX_SIZE = 1 << 48
+"""Of one dimension: libraries fail in ways of their own where products leave 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def expected_bytes(kind: str, dtype: str, shape: "tuple[int, ...] | list[int]") 
     """
     if kind not in ARRAY_KINDS or dtype not in _ITEM_BYTES:
         raise ValueError(f"an array of kind {kind[:20]!r}, dtype {dtype[:20]!r} cannot travel between nodes")
-    if len(shape) > _MAX_DIMENSIONS or any(size < 0 for size in shape):
+    if len(shape) > _MAX_DIMENSIONS or any(not 0 <= size <= _MAX_SIZE for size in shape):
         raise ValueError("a shape from another node is not usable")
     return _ITEM_BYTES[dtype] * math.prod(shape)
 

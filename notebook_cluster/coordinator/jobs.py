@@ -128,4 +128,11 @@ class Answer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-Effect = Log | Send | Tell | Answer
+class Relay(msgspec.Struct, frozen=True):
+    """``waiting`` gets nothing from ``waited_for``: their frames may go over the links."""
+
+    waiting: str
+    waited_for: str
+
+
+Effect = Log | Send | Tell | Answer | Relay

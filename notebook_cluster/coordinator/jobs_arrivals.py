@@ -1,5 +1,6 @@
 """What members say about their work: noted here, decided on in :mod:`.jobs_attempts`."""
 
+import math
 from statistics import median
 
 from msgspec import structs
@@ -26,7 +27,9 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
     if message.contribution == participant.refused:  # it crossed the Refused that is on its way there
         message = structs.replace(message, samples=0.0, steps=0, finite=True, norm=0.0)
     change(job, node, arrived=message, active=True, fetching=None, asked=asked, held=held)
-    if not message.finite:
+    if not (math.isfinite(message.samples) and message.samples >= 0):
+        refuse(turn, job, node, f"the work of {node!r} for round {message.round} counts {message.samples} samples")
+    elif not message.finite:
         refuse(
             turn,
             job,
@@ -93,8 +96,15 @@ def on_stalled(turn: Turn, job: Job, node: str, message: Stalled) -> None:
         return
     now = turn.state.now
     stalled = {**attempt.stalled, node: (now, tuple(message.waiting_for))}
-    since = now if attempt.stalled_since is None else attempt.stalled_since
-    job.open = structs.replace(attempt, stalled=stalled, stalled_since=since, sources=())
+    members = {member.name for member in attempt.seal.members} - {node}
+    pairs = {(node, name) for name in message.waiting_for if name in members}
+    new = sorted(pairs - attempt.relayed)
+    for waiting, waited_for in new:
+        turn.relay(waiting, waited_for)
+    # Whether the relay helps is seen from now on.
+    since = now if new or attempt.stalled_since is None else attempt.stalled_since
+    relayed = attempt.relayed | frozenset(new)
+    job.open = structs.replace(attempt, stalled=stalled, stalled_since=since, sources=(), relayed=relayed)
 
 
 def refuse_out_of_scale(turn: Turn, job: Job, names: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from notebook_cluster.coordinator.jobs import Effect, Log, Send, Tell
+from notebook_cluster.coordinator.jobs import Effect, Log, Relay, Send, Tell
 from notebook_cluster.protocol.rounds import Arrived, CatchUp, Commit, Prepared, Register, Saved, Seal
 from notebook_cluster.protocol.wire import Message
 
@@ -22,7 +22,8 @@ class RoundsSettings(msgspec.Struct, frozen=True):
     register_grace: float = 10.0
     """After the first registration in a cell: how long the others are waited for."""
     stall_grace: float = 5.0
-    """After the first STALLED of an attempt: when the node named most is left out."""
+    """After the first STALLED of an attempt, or the last relay that was ordered because of one: when the node named
+    most is left out."""
     silent_grace: float = 60.0
     """The same while a member that is not done reports nothing: it may be busy receiving, or hang."""
     return_grace: float = 30.0
@@ -80,6 +81,9 @@ class Open(msgspec.Struct, frozen=True):
     stalled: dict[str, tuple[float, tuple[str, ...]]] = {}
     """Member -> (when it said so last, whom it waits for)."""
     stalled_since: float | None = None
+    """Since when it stands still with all the relays that were ordered."""
+    relayed: frozenset[tuple[str, str]] = frozenset()
+    """(who waits, for whom): their relay was ordered in this attempt."""
 
 
 class Saving(msgspec.Struct, frozen=True):
@@ -178,6 +182,9 @@ class Turn:
 
     def send(self, node: str, message: Message) -> None:
         self.effects.append(Send(node, message))
+
+    def relay(self, waiting: str, waited_for: str) -> None:
+        self.effects.append(Relay(waiting, waited_for))
 
     def tell(self, level: Literal["info", "warning", "error"], text: str) -> None:
         self.effects.append(Tell(level, text))

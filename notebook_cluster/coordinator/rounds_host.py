@@ -42,6 +42,8 @@ class RoundsHost:
                     self._hub.members.send(effect.node, effect.message)
                 case jobs.Tell():
                     self._hub.tell(effect.level, effect.text)
+                case jobs.Relay():
+                    self._hub.relaying.stalled(effect.waiting, effect.waited_for)
                 case jobs.Answer():
                     self._answer(effect)
 

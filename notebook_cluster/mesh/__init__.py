@@ -5,14 +5,18 @@ of the roster come in. The mesh does not know what frames mean: :mod:`~notebook_
 :mod:`~notebook_cluster.training` do. Frames may be lost when a connection breaks; both of them ask again.
 
 - :mod:`.io_thread`: the one thread that owns all sockets of a node
-- :mod:`.outgoing`: the way to one other node
+- :mod:`.listening`: the sockets on which a node hears the others
+- :mod:`.connection`: the socket to one other node
+- :mod:`.outgoing`: the way to one other node, directly or over the links
+- :mod:`.relay`: how much may be on its way over the links
+- :mod:`.measuring`: how fast the way to another node is
 - :mod:`.mesh`: who is in, who may send, chunk sizes, counters
 
 May import: ``security``, ``protocol``. Called by: ``node`` (and ``collectives`` through its own small Protocol).
 """
 
+from notebook_cluster.mesh.connection import MeshSettings
 from notebook_cluster.mesh.io_thread import IOThread
 from notebook_cluster.mesh.mesh import Mesh
-from notebook_cluster.mesh.outgoing import MeshSettings
 
 __all__ = ["IOThread", "Mesh", "MeshSettings"]

@@ -2,30 +2,43 @@
 
 import contextlib
 import logging
-import os
-import secrets
 import socket as sockets
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
+from msgspec.structs import replace
 
+from notebook_cluster.mesh.connection import MeshSettings, Payload
 from notebook_cluster.mesh.io_thread import IOThread
-from notebook_cluster.mesh.outgoing import MeshSettings, Outgoing, Payload
+from notebook_cluster.mesh.listening import Listening
+from notebook_cluster.mesh.measuring import Done, Measuring
+from notebook_cluster.mesh.outgoing import OWN_TICKET, Outgoing
+from notebook_cluster.mesh.relay import SendRelay, Taken
 from notebook_cluster.protocol import ProtocolError, decode, encode
-from notebook_cluster.protocol.mesh import MeshHeader
-from notebook_cluster.protocol.node import NodeAddress, Roster
-from notebook_cluster.security import Gate, new_identity, serve, user_id
+from notebook_cluster.protocol.mesh import MeshHeader, ProbeFrame
+from notebook_cluster.protocol.node import (
+    MeasurePair,
+    NodeAddress,
+    PairMeasured,
+    RelayFrame,
+    RelayTaken,
+    Roster,
+    UseRelay,
+)
+from notebook_cluster.protocol.wire import Message
+from notebook_cluster.security import new_identity
 
 _log = logging.getLogger(__name__)
 
 OnFrame = Callable[[str, MeshHeader, memoryview], None]
-OnUnreachable = Callable[[str, str], None]
-_DOMAIN = "mesh"
-_MAX_IPC_PATH = 100
-_FRAMES_PER_TURN = 64
+OnUnreachable = Callable[[str, int, str], None]
+_TICK = 0.25
+"""Seconds."""
+_FRAME_COST = 512
+"""Bytes that a held frame may take beside header and payload."""
+_MAX_ANSWERS_WAITING = 1000
+"""Probes of a node to which so many frames wait are not answered."""
 
 
 def free_port() -> int:
@@ -46,16 +59,19 @@ def _as_bytes_view(payload: Payload) -> Payload:
 class Mesh:
     """The mesh end of one node. ``send`` and ``set_roster`` may be called from any thread.
 
-    Two ROUTERs listen: one on TCP with CURVE, where the roster's keys come in and a frame's sender is its ZAP User-Id,
-    and one on ipc in a 0700 folder for nodes of the same peer, where the folder is the lock and the sender is the
-    routing id. To each other node there is one DEALER, made at the first send. A frame is dropped and counted, never
-    an error, when its sender is not in the roster, its header is unknown or over the limits.
+    It listens on TCP, where the roster's keys come in, and for nodes of the same peer on ipc. To each other node there
+    is one way out, dialled when the roster brings a node of another machine (so that it is known early whether it can
+    be reached), else at the first send. Where it cannot, the coordinator may order that frames go over the links. A
+    frame is dropped and counted, never an error, when its sender is not in the roster, its header is unknown or over
+    the limits.
 
     Attributes:
         key: CURVE public key of this kernel (made anew each time), port, ipc: what NodeHello tells the others.
         on_frame: called on the I/O thread with (sender, header, payload); the payload is only valid during the call.
-        on_unreachable: called on the I/O thread, once, with (node, endpoint) when frames found no way for 5 s.
-        bytes_sent, bytes_received, dropped: counters of this node.
+        on_unreachable: called on the I/O thread with (node, incarnation, endpoint) when no connection came about for
+            2 s; once in a generation.
+        send_relay: takes the RelayFrame and RelayTaken messages for the coordinator, in order.
+        bytes_sent, bytes_received: counters of this node.
     """
 
     def __init__(
@@ -74,28 +90,36 @@ class Mesh:
         self.name = name
         self.incarnation = incarnation
         self.on_frame: OnFrame = on_frame or (lambda sender, header, payload: None)
-        self.on_unreachable: OnUnreachable = lambda node, endpoint: None
+        self.on_unreachable: OnUnreachable = lambda node, incarnation, endpoint: None
+        self.send_relay: SendRelay = lambda message: None
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.dropped = 0
-        self.port = 0
-        self.ipc = ""
+        self._dropped = 0
         self._loop = loop
         self._settings = settings or MeshSettings()
         self._identity = new_identity()
         self._outgoing: dict[str, Outgoing] = {}
+        self._generation = -1
+        self._taken = Taken(self._to_relay)
+        self._measuring = Measuring(self._send)
         self._nodes: dict[str, NodeAddress] = {}
         self._users: dict[str, str] = {}
         self._early: deque[tuple[str, bytes, bytes]] = deque()
         self._early_bytes = 0
-        self._routers: list[zmq.Socket[bytes]] = []
-        loop.call(lambda: self._bind(host, socket_directory))
+        self._listening = loop.call(lambda: self._listen(host, socket_directory))
+        self.port, self.ipc = self._listening.port, self._listening.ipc
         loop.at_close(self._close)
-        loop.every(1.0, self._tick)
+        loop.every(_TICK, self._tick)
 
     @property
     def key(self) -> str:
         return self._identity.public_key
+
+    @property
+    def dropped(self) -> int:
+        """Frames dropped so far."""
+        here = sum(outgoing.dropped for outgoing in list(self._outgoing.values()))
+        return self._dropped + self._listening.dropped + here
 
     def send(self, node: str, header: MeshHeader, payload: Payload = b"") -> None:
         """Send one frame, in order with those before it. ``payload`` (at most ``chunk_bytes(node)``) is not copied: it
@@ -127,73 +151,96 @@ class Mesh:
         return self._settings.ipc_chunk if same_peer or node == self.name else self._settings.tcp_chunk
 
     def waiting(self, node: str) -> int:
-        """Frames for ``node`` that wait for a connection or for room."""
+        """Frames for ``node`` that wait for a connection or for room, or are on their way over the links."""
         outgoing = self._outgoing.get(node)
         return outgoing.waiting if outgoing is not None else 0
+
+    def relayed(self, node: str) -> bool:
+        """Whether frames to ``node`` go over the links now."""
+        outgoing = self._outgoing.get(node)
+        return outgoing is not None and outgoing.relaying
+
+    # ---- on the I/O thread: what the coordinator says
+
+    def use_relay(self, message: UseRelay) -> None:
+        """Frames to ``message.node`` may go over the links."""
+        outgoing = self._way_to(message.node)
+        if outgoing is not None and outgoing.address.incarnation == message.incarnation:
+            outgoing.use_relay()
+
+    def relay_taken(self, message: RelayTaken) -> None:
+        """The receiver has taken frames that went over the links."""
+        outgoing = self._outgoing.get(message.node)
+        if outgoing is not None and outgoing.address.incarnation == message.incarnation:
+            outgoing.relay_taken(message.total)
+
+    def relay_frame(self, message: RelayFrame) -> None:
+        """A frame of another node came over the links: the same checks as on a socket."""
+        address, sizes = self._nodes.get(message.node), (len(message.header), len(message.payload))
+        if (
+            address is None
+            or address.incarnation != message.incarnation
+            or sizes[0] > self._settings.header_bytes
+            or sizes[1] > self._settings.tcp_chunk
+        ):
+            self._dropped += 1
+            return
+        self._taken.count(message)
+        self._deliver(f"{message.node}/{message.incarnation}", message.header, memoryview(message.payload), hold=False)
+
+    def measure(self, order: MeasurePair, done: Done) -> None:
+        """Measure the way to ``order.node`` for the doctor; ``done`` gets the result, or the reason why there is
+        none."""
+        node = order.node
+        if node == self.name or node not in self._nodes:
+            done(PairMeasured(ticket=order.ticket, node=node, error=f"{node!r} is not another node of this cluster"))
+            return
+        self._measuring.start(
+            order, self._settings.tcp_chunk, lambda result: done(replace(result, relayed=self.relayed(node)))
+        )
 
     def close(self) -> None:
         """Close every socket and remove the ipc file; the loop goes on."""
         with contextlib.suppress(TimeoutError):
             self._loop.call(self._close)
 
-    def _bind(self, host: str, directory: Path | None) -> None:
-        self._gate = Gate(self._loop.context)
-        self._gate.allow(_DOMAIN, lambda key: self._users.get(key))
-        tcp = self._router()
-        serve(tcp, self._identity, _DOMAIN)
-        tcp.setsockopt(zmq.HEARTBEAT_IVL, int(self._settings.heartbeat * 1000))
-        tcp.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._settings.heartbeat_timeout * 1000))
-        self.port = tcp.bind_to_random_port(f"tcp://{host}")
-        self._routers.append(tcp)
-        self._loop.register(tcp, zmq.POLLIN, lambda flags: self._receive(tcp, encrypted=True))
-        if directory is None or not zmq.has("ipc"):
-            return
-        path = directory / f"m-{secrets.token_hex(4)}"
-        if len(os.fsencode(path)) > _MAX_IPC_PATH:
-            _log.warning("%s is too long for an ipc socket: nodes of this peer talk over TCP", path)
-            return
-        ipc = self._router()
-        self.ipc = f"ipc://{path}"
-        ipc.bind(self.ipc)
-        self._routers.append(ipc)
-        self._loop.register(ipc, zmq.POLLIN, lambda flags: self._receive(ipc, encrypted=False))
+    def _listen(self, host: str, directory: Path | None) -> Listening:
+        def user_of(key: str) -> str | None:
+            return self._users.get(key)
 
-    def _router(self) -> zmq.Socket[bytes]:
-        router = self._loop.context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.LINGER, 0)
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.RCVHWM, self._settings.high_water_mark)
-        router.setsockopt(zmq.MAXMSGSIZE, max(self._settings.ipc_chunk, self._settings.tcp_chunk))
-        return router
+        def on_frames(sender: str, header: memoryview, payload: memoryview, from_ipc: bool) -> None:
+            self._deliver(sender, header, payload, hold=from_ipc)
+
+        return Listening(self._loop, self._identity, self._settings, host, directory, user_of, on_frames)
 
     def _close(self) -> None:
         for outgoing in self._outgoing.values():
             outgoing.close()
         self._outgoing.clear()
-        for router in self._routers:
-            self._loop.unregister(router)
-            router.close(linger=0)
-        self._routers = []
-        self._gate.close()
-        if self.ipc:
-            Path(self.ipc.removeprefix("ipc://")).unlink(missing_ok=True)
+        self._listening.close()
 
     def _send(self, node: str, header: MeshHeader, payload: Payload) -> None:
-        address = self._nodes.get(node)
-        if address is None:
-            self.dropped += 1
-            return
-        outgoing = self._outgoing.get(node)
+        outgoing = self._way_to(node)
         if outgoing is None:
-            own, routing_id = self._nodes.get(self.name), f"{self.name}/{self.incarnation}"
+            self._dropped += 1
+        else:
+            outgoing.send(encode(header), payload)
+
+    def _way_to(self, node: str) -> Outgoing | None:
+        """The way to ``node``, which is dialled when it was not; None when it is not in the roster."""
+        address, outgoing = self._nodes.get(node), self._outgoing.get(node)
+        if outgoing is None and address is not None and node != self.name:
             outgoing = self._outgoing[node] = Outgoing(
-                self._loop, self._identity, own, address, routing_id, self._settings, self._count_sent
-            )
-        outgoing.send(encode(header), payload)
+                self._loop, self._identity, self._nodes.get(self.name), address, f"{self.name}/{self.incarnation}",
+                self._settings, self._count_sent, self._to_relay,
+            )  # fmt: skip
+        return outgoing
 
     def _count_sent(self, count: int) -> None:
         self.bytes_sent += count
+
+    def _to_relay(self, message: Message) -> None:
+        self.send_relay(message)
 
     def _set_roster(self, roster: Roster) -> None:
         self._nodes = {node.name: node for node in roster.nodes}
@@ -203,51 +250,77 @@ class Mesh:
             known = outgoing.address
             if address is None or (address.incarnation, address.mesh_key) != (known.incarnation, known.mesh_key):
                 outgoing.close()
-                self.dropped += outgoing.dropped
+                self._dropped += outgoing.dropped
                 del self._outgoing[name]
+            elif roster.generation == self._generation:  # said again by a coordinator that was restarted
+                outgoing.coordinator_came_back()
+            else:
+                outgoing.roster_changed()
+        self._generation = roster.generation
+        self._taken.keep({node.name: node.incarnation for node in roster.nodes})
+        own = self._nodes.get(self.name)
+        for node in roster.nodes:
+            if own is not None and node.machine != own.machine:
+                self._way_to(node.name)
         early, self._early, self._early_bytes = self._early, deque(), 0
         for user, header, payload in early:
             self._deliver(user, header, memoryview(payload), hold=False)
-
-    def _receive(self, router: zmq.Socket[bytes], *, encrypted: bool) -> None:
-        for _ in range(_FRAMES_PER_TURN):
-            try:
-                frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            if len(frames) != 3 or len(frames[1]) > self._settings.header_bytes:
-                self.dropped += 1
-                continue
-            user = user_id(frames[2]) if encrypted else frames[0].bytes.decode("utf-8", "replace")
-            self._deliver(user, frames[1].buffer, frames[2].buffer, hold=not encrypted)
 
     def _deliver(self, user: str, header: bytes | memoryview, payload: memoryview, *, hold: bool) -> None:
         name, _, incarnation = user.rpartition("/")
         address = self._nodes.get(name)
         if address is None or str(address.incarnation) != incarnation:
-            if hold and address is None and self._early_bytes + len(payload) <= self._settings.held_bytes:
+            size = len(header) + len(payload) + _FRAME_COST
+            if hold and address is None and self._early_bytes + size <= self._settings.held_bytes:
                 # A joiner of this peer that has the new roster before us; the roster decides when it comes.
                 self._early.append((user, bytes(header), bytes(payload)))
-                self._early_bytes += len(payload) + len(header)
+                self._early_bytes += size
             else:
-                self.dropped += 1
+                self._dropped += 1
             return
         try:
             decoded = decode(header, MeshHeader)
         except ProtocolError as error:
-            self.dropped += 1
-            _log.warning("a mesh frame of %s was dropped: %s", name, error)
+            self._drop(name, error)
             return
         self.bytes_received += len(header) + len(payload)
         try:
-            self.on_frame(name, decoded, payload)
-        except Exception:
-            self.dropped += 1
-            _log.exception("a mesh frame of %s was not usable", name)
+            if isinstance(decoded, ProbeFrame):
+                self._on_probe(name, decoded)
+            else:
+                self.on_frame(name, decoded, payload)
+        except Exception as error:
+            self._drop(name, error)
+
+    def _drop(self, sender: str, error: Exception) -> None:
+        """Count it; the first of many is logged, with fewer and fewer of those that follow."""
+        self._dropped += 1
+        if self._dropped & (self._dropped - 1) == 0:
+            _log.warning("a mesh frame of %s was dropped: %s: %s", sender, type(error).__name__, error)
+
+    def _on_probe(self, sender: str, header: ProbeFrame) -> None:
+        if not header.answer:
+            if self.waiting(sender) < _MAX_ANSWERS_WAITING:
+                self._send(sender, ProbeFrame(ticket=header.ticket, number=header.number, answer=True), b"")
+            else:
+                self._dropped += 1
+        elif header.ticket == OWN_TICKET:
+            if (outgoing := self._outgoing.get(sender)) is not None:
+                outgoing.probe_answered()
+        else:
+            self._measuring.answered(sender, header)
 
     def _tick(self, now: float) -> None:
         for name, outgoing in self._outgoing.items():
-            self.dropped, outgoing.dropped = self.dropped + outgoing.dropped, 0
-            if outgoing.seconds_stuck(time.monotonic()) > self._settings.unreachable and not outgoing.unreachable_said:
-                outgoing.unreachable_said = True
-                self.on_unreachable(name, outgoing.endpoint)
+            endpoint = outgoing.endpoint
+            if outgoing.tick(now):
+                self.on_unreachable(name, outgoing.address.incarnation, endpoint)
+        self._taken.tell()
+        self._measuring.tick(now, self._why_no_answer)
+
+    def _why_no_answer(self, node: str) -> str:
+        outgoing = self._outgoing.get(node)
+        if outgoing is None:
+            return f"{node!r} left the cluster"
+        way = "over the links" if outgoing.relaying else f"at {outgoing.endpoint}"
+        return f"{self.name} got no answer from {node} {way}"

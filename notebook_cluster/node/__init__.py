@@ -8,6 +8,7 @@ other nodes), puts ``nc``, ``rank``, ``world_size`` and ``device`` into the name
 - :mod:`.runtime`: the background runtime; implements :class:`notebook_cluster.training.runtime.Runtime`
 - :mod:`.control`: the socket to the agent
 - :mod:`.jobs`: messages and frames to the training job that they are for
+- :mod:`.rosters`: the roster with which a cell began
 - :mod:`.world`: rank, world size and environment variables out of the roster
 - :mod:`.telemetry`, :mod:`.interrupts`: what panels show of a node; moments that a Stop must not cut
 - :mod:`.api`, :mod:`.shard`: ``nc.rank()``, ``nc.all_reduce(x)``, ``nc.shard(data)`` ...

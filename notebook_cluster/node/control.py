@@ -10,7 +10,7 @@ import zmq
 from notebook_cluster.mesh import IOThread
 from notebook_cluster.protocol import ProtocolError, decode, encode
 from notebook_cluster.protocol.node import ToNodeBody
-from notebook_cluster.protocol.wire import Message
+from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, Message
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class Control:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 1000)
         socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)

@@ -1,11 +1,13 @@
 """Control messages, mesh frames and ticks to the training job that they are for. Used on the I/O thread only."""
 
 import logging
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from pathlib import Path
 
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.node import Roster
+from notebook_cluster.protocol.node import Kept, Roster
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training.runtime import JobHandler
 
@@ -14,6 +16,9 @@ _log = logging.getLogger(__name__)
 _MAX_MESSAGES = 1000
 _MAX_FRAME_BYTES = 64 << 20
 _MAX_JOBS = 64
+_MAX_TEXT = 64
+_FRAME_COST = 1024
+"""Bytes that a held frame may take beside its payload."""
 
 
 class Jobs:
@@ -58,11 +63,19 @@ class Jobs:
         handler = self._handlers.get(header.job)
         if handler is not None:
             self._guarded(header.job, lambda: handler.on_mesh(sender, header, payload))
-        elif self._frame_bytes + len(payload) <= _MAX_FRAME_BYTES:
+        elif is_usable(header) and self._frame_bytes + len(payload) <= _MAX_FRAME_BYTES:
             self._frames.append((sender, header, bytes(payload)))
-            self._frame_bytes += len(payload) + 200
+            self._frame_bytes += len(payload) + _FRAME_COST
         else:
             self.dropped += 1  # asked for again when the job is there
+
+    def keep(self, answer: Callable[[Kept], None]) -> None:
+        """Save the last committed state of every job in a thread of its own; ``answer`` gets the outcome there."""
+        writers = [writer for handler in self._handlers.values() if (writer := handler.keep()) is not None]
+        if not writers:
+            answer(Kept(folders=[]))
+            return
+        threading.Thread(target=_keep, args=(writers, answer), name="checkpoint-keeper", daemon=True).start()
 
     def tick(self, now: float) -> None:
         for name, handler in list(self._handlers.items()):
@@ -78,3 +91,18 @@ class Jobs:
         except Exception as error:
             _log.exception("job %s failed in the background", name)
             self._on_error(f"job {name!r} failed in the background: {type(error).__name__}: {error}")
+
+
+def is_usable(header: JobFrame) -> bool:
+    """Whether a header from another node may be kept: its names are short."""
+    return max(len(header.job), len(header.name), len(header.state_hash)) <= _MAX_TEXT
+
+
+def _keep(writers: list[Callable[[], Path]], answer: Callable[[Kept], None]) -> None:
+    folders, errors = [], []
+    for writer in writers:
+        try:
+            folders.append(str(writer()))
+        except Exception as error:  # a job that cannot be saved must not keep the others from it
+            errors.append(str(error) or type(error).__name__)
+    answer(Kept(folders=folders, error="; ".join(errors)))

@@ -7,11 +7,9 @@ others and keeps its rounds going while its cell computes.
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from notebook_cluster.collectives import Collectives
@@ -21,17 +19,24 @@ from notebook_cluster.node import world
 from notebook_cluster.node.control import Control
 from notebook_cluster.node.interrupts import deferred_interrupts, interrupt_main_thread
 from notebook_cluster.node.jobs import Jobs
+from notebook_cluster.node.rosters import Rosters
 from notebook_cluster.node.telemetry import TelemetryKeeper
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.node import (
     CellDone,
     InterruptCell,
     InterruptSeen,
+    KeepCheckpoint,
+    MeasurePair,
     NodeAddress,
     NodeHello,
     NodeLog,
     NodeLost,
+    RelayFrame,
+    RelayTaken,
     Roster,
+    Unreachable,
+    UseRelay,
 )
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training.runtime import JobHandler, Payload
@@ -40,7 +45,6 @@ _log = logging.getLogger(__name__)
 
 _LEFT_GRACE = 0.5
 """Seconds that a NodeLost with the cause may take longer than the roster that lacks the node."""
-_ROSTERS_KEPT = 16
 
 
 class NodeRuntime:
@@ -64,12 +68,11 @@ class NodeRuntime:
         self._partial = False
         self._cell: world.CellInfo | None = None
         self._cell_end: list[Callable[[str], None]] = []
-        self._rosters: dict[int, Roster] = {}
+        self._rosters = Rosters(name)
         self._lost: dict[tuple[str, int], str] = {}
         self._interruptible = False
         self._stopped_cells: set[int] = set()
         """Cells that a Stop reached before they began."""
-        self._roster_waiters: list[tuple[int, SimpleQueue[None]]] = []
         self._loop = IOThread("notebook-cluster-node")
         self._loop.start()
         self._jobs = Jobs(lambda text: self.send_control(NodeLog(level="error", text=f"{name}: {text}")))
@@ -77,6 +80,7 @@ class NodeRuntime:
         self._mesh.on_unreachable = self._on_unreachable
         self.collectives = Collectives(self._mesh)
         self._control = Control(self._loop, control, f"{name}/{incarnation}", self._on_control)
+        self._mesh.send_relay = self.send_control
         self._telemetry = TelemetryKeeper(self._device, self.send_control)
         self.collectives.inbox.on_waiting = self._telemetry.set_waiting
         self._loop.every(0.1, self._tick)
@@ -175,10 +179,8 @@ class NodeRuntime:
         Raises:
             RuntimeError: it did not come within ``timeout`` seconds.
         """
-        self._wait_for_roster(info.generation, timeout)
-        assert self.roster is not None
         # A newer roster may be here already; the cell's world is that of the generation in which it started.
-        roster = self._rosters.get(info.generation, self.roster)
+        roster = self._rosters.wait_for(info.generation, timeout, self._loop.call_soon)
         self._partial = bool(info.nodes) and any(node.name not in info.nodes for node in roster.nodes)
         self._cell_end.clear()
         cell_world = world.cell_world(info, roster, self._name)
@@ -208,28 +210,6 @@ class NodeRuntime:
             self._cell = None
             self._telemetry.flush()
 
-    def _wait_for_roster(self, generation: int, timeout: float) -> None:
-        arrived: SimpleQueue[None] = SimpleQueue()
-
-        def ask() -> None:
-            self._roster_waiters.append((generation, arrived))
-            self._wake_roster_waiters()
-
-        if self.roster is not None and self.roster.generation >= generation:
-            return None
-        self._loop.call_soon(ask)
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            try:
-                return arrived.get(timeout=min(0.2, max(0.0, deadline - time.monotonic())))
-            except Empty:
-                continue
-        have = self.roster.generation if self.roster is not None else "none"
-        raise RuntimeError(
-            f"the roster of generation {generation} did not reach {self._name!r} within {timeout:g} s (it has {have}): "
-            "run the cell again, or %cluster restart this node"
-        )
-
     def close(self) -> None:
         """End the thread and close the sockets."""
         self._mesh.close()
@@ -248,6 +228,16 @@ class NodeRuntime:
                 self._on_interrupt(message)
             case CellDone():
                 self.collectives.inbox.on_cell_done(message)
+            case RelayFrame():
+                self._mesh.relay_frame(message)
+            case RelayTaken():
+                self._mesh.relay_taken(message)
+            case UseRelay():
+                self._mesh.use_relay(message)
+            case MeasurePair():
+                self._mesh.measure(message, self.send_control)
+            case KeepCheckpoint():
+                self._jobs.keep(self.send_control)
             case _:
                 self._jobs.on_control(message.job, message)
 
@@ -264,12 +254,9 @@ class NodeRuntime:
         before, self.roster = self.roster, roster
         for node in roster.nodes:
             self._lost.pop((node.name, node.incarnation), None)  # its machine was away and came back with it
-        self._rosters[roster.generation] = roster
-        if len(self._rosters) > _ROSTERS_KEPT:
-            del self._rosters[min(self._rosters)]
         self._mesh.set_roster(roster)
         self._jobs.on_roster(roster)
-        self._wake_roster_waiters()
+        self._rosters.add(roster)
         if before is not None:
             self._mark_missing([(node.name, node.incarnation) for node in before.nodes])
 
@@ -287,22 +274,14 @@ class NodeRuntime:
         if cell == self.cell():
             self.collectives.inbox.lose(member[0], self._lost.get(member, "left the cluster"))
 
-    def _wake_roster_waiters(self) -> None:
-        generation = self.roster.generation if self.roster is not None else -1
-        for waiter in list(self._roster_waiters):
-            if waiter[0] <= generation:
-                self._roster_waiters.remove(waiter)
-                waiter[1].put(None)
-
     def _on_frame(self, sender: str, header: MeshHeader, payload: memoryview) -> None:
         if isinstance(header, CellFrame):
             self.collectives.inbox.on_frame(sender, header, payload)
-        else:
+        elif isinstance(header, JobFrame):
             self._jobs.on_mesh(sender, header, payload)
 
-    def _on_unreachable(self, node: str, endpoint: str) -> None:
-        text = f"{self._name} cannot reach {node} at {endpoint}: does a firewall on {node} close that port?"
-        self.send_control(NodeLog(level="warning", text=text))
+    def _on_unreachable(self, node: str, incarnation: int, endpoint: str) -> None:
+        self.send_control(Unreachable(node=node, incarnation=incarnation, endpoint=endpoint))
 
     def _tick(self, now: float) -> None:
         self.collectives.inbox.tick(now)

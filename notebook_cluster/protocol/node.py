@@ -102,11 +102,13 @@ class RelayFrame(Message, frozen=True):
     """Of ``node``."""
     header: bytes
     payload: bytes
+    position: int = 0
+    """Bytes, headers included, that the sender has given to the relay for this receiver, this frame with them."""
 
 
 class RelayTaken(Message, frozen=True):
-    """Receiver, then the coordinator to the sender (``node`` as in RelayFrame): so many payload bytes in all were
-    taken; the sender keeps only a few MiB more than that on the way."""
+    """Receiver, then the coordinator to the sender (``node`` as in RelayFrame): everything up to the frame with the
+    position ``total`` was taken; the sender keeps only a few MiB more than that on the way."""
 
     node: str
     incarnation: int

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.mesh import JobFrame
@@ -18,13 +19,24 @@ from notebook_cluster.protocol.rounds import Applied, PartMissing, Register, Sav
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training import member
 from notebook_cluster.training import member_types as types
+from notebook_cluster.training.keeping import PartWanted, kept_writer
 from notebook_cluster.training.parameters import TensorLayout
 from notebook_cluster.training.resuming import Start
 from notebook_cluster.training.runtime import Payload, Runtime
 from notebook_cluster.training.saving import CheckpointWriter, Settings, Snapshot
 from notebook_cluster.training.transfer import Fetch, TransferError, Vector, frames_of, snapshot_frames
 
-Notice = types.Ready | types.Apply | types.Rebase | types.DiscardContribution | types.Finish | types.Fail | Save | Saved
+Notice = (
+    types.Ready
+    | types.Apply
+    | types.Rebase
+    | types.DiscardContribution
+    | types.Finish
+    | types.Fail
+    | Save
+    | Saved
+    | PartWanted
+)
 """What the main thread takes up at its next sync call."""
 
 MAX_WAITING_REQUESTS = 64
@@ -62,6 +74,8 @@ class Job:
         self._fetched_part = b""
         """This node's optimiser state from a checkpoint, as the source of the state sent it."""
         self._arrived_at = 0.0
+        self.dropped = 0
+        """Frames of states and parts that could not be right."""
         self._writer = CheckpointWriter(runtime.checkpoint_directory, runtime.send_control)
 
     # ---- main thread ----------------------------------------------------------------------------------------
@@ -142,7 +156,9 @@ class Job:
                 case _:
                     self._handle(types.Frame(sender=sender, header=header, payload=payload))
         except TransferError as error:
-            self._log("warning", f"{self.name}: dropped a frame of {sender!r}: {error}")
+            self.dropped += 1
+            if self.dropped & (self.dropped - 1) == 0:  # of many, fewer and fewer are worth a line
+                self._log("warning", f"{self.name}: dropped frame {self.dropped}, of {sender!r}: {error}")
 
     def on_tick(self, now: float) -> None:
         if self._fetch is not None and self._fetching is not None:
@@ -272,6 +288,17 @@ class Job:
             threading.Thread(
                 target=lambda: self.send_part(order, resting()), name="checkpoint-part", daemon=True
             ).start()
+
+    def keep(self) -> Callable[[], Path] | None:
+        """See :class:`~.runtime.JobHandler`: for a node that is about to end without its cluster."""
+        snapshot, resting = self._snapshot(), self.resting_part
+        if snapshot is None:
+            return None
+        wanted = PartWanted()
+        if resting is None:
+            self._notify(wanted)
+        directory, own = self.runtime.checkpoint_directory(), self.runtime.name
+        return kept_writer(directory, self.name, snapshot, own, self._ranks.get(own, 0), resting or wanted.wait)
 
     def _snapshot(self) -> Snapshot | None:
         state, about = self._member, self._description

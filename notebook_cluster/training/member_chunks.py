@@ -7,6 +7,10 @@ from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Stalled
 from notebook_cluster.training.member_types import Assembly, Buffer, Effect, Exchange, Frame, MemberState, SendChunk
 
+_FEW_CHUNKS = 256
+_LEAST_CHUNK = 32 * 1024
+"""Bytes: a slice comes in at most ``_FEW_CHUNKS`` chunks and one for each of these."""
+
 # ---- sending -------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +161,8 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
     piece = slices[header.slice]
     start, stop = state.wire.byte_range(piece.start, piece.stop)
     wanted = header.kind == "mean" or (weight > 0 and piece.owner == state.node)
-    if not wanted or header.total != stop - start or not 0 <= header.offset <= header.total - len(frame.payload):
+    fits = header.total == stop - start and 0 <= header.offset <= header.total - len(frame.payload)
+    if not wanted or not fits or not len(frame.payload):
         state.dropped += 1
         return False
     name = frame.sender if header.kind == "contribution" else ""
@@ -165,7 +170,11 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
     if have:
         return False
     key = (header.slice, str(header.kind), name)
-    assembly = _with_chunk(exchange.partial.get(key) or Assembly(header.total, {}), header.offset, bytes(frame.payload))
+    assembly = exchange.partial.get(key) or Assembly(header.total, {})
+    if _is_overfull(assembly):
+        state.dropped += 1
+        return False
+    assembly = _with_chunk(assembly, header.offset, bytes(frame.payload))
     exchange = state.exchange = copy(exchange)
     exchange.progress = state.now
     if assembly.received < header.total or _first_gap(assembly) < header.total:
@@ -185,6 +194,11 @@ def _with_chunk(assembly: Assembly, offset: int, payload: bytes) -> Assembly:
     if len(payload) <= len(known):
         return assembly
     return Assembly(assembly.total, {**assembly.chunks, offset: payload}, assembly.received + len(payload) - len(known))
+
+
+def _is_overfull(assembly: Assembly) -> bool:
+    """More or smaller chunks than a member cuts a slice into, or chunks that overlap without end."""
+    return len(assembly.chunks) > _FEW_CHUNKS + assembly.total // _LEAST_CHUNK or assembly.received > 2 * assembly.total
 
 
 def _first_gap(assembly: Assembly) -> int:

@@ -79,8 +79,9 @@ def take_frame(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
             advance(state, effects)
         return
     repeated = header.round == state.seen_attempt[0] and header.attempt <= state.seen_attempt[1]
-    held = sum(len(payload) for _, _, payload in state.held_frames)
-    if header.round <= state.round or repeated or held + len(frame.payload) > state.settings.held_bytes:
+    held, settings = sum(len(payload) for _, _, payload in state.held_frames), state.settings
+    full = len(state.held_frames) >= settings.held_frames or held + len(frame.payload) > settings.held_bytes
+    if header.round <= state.round or repeated or full or len(header.state_hash) + len(header.name) > 256:
         state.dropped += 1
         return
     state.held_frames = (*state.held_frames, (frame.sender, header, bytes(frame.payload)))

@@ -37,6 +37,7 @@ class MemberSettings(msgspec.Struct, frozen=True):
     """Mean slices of the last rounds, kept for nodes that were late."""
     held_bytes: int = 256 * 1024 * 1024
     """Frames of an attempt whose SEAL has not come yet."""
+    held_frames: int = 4096
 
 
 # ---- events --------------------------------------------------------------------------------------------------

@@ -27,6 +27,10 @@ class JobHandler(Protocol):
     def on_roster(self, roster: Roster) -> None:
         """Membership changed."""
 
+    def keep(self) -> Callable[[], Path] | None:
+        """What writes the last committed state, to be called in another thread, and returns the folder; None when
+        there is no state. It raises what went wrong."""
+
 
 class Runtime(Protocol):
     """The node's background runtime as training sees it. Methods may be called from any thread."""

@@ -19,6 +19,7 @@ from notebook_cluster.protocol.rounds import CheckpointRequest, Save, Saved
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, parameters_of
 from notebook_cluster.training.job import Description, Job, Notice
+from notebook_cluster.training.keeping import PartWanted
 from notebook_cluster.training.node_part import PartError, pack, unpack
 from notebook_cluster.training.progress import Progress
 from notebook_cluster.training.replica import Replica
@@ -274,6 +275,8 @@ class RoundSync:
                 self._job.send_part(notice, self._part())
             case Saved():
                 self._saved[notice.name] = notice
+            case PartWanted():
+                notice.give(self._part())
 
     def _refused(self, reason: str) -> None:
         text = f"round {self._replica.round + 1} did not use this node's work: {reason}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from notebook_cluster.collectives.parcels import reserve
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.training.outer import state_hash
 from notebook_cluster.training.runtime import Payload
@@ -36,7 +37,7 @@ class Pieces:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._total: int | None = None
-        self._data = bytearray()
+        self._data = reserve(0)
         self._missing: set[int] = set()
 
     @property
@@ -44,7 +45,7 @@ class Pieces:
         return self._total is not None and not self._missing
 
     @property
-    def data(self) -> bytearray:
+    def data(self) -> memoryview:
         """All bytes; only meaningful when ``complete``."""
         return self._data
 
@@ -57,7 +58,7 @@ class Pieces:
         if self._total is None:
             if not 0 <= total <= self.limit:
                 raise TransferError(f"{total} bytes announced where at most {self.limit} can be right")
-            self._total, self._data = total, bytearray(total)
+            self._total, self._data = total, reserve(total)
             self._missing = set(range(0, total, CHUNK))
         if total != self._total or (total and len(payload) != min(CHUNK, total - offset)):
             raise TransferError(f"a piece of {len(payload)} bytes at {offset} of {total} in an array of {self._total}")

@@ -1,0 +1,193 @@
+"""Nodes without a way to each other: their mesh frames go over the links, through this coordinator.
+
+A node that finds no way says so; where training stands still although there is a connection, the rounds say so. The
+frames are passed on unread, between nodes of this cluster only. The sender's window bounds how much is on its way; what
+a node sends beyond it is dropped here.
+"""
+
+import asyncio
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from notebook_cluster.coordinator.state import Node
+from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.protocol.node import (
+    MeasurePair,
+    PairMeasured,
+    RelayFrame,
+    RelayTaken,
+    Unreachable,
+    UseRelay,
+)
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_PAYLOAD_BYTES = 1 << 20
+MAX_ON_THE_WAY = 2 * (4 << 20)
+"""Bytes from one node to another: twice the window of a node, for frames that it repeats after a restart of this
+process."""
+MEASURE_TIMEOUT = 15.0
+_MAX_TEXT = 200
+
+FromNode = Unreachable | RelayFrame | RelayTaken | PairMeasured
+_Process = tuple[str, int]
+"""Name and incarnation of a node."""
+
+
+@dataclass
+class _Way:
+    """Frames from one node to another: (position, bytes) of those that the receiver has not taken."""
+
+    generation: int
+    frames: deque[tuple[int, int]] = field(default_factory=deque)
+    size: int = 0
+
+    def add(self, position: int, size: int, generation: int) -> bool:
+        if generation != self.generation and self.frames and position <= self.frames[-1][0]:
+            # The nodes lost each other between two generations, and the sender counts anew.
+            self.frames.clear()
+            self.size = 0
+        self.generation = generation
+        if self.size + size > MAX_ON_THE_WAY:
+            return False
+        self.frames.append((position, size))
+        self.size += size
+        return True
+
+    def taken(self, position: int) -> None:
+        while self.frames and self.frames[0][0] <= position:
+            self.size -= self.frames.popleft()[1]
+
+
+class Relaying:
+    """``dropped`` counts frames that were not passed on."""
+
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self.dropped = 0
+        self._ways: dict[tuple[_Process, _Process], _Way] = {}
+        self._generation = -1
+        self._told: set[tuple[_Process, _Process]] = set()
+        self._tickets = itertools.count(1)
+        self._measuring: dict[int, tuple[_Process, asyncio.Future[PairMeasured]]] = {}
+
+    def on_node(self, node: Node, message: FromNode) -> None:
+        """What ``node``, as it is known from its link, says."""
+        match message:
+            case Unreachable():
+                self._unreachable(node, message)
+            case RelayFrame():
+                self._pass_on(node, message)
+            case RelayTaken():
+                self._taken(node, message)
+            case PairMeasured():
+                self._measured(node, message)
+
+    def stalled(self, waiting: str, waited_for: str) -> None:
+        """Training stands still because ``waiting`` gets nothing from ``waited_for``: let both use the relay.
+
+        A node looks for itself whether its connection works, and then comes back to it.
+        """
+        nodes = self._hub.state.nodes
+        one, other = nodes.get(waiting), nodes.get(waited_for)
+        if one is None or other is None or not (one.is_in and other.is_in) or one.peer == other.peer:
+            return
+        for source, target in ((one, other), (other, one)):
+            self._hub.members.send(source.name, UseRelay(node=target.name, incarnation=target.incarnation))
+
+    async def measure(self, source: str, target: str, payload: int = 1 << 20) -> PairMeasured:
+        """How fast the way from ``source`` to ``target`` is, with ``payload`` bytes. What went wrong is in ``error``.
+
+        Raises:
+            RequestError: there is no such node in the cluster.
+        """
+        nodes = [self._hub.members.known(source), self._hub.members.known(target)]
+        for node in nodes:
+            if not node.is_in:
+                raise RequestError(f"node {node.name!r} is {node.condition}: nothing can be measured there")
+        ticket = next(self._tickets)
+        answer: asyncio.Future[PairMeasured] = asyncio.get_running_loop().create_future()
+        self._measuring[ticket] = (_process(nodes[0]), answer)
+        self._hub.members.send(source, MeasurePair(ticket=ticket, node=target, payload=payload))
+        try:
+            return await asyncio.wait_for(answer, MEASURE_TIMEOUT)
+        except TimeoutError:
+            text = f"{source} did not answer within {MEASURE_TIMEOUT:.0f} s"
+            return PairMeasured(ticket=ticket, node=target, error=text)
+        finally:
+            del self._measuring[ticket]
+
+    # ---- what nodes say --------------------------------------------------------------------------------------
+
+    def _unreachable(self, node: Node, message: Unreachable) -> None:
+        target = self._other(node, message.node, message.incarnation)
+        if target is None:
+            return
+        pair = (_process(node), _process(target))
+        if pair not in self._told:
+            there = {_process(row) for row in self._hub.state.roster_nodes()}
+            self._told = {known for known in self._told if there.issuperset(known)} | {pair}
+            endpoint = "".join(filter(str.isprintable, message.endpoint[:_MAX_TEXT]))
+            self._hub.tell(
+                "warning",
+                f"{node.name} cannot reach {target.name} at {endpoint}: their frames are relayed over the links, which "
+                "is slower; %cluster doctor says why",
+            )
+        self._hub.members.send(node.name, UseRelay(node=target.name, incarnation=target.incarnation))
+
+    def _pass_on(self, node: Node, message: RelayFrame) -> None:
+        target = self._other(node, message.node, message.incarnation)
+        header, payload = len(message.header), len(message.payload)
+        if target is None or header > MAX_HEADER_BYTES or payload > MAX_PAYLOAD_BYTES or message.position < 0:
+            self.dropped += 1
+            return
+        generation = self._hub.state.generation
+        if self._way(node, target).add(message.position, header + payload, generation):
+            self._hub.members.send(target.name, replace(message, node=node.name, incarnation=node.incarnation))
+        else:
+            self.dropped += 1
+
+    def _taken(self, node: Node, message: RelayTaken) -> None:
+        sender = self._other(node, message.node, message.incarnation)
+        if sender is None or message.total < 0:
+            self.dropped += 1
+            return
+        self._way(sender, node).taken(message.total)
+        self._hub.members.send(sender.name, replace(message, node=node.name, incarnation=node.incarnation))
+
+    def _measured(self, node: Node, message: PairMeasured) -> None:
+        source, answer = self._measuring.get(message.ticket, (None, None))
+        if answer is None or source != _process(node) or answer.done():
+            return
+        numbers = (message.round_trip, message.bytes_per_s)
+        usable = all(math.isfinite(number) and number >= 0 for number in numbers)
+        error = "".join(filter(str.isprintable, message.error[:_MAX_TEXT]))
+        if not usable:
+            message, error = replace(message, round_trip=0.0, bytes_per_s=0.0), f"{node.name} sent no usable numbers"
+        answer.set_result(replace(message, error=error))
+
+    # ---- small things ----------------------------------------------------------------------------------------
+
+    def _other(self, node: Node, name: str, incarnation: int) -> Node | None:
+        """The process that ``node`` means, when both are in the roster."""
+        other = self._hub.state.nodes.get(name)
+        usable = other is not None and other.is_in and node.is_in and name != node.name
+        return other if usable and other is not None and other.incarnation == incarnation else None
+
+    def _way(self, source: Node, target: Node) -> _Way:
+        if self._generation != self._hub.state.generation:
+            self._generation = self._hub.state.generation
+            there = {_process(row) for row in self._hub.state.roster_nodes()}
+            self._ways = {pair: way for pair, way in self._ways.items() if there.issuperset(pair)}
+        return self._ways.setdefault((_process(source), _process(target)), _Way(self._generation))
+
+
+def _process(node: Node) -> _Process:
+    return node.name, node.incarnation

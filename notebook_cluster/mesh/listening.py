@@ -1,0 +1,103 @@
+"""The two sockets on which a node hears the others: TCP with CURVE, and ipc in a 0700 folder."""
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from notebook_cluster.mesh.connection import MeshSettings
+from notebook_cluster.mesh.io_thread import IOThread
+from notebook_cluster.security import Gate, Identity, serve, user_id
+
+_log = logging.getLogger(__name__)
+
+_DOMAIN = "mesh"
+_MAX_IPC_PATH = 100
+_FRAMES_PER_TURN = 64
+
+OnFrames = Callable[[str, memoryview, memoryview, bool], None]
+"""(``name/incarnation`` of the sender, header, payload, whether it came over ipc); the views are valid in the call."""
+
+
+class Listening:
+    """The ROUTERs of one node. Made and used on the I/O thread.
+
+    Over TCP the sender is the User-Id that ``user_of`` gave to its key, over ipc, where the folder is the lock, its
+    routing id.
+
+    Attributes:
+        gate: asks ``user_of`` who may come in.
+        port, ipc: where the others reach this node; ``ipc`` is empty where there is none.
+        dropped: messages that are not one small header and one payload.
+    """
+
+    def __init__(
+        self,
+        loop: IOThread,
+        identity: Identity,
+        settings: MeshSettings,
+        host: str,
+        directory: Path | None,
+        user_of: Callable[[str], str | None],
+        on_frames: OnFrames,
+    ) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._on_frames = on_frames
+        self.ipc = ""
+        self.dropped = 0
+        self.gate = Gate(loop.context)
+        self.gate.allow(_DOMAIN, user_of)
+        tcp = self._router()
+        serve(tcp, identity, _DOMAIN)
+        tcp.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat * 1000))
+        tcp.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout * 1000))
+        self.port = tcp.bind_to_random_port(f"tcp://{host}")
+        self._routers = [tcp]
+        loop.register(tcp, zmq.POLLIN, lambda flags: self._receive(tcp, from_ipc=False))
+        if directory is not None and zmq.has("ipc"):
+            self._bind_ipc(directory / f"m-{secrets.token_hex(4)}")
+
+    def close(self) -> None:
+        """Close the sockets and remove the ipc file."""
+        for router in self._routers:
+            self._loop.unregister(router)
+            router.close(linger=0)
+        self._routers = []
+        self.gate.close()
+        if self.ipc:
+            Path(self.ipc.removeprefix("ipc://")).unlink(missing_ok=True)
+
+    def _bind_ipc(self, path: Path) -> None:
+        if len(os.fsencode(path)) > _MAX_IPC_PATH:
+            _log.warning("%s is too long for an ipc socket: nodes of this peer talk over TCP", path)
+            return
+        ipc = self._router()
+        self.ipc = f"ipc://{path}"
+        ipc.bind(self.ipc)
+        self._routers.append(ipc)
+        self._loop.register(ipc, zmq.POLLIN, lambda flags: self._receive(ipc, from_ipc=True))
+
+    def _router(self) -> zmq.Socket[bytes]:
+        router = self._loop.context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.RCVHWM, self._settings.high_water_mark)
+        router.setsockopt(zmq.MAXMSGSIZE, max(self._settings.ipc_chunk, self._settings.tcp_chunk))
+        return router
+
+    def _receive(self, router: zmq.Socket[bytes], *, from_ipc: bool) -> None:
+        for _ in range(_FRAMES_PER_TURN):
+            try:
+                frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if len(frames) != 3 or len(frames[1]) > self._settings.header_bytes:
+                self.dropped += 1
+                continue
+            sender = frames[0].bytes.decode("utf-8", "replace") if from_ipc else user_id(frames[2])
+            self._on_frames(sender, frames[1].buffer, frames[2].buffer, from_ipc)
