@@ -1,11 +1,14 @@
 """The magics on a real cluster, where its answers surprised: dead nodes, progress bars, questions."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_until
 from tests.notebook_kernel import NotebookKernel
+from tests.strangers import running_strangers
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def test_a_cell_that_ends_a_nodes_process_does_not_end_its_next_kernel_for_ever(
         "%cluster restart local-2 leaves that cell out"
     )
     assert "local-2 is back" in notebook.works("%cluster restart local-2")
-    assert notebook.works("%%on_all\nx").count("Out: 5") == 2
+    assert notebook.works("%%on_all\nx") == "[all 2 nodes]\nOut: 5"
 
 
 def test_what_is_said_about_nodes_tells_the_dead_ones(notebook: NotebookKernel) -> None:
@@ -59,3 +62,29 @@ def test_a_question_on_a_node_is_refused_with_the_way_out(notebook: NotebookKern
 
 def test_a_mistyped_variable_is_compared_with_those_of_the_notebook_only(notebook: NotebookKernel) -> None:
     assert error_of(notebook, "%push opem") == "the notebook has no variable 'opem'"
+
+
+def test_machines_are_invited_and_it_is_said_what_to_type_there(notebook: NotebookKernel) -> None:
+    told = notebook.works("%cluster invite --code open-house-31 --minutes 30")
+    assert re.search(r"notebook-cluster share --dial [0-9.]+:[0-9]+ --code open-house-31", told)
+    assert "valid for 30 minutes" in told
+    assert "nobody else may join" in notebook.works("%cluster invite --close")
+
+
+def test_the_doctor_reports_in_the_notebook(notebook: NotebookKernel) -> None:
+    told = notebook.works("%cluster doctor --packages ipykernel")
+    assert "notebook-cluster" in told
+    assert "multicast" in told.lower()
+
+
+def test_a_peer_that_is_not_paired_is_refused_with_what_to_type(notebook: NotebookKernel, jupyter_dirs: Path) -> None:
+    with running_strangers(jupyter_dirs) as strangers:
+        mini = strangers("mini")
+        code = mini.code
+        wait_until(lambda: mini.name in notebook.works("%cluster peers"), 20, f"{mini.name} to be heard")
+        assert f"%cluster add {mini.name} --code CODE" in error_of(notebook, f"%cluster add {mini.name}")
+        assert "18 tries left" in "".join(
+            error_of(notebook, f"%cluster add {mini.name} --code wrong-code-77") for _ in range(2)
+        )
+        assert f"added {mini.name}; 3 nodes" in notebook.works(f"%cluster add {mini.name} --code {code}")
+        assert mini.name in notebook.works("%cluster peers")

@@ -44,6 +44,21 @@ def test_start_reads_name_and_every_option():
     assert call.options == {"local": 2, "nodes": 4, "peers": ("mini", "desk"), "fresh": True, "no_panel": True}
 
 
+@pytest.mark.parametrize("typed", ["tiger-lamp-42", "'Tiger lamp 42'", "TIGER_LAMP_42"])
+def test_a_code_is_read_as_people_write_it(typed):
+    assert parse_cluster(f"add mini --code {typed}").options == {"code": "tiger-lamp-42"}
+
+
+def test_an_invitation_has_a_code_and_a_time():
+    call = parse_cluster("invite --code open-house-31 --minutes 30")
+    assert call.options == {"code": "open-house-31", "minutes": 30.0}
+    assert parse_cluster("invite --close").options == {"close": True}
+
+
+def test_the_doctor_reads_names_of_packages():
+    assert parse_cluster("doctor --packages torch,pandas").options == {"packages": ("torch", "pandas")}
+
+
 def test_options_that_were_not_typed_are_absent():
     assert parse_cluster("start").options == {}
 
@@ -95,6 +110,12 @@ def test_an_option_of_a_command_without_options_says_so():
         ("start --fresh=yes", ["--fresh takes no value", "'yes'"]),
         ("start one two", ["'two'"]),
         ("start a/b", ["cluster name 'a/b'"]),
+        ("start --code abc", ["code 'abc'", "3 letters and digits", "tiger-lamp-42"]),
+        ("add mini --code", ["--code needs a value"]),
+        ("add mini --code=", ["code ''", "tiger-lamp-42"]),
+        ("invite --minutes soon", ["a number of minutes above 0", "'soon'"]),
+        ("invite mini", ["'mini'"]),
+        ("doctor --packages ,", ["names of packages"]),
         ("add", ["needs PEER|HOST:PORT"]),
         ("restart", ["needs NODE"]),
         ("status now", ["'now'"]),
@@ -221,6 +242,9 @@ def names(kind):
         ("%cluster logs ", ["mini", "desk"], ""),
         ("%cluster add a", ["air", "all"], "a"),
         ("%cluster attach ", ["digits"], ""),
+        ("%cluster inv", ["invite"], "inv"),
+        ("%cluster add air --", ["--code", "--count"], "--"),
+        ("%cluster invite ", ["--code", "--minutes", "--close"], ""),
         ("%%on m", ["mini", "mps"], "m"),
         ("%%on mini,d", ["desk"], "d"),
         ("%%on !d", ["desk"], "d"),

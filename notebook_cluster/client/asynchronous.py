@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from notebook_cluster.client.cluster import Cluster
+from notebook_cluster.client.cluster import Cluster, add_request
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.state import ClusterView, Series
 
@@ -41,8 +41,17 @@ class AsyncCluster:
     async def detach(self) -> None:
         await self._request(v.Detach())
 
-    async def add(self, peer: str, count: int = 0) -> list[str]:
-        return await self._request(v.AddNodes(peer=peer, count=count, follow=peer == "all"), list[str])  # type: ignore[no-any-return]
+    async def add(self, peer: str, count: int = 0, *, code: str = "") -> list[str]:
+        return await self._request(add_request(peer, count, code), list[str])  # type: ignore[no-any-return]
+
+    async def invite(self, code: str = "", minutes: float = 120.0) -> v.Invitation:
+        return await self._request(v.Invite(code=code, minutes=minutes), v.Invitation)  # type: ignore[no-any-return]
+
+    async def close_invitation(self) -> None:
+        await self._request(v.Invite(close=True))
+
+    async def examine(self, packages: Sequence[str] = ()) -> list[v.Finding]:
+        return await self._request(v.Examine(packages=list(packages)), list[v.Finding])  # type: ignore[no-any-return]
 
     async def remove(self, node: str) -> None:
         await self._request(v.RemoveNode(node=node))

@@ -6,50 +6,33 @@ import functools
 import os
 import queue
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.start import ensure_coordinator, list_clusters, read_connection
+from notebook_cluster.client.stream import CellStream, wait
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.state import CellView, ClusterView, Series
 
-T = TypeVar("T")
+_NOBODY = {
+    False: "none that may be used (%cluster peers says why not)",
+    True: "none that may be used or has this code open (%cluster peers says why not)",
+}
 
 
-class CellStream:
-    """The events of one cell, in order."""
-
-    def __init__(self, connection: Connection, events: "queue.SimpleQueue[Any]", cell: int) -> None:
-        self._connection = connection
-        self._events = events
-        self.cell = cell
-
-    def get(self, timeout: float | None = None) -> v.CellOutput | v.CellChanged | v.CellEnded | None:
-        """The next event, or None after ``timeout`` seconds. CellEnded is the last one.
-
-        Raises:
-            ClusterError: the cluster ended or its coordinator died.
-        """
-        try:
-            event = self._events.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        if event is None:
-            raise ClusterError(self._connection.closed or "the cluster has ended")
-        if isinstance(event, v.CellEnded):
-            self.close()
-        return event  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        """Stop listening; the cell goes on."""
-        self._connection.unwatch(self.cell)
+def add_request(peer: str, count: int, code: str) -> v.AddNodes:
+    """The request for nodes of ``peer``; with ``all`` also of peers that are found later."""
+    return v.AddNodes(peer=peer, count=count, code=code, follow=peer == "all")
 
 
-def _wait(future: "concurrent.futures.Future[T]") -> T:
-    """The result; waits in short slices, so that Stop works everywhere."""
-    while True:
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            return future.result(0.2)
+def how_to_join(invitation: v.Invitation) -> str:
+    """What to type on a machine that shall join."""
+    first, *others = invitation.addresses
+    elsewhere = f" (this machine is also {', '.join(others)})" if others else ""
+    return (
+        f"machines join with: notebook-cluster share --dial {first} --code {invitation.code}{elsewhere}; "
+        f"the code is valid for {invitation.minutes:g} minutes"
+    )
 
 
 class Cluster:
@@ -71,6 +54,9 @@ class Cluster:
         local: int | None = None,
         peers: Sequence[str] = (),
         nodes: int = 0,
+        code: str = "",
+        invite: bool = False,
+        known: Sequence[str] | None = None,
         fresh: bool = False,
         directory: str | None = None,
         kind: str = "client",
@@ -84,6 +70,9 @@ class Cluster:
             local: nodes on this machine; default 1, and none are added to a cluster that runs.
             peers: names, ``HOST:PORT``, or ``all`` for every trusted peer found over mDNS, also those found later.
             nodes: at least so many nodes in all; local ones fill up.
+            code: pairs with peers that share with this code and are not trusted yet; alone it means ``peers`` all.
+            invite: also let peers join by themselves, with ``code`` (or one that is made): see :meth:`invite`.
+            known: names or ``HOST:PORT`` of peers to know of without mDNS; default: NOTEBOOK_CLUSTER_PEERS.
             fresh: end a running cluster of this name first; clean kernels.
             directory: working directory of local nodes; default: the current one.
             lease, agent_lease: seconds, see the coordinator's settings.
@@ -103,15 +92,19 @@ class Cluster:
                 running = cls(Connection(file, kind, live=False), attached=True)
                 running.stop()
         start = functools.partial(
-            ensure_coordinator, name, directory or os.getcwd(), lease=lease, agent_lease=agent_lease, on_progress=say
-        )
+            ensure_coordinator, name, directory or os.getcwd(), lease=lease, agent_lease=agent_lease,
+            known=None if known is None else ",".join(known), on_progress=say,
+        )  # fmt: skip
         cluster = cls._attached(*start(fresh=fresh), kind)
         if cluster.attached and cluster.connection.closed is not None:
             # It was just ending, or had just been killed.
             cluster.connection.wait_closed()
             cluster = cls._attached(*start(), kind)
         try:
-            cluster._fill(_wait(cluster.connection.attached), local, peers, nodes, say)
+            state = wait(cluster.connection.attached)
+            if invite:
+                say(how_to_join(cluster.invite(code)))
+            cluster._fill(state, local, peers or (("all",) if code else ()), nodes, code, say)
         except BaseException:
             if not cluster.attached:
                 with contextlib.suppress(Exception):
@@ -126,7 +119,7 @@ class Cluster:
         cluster = cls(Connection(file, kind), attached=ran)
         try:
             with contextlib.suppress(ClusterError):
-                _wait(cluster.connection.attached)
+                wait(cluster.connection.attached)
         except BaseException:
             if not ran:
                 with contextlib.suppress(Exception):
@@ -136,7 +129,13 @@ class Cluster:
         return cluster
 
     def _fill(
-        self, state: ClusterView, local: int | None, peers: Sequence[str], nodes: int, say: Callable[[str], None]
+        self,
+        state: ClusterView,
+        local: int | None,
+        peers: Sequence[str],
+        nodes: int,
+        code: str,
+        say: Callable[[str], None],
     ) -> None:
         present = {node.peer for node in state.nodes}
         wanted = [peer for peer in peers if peer not in present]
@@ -146,13 +145,13 @@ class Cluster:
         if count > 0:
             pending["local"] = self._request(v.AddNodes(peer="local", count=count), list[str])
         for peer in wanted:
-            pending[peer] = self._request(v.AddNodes(peer=peer, follow=peer == "all"), list[str])
+            pending[peer] = self._request(v.AddNodes(peer=peer, code=code, follow=peer == "all"), list[str])
         names = [node.name for node in state.nodes]
         for peer, future in pending.items():
-            added = _wait(future)
+            added = wait(future)
             names += added
-            where = "peers found over mDNS" if peer == "all" else peer
-            say(f"{where}: {', '.join(added) if added else 'no trusted peer found'}")
+            where = "peers that were found" if peer == "all" else peer
+            say(f"{where}: {', '.join(added) if added else _NOBODY[bool(code)]}")
         if nodes > len(names):
             added = self.add("local", nodes - len(names))
             say(f"local, to make {nodes} nodes: {', '.join(added)}")
@@ -172,7 +171,7 @@ class Cluster:
             known = f"running: {', '.join(running)}" if running else "none runs"
             raise ClusterError(f"no cluster {name!r} runs on this machine ({known}): %cluster start {name}")
         cluster = cls(Connection(file, kind, live=live), attached=True)
-        _wait(cluster.connection.attached)
+        wait(cluster.connection.attached)
         return cluster
 
     # ---- looking
@@ -191,12 +190,12 @@ class Cluster:
 
     def state(self) -> ClusterView:
         """Everything a panel shows, except the curves."""
-        state: ClusterView = _wait(self._request(v.GetState(), ClusterView))
+        state: ClusterView = wait(self._request(v.GetState(), ClusterView))
         return state
 
     def series(self) -> list[Series]:
         """All curves so far."""
-        return _wait(self._request(v.GetSeries(), list[Series]))
+        return wait(self._request(v.GetSeries(), list[Series]))
 
     def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """Call ``callback(event)`` on the I/O thread for StateChanged, SeriesAdded and Closing. Returns how to stop."""
@@ -204,7 +203,7 @@ class Cluster:
 
     def logs(self, node: str, lines: int = 100) -> list[str]:
         """The last lines that the node's kernel wrote to its terminal."""
-        return _wait(self._request(v.ReadNodeLog(node=node, lines=lines), list[str]))
+        return wait(self._request(v.ReadNodeLog(node=node, lines=lines), list[str]))
 
     # ---- cells
 
@@ -224,14 +223,14 @@ class Cluster:
             source=source, targets=list(targets), replay=replay, timeout=timeout,
             user_expressions=user_expressions or {}, notebook_names=list(notebook_names), watch=True,
         )  # fmt: skip
-        cell = _wait(self._request(request, int, queue_for_cell=events))
+        cell = wait(self._request(request, int, queue_for_cell=events))
         return CellStream(self.connection, events, cell)
 
     def watch(self, cell: int) -> CellStream:
         """Stream a cell from its beginning, also one that another view started."""
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.connection.watch_queue(cell, events)
-        _wait(self._request(v.Watch(cell=cell), CellView))
+        wait(self._request(v.Watch(cell=cell), CellView))
         return CellStream(self.connection, events, cell)
 
     def run(self, source: str, targets: Sequence[str] = (), **options: Any) -> tuple[v.CellEnded, list[v.Output]]:
@@ -248,34 +247,50 @@ class Cluster:
     def interrupt(self, force: bool = False) -> list[str]:
         """SIGINT to every node of the running cell; ``force`` kills and respawns the still busy ones. Returns the
         names of nodes that were still busy."""
-        return _wait(self._request(v.Interrupt(force=force), list[str]))
+        return wait(self._request(v.Interrupt(force=force), list[str]))
 
     def detach(self) -> None:
         """Free every view that waits for a cell; the cell goes on."""
-        _wait(self._request(v.Detach()))
+        wait(self._request(v.Detach()))
 
     # ---- membership
 
-    def add(self, peer: str, count: int = 0) -> list[str]:
-        """Add a peer's nodes (``count`` 0: one per accelerator); returns their names once they answer."""
-        return _wait(self._request(v.AddNodes(peer=peer, count=count, follow=peer == "all"), list[str]))
+    def add(self, peer: str, count: int = 0, *, code: str = "") -> list[str]:
+        """Add the nodes of ``peer``, a name, ``HOST:PORT``, ``local`` or ``all`` (``count`` 0: one per accelerator);
+        ``code`` pairs with it when it is not trusted yet. Returns their names once they answer."""
+        return wait(self._request(add_request(peer, count, code), list[str]))
+
+    def invite(self, code: str = "", minutes: float = 120.0) -> v.Invitation:
+        """Let peers join by themselves for ``minutes``, also from behind NAT or a firewall; :func:`how_to_join` says
+        what to type there. Without ``code`` one is made, or the open invitation is returned."""
+        invitation: v.Invitation = wait(self._request(v.Invite(code=code, minutes=minutes), v.Invitation))
+        return invitation
+
+    def close_invitation(self) -> None:
+        """Let nobody else join; peers that came stay."""
+        wait(self._request(v.Invite(close=True)))
+
+    def examine(self, packages: Sequence[str] = ()) -> list[v.Finding]:
+        """The doctor: what is wrong with peers, network and versions, and the way out of each. ``packages``:
+        distributions whose versions are compared beside those that the cluster's cells import."""
+        return wait(self._request(v.Examine(packages=list(packages)), list[v.Finding]))
 
     def remove(self, node: str) -> None:
         """End a node and take it out of the cluster."""
-        _wait(self._request(v.RemoveNode(node=node)))
+        wait(self._request(v.RemoveNode(node=node)))
 
     def restart(self, node: str, replay: bool = True) -> None:
         """A new kernel under the same name; cells are replayed, then it joins the running one."""
-        _wait(self._request(v.RestartNode(node=node, replay=replay)))
+        wait(self._request(v.RestartNode(node=node, replay=replay)))
 
     def checkpoint(self, name: str, job: str = "") -> str:
         """Save a checkpoint of the last committed round; returns its folder, on the machine of its writer."""
-        path: str = _wait(self._request(v.SaveCheckpoint(name=name, job=job), str))
+        path: str = wait(self._request(v.SaveCheckpoint(name=name, job=job), str))
         return path
 
     def stop(self) -> None:
         """End the cluster and every kernel of it; returns when its coordinator has ended."""
-        _wait(self._request(v.Stop()))
+        wait(self._request(v.Stop()))
         self.connection.wait_closed()
 
     def close(self, *, clean: bool = False) -> None:

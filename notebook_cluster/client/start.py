@@ -13,12 +13,13 @@ import msgspec
 
 from notebook_cluster.client.connection import ClusterError, is_alive
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.version import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.security import cluster_directory, runtime_directory
 
 START_TIMEOUT = 20.0
+PEERS_VARIABLE = "NOTEBOOK_CLUSTER_PEERS"
+"""Names or HOST:PORT of peers to know of without mDNS, commas between; ``all`` adds them too."""
 
 
 def read_connection(name: str) -> ConnectionFile | None:
@@ -52,22 +53,6 @@ def list_clusters() -> list[ConnectionFile]:
     return found
 
 
-def find_peers(seconds: float = 1.0) -> list[PeerView]:
-    """Peers heard over mDNS within ``seconds``, without a cluster."""
-    from notebook_cluster.coordinator.finding import found_view
-    from notebook_cluster.discovery import Browser
-    from notebook_cluster.security import same_user_keys
-
-    browser = Browser(lambda _: None)
-    browser.start()
-    try:
-        time.sleep(seconds)
-        trusted = same_user_keys("agent")
-        return [found_view(peer, peer.public_key in trusted) for peer in browser.peers().values()]
-    finally:
-        browser.close()
-
-
 @contextlib.contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
     """Two notebooks that start the same cluster at once: the second waits and attaches."""
@@ -94,10 +79,12 @@ def ensure_coordinator(
     fresh: bool = False,
     lease: float = 600.0,
     agent_lease: float = 600.0,
+    known: str | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[ConnectionFile, bool]:
     """(connection file, whether it ran already) of cluster ``name``; a coordinator that was killed is started
-    again from its run log, unless ``fresh``.
+    again from its run log, unless ``fresh``. ``known``: peers to know of without mDNS (HOST:PORT or names, commas
+    between), instead of what NOTEBOOK_CLUSTER_PEERS says.
 
     Raises:
         ClusterError: the coordinator did not start; the text names its log.
@@ -114,16 +101,19 @@ def ensure_coordinator(
         resume = not fresh and _crashed(runtime)
         if resume:
             on_progress(f"the coordinator of cluster {name!r} was killed: starting it again from its run log")
-        return _spawn(name, directory, runtime, resume, lease, agent_lease), resume
+        options = {
+            "--directory": directory, "--lease": str(lease), "--agent-lease": str(agent_lease),
+            "--known": os.environ.get(PEERS_VARIABLE, "") if known is None else known,
+        }  # fmt: skip
+        return _spawn(name, runtime, resume, options), resume
 
 
-def _spawn(name: str, directory: str, runtime: Path, resume: bool, lease: float, agent_lease: float) -> ConnectionFile:
+def _spawn(name: str, runtime: Path, resume: bool, options: dict[str, str]) -> ConnectionFile:
     path = runtime / "connection.json"
     path.unlink(missing_ok=True)
     command = [
         sys.executable, "-m", "notebook_cluster.coordinator", "--cluster", name, "--runtime", str(runtime),
-        "--directory", directory, "--lease", str(lease), "--agent-lease", str(agent_lease),
-        *(["--resume"] if resume else []),
+        *(f"{option}={value}" for option, value in options.items()), *(["--resume"] if resume else []),
     ]  # fmt: skip
     log_path = runtime / "coordinator.log"
     with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as errors:

@@ -6,7 +6,8 @@ import logging
 import sys
 from pathlib import Path
 
-from notebook_cluster.coordinator.service import Coordinator, Settings, check_settings
+from notebook_cluster.coordinator.service import Coordinator
+from notebook_cluster.coordinator.settings import Settings, check_settings
 
 
 def main() -> int:
@@ -18,6 +19,7 @@ def main() -> int:
     parser.add_argument("--lease", type=float, default=600.0)
     parser.add_argument("--agent-lease", type=float, default=600.0)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--known", default="", help="peers to know of without mDNS: HOST:PORT,NAME,...")
     settings = Settings(**vars(parser.parse_args()))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     check_settings(settings)

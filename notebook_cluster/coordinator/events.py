@@ -28,9 +28,25 @@ class PeerAdded(Message, frozen=True):
     key: str
     address: str
     """``tcp://HOST:PORT`` of the link."""
-    found_by: Literal["mdns", "typed", "local"]
+    found_by: Literal["mdns", "typed", "local", "remembered", "dialled"]
     pid: int | None = None
     """Of a private agent that this cluster started."""
+    pinned: bool = False
+    """It is used because it was paired: when its key leaves the trust store, it is used no more."""
+
+
+class PeerDropped(Message, frozen=True):
+    """The cluster does not use this peer any more: trust in it was removed."""
+
+    name: str
+    reason: str
+
+
+class DoorOpened(Message, frozen=True):
+    """Peers may dial this cluster: the TCP ports of its reception and of its pairing socket, for this whole run."""
+
+    reception: int
+    pairing: int
 
 
 class PeerDescribed(Message, frozen=True):
@@ -39,6 +55,8 @@ class PeerDescribed(Message, frozen=True):
     hosts: list[str]
     devices: list[tuple[str, str, int, bool]]
     """(id, name, memory bytes, unified)."""
+    portable: bool = False
+    """It has a battery."""
 
 
 class NodeAdded(Message, frozen=True):
@@ -149,7 +167,9 @@ class Stopped(Message, frozen=True):
 Event = (
     ClusterStarted
     | PeerAdded
+    | PeerDropped
     | PeerDescribed
+    | DoorOpened
     | NodeAdded
     | NodeStarting
     | NodeUp
@@ -166,7 +186,10 @@ Event = (
     | Stopped
 )
 
-DURABLE = (ClusterStarted, PeerAdded, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned, NodeRemoved, Stopped)
+DURABLE = (
+    ClusterStarted, PeerAdded, PeerDropped, DoorOpened, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned,
+    NodeRemoved, Stopped,
+)  # fmt: skip
 """Events about membership: fsynced before anybody is told."""
 
 

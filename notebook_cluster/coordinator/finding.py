@@ -1,63 +1,54 @@
-"""Which peers are there: heard over mDNS, typed, or this machine's own agent."""
+"""Which peers are there, and which one a name or an address means."""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+import contextlib
+import dataclasses
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
 
-import msgspec
+import zmq
 
+from notebook_cluster.coordinator.candidates import Candidate, answered, collect, heard, split_address
+from notebook_cluster.coordinator.trusting import Trust
 from notebook_cluster.coordinator.viewserver import RequestError
-from notebook_cluster.discovery import Browser, FoundPeer
+from notebook_cluster.discovery import Browser, FoundPeer, local_addresses
+from notebook_cluster.link import PairingError, ask
+from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.state import PeerView
-from notebook_cluster.protocol.version import PROTOCOL_VERSION, mismatch
-from notebook_cluster.security import same_user_keys
 
 BROWSE_AT_LEAST = 1.5
 """Seconds of listening after which a peer that was not heard counts as not there."""
-
-
-class PrivateAgent(msgspec.Struct):
-    """What an agent that was started for this cluster says when it is ready."""
-
-    name: str
-    public_key: str
-    port: int
-    pid: int
-
-
-async def start_private_agent(
-    name: str, directory: Path, lease: float
-) -> tuple[PrivateAgent, asyncio.subprocess.Process]:
-    """Start an agent for this machine. It survives a crash of the coordinator and ends with the cluster.
-
-    Raises:
-        RequestError: it ended before it was ready; names its log.
-    """
-    command = [sys.executable, "-m", "notebook_cluster.agent", "--private", "--name", name]
-    command += ["--cluster-dir", str(directory), "--lease", str(lease)]
-    log_path = directory / "agent.log"
-    with open(log_path, "ab") as errors:  # noqa: ASYNC230 - a local file, opened once
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
-        )
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    try:
-        return msgspec.json.decode(line, type=PrivateAgent), process
-    except msgspec.DecodeError:
-        raise RequestError(f"the agent of this machine did not start: see {log_path}") from None
+JUST_SHARED = 3.0
+"""Seconds to wait for a name that nobody has: who has just begun to share is announced a moment later."""
+ASK_TIMEOUT = 3.0
+TYPED_AGAIN = 15.0
+"""Seconds after which a typed address that did not answer is asked again."""
 
 
 class Finding:
-    """Listens on mDNS; ``on_change(new)`` is called on the loop with the peers that were not there before."""
+    """Listens on mDNS and asks at typed addresses; ``on_found(new)`` is called on the loop with the peers that were not
+    there before."""
 
-    def __init__(self, on_change: Callable[[list[FoundPeer]], None]) -> None:
-        self._on_change = on_change
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        trust: Trust,
+        typed: Sequence[str],
+        on_found: Callable[[list[Candidate]], None],
+    ) -> None:
+        """``typed``: names or HOST:PORT that the notebook's environment names (NOTEBOOK_CLUSTER_PEERS)."""
+        self._context = context
+        self._trust = trust
+        self._on_found = on_found
         self._browser: Browser | None = None
         self._heard = asyncio.Event()
-        self.found: dict[str, FoundPeer] = {}
+        self._news = asyncio.Event()
+        self._records: dict[str, FoundPeer] = {}
+        self._typed: dict[str, Candidate | None] = {entry: None for entry in typed if ":" in entry}
+        self._silent: dict[str, str] = {}
+        """Typed address -> why nothing is known about it."""
+        self.typed_names = [entry for entry in typed if ":" not in entry]
 
     async def start(self) -> str | None:
         """Listen from now on (zeroconf has a thread of its own); returns why it does not work, if so."""
@@ -81,72 +72,147 @@ class Finding:
         return None
 
     def _changed(self, found: dict[str, FoundPeer]) -> None:
-        new = [peer for instance, peer in found.items() if self.found.get(instance) != peer]
-        self.found = found
-        self._on_change(new)
+        new = [peer for instance, peer in found.items() if self._records.get(instance) != peer]
+        self._records = found
+        self._news.set()
+        self._on_found([heard(peer) for peer in new])
 
-    async def trusted(self) -> list[FoundPeer]:
-        """Every peer that may be added, after listening long enough to have heard those that are there."""
-        await self._heard.wait()
-        keys = same_user_keys("agent")
-        return [peer for peer in self.found.values() if peer.public_key in keys]
+    async def follow_typed(self) -> None:
+        """Ask at the typed addresses until each has said who is there; never returns while one has not."""
+        while any(candidate is None for candidate in self._typed.values()):
+            await self.ask_typed()
+            await asyncio.sleep(TYPED_AGAIN)
 
-    async def resolve(self, text: str) -> FoundPeer:
-        """The trusted peer with this name or HOST:PORT.
+    async def ask_typed(self) -> None:
+        """Ask once at every typed address where nobody was found yet."""
+
+        async def look(entry: str) -> None:
+            try:
+                found = self._typed[entry] = await self._at_address(entry)
+            except RequestError as error:
+                self._silent[entry] = str(error)
+            else:
+                self._silent.pop(entry, None)
+                self._on_found([found])
+
+        await asyncio.gather(*(look(entry) for entry, known in self._typed.items() if known is None))
+
+    # ---- what is there
+
+    def candidates(self) -> list[Candidate]:
+        """Every peer that is known of, each key once."""
+        typed = [candidate for candidate in self._typed.values() if candidate is not None]
+        return collect([*map(heard, self._records.values()), *typed], self._trust)
+
+    async def present(self) -> list[Candidate]:
+        """The peers that are there, after listening and asking long enough; not those that are only remembered."""
+        await asyncio.gather(self._heard.wait(), self.ask_typed())
+        return [candidate for candidate in self.candidates() if candidate.found_by != "remembered"]
+
+    def find(self, key: str) -> Candidate | None:
+        """The peer with ``key``, if anything is known about it."""
+        return next((candidate for candidate in self.candidates() if candidate.key == key), None)
+
+    def silent_views(self) -> list[PeerView]:
+        """Rows for typed addresses at which nobody was found."""
+        return [
+            PeerView(
+                name=entry, key="", address=entry, condition="lost", found_by="typed", trusted=False, reason=reason
+            )
+            for entry, reason in self._silent.items()
+        ]
+
+    # ---- which one is meant
+
+    async def resolve(self, text: str) -> tuple[Candidate, list[Candidate]]:
+        """The peer with this name or HOST:PORT, trusted or not, and others that use its name.
 
         Raises:
-            RequestError: it is not there, not trusted or of another version; one line with the way out.
+            RequestError: it is not there, it may be one of several, or its key has changed; one line with the way out.
         """
-        wanted = _address_matcher(text) if ":" in text else lambda peer: peer.name == text
-        if not any(wanted(peer) for peer in self.found.values()):
-            await self._heard.wait()
-        peers = [peer for peer in self.found.values() if wanted(peer)]
-        if not peers and ":" in text:
+        if ":" in text:
+            return await self._at_address(text), []
+        keys = self._trust.keys()
+        named = [candidate for candidate in self.candidates() if candidate.name == text]
+        if not any(candidate.key in keys and candidate.found_by != "remembered" for candidate in named):
+            await asyncio.gather(self._heard.wait(), self.ask_typed())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wait_for_name(text), JUST_SHARED)
+        return self._by_name(text)
+
+    async def _wait_for_name(self, name: str) -> None:
+        while not any(candidate.name == name for candidate in self.candidates()):
+            self._news.clear()
+            await self._news.wait()
+
+    def _by_name(self, name: str) -> tuple[Candidate, list[Candidate]]:
+        named = [candidate for candidate in self.candidates() if candidate.name == name]
+        if not named:
+            unheard = f"peer {name!r} cannot be found: mDNS does not work on this machine"
+            raise RequestError(self._browser.why_not(name) if self._browser is not None else unheard)
+        keys = self._trust.keys()
+        trusted = [candidate for candidate in named if candidate.key in keys]
+        others = [candidate for candidate in named if candidate.key not in keys]
+        if others and (not trusted or trusted[0].found_by == "remembered"):
+            # The one that was paired is not heard, but somebody else under its name.
+            changed = self._trust.changed(name, others[0].key)
+            if changed:
+                raise RequestError(f"peer {changed}")
+        meant = trusted or named
+        if len(meant) > 1:
+            rows = ", ".join(candidate.described() for candidate in meant)
+            raise RequestError(f"{len(meant)} peers are called {name!r}: add one by its address: {rows}")
+        return meant[0], [candidate for candidate in named if candidate is not meant[0]]
+
+    async def _at_address(self, text: str) -> Candidate:
+        host, port = split_address(text)
+        addresses = await _resolve_host(host)
+        keys = self._trust.keys()
+        matches = sorted(
+            (candidate for candidate in self.candidates() if _is_at(candidate, addresses, port)),
+            key=lambda candidate: candidate.key not in keys,
+        )
+        if matches:
+            return _reached_at(matches[0], addresses)
+        try:
+            here = await ask(self._context, f"{addresses[0]}:{port}", timeout=ASK_TIMEOUT)
+        except PairingError as error:
             raise RequestError(
-                f"no agent was heard at {text}: start `notebook-cluster share` there and see %cluster peers"
-            )
-        if not peers:
-            unheard = f"peer {text!r} cannot be found: mDNS does not work on this machine"
-            raise RequestError(self._browser.why_not(text) if self._browser is not None else unheard)
-        keys = same_user_keys("agent")
-        usable = [peer for peer in peers if peer.public_key in keys]
-        if not usable:
-            raise RequestError(f"peer {text!r} cannot be added: {UNTRUSTED}")
-        if usable[0].protocol != PROTOCOL_VERSION:
-            raise RequestError(mismatch(usable[0].name, usable[0].protocol) or "")
-        return usable[0]
+                f"no agent was heard at {text}, and nobody who could be paired answers there ({error}): run "
+                "`notebook-cluster share` there and use the address that it shows beside the code"
+            ) from None
+        if here.role != "peer" or not is_name(here.name):
+            what = f"cluster {here.name!r}" if is_name(here.name) else "something with an unusable name"
+            raise RequestError(f"{text} is {what}, not a peer")
+        return answered(here, addresses[0], port)
 
     async def close(self) -> None:
         if self._browser is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._browser.close)
 
 
-UNTRUSTED = "it belongs to another user or machine, and only agents of your own user on this machine are trusted so far"
+async def _resolve_host(host: str) -> list[str]:
+    """Its IPv4 addresses; for this machine itself also those by which others know it."""
+    try:
+        rows = await asyncio.get_running_loop().getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RequestError(f"{host!r} is not known as the name of a machine ({error.strerror or error})") from None
+    addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
+    if any(ipaddress.ip_address(address).is_loopback for address in addresses):
+        addresses += [address for address in local_addresses() if address not in addresses]
+    return addresses
 
 
-def _address_matcher(text: str) -> Callable[[FoundPeer], bool]:
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 < int(port) < 65536:
-        raise RequestError(f"{text!r} is not HOST:PORT: the port is a number from 1 to 65535")
-    hosts = {host, "127.0.0.1" if host == "localhost" else host}
-    return lambda peer: peer.port == int(port) and bool(hosts & {*peer.hosts, "127.0.0.1"})
+def _is_at(candidate: Candidate, addresses: Sequence[str], port: int) -> bool:
+    ports = {candidate.port, candidate.pairing_port}
+    if candidate.found_by == "remembered":
+        # Where its link has a fixed port, its code was accepted at the next one.
+        ports.add(candidate.port + 1)
+    return port in ports and not set(addresses).isdisjoint(candidate.hosts)
 
 
-def address_of(peer: FoundPeer) -> str:
-    """The endpoint of its link."""
-    return f"tcp://{peer.hosts[0] if peer.hosts else '127.0.0.1'}:{peer.port}"
-
-
-def found_view(peer: FoundPeer, trusted: bool) -> PeerView:
-    """How a peer that is not in a cluster is shown."""
-    reason = mismatch(peer.name, peer.protocol) or ("" if trusted else UNTRUSTED)
-    return PeerView(
-        name=peer.name,
-        key=peer.public_key,
-        address=address_of(peer).removeprefix("tcp://"),
-        condition="found" if trusted else "untrusted",
-        found_by="mdns",
-        trusted=trusted,
-        device=peer.device,
-        reason=reason,
-    )
+def _reached_at(candidate: Candidate, addresses: Sequence[str]) -> Candidate:
+    """``candidate`` with the typed address first: it may be the only one of several that works from here."""
+    typed = [host for host in candidate.hosts if host in addresses]
+    others = [host for host in candidate.hosts if host not in addresses]
+    return dataclasses.replace(candidate, hosts=(*typed, *others))

@@ -11,12 +11,15 @@ from notebook_cluster.protocol.state import NodeView
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
 
+CLOCK_WAS_SET = 12 * 3600.0
+
 
 class Measurements:
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self._telemetry: dict[str, Telemetry] = {}
         self._samples: dict[str, p.NodeSample] = {}
+        self._ahead: dict[str, float] = {}
 
     def on_telemetry(self, name: str, new: Telemetry) -> None:
         """What a node's runtime says about its training, at most 4 times a second."""
@@ -24,23 +27,37 @@ class Measurements:
         self._telemetry[name] = new
         if not self._hub.state.nodes[name].is_in:
             return
+        ahead = self._clock_difference(name, new)
         for step, when, loss in new.history:
-            if math.isfinite(loss):
-                self._hub.series.add(name, "loss", step, when, loss)
+            if math.isfinite(loss) and math.isfinite(when):
+                self._hub.series.add(name, "loss", step, when + ahead, loss)
         if new.step is not None:
             for scalar, value in new.scalars.items():
                 if math.isfinite(value) and (new.step != before.step or value != before.scalars.get(scalar)):
                     self._hub.series.add(name, scalar, new.step, time.time(), value)
         self._hub.dirty()
 
-    def on_sample(self, sample: p.PeerSample) -> None:
-        """What an agent measures each second."""
+    def _clock_difference(self, name: str, telemetry: Telemetry) -> float:
+        """Seconds that this machine's clock is ahead of the node's, about: of every message the time on the way is in
+        it, so the smallest is the best."""
+        if not telemetry.history or not math.isfinite(telemetry.history[-1][1]):
+            return self._ahead.get(name, 0.0)
+        now = time.time() - telemetry.history[-1][1]
+        known = self._ahead.get(name, now)
+        # A clock that was set is not a message that took half a day.
+        self._ahead[name] = now if now - known > CLOCK_WAS_SET else min(known, now)
+        return self._ahead[name]
+
+    def on_sample(self, peer: str, sample: p.PeerSample) -> None:
+        """What the agent of ``peer`` measures each second."""
         for row in sample.nodes:
-            if row.node not in self._hub.state.nodes:
+            node = self._hub.state.nodes.get(row.node)
+            if node is None or node.peer != peer:
                 continue
             self._samples[row.node] = row
             step = self._telemetry[row.node].step if row.node in self._telemetry else None
-            self._hub.series.add(row.node, "memory", step or 0, sample.time, float(self._memory(row.node)[0]))
+            # Our clock: a peer's may be a day off.
+            self._hub.series.add(row.node, "memory", step or 0, time.time(), float(self._memory(row.node)[0]))
         self._hub.dirty()
 
     def _memory(self, name: str) -> tuple[int, int]:
@@ -57,6 +74,7 @@ class Measurements:
         """The node was removed."""
         self._telemetry.pop(name, None)
         self._samples.pop(name, None)
+        self._ahead.pop(name, None)
 
     def views(self) -> list[NodeView]:
         """The nodes as panels show them, in order of joining."""
@@ -73,8 +91,11 @@ class Measurements:
             sample = self._samples.get(node.name)
             used, peak = self._memory(node.name)
             condition = node.condition
+            reason = node.reason
             if condition == "ok" and link is not None and link.condition == "suspect":
                 condition = "suspect"
+            elif condition == "lost" and link is not None and link.asleep:
+                condition, reason = "asleep", link.why
             elif condition == "ok" and node.name in replaying:
                 condition = "rejoining"
             accelerator = node.device not in ("", "cpu")
@@ -83,7 +104,7 @@ class Measurements:
                 NodeView(
                     name=node.name, rank=state.rank(node.name), peer=node.peer, device=node.device or "cpu",
                     device_name=device[1], incarnation=node.incarnation, condition=condition,  # type: ignore[arg-type]
-                    reason=node.reason, log_tail=list(node.log_tail),
+                    reason=reason, log_tail=list(node.log_tail),
                     busy=running is not None and running.nodes.get(node.name) == "running",
                     memory_kind="unified" if device[3] else ("VRAM" if accelerator else "RAM"),
                     memory_used=used, memory_peak=peak, memory_total=device[2],

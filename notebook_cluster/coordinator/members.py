@@ -2,16 +2,27 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.state import Node, roster
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p
-from notebook_cluster.protocol.node import FromNodeBody, InterruptSeen, NodeHello, NodeLog, NodeLost, Telemetry
+from notebook_cluster.protocol.node import (
+    FromNodeBody,
+    InterruptSeen,
+    NodeHello,
+    NodeLog,
+    NodeLost,
+    PairMeasured,
+    RelayFrame,
+    RelayTaken,
+    Telemetry,
+    Unreachable,
+)
 from notebook_cluster.protocol.wire import Message, ProtocolError
+from notebook_cluster.security import is_key
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
@@ -19,6 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 90.0
+MOST_IPC = 200
+"""Characters of an ipc address; those of our nodes have about 50."""
+Level = Literal["info", "warning", "error"]
 
 
 class Members:
@@ -26,87 +40,11 @@ class Members:
         self._hub = hub
         self._ready: dict[str, asyncio.Future[None]] = {}
         self._no_replay: set[str] = set()
-        self._adding: dict[str, asyncio.Task[list[str]]] = {}
-        self._local_first = asyncio.Event()
-        self._local_first.set()
         self._broadcast = -1
 
     # ---- requests of views
 
-    async def add(self, peer: str, count: int = 0) -> list[str]:
-        """Start nodes on ``peer`` (a name, ``HOST:PORT``, ``local`` or ``all``); names once they answer."""
-        if peer == "all":
-            return await self._add_all()
-        names = await (self._order_local(count) if peer == LOCAL else self._order_nodes(peer, count))
-        await self._wait(names)
-        return names
-
-    async def _order_local(self, count: int) -> list[str]:
-        """Nodes of the notebook's own machine; they come before those of peers that were asked for later."""
-        self._local_first.clear()
-        try:
-            await self._hub.wait_for_local()
-            return await self._start_on(LOCAL, count)
-        finally:
-            self._local_first.set()
-
-    async def _order_nodes(self, peer: str, count: int) -> list[str]:
-        name = await self._hub.peers.resolve(peer)
-        await self._local_first.wait()
-        return await self._start_on(name, count)
-
-    async def _start_on(self, peer: str, count: int) -> list[str]:
-        link = await self._hub.peers.ready(peer)
-        assert link.info is not None
-        return [self._start_new(peer, device) for device in self._devices(link.info, count)]
-
-    async def _add_all(self) -> list[str]:
-        """A peer that cannot be added is said and left out."""
-        before = set(self._hub.state.nodes)
-        found = [row.name for row in await self._hub.peers.finding.trusted()]
-        results = await asyncio.gather(*(self.add_found(name) for name in found), return_exceptions=True)
-        for result in results:
-            if isinstance(result, RequestError):
-                self._hub.tell("warning", str(result))
-            elif isinstance(result, BaseException):
-                raise result
-        # Some may have been added while we listened, by whoever follows what is found.
-        return [node.name for node in self._hub.state.nodes.values() if node.name not in before and node.peer in found]
-
-    async def add_found(self, name: str) -> list[str]:
-        """Nodes on a peer that was found, unless it has some; whoever asks meanwhile waits for the same nodes."""
-        task = self._adding.get(name)
-        if task is None:
-            if self._nodes_on(name):
-                return []
-            task = self._adding[name] = asyncio.ensure_future(self.add(name))
-            task.add_done_callback(lambda done: self._adding.pop(name))
-        return await asyncio.shield(task)
-
-    def _nodes_on(self, peer: str) -> list[Node]:
-        return [node for node in self._hub.state.nodes.values() if node.peer == peer]
-
-    def _devices(self, info: p.PeerInfo, count: int) -> list[str]:
-        """One node per free accelerator; else cpu. More nodes than accelerators share the cpu."""
-        used = {node.device for node in self._nodes_on(info.name)}
-        free = [d.id for d in info.devices if d.kind != "cpu" and d.id not in info.leased and d.id not in used]
-        taken = {d.id: info.leased[d.id] for d in info.devices if d.id in info.leased and d.id not in used}
-        for device, cluster in taken.items():
-            self._hub.tell("warning", f"{device} of {info.name} is used by cluster {cluster!r}: left alone")
-        if count == 0:
-            return free or ["cpu"]
-        return (free + ["cpu"] * count)[:count]
-
-    def _start_new(self, peer: str, device: str) -> str:
-        name, number = peer, 2
-        while name in self._hub.state.nodes:
-            name, number = f"{peer}-{number}", number + 1
-        directory = self._hub.state.directory if peer == LOCAL else ""
-        self._hub.record(e.NodeAdded(node=name, peer=peer, device=device, directory=directory))
-        self._order(name)
-        return name
-
-    def _order(self, name: str) -> None:
+    def order(self, name: str) -> None:
         """Order a new incarnation of the node's kernel."""
         node = self._hub.state.nodes[name]
         incarnation = node.incarnation + 1
@@ -115,11 +53,15 @@ class Members:
         self._ready[name].add_done_callback(lambda future: future.cancelled() or future.exception())
         self._send_start(self._hub.state.nodes[name])
 
+    def _nodes_on(self, peer: str) -> list[Node]:
+        return [node for node in self._hub.state.nodes.values() if node.peer == peer]
+
     def _send_start(self, node: Node) -> None:
         start = p.StartNode(node=node.name, incarnation=node.incarnation, device=node.device, directory=node.directory)
         self._hub.peers.send(node.peer, start)
 
-    async def _wait(self, names: list[str]) -> None:
+    async def wait(self, names: list[str]) -> None:
+        """Return when these nodes, just ordered, answer. RequestError: why one does not."""
         futures = [self._ready[name] for name in names if name in self._ready]
         done, pending = await asyncio.wait(futures, timeout=START_TIMEOUT) if futures else (set(), set())
         if pending:
@@ -135,15 +77,14 @@ class Members:
         node = self._hub.state.nodes[name]
         link = self._hub.peers.links.get(node.peer)
         if link is None or link.condition in ("lost", "refused"):
-            raise RequestError(
-                f"peer {node.peer!r} of node {name!r} is not connected ({link.reason if link else 'gone'})"
-            )
+            reason = link.why if link is not None else self._hub.state.peers[node.peer].dropped
+            raise RequestError(f"peer {node.peer!r} of node {name!r} is not connected ({reason})")
         if node.condition not in ("dead",) and node.incarnation:
             self._hub.peers.send(node.peer, p.StopNode(node=name, incarnation=node.incarnation, force=True))
             self.node_down(name, node.incarnation, why, [], dead=True)
         if not replay:
             self._no_replay.add(name)
-        self._order(name)
+        self.order(name)
 
     def recover(self) -> None:
         """After a restart of the coordinator: what its predecessor decided and may not have sent, again. Agents and
@@ -156,13 +97,13 @@ class Members:
     def restart_unsettled(self) -> None:
         """After a restart of the coordinator: a node whose replay was cut off lacks names; it begins anew."""
         for node in list(self._hub.state.nodes.values()):
-            if node.is_in and not node.settled:
+            if node.is_in and not node.settled and node.peer in self._hub.peers.links:
                 self.restart(node.name, "its replay was cut off when the coordinator ended")
 
     async def restart_and_wait(self, name: str, replay: bool) -> None:
         self.known(name)
         self.restart(name, replay=replay)
-        await self._wait([name])
+        await self.wait([name])
 
     def known(self, name: str) -> Node:
         node = self._hub.state.nodes.get(name)
@@ -201,11 +142,18 @@ class Members:
                 self._hub.cells.runs.interrupt_seen(node.name, body.cell)
             case NodeLog():
                 self._hub.tell(body.level, f"{node.name}: {body.text}")
+            case Unreachable() | RelayFrame() | RelayTaken() | PairMeasured():
+                self._hub.relaying.on_node(node, body)
             case _:
                 self._hub.rounds.from_member(node.name, node.incarnation, body)
 
     def _node_up(self, node: Node, hello: NodeHello) -> None:
         if node.is_in:
+            return
+        if not self._is_usable(node, hello):
+            self._hub.peers.send(node.peer, p.StopNode(node=node.name, incarnation=node.incarnation, force=True))
+            reason = "its kernel says a mesh address that cannot be used: is its peer's notebook-cluster damaged?"
+            self.node_down(node.name, node.incarnation, reason, [], dead=True)
             return
         self._hub.record(
             e.NodeUp(node=node.name, incarnation=node.incarnation, device=node.device or "cpu", hello=hello)
@@ -220,6 +168,17 @@ class Members:
         else:
             self.settled(node.name)
 
+    def _is_usable(self, node: Node, hello: NodeHello) -> bool:
+        """Every other node gets this: a key is one node's, and ports are ports."""
+        others = [other.hello for other in self._hub.state.nodes.values() if other.name != node.name and other.hello]
+        ports = (hello.mesh_port, hello.master_port)
+        return (
+            is_key(hello.mesh_key)
+            and all(hello.mesh_key != other.mesh_key for other in others)
+            and all(0 < port < 65536 for port in ports)
+            and len(hello.mesh_ipc) <= MOST_IPC
+        )
+
     def settled(self, name: str) -> None:
         """The node answers and has replayed what it had to."""
         node = self._hub.state.nodes.get(name)
@@ -230,14 +189,16 @@ class Members:
             future.set_result(None)
         self._hub.dirty()
 
-    def node_down(self, name: str, incarnation: int, reason: str, log_tail: list[str], *, dead: bool) -> None:
+    def node_down(
+        self, name: str, incarnation: int, reason: str, log_tail: list[str], *, dead: bool, level: Level = "error"
+    ) -> None:
         """A node's process ended, or its peer's link is lost."""
         node = self._hub.state.nodes.get(name)
         if node is None or node.incarnation != incarnation or node.condition == "dead":
             return
         was_in = node.is_in
         self._hub.record(e.NodeDown(node=name, incarnation=incarnation, dead=dead, reason=reason, log_tail=log_tail))
-        self._hub.tell("error" if reason not in ("removed", "stopped") else "info", f"{name}: {reason}")
+        self._hub.tell(level if reason not in ("removed", "stopped") else "info", f"{name}: {reason}")
         future = self._ready.get(name)
         replayed = self._hub.replay.died(name) if dead and reason not in ("removed", "restarted") else None
         if dead and future is not None and not future.done():
@@ -255,14 +216,17 @@ class Members:
         if was_in:
             self._hub.rounds.members_changed(None)
 
-    def peer_lost(self, peer: str, reason: str) -> None:
+    def peer_lost(self, peer: str, reason: str, *, asleep: bool = False) -> None:
+        """Nothing is heard from a peer: its nodes may come back with what they hold."""
         for node in self._nodes_on(peer):
             if node.condition in ("ok", "starting"):
-                self.node_down(node.name, node.incarnation, f"peer {peer} is lost: {reason}", [], dead=False)
+                level: Level = "warning" if asleep else "error"
+                self.node_down(node.name, node.incarnation, reason, [], dead=False, level=level)
 
-    def peer_ended(self, peer: str, reason: str) -> None:
+    def peer_gone(self, peer: str, reason: str) -> None:
+        """Its agent ended, or it is trusted no more."""
         for node in self._nodes_on(peer):
-            self.node_down(node.name, node.incarnation, f"agent of {peer} ended: {reason}", [], dead=True)
+            self.node_down(node.name, node.incarnation, reason, [], dead=True)
 
     def on_inventory(self, peer: str, inventory: p.Inventory) -> None:
         """What runs on a peer after its link came (back): returned nodes join again, missing ones are dead."""
@@ -272,6 +236,8 @@ class Members:
             if row is not None and row.incarnation == node.incarnation:
                 if node.condition == "lost":
                     self._returned(node)
+                elif node.condition == "dead":
+                    self._hub.peers.send(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
             elif node.incarnation and node.condition in ("ok", "lost"):
                 self.node_down(
                     node.name, node.incarnation, f"its kernel is gone: the agent of {peer} was restarted", [], dead=True

@@ -1,4 +1,4 @@
-"""The links of a cluster: one for each peer, watched; what arrives is handed on by its type."""
+"""The peers of a cluster: which are used, the link to each, and what is shown of them and of those that were found."""
 
 import asyncio
 import logging
@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator.finding import Finding, address_of, found_view, start_private_agent
+from notebook_cluster.coordinator.candidates import FoundBy, found_view
+from notebook_cluster.coordinator.finding import Finding
+from notebook_cluster.coordinator.local_agent import start_private_agent
+from notebook_cluster.coordinator.peer_link import PeerLink
+from notebook_cluster.coordinator.settings import known_peers
 from notebook_cluster.coordinator.viewserver import RequestError
-from notebook_cluster.discovery import FoundPeer
 from notebook_cluster.link import Dialer
-from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.peer import Release
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.wire import Message
-from notebook_cluster.security import Identity, same_user_keys
+from notebook_cluster.security import Identity, fingerprint
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
@@ -26,70 +29,33 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 """Name of the notebook machine's own, private agent."""
 CONNECT_TIMEOUT = 15.0
-
-
-class PeerLink:
-    """One peer of this cluster and the link to its agent."""
-
-    def __init__(self, name: str, dialer: Dialer) -> None:
-        self.name = name
-        self.dialer = dialer
-        self.info: p.PeerInfo | None = None
-        self.condition = "connecting"
-        self.reason = ""
-        self.ready = asyncio.Event()
-        self.released = asyncio.Event()
+TRUST_PERIOD = 0.5
+"""Seconds between two looks at the list of trusted peers."""
 
 
 class Peers:
-    def __init__(self, hub: "Coordinator", identity: Identity) -> None:
+    def __init__(self, hub: "Coordinator", context: "zmq.Context[Any]", identity: Identity) -> None:
         self._hub = hub
         self._identity = identity
-        self._context = zmq.Context()
-        self.finding = Finding(self._on_found)
+        self._context = context
+        self.finding = Finding(
+            context, hub.trust, known_peers(hub.settings.known), lambda new: hub.admission.on_found(new)
+        )
         self.links: dict[str, PeerLink] = {}
-        self.follow = False
-        """Add every trusted peer that is found from now on."""
-        self._waiting_logs: dict[str, list[asyncio.Future[list[str]]]] = {}
 
     # ---- finding
 
     async def browse(self) -> None:
+        """Look for peers from now on, and keep away from those that are trusted no more."""
+        self._hub.spawn(self._watch_trust())
+        self._hub.spawn(self.finding.follow_typed())
         trouble = await self.finding.start()
         if trouble is not None:
             self._hub.tell("warning", trouble)
 
-    def _on_found(self, new: list[FoundPeer]) -> None:
-        for peer in new:
-            self._hub.tell("info", f"found {peer.name} ({peer.device}) over mDNS at {address_of(peer)}")
-            self._moved(peer)
-            if self.follow and peer.name not in self.links and peer.public_key in same_user_keys("agent"):
-                self._hub.spawn(self._add_found(peer.name))
-        self._hub.dirty()
-
-    def _moved(self, peer: FoundPeer) -> None:
-        """An agent that was restarted listens elsewhere: dial it there."""
-        known = self._hub.state.peers.get(peer.name)
-        link = self.links.get(peer.name)
-        if known is None or link is None or known.key != peer.public_key or known.address == address_of(peer):
-            return
-        if link.condition != "connected":
-            self.connect(peer.name, peer.public_key, address_of(peer), "mdns")
-
-    async def _add_found(self, name: str) -> None:
-        try:
-            await self._hub.members.add_found(name)
-        except RequestError as error:
-            self._hub.tell("warning", str(error))
-
-    async def resolve(self, text: str) -> str:
-        """The name of the peer of this cluster for a name or HOST:PORT; it is dialled when it is new."""
-        if text not in self.links:
-            found = await self.finding.resolve(text)
-            if found.name not in self.links:
-                self.connect(found.name, found.public_key, address_of(found), "mdns")
-            return found.name
-        return text
+    def name_of(self, key: str) -> str | None:
+        """The name in this cluster of the peer with ``key``."""
+        return next((peer.name for peer in self._hub.state.peers.values() if peer.key == key), None)
 
     async def start_local(self, directory: Path, lease: float) -> None:
         """Start this machine's own agent and dial it."""
@@ -99,27 +65,29 @@ class Peers:
 
     # ---- links
 
-    def connect(self, name: str, key: str, address: str, found_by: Any, *, pid: int | None = None) -> None:
-        """Dial a peer; a link that was there before is replaced."""
+    def connect(self, name: str, key: str, address: str, found_by: FoundBy, *, pid: int | None = None) -> None:
+        """Dial a peer; a connection that was there before is replaced."""
         received = self._hub.recovered_sequences.get(key, 0)
-        old = self.links.get(name)
-        if old is not None:
-            received = old.dialer.received
-            self._hub.spawn(old.dialer.close(flush=0))
-        self._hub.record(e.PeerAdded(name=name, key=key, address=address, found_by=found_by, pid=pid))
-        self._dial(name, key, address, received)
+        link, known = self.links.get(name), self._hub.state.peers.get(name)
+        if link is not None and known is not None and known.key == key:
+            received = link.dialer.received
+        pinned = self._hub.trust.is_pinned(key)
+        self._hub.record(e.PeerAdded(name=name, key=key, address=address, found_by=found_by, pid=pid, pinned=pinned))
+        self._dial(name, received)
 
     def redial(self) -> None:
-        """After a restart of the coordinator: dial all peers that the log names."""
+        """After a restart of the coordinator: dial all peers that the log names and that are still trusted."""
         for peer in self._hub.state.peers.values():
-            self._dial(peer.name, peer.key, peer.address, self._hub.recovered_sequences.get(peer.key, 0))
+            if not peer.dropped and (not peer.pinned or self._hub.trust.is_trusted(peer.key)):
+                self._dial(peer.name, self._hub.recovered_sequences.get(peer.key, 0))
 
-    def _dial(self, name: str, key: str, address: str, received: int) -> None:
+    def _dial(self, name: str, received: int) -> None:
         state = self._hub.state
+        peer = state.peers[name]
         dialer = Dialer(
             self._context,
-            address,
-            key,
+            peer.address,
+            peer.key,
             self._identity,
             cluster=state.cluster_id,
             cluster_name=state.cluster,
@@ -127,10 +95,19 @@ class Peers:
             sender=state.cluster,
             peer=name,
             received=received,
-            on_message=lambda message, buffers: self._on_message(name, message, buffers),
-            on_condition=lambda condition, reason: self._on_condition(name, condition, reason),
+            on_message=lambda message, buffers: self._on_message(dialer, name, message, buffers),
+            on_condition=lambda condition, reason: self._on_condition(dialer, name, condition, reason),
+            reception=self._hub.door.reception if peer.found_by == "dialled" else None,
         )
-        self.links[name] = PeerLink(name, dialer)
+        link = self.links.get(name)
+        if link is None:
+            link = self.links[name] = PeerLink(name, dialer)
+        else:
+            self._hub.spawn(link.dialer.close(flush=0))
+            link.dialer = dialer
+            link.ready.clear()
+            link.become("connecting", "")
+        link.portable = peer.portable
         dialer.start()
 
     def send(self, name: str, message: Message, buffers: Sequence[bytes] = ()) -> None:
@@ -141,106 +118,111 @@ class Peers:
     async def ready(self, name: str) -> PeerLink:
         """The link once its agent has described itself; RequestError that says why not."""
         link = self.links[name]
+        waits = [asyncio.ensure_future(event.wait()) for event in (link.ready, link.refused)]
         try:
-            await asyncio.wait_for(link.ready.wait(), CONNECT_TIMEOUT)
-        except TimeoutError:
-            raise RequestError(f"peer {name!r} cannot be reached: {link.reason or 'it does not answer'}") from None
-        return link
+            await asyncio.wait(waits, timeout=CONNECT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if link.ready.is_set() and not link.refused.is_set() and link.condition != "lost":
+            return link
+        reason = link.why or "it does not answer"
+        peer = self._hub.state.peers[name]
+        if peer.found_by != "remembered" or name not in self.links:
+            raise RequestError(f"peer {name!r} cannot be reached: {reason}")
+        self.forget(name, reason)
+        last = peer.address.removeprefix("tcp://")
+        raise RequestError(
+            f"peer {name!r} is not found on this network, and it was last at {last}, where it cannot be reached: "
+            f"{reason}"
+        )
 
     def received(self) -> dict[str, int]:
         """The last message of each peer, by key, whose effect is in the log."""
         return {self._hub.state.peers[name].key: link.dialer.received for name, link in self.links.items()}
 
-    # ---- what arrives
-
-    def _on_condition(self, name: str, condition: str, reason: str) -> None:
+    def _on_condition(self, dialer: Dialer, name: str, condition: Any, reason: str) -> None:
         link = self.links.get(name)
-        if link is None:
+        if link is None or link.dialer is not dialer:
             return
-        link.condition, link.reason = condition, reason
+        link.become(condition, reason)
         self._hub.dirty()
-        if condition == "lost":
-            self._hub.members.peer_lost(name, reason or "nothing is heard from it")
+        if condition == "lost" and link.asleep:
+            self._hub.members.peer_lost(name, f"{name} fell silent: asleep or out of Wi-Fi", asleep=True)
+        elif condition == "lost":
+            self._hub.members.peer_lost(name, f"peer {name} is lost: {reason or 'nothing is heard from it'}")
         elif condition == "refused":
             self._hub.tell("error", f"{name} refused this cluster: {reason}")
+            self._hub.members.peer_lost(name, f"peer {name} refuses this cluster: {reason}")
         elif condition == "suspect":
             self._hub.tell("warning", f"{name} is suspect: nothing heard from it for a moment")
 
-    def _on_message(self, name: str, message: Message, buffers: list[bytes]) -> None:
-        link = self.links[name]
-        members = self._hub.members
-        match message:
-            case p.FromKernel():
-                key = self._hub.state.peers[name].key
-                self._hub.cells.runs.on_kernel(key, link.dialer.received, message, buffers)
-            case p.FromNode():
-                members.on_node(message)
-            case p.PeerSample():
-                self._hub.measurements.on_sample(message)
-            case p.PeerInfo():
-                self._described(link, message)
-            case p.Inventory():
-                members.on_inventory(name, message)
-            case p.NodeRefused():
-                members.node_down(message.node, message.incarnation, message.reason, [], dead=True)
-            case p.NodeEnded():
-                members.node_down(message.node, message.incarnation, message.reason, message.log_tail, dead=True)
-            case p.LogLines():
-                for future in self._waiting_logs.pop(message.node, []):
-                    if not future.done():
-                        future.set_result(message.lines)
-            case p.Released():
-                link.released.set()
-            case p.Farewell():
-                link.reason = message.reason
-                link.released.set()  # its kernels have ended: a Stop need not wait for it
-                members.peer_ended(name, message.reason)
+    def _on_message(self, dialer: Dialer, name: str, message: Message, buffers: list[bytes]) -> None:
+        link = self.links.get(name)
+        if link is not None and link.dialer is dialer:
+            link.heard()
+            self._hub.incoming.handle(link, message, buffers)
 
-    def _described(self, link: PeerLink, info: p.PeerInfo) -> None:
-        link.info = info
-        link.released.clear()
-        devices = [(d.id, d.name, d.memory_bytes, d.unified) for d in info.devices]
-        self._hub.record(e.PeerDescribed(name=link.name, machine=info.machine, hosts=info.hosts, devices=devices))
-        link.ready.set()
+    # ---- trust
 
-    async def read_log(self, peer: str, node: str, lines: int) -> list[str]:
-        """The last lines that a node's kernel wrote to its terminal."""
-        future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self._waiting_logs.setdefault(node, []).append(future)
-        self.send(peer, p.ReadLog(node=node, lines=lines))
-        try:
-            return await asyncio.wait_for(future, 10)
-        except TimeoutError:
-            raise RequestError(f"peer {peer!r} did not send the log of {node!r}: is it lost?") from None
+    async def _watch_trust(self) -> None:
+        while True:
+            self.check_trust()
+            await asyncio.sleep(TRUST_PERIOD)
+
+    def check_trust(self) -> None:
+        """Drop every peer that is used because it was paired, and is trusted no more."""
+        pinned = [peer for peer in self._hub.state.peers.values() if peer.pinned and not peer.dropped]
+        trusted = self._hub.trust.keys() if pinned else set()
+        for peer in pinned:
+            if peer.key not in trusted:
+                self._drop(peer.name, peer.key)
+
+    def _drop(self, name: str, key: str) -> None:
+        reason = f"trust in {name} was removed"
+        self._hub.tell("warning", f"{reason} (key {fingerprint(key)}): it is not used any more")
+        self.forget(name, reason)
+        self._hub.members.peer_gone(name, reason)
+        self._hub.door.revoke(key)
+
+    def forget(self, name: str, reason: str) -> None:
+        """Use a peer no more; its agent is told to end what this cluster has there."""
+        link = self.links.pop(name, None)
+        self._hub.record(e.PeerDropped(name=name, reason=reason))
+        if link is not None:
+            link.become("lost", reason)
+            link.dialer.send(Release())
+            self._hub.spawn(link.dialer.close())
 
     # ---- what views see
 
     def views(self) -> list[PeerView]:
+        """The peers of this cluster, then those that were found."""
+        found = {candidate.key: candidate for candidate in self.finding.candidates()}
         rows: list[PeerView] = []
         for peer in self._hub.state.peers.values():
-            link = self.links.get(peer.name)
-            round_trip = link.dialer.round_trip if link is not None else None
+            if peer.dropped:
+                continue
+            link, candidate = self.links.get(peer.name), found.pop(peer.key, None)
+            round_trip, jitter = (link.dialer.round_trip, link.dialer.jitter) if link is not None else (None, None)
             rows.append(
                 PeerView(
-                    name=peer.name,
-                    key=peer.key,
-                    address=peer.address.removeprefix("tcp://"),
-                    condition=link.condition if link is not None else "lost",  # type: ignore[arg-type]
+                    name=peer.name, key=peer.key, address=peer.address.removeprefix("tcp://"),
+                    condition=link.shown if link is not None else "lost",
                     found_by=peer.found_by,  # type: ignore[arg-type]
                     trusted=True,
                     device=", ".join(sorted({name for _, name, _, _ in peer.devices})),
-                    reason=link.reason if link is not None else "",
+                    reason=link.why if link is not None else "",
                     round_trip_ms=None if round_trip is None else round_trip * 1000,
+                    jitter_ms=None if jitter is None else jitter * 1000,
+                    pairing=candidate is not None and candidate.pairing_port > 0,
+                    slept=link.slept if link is not None else None,
                 )
-            )
-        used = {peer.key for peer in self._hub.state.peers.values()}
-        trusted = same_user_keys("agent")
-        for found in self.finding.found.values():
-            if found.public_key not in used and (found.public_key not in trusted or trusted[found.public_key] != LOCAL):
-                rows.append(found_view(found, found.public_key in trusted))
-        return rows
+            )  # fmt: skip
+        trusted = self._hub.trust.keys()
+        rows += [found_view(candidate, self._hub.trust, trusted) for candidate in found.values()]
+        return rows + self.finding.silent_views()
 
     async def close(self) -> None:
         await asyncio.gather(*(link.dialer.close() for link in self.links.values()), return_exceptions=True)
         await self.finding.close()
-        self._context.destroy(linger=0)

@@ -1,57 +1,55 @@
 """The coordinator of one cluster: puts the parts together, answers views, ends when nobody needs it."""
 
 import asyncio
+import contextlib
 import logging
-import math
 import os
 import secrets
 import signal
 import time
 from collections import deque
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+import zmq
 
 from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator.adding import Adding
+from notebook_cluster.coordinator.admission import Admission
 from notebook_cluster.coordinator.cells import Cells, cell_view
+from notebook_cluster.coordinator.door import Door
+from notebook_cluster.coordinator.examination import Examination
+from notebook_cluster.coordinator.incoming import Incoming
 from notebook_cluster.coordinator.measurements import Measurements
 from notebook_cluster.coordinator.members import Members
+from notebook_cluster.coordinator.pairing import Pairing
 from notebook_cluster.coordinator.peers import LOCAL, Peers
+from notebook_cluster.coordinator.relaying import Relaying
 from notebook_cluster.coordinator.replay import Replay
+from notebook_cluster.coordinator.requests import Requests
 from notebook_cluster.coordinator.rounds_host import RoundsHost
 from notebook_cluster.coordinator.runlog import RunLog, read_log
 from notebook_cluster.coordinator.series import SeriesStore
+from notebook_cluster.coordinator.settings import Settings
 from notebook_cluster.coordinator.state import State, apply
 from notebook_cluster.coordinator.streaming import Streaming
+from notebook_cluster.coordinator.trusting import Trust
 from notebook_cluster.coordinator.viewserver import RequestError, View, ViewServer
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.state import ClusterView, EventView
-from notebook_cluster.security import announce, data_directory, load_identity, withdraw, write_private
+from notebook_cluster.security import Identity, announce, data_directory, load_identity, withdraw, write_private
 
 log = logging.getLogger(__name__)
 
 RECEIVED_PERIOD = 2.0
 """Seconds of messages that agents may send again to a restarted coordinator; all of them are harmless twice."""
+AGENT_CONNECTS = 5.0
 STATE_PERIOD = 0.25
 """Seconds between two states sent to views."""
-
-
-class Settings(msgspec.Struct):
-    """``lease``: seconds without any view and without a running cell after which the cluster ends."""
-
-    cluster: str
-    directory: str
-    """The notebook's working directory: local nodes run there."""
-    runtime: Path
-    """The cluster's folder: connection file, run log, logs."""
-    lease: float = 600.0
-    agent_lease: float = 600.0
-    resume: bool = False
 
 
 class Coordinator:
@@ -78,14 +76,7 @@ class Coordinator:
         if recovered is None and path.exists():
             os.replace(path, settings.runtime / "run.previous.jsonl")
         self.log = RunLog(path)
-        self.views = ViewServer(self._handle, self._view_left)
-        self.peers = Peers(self, identity)
-        self.members = Members(self)
-        self.measurements = Measurements(self)
-        self.streaming = Streaming(self, settings.runtime / "cells")
-        self.cells = Cells(self)
-        self.replay = Replay(self)
-        self.rounds = RoundsHost(self)
+        self._make_parts(identity)
         if recovered is not None and recovered.state.cluster_id:
             self.state = recovered.state
             self.recovered_sequences = recovered.received
@@ -102,6 +93,27 @@ class Coordinator:
                 time=time.time(),
             )
         )  # fmt: skip
+
+    def _make_parts(self, identity: Identity) -> None:
+        """Each part gets this hub and finds the others through it."""
+        self._context: zmq.Context[Any] = zmq.Context()
+        self.requests = Requests(self)
+        self.views = ViewServer(self.requests.handle, self._view_left)
+        self.trust = Trust()
+        self.peers = Peers(self, self._context, identity)
+        self.admission = Admission(self)
+        self.door = Door(self, self._context, identity)
+        self.pairing = Pairing(self, self._context, identity, self.trust)
+        self.incoming = Incoming(self)
+        self.members = Members(self)
+        self.adding = Adding(self)
+        self.measurements = Measurements(self)
+        self.streaming = Streaming(self, self.settings.runtime / "cells")
+        self.cells = Cells(self)
+        self.replay = Replay(self)
+        self.rounds = RoundsHost(self)
+        self.relaying = Relaying(self)
+        self.examination = Examination(self)
 
     # ---- what the parts use
 
@@ -161,11 +173,13 @@ class Coordinator:
         for key, sequence in self.streaming.recover().items():
             self.recovered_sequences[key] = max(self.recovered_sequences.get(key, 0), sequence)
         self.tell("warning", f"the coordinator was restarted (epoch {self.state.epoch})")
+        self.door.restore()
         self.peers.redial()
         self.members.recover()
         self.cells.recover()
         self.members.restart_unsettled()
         self.rounds.recover(self._round_records)
+        self.peers.check_trust()
         local = self.state.peers.get(LOCAL)
         if local is not None and local.pid is not None and psutil.pid_exists(local.pid):
             self._agent_started.set()
@@ -211,6 +225,15 @@ class Coordinator:
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 
+    def stop_soon(self, reason: str) -> None:
+        """End the cluster, after what is being answered."""
+        asyncio.get_running_loop().call_soon(self._stop, reason)
+
+    def tell_closing(self, view: View) -> None:
+        """To a view that came while the cluster ends."""
+        if self._stopping.is_set():
+            self.views.send(view, v.Closing(reason=self._stop_reason or "ended"))
+
     def _view_left(self, view: View, clean: bool) -> None:
         others = [other for other in self.views.views.values() if other.kind in ("magics", "client")]
         idle = self.state.running() is None and not self.state.queue()
@@ -227,7 +250,8 @@ class Coordinator:
             self.views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))
         self.views.send_live(v.Closing(reason=reason))
         self.record(e.Stopped(reason=reason, time=time.time()))
-        links = [link for link in self.peers.links.values() if link.condition in ("connected", "suspect")]
+        await self._let_agent_connect()
+        links = [link for link in self.peers.links.values() if link.is_open]
         for link in links:
             link.dialer.send(p.Release())
         released = [asyncio.ensure_future(link.released.wait()) for link in links]
@@ -238,6 +262,8 @@ class Coordinator:
         for task in list(self._tasks):
             task.cancel()
         await self.peers.close()
+        await self.door.close()
+        self._context.destroy(linger=0)
         (self.settings.runtime / "connection.json").unlink(missing_ok=True)
         self.streaming.close()
         self.rounds.close()
@@ -245,48 +271,12 @@ class Coordinator:
         withdraw(self._announcement)
         self.log.close()
 
-    # ---- requests
-
-    async def _handle(self, view: View, body: Any) -> Any:
-        match body:
-            case v.Attach() | v.GetState():
-                if self._stopping.is_set():
-                    self.views.send(view, v.Closing(reason=self._stop_reason or "ended"))
-                return self.view()
-            case v.Ping():
-                return None
-            case v.Execute():
-                return self.cells.submit(view, body)
-            case v.Watch():
-                return self.cells.watch(view, body.cell)
-            case v.Unwatch():
-                view.watching.discard(body.cell)
-            case v.Interrupt():
-                return self.cells.interrupt(body.force)
-            case v.Detach():
-                self.cells.detach()
-            case v.AddNodes():
-                if body.follow:
-                    self.peers.follow = True
-                if body.count < 0:
-                    raise RequestError(f"cannot add {body.count} nodes: the number is 0 (one per accelerator) or more")
-                return await self.members.add(body.peer, body.count)
-            case v.RemoveNode():
-                self.members.remove(body.node)
-            case v.RestartNode():
-                await self.members.restart_and_wait(body.node, body.replay)
-            case v.ReadNodeLog():
-                node = self.members.known(body.node)
-                return await self.peers.read_log(node.peer, node.name, body.lines)
-            case v.GetSeries():
-                return self.series.all()
-            case v.SaveCheckpoint():
-                return await self.rounds.save(body.name, body.job)
-            case v.Stop():
-                asyncio.get_running_loop().call_soon(self._stop, "stopped")
-            case _:
-                raise RequestError(f"unknown request {type(body).__name__}")
-        return None
+    async def _let_agent_connect(self) -> None:
+        """An agent that was just started hears of the end over its link, once that is there."""
+        local = self.peers.links.get(LOCAL)
+        if local is not None and local.condition == "connecting":
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(local.ready.wait(), AGENT_CONNECTS)
 
     async def wait_for_local(self) -> None:
         """Return when the link to this machine's own agent was dialled.
@@ -307,13 +297,5 @@ class Coordinator:
             started=self.state.started, now=time.time(), nodes=self.measurements.views(), peers=self.peers.views(),
             jobs=self.rounds.views(), cell=cell_view(current) if current is not None else None,
             queued=len(self.state.queue()), events=list(self.events), directory=self.state.directory,
-            run_log=str(self.log.path),
+            run_log=str(self.log.path), invitation=self.door.view(),
         )  # fmt: skip
-
-
-def check_settings(settings: Settings) -> None:
-    """Raise ValueError that names the setting."""
-    for name in ("lease", "agent_lease"):
-        value = getattr(settings, name)
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"--{name} {value}: use a positive number of seconds")

@@ -16,6 +16,10 @@ class Peer(msgspec.Struct, frozen=True):
     machine: str = ""
     hosts: tuple[str, ...] = ()
     devices: tuple[tuple[str, str, int, bool], ...] = ()
+    portable: bool = False
+    pinned: bool = False
+    dropped: str = ""
+    """Why it is not used any more, or empty. Its nodes keep their rows until they are removed."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -70,6 +74,9 @@ class State(msgspec.Struct, frozen=True):
     nodes: dict[str, Node] = {}
     cells: dict[int, Cell] = {}
     next_order: int = 0
+    reception: int = 0
+    """TCP port where peers dial in, 0 before the first invitation; ``pairing`` likewise."""
+    pairing: int = 0
     stopped: str | None = None
 
     def running(self) -> Cell | None:
@@ -141,14 +148,23 @@ def apply(state: State, event: e.Event) -> State:
             )  # fmt: skip
         case e.PeerAdded():
             known = state.peers.get(event.name)
-            peer = Peer(event.name, event.key, event.address, event.found_by, event.pid)
+            peer = Peer(event.name, event.key, event.address, event.found_by, event.pid, pinned=event.pinned)
             if known is not None and known.key == event.key:
-                peer = msgspec.structs.replace(known, address=event.address, found_by=event.found_by, pid=event.pid)
+                peer = msgspec.structs.replace(
+                    known, address=event.address, found_by=event.found_by, pid=event.pid, pinned=event.pinned,
+                    dropped="",
+                )  # fmt: skip
             return _change(state, peers={**state.peers, event.name: peer})
+        case e.PeerDropped():
+            dropped = msgspec.structs.replace(state.peers[event.name], dropped=event.reason)
+            return _change(state, peers={**state.peers, event.name: dropped})
+        case e.DoorOpened():
+            return _change(state, reception=event.reception, pairing=event.pairing)
         case e.PeerDescribed():
             described = msgspec.structs.replace(
-                state.peers[event.name], machine=event.machine, hosts=tuple(event.hosts), devices=tuple(event.devices)
-            )
+                state.peers[event.name], machine=event.machine, hosts=tuple(event.hosts), devices=tuple(event.devices),
+                portable=event.portable,
+            )  # fmt: skip
             return _change(state, peers={**state.peers, event.name: described})
         case e.NodeAdded():
             added = Node(event.node, event.peer, event.device, state.next_order, event.directory)

@@ -38,6 +38,8 @@ def _start(session: Session, call: Invocation) -> None:
         local=call.options.get("local"),
         peers=call.options.get("peers", ()),
         nodes=call.options.get("nodes", 0),
+        code=call.options.get("code", ""),
+        invite=call.options.get("invite", False),
         fresh=call.options.get("fresh", False),
         kind="magics",
         on_progress=_say,
@@ -64,9 +66,29 @@ def _attach(session: Session, call: Invocation) -> None:
 
 def _add(session: Session, call: Invocation) -> None:
     cluster = session.require()
-    added = cluster.add(call.argument, call.options.get("count", 0))
+    added = cluster.add(call.argument, call.options.get("count", 0), code=call.options.get("code", ""))
     what = ", ".join(added) if added else "no node: everything there is in the cluster already"
     _say(f"added {what}; {_nodes(cluster.state())}")
+
+
+def _invite(session: Session, call: Invocation) -> None:
+    from notebook_cluster.client import how_to_join
+
+    cluster = session.require()
+    if call.options.get("close"):
+        cluster.close_invitation()
+        _say("nobody else may join with a code; machines that came stay")
+        return
+    _say(how_to_join(cluster.invite(call.options.get("code", ""), call.options.get("minutes", 120.0))))
+
+
+def _doctor(session: Session, call: Invocation) -> None:
+    from notebook_cluster.widgets import render_findings
+
+    cluster = session.require()
+    _say("examining machines and network ...")
+    findings = cluster.examine(call.options.get("packages", ()))
+    _display(session, render_findings(findings), render_findings(findings, html=True))
 
 
 def _remove(session: Session, call: Invocation) -> None:
@@ -189,6 +211,8 @@ def _display(session: Session, text: str, html: str) -> None:
 _COMMANDS: dict[str, Callable[[Session, Invocation], Any]] = {
     "start": _start,
     "add": _add,
+    "invite": _invite,
+    "doctor": _doctor,
     "remove": _remove,
     "restart": _restart,
     "peers": _peers,

@@ -81,6 +81,29 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _minutes(text: str) -> float:
+    try:
+        return _seconds(text)
+    except ValueError:
+        raise ValueError("a number of minutes above 0") from None
+
+
+def _code(text: str) -> str:
+    from notebook_cluster.security import read_code
+
+    try:
+        return read_code(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _packages(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ValueError("names of packages with commas between them")
+    return names
+
+
 def _peers(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
@@ -108,6 +131,8 @@ COMMANDS: dict[str, Command] = {
                 Option("local", "nodes on this machine (default 1)", "N", _whole(0, 64)),
                 Option("nodes", "at least N nodes in all: local ones fill up", "N", _whole(1, 64)),
                 Option("peers", "a node on each of these machines", "all|NAME,...", _peers),
+                Option("code", "pair with machines that share with this code; alone: with all", "CODE", _code),
+                Option("invite", "let machines join by themselves, see invite"),
                 Option("fresh", "new kernels, also when the cluster runs already"),
                 Option("no-panel", "do not show the panel"),
             ),
@@ -117,11 +142,30 @@ COMMANDS: dict[str, Command] = {
             "add",
             "add a machine's nodes to the cluster ('local': this machine)",
             "PEER|HOST:PORT",
-            (Option("count", "nodes on it (default: one per accelerator)", "N", _whole(1, 64)),),
+            (
+                Option("code", "the code that is shown there, the first time", "CODE", _code),
+                Option("count", "nodes on it (default: one per accelerator)", "N", _whole(1, 64)),
+            ),
+        ),
+        Command(
+            "invite",
+            "let machines join by themselves that cannot be reached from here",
+            "",
+            (
+                Option("code", "the code they need (default: one is made)", "CODE", _code),
+                Option("minutes", "how long it is valid (default 120)", "M", _minutes),
+                Option("close", "let nobody else join"),
+            ),
         ),
         Command("remove", "take a node out and end its kernel", "NODE"),
         Command("restart", "a new kernel under the same name", "NODE", (Option("no-replay", _NO_REPLAY),)),
         Command("peers", "machines found on the network, and why one cannot be added"),
+        Command(
+            "doctor",
+            "what is wrong with machines, network and versions, and the way out",
+            "",
+            (Option("packages", "compare these packages too", "NAME,...", _packages),),
+        ),
         Command("status", "nodes, memory, steps and rounds"),
         Command("panel", "show the panel"),
         Command(

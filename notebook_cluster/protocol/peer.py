@@ -204,6 +204,8 @@ class Diagnose(Message, frozen=True):
     """Label -> (host, port) to connect to over TCP, any of which will do."""
     packages: list[str] = []
     """Distributions to name with their version; empty: all that are installed."""
+    only_bytes: bool = False
+    """Look at nothing and answer at once: the bytes and the clock are measured."""
 
 
 class Diagnosis(Message, frozen=True):

@@ -1,0 +1,165 @@
+"""New nodes: on this machine, on one peer, or on every peer that may be used."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator.candidates import Candidate
+from notebook_cluster.coordinator.pairing import NotReached
+from notebook_cluster.coordinator.peers import LOCAL
+from notebook_cluster.coordinator.state import Node
+from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.protocol import peer as p
+from notebook_cluster.security import read_code
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+ALL = "all"
+NOT_REACHED_AGAIN = 15.0
+"""Seconds until a peer that was found, but did not answer, is tried again."""
+
+
+class Adding:
+    """Starts nodes. Whoever asks for the same found peer meanwhile waits for the same nodes."""
+
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self._adding: dict[str, asyncio.Task[list[str]]] = {}
+        self._local_first = asyncio.Event()
+        self._local_first.set()
+        self.follow = False
+        """Add every usable peer that is found from now on."""
+
+    async def add(self, peer: str, count: int = 0, code: str = "", *, follow: bool = False) -> list[str]:
+        """Start nodes on ``peer`` (a name, ``HOST:PORT``, ``local`` or ``all``); names once they answer.
+
+        ``code`` pairs with peers that are not trusted yet; ``follow`` (with ``all``): also those found later.
+        """
+        if code:
+            try:
+                code = read_code(code)
+            except ValueError as error:
+                raise RequestError(str(error)) from None
+        if peer == ALL:
+            self.follow = self.follow or follow
+            return await self._add_all(code)
+        names = await (self._order_local(count) if peer == LOCAL else self._order_nodes(peer, count, code))
+        await self._hub.members.wait(names)
+        return names
+
+    async def _order_local(self, count: int) -> list[str]:
+        """Nodes of the notebook's own machine; they come before those of peers that were asked for later."""
+        self._local_first.clear()
+        try:
+            await self._hub.wait_for_local()
+            return await self._start_on(LOCAL, count)
+        finally:
+            self._local_first.set()
+
+    async def _order_nodes(self, peer: str, count: int, code: str) -> list[str]:
+        name = await self._hub.admission.resolve(peer, code)
+        await self._local_first.wait()
+        return await self._start_on(name, count)
+
+    async def _start_on(self, peer: str, count: int) -> list[str]:
+        link = await self._hub.peers.ready(peer)
+        assert link.info is not None
+        return [self._start_new(peer, device) for device in self._devices(peer, link.info, count)]
+
+    async def _add_all(self, code: str) -> list[str]:
+        """A peer that cannot be added is said and left out."""
+        if code:
+            self._hub.pairing.use_for_all(code)
+        before = set(self._hub.state.nodes)
+        there = await self._hub.peers.finding.present()
+        wanted = [row for row in there if row.key in self._adding or self.usable(row)]
+        results = await asyncio.gather(
+            *(self._add_or_later(candidate) for candidate in wanted),
+            *(self._add_typed(name) for name in self._hub.peers.finding.typed_names),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, RequestError):
+                self._hub.tell("warning", str(result))
+            elif isinstance(result, BaseException):
+                raise result
+        # Some may have been added while we listened, by whoever follows what is found.
+        keys = {candidate.key for candidate in there}
+        peers = {peer.name for peer in self._hub.state.peers.values() if peer.key in keys}
+        late = [node.name for node in self._hub.state.nodes.values() if node.name not in before and node.peer in peers]
+        return list(
+            dict.fromkeys([*late, *(name for result in results if isinstance(result, list) for name in result)])
+        )
+
+    async def _add_typed(self, name: str) -> list[str]:
+        candidate, _ = await self._hub.peers.finding.resolve(name)
+        return await self.add_found(candidate)
+
+    def usable(self, candidate: Candidate) -> bool:
+        """It is trusted, or may have the class code open (asked once for each such peer)."""
+        return self._hub.trust.is_trusted(candidate.key) or self._hub.pairing.wants(candidate)
+
+    async def add_found(self, candidate: Candidate) -> list[str]:
+        """Nodes on a peer that was found, unless it has some; paired by the class code when it is not trusted."""
+        task = self._adding.get(candidate.key)
+        if task is None:
+            name = self._hub.peers.name_of(candidate.key)
+            if name is not None and self._nodes_on(name):
+                return []
+            task = self._adding[candidate.key] = asyncio.ensure_future(self._add_candidate(candidate))
+            task.add_done_callback(lambda done: self._adding.pop(candidate.key))
+        return await asyncio.shield(task)
+
+    async def _add_candidate(self, candidate: Candidate) -> list[str]:
+        name = await self._hub.admission.admit(candidate, self._hub.pairing.code)
+        await self._local_first.wait()
+        names = await self._start_on(name, 0)
+        await self._hub.members.wait(names)
+        return names
+
+    async def _add_or_later(self, candidate: Candidate) -> list[str]:
+        try:
+            return await self.add_found(candidate)
+        except NotReached:
+            if self.follow:
+                self._hub.spawn(self._add_later(candidate))
+            raise
+
+    async def add_quietly(self, candidate: Candidate) -> None:
+        """As :meth:`add_found`, for what nobody waits for: why it cannot be added becomes a line."""
+        try:
+            await self._add_or_later(candidate)
+        except RequestError as error:
+            self._hub.tell("warning", str(error))
+
+    async def _add_later(self, candidate: Candidate) -> None:
+        """A peer with the class code was not reached; in a full classroom that passes."""
+        await asyncio.sleep(NOT_REACHED_AGAIN)
+        self._hub.pairing.try_again(candidate)
+        found = self._hub.peers.finding.find(candidate.key)
+        if found is not None and not self._hub.admission.is_used(found.key) and self.usable(found):
+            await self.add_quietly(found)
+
+    def _nodes_on(self, peer: str) -> list[Node]:
+        return [node for node in self._hub.state.nodes.values() if node.peer == peer]
+
+    def _devices(self, peer: str, info: p.PeerInfo, count: int) -> list[str]:
+        """One node per free accelerator; else cpu. More nodes than accelerators share the cpu."""
+        used = {node.device for node in self._nodes_on(peer)}
+        free = [d.id for d in info.devices if d.kind != "cpu" and d.id not in info.leased and d.id not in used]
+        taken = {d.id: info.leased[d.id] for d in info.devices if d.id in info.leased and d.id not in used}
+        for device, cluster in taken.items():
+            self._hub.tell("warning", f"{device} of {peer} is used by cluster {cluster!r}: left alone")
+        if count == 0:
+            return free or ["cpu"]
+        return (free + ["cpu"] * count)[:count]
+
+    def _start_new(self, peer: str, device: str) -> str:
+        name, number = peer, 2
+        while name in self._hub.state.nodes:
+            name, number = f"{peer}-{number}", number + 1
+        directory = self._hub.state.directory if peer == LOCAL else ""
+        self._hub.record(e.NodeAdded(node=name, peer=peer, device=device, directory=directory))
+        self._hub.members.order(name)
+        return name

@@ -1,0 +1,128 @@
+"""Peers that may be added: heard over mDNS, typed, or remembered from the last time."""
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from notebook_cluster.coordinator.trusting import Trust
+from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.discovery import FoundPeer
+from notebook_cluster.protocol.pairing import Here
+from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.protocol.version import PROTOCOL_VERSION, mismatch
+from notebook_cluster.security import Trusted, fingerprint
+
+FoundBy = Literal["mdns", "typed", "local", "remembered", "dialled"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Where a peer may be, and which key it must have there. All of it is a claim until CURVE or a pairing shows it."""
+
+    name: str
+    key: str
+    hosts: tuple[str, ...]
+    port: int
+    """Of its link."""
+    found_by: FoundBy
+    pairing_port: int = 0
+    """Where its code is accepted; 0 while none is open."""
+    protocol: int = PROTOCOL_VERSION
+    device: str = ""
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` of its link."""
+        return f"{self.hosts[0]}:{self.port}"
+
+    def described(self) -> str:
+        """Which one it is, when several have one name."""
+        return f"{self.address} (key {fingerprint(self.key)})"
+
+
+def heard(peer: FoundPeer) -> Candidate:
+    """What an mDNS record says."""
+    hosts = peer.hosts or ("127.0.0.1",)
+    return Candidate(
+        peer.name, peer.public_key, hosts, peer.port, "mdns", peer.pairing_port, peer.protocol, peer.device
+    )
+
+
+def remembered(entry: Trusted) -> Candidate | None:
+    """A paired peer at the address where it was last; None when that is not known."""
+    host, _, port = entry.address.rpartition(":")
+    if not host:
+        return None
+    return Candidate(entry.name, entry.key, (host,), int(port), "remembered")
+
+
+def answered(here: Here, host: str, port: int) -> Candidate:
+    """What the pairing socket at ``host``:``port`` says."""
+    return Candidate(here.name, here.key, (host,), here.port, "typed", port, here.protocol, here.device)
+
+
+def collect(found: Iterable[Candidate], trust: Trust) -> list[Candidate]:
+    """``found``, each key once (the first counts), and the paired peers of which nothing was heard."""
+    by_key: dict[str, Candidate] = {}
+    for candidate in found:
+        by_key.setdefault(candidate.key, candidate)
+    for entry in trust.store.entries():
+        last = remembered(entry)
+        if last is not None:
+            by_key.setdefault(last.key, last)
+    return list(by_key.values())
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, an IPv4 address or a host name.
+
+    Raises:
+        RequestError: it is not that; one line.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise RequestError(f"{text!r} is not HOST:PORT: the port is a number from 1 to 65535")
+    if ":" in host or host.startswith("["):
+        raise RequestError(f"{text!r} is an IPv6 address: use the IPv4 address or the name of that machine")
+    parts = host.split(".")
+    if not all(part and len(part) < 64 and part.replace("-", "a").replace("_", "a").isalnum() for part in parts):
+        raise RequestError(f"{text!r} is not HOST:PORT: {host!r} is not an address or a host name")
+    if all(part.isdigit() for part in parts):
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError:
+            raise RequestError(f"{text!r} is not HOST:PORT: {host!r} is not an IPv4 address") from None
+    return host, int(port)
+
+
+def how_to_pair(candidate: Candidate) -> str:
+    """What makes an untrusted peer usable."""
+    if candidate.pairing_port:
+        return (
+            f"it is not paired with you yet: %cluster add {candidate.name} --code CODE, with the code that "
+            "`notebook-cluster share` shows there"
+        )
+    return (
+        "it is not paired with you, and no code is open there: run `notebook-cluster share` on that machine again, "
+        f"then %cluster add {candidate.name} --code CODE with the code that it shows"
+    )
+
+
+def found_view(candidate: Candidate, trust: Trust, trusted: set[str]) -> PeerView:
+    """How a peer that is not in a cluster is shown; ``trusted`` is ``trust.keys()``."""
+    usable = candidate.key in trusted
+    reason = mismatch(candidate.name, candidate.protocol) or ""
+    if not reason and not usable:
+        reason = trust.changed(candidate.name, candidate.key) or how_to_pair(candidate)
+    return PeerView(
+        name=candidate.name,
+        key=candidate.key,
+        address=candidate.address,
+        condition="found" if usable else "untrusted",
+        found_by=candidate.found_by,
+        trusted=usable,
+        device=candidate.device,
+        reason=reason,
+        pairing=candidate.pairing_port > 0,
+    )

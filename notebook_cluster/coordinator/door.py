@@ -1,0 +1,188 @@
+"""Where peers come in by themselves: the reception that they dial, and the code that invites them."""
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.discovery import ClusterAdvertiser, local_addresses
+from notebook_cluster.link import PairingHost, Partner, Reception
+from notebook_cluster.protocol import PROTOCOL_VERSION
+from notebook_cluster.protocol.pairing import Here
+from notebook_cluster.protocol.views import Invitation, Invite
+from notebook_cluster.security import Gate, Identity, OpenCode, Trusted, new_code, owner, read_code
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+MOST_MINUTES = 7 * 24 * 60
+
+
+class Door:
+    """Closed until the first invitation: until then this process listens on loopback only. Both ports are the same for
+    the whole run of a cluster, so that those who dialled find a restarted coordinator."""
+
+    def __init__(self, hub: "Coordinator", context: "zmq.Context[Any]", identity: Identity) -> None:
+        self._hub = hub
+        self._context = context
+        self._identity = identity
+        self._gate: Gate | None = None
+        self._host: PairingHost | None = None
+        self._advertiser: ClusterAdvertiser | None = None
+        self._port = 0
+        self.reception: Reception | None = None
+
+    def restore(self) -> None:
+        """After a restart of the coordinator: listen where those who dialled its predecessor look for it."""
+        if not self._hub.state.reception:
+            return
+        try:
+            self._listen(self._hub.state.reception)
+        except OSError as error:
+            self._hub.tell("error", f"peers that dialled this cluster cannot come back: {error}")
+
+    def _listen(self, port: int) -> None:
+        """Bind the reception at ``port``, or (0) at any free one."""
+        if self._gate is None:
+            self._gate = Gate(self._context)
+        reception = Reception(
+            self._context,
+            f"tcp://0.0.0.0:{port}",
+            self._identity,
+            authorise=self._known,
+            on_arrival=self._hub.admission.arrived,
+            gate=self._gate,
+        )
+        self._port = reception.start()
+        self.reception = reception
+
+    def _known(self, key: str) -> str | None:
+        """Whose key this is, for peers that may come in."""
+        entry = self._hub.trust.store.find(key)
+        return entry.name if entry is not None else None
+
+    def revoke(self, key: str) -> None:
+        """Cut the connection of a peer that is trusted no more."""
+        if self.reception is not None:
+            self.reception.revoke(key)
+
+    # ---- the invitation
+
+    async def invite(self, request: Invite) -> Invitation:
+        """Open a code for peers that dial, or close it.
+
+        Raises:
+            RequestError: an unusable code or time, or a port that cannot be had.
+        """
+        if request.close:
+            self.close_invitation()
+            return Invitation(addresses=[], code="", minutes=0.0)
+        if not (math.isfinite(request.minutes) and 0 < request.minutes <= MOST_MINUTES):
+            raise RequestError(f"--minutes {request.minutes:g}: use more than 0 and at most {MOST_MINUTES} (a week)")
+        try:
+            code = read_code(request.code) if request.code else ""
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        current = self._host.code if self._host is not None else None
+        if current is None or (code and code != current.code):
+            try:
+                self._open(code or new_code(), request.minutes)
+            except OSError as error:
+                raise RequestError(f"this cluster cannot invite peers: {error}") from None
+        return self._invitation()
+
+    def _open(self, code: str, minutes: float) -> None:
+        state = self._hub.state
+        if self.reception is None:
+            self._listen(state.reception)
+        if self._host is None:
+            self._host = PairingHost(
+                self._context,
+                f"tcp://0.0.0.0:{state.pairing}",
+                gate=self._gate,
+                here=self._here,
+                on_paired=self._paired,
+                on_attempt=lambda line: self._hub.tell("info", f"invitation: {line}"),
+            )
+            self._host.on_closed = self._closed
+        pairing = self._host.open(OpenCode(code, single_use=False, valid_s=minutes * 60))
+        if (self._port, pairing) != (state.reception, state.pairing):
+            self._hub.record(e.DoorOpened(reception=self._port, pairing=pairing))
+        if self._advertiser is None:
+            self._advertiser = ClusterAdvertiser(state.cluster, owner(), self._identity.public_key, self._port, pairing)
+            self._advertiser.start()
+        self._hub.tell("info", f"peers may join with a code for {minutes:g} minutes: %cluster invite shows how")
+
+    def _here(self) -> Here:
+        return Here(
+            protocol=PROTOCOL_VERSION, role="cluster", name=self._hub.state.cluster, owner=owner(),
+            key=self._identity.public_key, port=self._port,
+        )  # fmt: skip
+
+    def _paired(self, partner: Partner) -> str | None:
+        """A peer knew the code: trust it, and let it dial in."""
+        store = self._hub.trust.store
+        known = store.find(partner.key)
+        entry = Trusted(
+            partner.name, partner.key, partner.owner, known.address if known is not None else "", time.time()
+        )
+        try:
+            store.add(entry)
+        except ValueError as error:
+            self._hub.tell("error", f"peer {partner.name!r} of {partner.owner} was not let in: {error}")
+            return str(error)
+        self._hub.tell("info", f"paired with {partner.name} of {partner.owner}, which comes from {partner.host}")
+        return None
+
+    def _closed(self, reason: str) -> None:
+        self._hub.tell("info", f"the invitation is over: {reason}. %cluster invite opens another one")
+        self._stop_advertising()
+
+    def close_invitation(self) -> None:
+        """Let nobody else join; who came stays."""
+        if self._host is not None and self._host.is_open:
+            self._host.close()
+            self._hub.tell("info", "the invitation was closed; peers that came stay")
+        self._stop_advertising()
+
+    def _stop_advertising(self) -> None:
+        advertiser, self._advertiser = self._advertiser, None
+        if advertiser is not None:
+            self._hub.spawn(_in_thread(advertiser))
+        self._hub.dirty()
+
+    def _invitation(self) -> Invitation:
+        code = self._host.code if self._host is not None else None
+        if code is None:
+            return Invitation(addresses=[], code="", minutes=0.0)
+        addresses = [address for address in local_addresses() if address != "127.0.0.1"] or ["127.0.0.1"]
+        return Invitation(
+            addresses=[f"{address}:{self._hub.state.pairing}" for address in addresses],
+            code=code.code,
+            minutes=round((code.seconds_left or 0.0) / 60, 1),
+        )
+
+    def view(self) -> str:
+        """``HOST:PORT CODE`` while peers may join, else empty."""
+        invitation = self._invitation()
+        return f"{invitation.addresses[0]} {invitation.code}" if invitation.code else ""
+
+    async def close(self) -> None:
+        """Listen no more."""
+        if self._host is not None:
+            self._host.close()
+        if self._advertiser is not None:
+            await _in_thread(self._advertiser)
+        if self.reception is not None:
+            self.reception.close()
+        if self._gate is not None:
+            self._gate.close()
+
+
+async def _in_thread(advertiser: ClusterAdvertiser) -> None:
+    """Its goodbye takes a moment."""
+    await asyncio.to_thread(advertiser.close)

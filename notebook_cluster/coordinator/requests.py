@@ -1,0 +1,74 @@
+"""What a view asks for, and which part of the coordinator does it."""
+
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.coordinator.viewserver import RequestError, View
+from notebook_cluster.protocol import views as v
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+
+class Requests:
+    """Answers views; what :meth:`handle` returns is the value of the reply."""
+
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+
+    async def handle(self, view: View, body: Any) -> Any:
+        """Do what ``body`` asks for. RequestError: one line that says why not."""
+        hub = self._hub
+        match body:
+            case v.Attach() | v.GetState():
+                hub.tell_closing(view)
+                return hub.view()
+            case v.Ping():
+                return None
+            case v.GetSeries():
+                return hub.series.all()
+            case v.SaveCheckpoint():
+                return await hub.rounds.save(body.name, body.job)
+            case v.Stop():
+                hub.stop_soon("stopped")
+            case v.Execute() | v.Watch() | v.Unwatch() | v.Interrupt() | v.Detach():
+                return self._cells(view, body)
+            case _:
+                return await self._membership(body)
+        return None
+
+    def _cells(self, view: View, body: Any) -> Any:
+        hub = self._hub
+        match body:
+            case v.Execute():
+                return hub.cells.submit(view, body)
+            case v.Watch():
+                return hub.cells.watch(view, body.cell)
+            case v.Unwatch():
+                view.watching.discard(body.cell)
+            case v.Interrupt():
+                return hub.cells.interrupt(body.force)
+            case v.Detach():
+                hub.cells.detach()
+        return None
+
+    async def _membership(self, body: Any) -> Any:
+        hub = self._hub
+        match body:
+            case v.AddNodes():
+                if body.count < 0:
+                    raise RequestError(f"cannot add {body.count} nodes: the number is 0 (one per accelerator) or more")
+                return await hub.adding.add(body.peer, body.count, body.code, follow=body.follow)
+            case v.Examine():
+                return await hub.examination.run(body.packages)
+            case v.Invite():
+                return await hub.door.invite(body)
+            case v.RemoveNode():
+                hub.members.remove(body.node)
+            case v.RestartNode():
+                await hub.members.restart_and_wait(body.node, body.replay)
+            case v.ReadNodeLog():
+                node = hub.members.known(body.node)
+                return await hub.incoming.read_log(node.peer, node.name, body.lines)
+            case _:
+                raise RequestError(f"unknown request {type(body).__name__}")
+        return None
