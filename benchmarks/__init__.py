@@ -1,8 +1,9 @@
-"""How long a person waits, beside the tools they would use otherwise: one JSON line for each benchmark.
+"""How long a person waits, beside the tools they would use otherwise, and what bad input does: one JSON line for each.
 
 ``python -m benchmarks.start_up --nodes 4``   nothing -> first result on all nodes
 ``python -m benchmarks.on_all --nodes 4``     ``1+1`` on all nodes of a running cluster
+``python -m benchmarks.fuzz --frames 200000`` bad frames to every port of a peer
 
-Both need the ``test`` extra (ipyparallel). They use Jupyter folders of their own and leave no process
+They need the ``test`` extra (ipyparallel, hypothesis). They use Jupyter folders of their own and leave no process
 behind. May import what people import of ``notebook_cluster``; nothing imports them.
 """

@@ -1,0 +1,175 @@
+"""The process that ``benchmarks.fuzz`` attacks: a real agent, a real node's runtime inside a training round, a real
+pairing host with an open code.
+
+Commands on standard input, one JSON array a line, each answered with one JSON line on standard output:
+
+``["roster", rows]``  the node's roster, as dictionaries of NodeAddress; then its job is in a round with all of them
+``["next"]``          a new cell and a new attempt of the round, as a cluster would come to
+``["counts"]``        frames dropped so far, by port
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from notebook_cluster.agent import AgentSettings, Ready
+from notebook_cluster.agent.service import Agent
+from notebook_cluster.codecs import WireFormat
+from notebook_cluster.link import PairingHost
+from notebook_cluster.link.pump import Pump
+from notebook_cluster.node.runtime import NodeRuntime
+from notebook_cluster.node.world import CellInfo
+from notebook_cluster.protocol import PROTOCOL_VERSION, decode, encode
+from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeHello, Roster
+from notebook_cluster.protocol.pairing import Here
+from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Registered, Seal, Slice
+from notebook_cluster.protocol.wire import Message
+from notebook_cluster.security.codes import OpenCode, new_code
+from notebook_cluster.training import member_types
+from notebook_cluster.training.job import Description, Job
+from notebook_cluster.training.outer import float_bits, state_hash
+from notebook_cluster.training.parameters import TensorLayout
+
+JOB = "model"
+ELEMENTS = 4096
+NODE = "node"
+
+
+class TrainingNode:
+    """A node as inside a kernel, with this process as its agent and coordinator."""
+
+    def __init__(self, folder: Path, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        router = context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        control = f"ipc://{folder}/control"
+        router.bind(control)
+        self._pump = Pump(router, self._from_node)
+        self._routing_id = b""
+        self.hello: asyncio.Future[NodeHello] = asyncio.get_running_loop().create_future()
+        self.runtime = NodeRuntime(NODE, 1, device="cpu", control=control, sockets=None, directory=folder)
+        self._roster: Roster | None = None
+        self._number = 0
+
+    def _from_node(self, frames: list[bytes]) -> None:
+        self._routing_id = frames[0]
+        message = decode(frames[1], FromNodeBody)
+        if isinstance(message, NodeHello) and not self.hello.done():
+            self.hello.set_result(message)
+
+    def _tell(self, message: Message) -> None:
+        self._pump.send([self._routing_id, encode(message)])
+
+    def begin(self, rows: list[dict[str, Any]]) -> None:
+        """The cluster is there; a job is made and waits in its first round."""
+        self._roster = Roster(cluster="fuzz", generation=1, nodes=msgspec.convert(rows, list[NodeAddress]))
+        self._tell(self._roster)
+        theta, momentum = np.zeros(ELEMENTS, np.float32), np.zeros(ELEMENTS, np.float32)
+        digest = state_hash(theta, momentum)
+        job = Job(self.runtime, JOB)
+        self.runtime.attach_job(JOB, job)
+        layout = TensorLayout.of([("weight", [ELEMENTS], "float32")], [])
+        register = Register(
+            job=JOB, cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=layout.schema,
+            parameters=ELEMENTS, every="100 steps", state_hash=digest,
+        )  # fmt: skip
+        wire = WireFormat("float32", ELEMENTS)
+        job.begin(register, wire, theta, momentum, Description(layout, {}))
+        self._base = digest
+        self._tell(Registered(job=JOB, round=0, state_hash=digest, source=None))
+        job.post(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
+        self.next()
+
+    def next(self) -> None:
+        """The cell ends and another one begins; the round is tried again."""
+        assert self._roster is not None
+        self._number += 1
+        if self._number > 1:
+            self.runtime.end_cell("ok")
+        self.runtime.begin_cell(CellInfo(cell=self._number, generation=1))
+        names = [row.name for row in self._roster.nodes]
+        blocks = WireFormat("float32", ELEMENTS).blocks
+        cuts = [blocks * index // len(names) for index in range(len(names) + 1)]
+        weight = float_bits(1 / len(names))
+        self._tell(
+            Seal(
+                job=JOB, round=1, attempt=self._number, base_hash=self._base, outer=OUTER,
+                members=[Member(name=name, incarnation=1, weight_bits=weight, contribution=1) for name in names],
+                slices=[Slice(owner=n, start=a, stop=b) for n, a, b in zip(names, cuts, cuts[1:], strict=False)],
+            )
+        )  # fmt: skip
+
+    def dropped(self) -> int:
+        runtime = self.runtime
+        job = runtime.job(JOB)
+        in_round = job._member.dropped if isinstance(job, Job) else 0
+        return runtime._mesh.dropped + runtime.collectives.inbox.dropped + runtime._jobs.dropped + in_round
+
+
+OUTER = OuterSettings(lr_bits=float_bits(0.5), momentum_bits=float_bits(0.9))
+
+
+class Pairing:
+    """A pairing host with a code that is always open: a dead one is followed by another."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", key: str, port: int) -> None:
+        here = Here(protocol=PROTOCOL_VERSION, role="peer", name="mini", owner="ada@mini", key=key, port=port)
+        self.host = PairingHost(
+            context, "tcp://127.0.0.1:0", gate=None, here=lambda: here, on_paired=lambda partner: None,
+            on_attempt=lambda line: None,
+        )  # fmt: skip
+        self.host.on_closed = lambda reason: asyncio.get_running_loop().call_soon(self.open)
+        self.port = self.open()
+
+    def open(self) -> int:
+        return self.host.open(OpenCode(new_code(), single_use=False, valid_s=None))
+
+
+async def serve(folder: Path) -> None:
+    """All three until standard input ends."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    # Private: it announces nothing on the network and opens no code of its own.
+    agent = Agent(AgentSettings(name="local", directory=folder / "agent", private=True, bind="127.0.0.1"))
+    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(agent.run(ready.set_result))
+    link = await ready
+    node = TrainingNode(folder, context)
+    hello = await asyncio.wait_for(node.hello, 20)
+    pairing = Pairing(context, link.public_key, link.port)
+    answer(
+        link_port=link.port, link_key=link.public_key, mesh_port=hello.mesh_port, mesh_key=hello.mesh_key,
+        pairing_port=pairing.port,
+    )  # fmt: skip
+
+    def counts() -> None:
+        dropped = {"link": dict(agent._listener.dropped), "mesh": node.dropped(), "pairing": dict(pairing.host.dropped)}
+        answer(dropped=dropped)
+
+    commands: dict[str, Callable[..., None]] = {"roster": node.begin, "next": node.next, "counts": counts}
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        name, *arguments = json.loads(line)
+        commands[name](*arguments)
+        if name != "counts":
+            answer(done=name)
+    agent.stop("the fuzzer has ended")
+    await running
+    pairing.host.close()
+    node.runtime.close()
+    context.destroy(linger=0)
+
+
+def answer(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    logging.basicConfig(filename=place / "log.txt", level=logging.WARNING)
+    asyncio.run(serve(place))

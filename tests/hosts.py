@@ -1,0 +1,157 @@
+"""What people do on the hosts of a test network: share a machine, type cells into a notebook, look at what was kept."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpec
+
+from tests.conftest import wait_until
+from tests.namespaces import Host
+from tests.notebook_kernel import NotebookKernel
+
+PROGRAM = str(Path(sys.executable).with_name("notebook-cluster"))
+CLUSTER = "lesson"
+
+
+class Share:
+    """``notebook-cluster share --name NAME`` on ``host``."""
+
+    def __init__(
+        self,
+        host: Host,
+        *options: str,
+        name: str = "",
+        environment: dict[str, str] | None = None,
+        ready: str = "shared as",
+    ) -> None:
+        self.host = host
+        self.name = name or host.name
+        self._path = host.folder / f"share-{self.name}.txt"
+        with self._path.open("wb") as output:
+            self.process: subprocess.Popen[bytes] = host.popen(
+                [PROGRAM, "share", "--name", self.name, *options],
+                environment, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        wait_until(lambda: ready in self.output() or self.process.poll() is not None, 30, lambda: self.output())
+        assert self.process.poll() is None, self.output()
+
+    def output(self) -> str:
+        return self._path.read_text(errors="replace")
+
+    def port(self) -> int:
+        """Of its link, as it printed it."""
+        found = re.search(r"shared as '[^']+', port (\d+)", self.output())
+        assert found is not None, self.output()
+        return int(found[1])
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(15)
+
+
+class HostNotebook(NotebookKernel):
+    """A notebook's kernel on ``host``, used from here: over ipc sockets, which no namespace hides."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        folder = host.folder / "work"
+        folder.mkdir(exist_ok=True)
+        place = host.folder / "k"
+        place.mkdir(mode=0o700, exist_ok=True)
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self.manager = KernelManager(
+            transport="ipc", ip=str(place / "kernel"), connection_file=str(place / "connection.json")
+        )
+        self.manager._kernel_spec = KernelSpec(argv=host.inside(command), display_name="Python", language="python")
+        self.manager.start_kernel(
+            env=host.full_environment({"JPY_SESSION_NAME": str(folder / f"{CLUSTER}.ipynb")}), cwd=str(folder)
+        )
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self.works("%load_ext notebook_cluster")
+
+    @property
+    def cluster_folder(self) -> Path:
+        return self.host.folder / "run" / "notebook_cluster" / "clusters" / CLUSTER
+
+    @property
+    def log(self) -> str:
+        return (self.cluster_folder / "coordinator.log").read_text(errors="replace")
+
+    def value(self, expression: str) -> Any:
+        """A JSON value, computed beside the notebook, which may be busy; ``cluster`` is a client of its cluster."""
+        source = f"""
+import json
+from notebook_cluster.client import Cluster
+with Cluster.attach({CLUSTER!r}, kind="client", live=False) as cluster:
+    print(json.dumps({expression}))
+"""
+        done = self.host.run([sys.executable, "-c", source])
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def nodes(self) -> dict[str, str]:
+        """Name -> condition."""
+        return dict(self.value("[(row.name, row.condition) for row in cluster.state().nodes]"))
+
+    def events(self) -> list[str]:
+        """The event list, oldest first."""
+        return list(self.value("[row.text for row in cluster.state().events]"))
+
+    def wait_for_nodes(self, names: set[str], timeout: float = 90) -> None:
+        """Until exactly these nodes are there and well."""
+        wait_until(
+            lambda: self.nodes() == dict.fromkeys(names, "ok"),
+            timeout,
+            lambda: f"{names}: {self.nodes()} {self.events()}",
+        )
+
+    # ---- what the cluster keeps on disk ----------------------------------------------------------------------
+
+    def printed(self, node: str) -> str:
+        """Everything that ``node`` printed in all cells, as the coordinator took it in."""
+        texts = []
+        for path in sorted((self.cluster_folder / "cells").glob("*.jsonl")):
+            for line in path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError):  # a line that is being written
+                    output = json.loads(line)["output"]
+                    if output["node"] == node and output["kind"] == "stream":
+                        texts.append(output["content"]["text"])
+        return "".join(texts)
+
+    def commits(self) -> list[list[str]]:
+        """Whose work each committed round has, in order."""
+        found = []
+        for line in (self.cluster_folder / "run.jsonl").read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line).get("round")
+                if record and record["kind"] == "commit":
+                    found.append(sorted(record["commit"]["members"]))
+        return found
+
+
+@contextlib.contextmanager
+def notebook_on(host: Host) -> Iterator[HostNotebook]:
+    """A notebook whose cluster is stopped at the end."""
+    notebook = HostNotebook(host)
+    try:
+        yield notebook
+    finally:
+        if (notebook.cluster_folder / "connection.json").exists():
+            # Not from the notebook: a test that failed may have left a cell running there.
+            host.run([PROGRAM, "stop", CLUSTER])
+        notebook.close()
+
+
+def numbers(text: str, word: str) -> list[int]:
+    """Every N of the lines ``word N``, in the order in which they are in ``text``."""
+    return [int(number) for number in re.findall(rf"^{word} (\d+)$", text, re.MULTILINE)]
