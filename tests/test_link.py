@@ -331,6 +331,24 @@ def test_a_cluster_of_another_key_is_refused() -> None:
     run(main)
 
 
+def test_an_agent_that_is_elsewhere_gets_what_waited_for_it_once() -> None:
+    async def main() -> None:
+        agent = Agent()
+        port = agent.start()
+        async with Relay(port) as relay:
+            coordinator = await Coordinator(agent, relay.port).connected()
+            async with closing(coordinator, agent):
+                exchange(agent, coordinator, range(10))
+                relay.refusing = True
+                relay.cut()
+                exchange(agent, coordinator, range(10, 20))
+                coordinator.dialer.move(f"tcp://127.0.0.1:{port}")
+                await exchanged(agent, coordinator, 20)
+                assert agent.restarts == 0
+
+    run(main)
+
+
 def test_a_removed_key_is_cut_off() -> None:
     async def main() -> None:
         agent = Agent()

@@ -1,12 +1,12 @@
 """Membership: which nodes are there, in which incarnation, and who is told."""
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Literal
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.state import Node, roster
 from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.link import Drops
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.node import (
@@ -27,8 +27,6 @@ from notebook_cluster.security import is_key
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
 
-log = logging.getLogger(__name__)
-
 START_TIMEOUT = 90.0
 MOST_IPC = 200
 """Characters of an ipc address; those of our nodes have about 50."""
@@ -41,6 +39,7 @@ class Members:
         self._ready: dict[str, asyncio.Future[None]] = {}
         self._no_replay: set[str] = set()
         self._broadcast = -1
+        self._dropped = Drops()
 
     # ---- requests of views
 
@@ -131,7 +130,7 @@ class Members:
         try:
             body = decode(message.body, FromNodeBody)
         except ProtocolError as error:
-            log.warning("a control message of %s is not readable: %s", message.node, error)
+            self._dropped.note("control", "a control message of %s is not readable: %s", message.node, error)
             return
         match body:
             case NodeHello():

@@ -66,13 +66,16 @@ class Peers:
     # ---- links
 
     def connect(self, name: str, key: str, address: str, found_by: FoundBy, *, pid: int | None = None) -> None:
-        """Dial a peer; a connection that was there before is replaced."""
+        """Dial a peer. One that is only somewhere else keeps its link, with all that waits for it."""
         received = self._hub.recovered_sequences.get(key, 0)
         link, known = self.links.get(name), self._hub.state.peers.get(name)
-        if link is not None and known is not None and known.key == key:
-            received = link.dialer.received
         pinned = self._hub.trust.is_pinned(key)
         self._hub.record(e.PeerAdded(name=name, key=key, address=address, found_by=found_by, pid=pid, pinned=pinned))
+        if link is not None and known is not None and known.key == key:
+            if "dialled" not in (known.found_by, found_by):
+                link.dialer.move(address)
+                return
+            received = link.dialer.received
         self._dial(name, received)
 
     def redial(self) -> None:

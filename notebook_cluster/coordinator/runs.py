@@ -1,7 +1,6 @@
 """One execute_request on one node: sending it, what its kernel says, interrupting it."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,12 @@ import msgspec
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator import jupyter
 from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.link import Drops
 from notebook_cluster.protocol.node import InterruptCell
 from notebook_cluster.protocol.peer import FromKernel, InterruptNode, ToKernel
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
-
-log = logging.getLogger(__name__)
 
 IDLE_GRACE = 2.0
 """Seconds to wait for the idle status after the reply."""
@@ -48,6 +46,7 @@ class Runs:
         self._hub = hub
         self._on_ended = on_ended
         self._runs: dict[str, Run] = {}
+        self._dropped = Drops()
 
     def of_cell(self, cell: int) -> list[Run]:
         return [run for run in self._runs.values() if run.cell == cell]
@@ -89,7 +88,7 @@ class Runs:
                 run.reply = jupyter.content(parts)
                 self._maybe_done(run)
         except (msgspec.DecodeError, IndexError, UnicodeDecodeError) as error:
-            log.warning("a message of %s is not readable: %s", message.node, error)
+            self._dropped.note("kernel", "a message of %s is not readable: %s", message.node, error)
 
     def _on_status(self, run: Run, status: object) -> None:
         if status == "idle":

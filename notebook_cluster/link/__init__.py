@@ -22,6 +22,7 @@ Messages are numbered, acknowledged once processed, and kept until then, so that
 
 from notebook_cluster.link.dial_out import DialOut
 from notebook_cluster.link.dialer import Dialer
+from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.listener import Listener
 from notebook_cluster.link.pairing import PairingError, PairingHost, Partner, ask, pair
 from notebook_cluster.link.pump import Pump
@@ -33,6 +34,7 @@ __all__ = [
     "Condition",
     "DialOut",
     "Dialer",
+    "Drops",
     "LinkSettings",
     "Listener",
     "PairingError",

@@ -136,6 +136,12 @@ class Dialer(LinkEnd):
         """
         return self._conversation.send([encode(message), *buffers], droppable=droppable)
 
+    def move(self, address: str) -> None:
+        """The agent is at ``address`` (``tcp://HOST:PORT``) now: connect there. What waits for it goes there too."""
+        self._address = address
+        if not self._closed and self._reception is None:
+            self._reconnect()
+
     async def close(self, *, flush: float = 1.0) -> None:
         """Wait at most ``flush`` seconds until the agent has everything (if it is there), then disconnect."""
         if self._closed:
