@@ -123,6 +123,11 @@ class Gate:
             name = None
         if name is None:
             self.refused += 1
-            _log.warning("refused key %s from %s: not trusted for %s", fingerprint(key), address, domain)
+            if self.refused & (self.refused - 1) == 0:
+                # The first, second, fourth, eighth ...: strangers must not be able to fill the log.
+                _log.warning(
+                    "refused key %s from %s: not trusted for %s (%d refused so far)",
+                    fingerprint(key), address, domain, self.refused,
+                )  # fmt: skip
             return refusal
         return [b"1.0", request_id, b"200", b"", name.encode("utf-8"), b""]
