@@ -71,7 +71,7 @@ def test_a_cluster_with_nothing_running_survives_a_restart(notebook: NotebookKer
     assert told.error is not None
     assert told.error.value == ("cluster 'lesson' is running, this notebook is not attached to it: %cluster attach")
     assert "attached to cluster 'lesson'" in notebook.works("%cluster start --no-panel")
-    assert notebook.works("%%on_all\nx").count("Out: 5") == 2
+    assert "[all 2 nodes]\nOut: 5" in notebook.works("%%on_all\nx")
 
 
 def test_a_cluster_with_nothing_running_ends_with_its_notebook(
@@ -104,4 +104,4 @@ def test_a_pushed_variable_is_there_after_a_node_was_restarted(notebook: Noteboo
     notebook.works("%push rate")
     notebook.works("%%on_all\nhalf = rate / 2")
     notebook.works("%cluster restart local-2")
-    assert notebook.works("%%on_all\nprint(half)").count("0.25") == 2
+    assert "[all 2 nodes]\n0.25" in notebook.works("%%on_all\nprint(half)")
