@@ -20,9 +20,10 @@ _NOBODY = {
 }
 
 
-def add_request(peer: str, count: int, code: str) -> v.AddNodes:
-    """The request for nodes of ``peer``; with ``all`` also of peers that are found later."""
-    return v.AddNodes(peer=peer, count=count, code=code, follow=peer == "all")
+def add_request(peer: str, count: int, code: str, expect: int = 0) -> v.AddNodes:
+    """The request for nodes of ``peer``; with ``all`` also of peers that are found later, and of ``expect`` at least
+    if they are found soon."""
+    return v.AddNodes(peer=peer, count=count, code=code, follow=peer == "all", expect=expect if peer == "all" else 0)
 
 
 def how_to_join(invitation: v.Invitation) -> str:
@@ -144,16 +145,17 @@ class Cluster:
         pending: dict[str, concurrent.futures.Future[list[str]]] = {}
         if count > 0:
             pending["local"] = self._request(v.AddNodes(peer="local", count=count), list[str])
+        expect = nodes - len(state.nodes) - max(count, 0)
         for peer in wanted:
-            pending[peer] = self._request(v.AddNodes(peer=peer, code=code, follow=peer == "all"), list[str])
-        names = [node.name for node in state.nodes]
+            pending[peer] = self._request(add_request(peer, 0, code, max(expect, 0)), list[str])
         for peer, future in pending.items():
             added = wait(future)
-            names += added
             where = "peers that were found" if peer == "all" else peer
             say(f"{where}: {', '.join(added) if added else _NOBODY[bool(code)]}")
-        if nodes > len(names):
-            added = self.add("local", nodes - len(names))
+        # Also those that were found late, or joined by themselves.
+        there = len(self.state().nodes) if nodes else 0
+        if nodes > there:
+            added = self.add("local", nodes - there)
             say(f"local, to make {nodes} nodes: {', '.join(added)}")
 
     @classmethod

@@ -31,10 +31,13 @@ class Adding:
         self.follow = False
         """Add every usable peer that is found from now on."""
 
-    async def add(self, peer: str, count: int = 0, code: str = "", *, follow: bool = False) -> list[str]:
+    async def add(
+        self, peer: str, count: int = 0, code: str = "", *, follow: bool = False, expect: int = 0
+    ) -> list[str]:
         """Start nodes on ``peer`` (a name, ``HOST:PORT``, ``local`` or ``all``); names once they answer.
 
-        ``code`` pairs with peers that are not trusted yet; ``follow`` (with ``all``): also those found later.
+        ``code`` pairs with peers that are not trusted yet; with ``all`` ``follow`` adds also those found
+        later, and less than ``expect`` peers are waited for some seconds longer.
         """
         if code:
             try:
@@ -43,7 +46,7 @@ class Adding:
                 raise RequestError(str(error)) from None
         if peer == ALL:
             self.follow = self.follow or follow
-            return await self._add_all(code)
+            return await self._add_all(code, expect)
         names = await (self._order_local(count) if peer == LOCAL else self._order_nodes(peer, count, code))
         await self._hub.members.wait(names)
         return names
@@ -67,12 +70,12 @@ class Adding:
         assert link.info is not None
         return [self._start_new(peer, device) for device in self._devices(peer, link.info, count)]
 
-    async def _add_all(self, code: str) -> list[str]:
+    async def _add_all(self, code: str, expect: int) -> list[str]:
         """A peer that cannot be added is said and left out."""
         if code:
             self._hub.pairing.use_for_all(code)
         before = set(self._hub.state.nodes)
-        there = await self._hub.peers.finding.present()
+        there = await self._hub.peers.finding.present(lambda found: sum(map(self._may_join, found)) >= expect)
         wanted = [row for row in there if row.key in self._adding or self.usable(row)]
         results = await asyncio.gather(
             *(self._add_or_later(candidate) for candidate in wanted),
@@ -95,6 +98,10 @@ class Adding:
     async def _add_typed(self, name: str) -> list[str]:
         candidate, _ = await self._hub.peers.finding.resolve(name)
         return await self.add_found(candidate)
+
+    def _may_join(self, candidate: Candidate) -> bool:
+        with_code = self._hub.pairing.code and candidate.pairing_port
+        return bool(self._hub.trust.is_trusted(candidate.key) or with_code)
 
     def usable(self, candidate: Candidate) -> bool:
         """It is trusted, or may have the class code open (asked once for each such peer)."""

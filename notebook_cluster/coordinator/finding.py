@@ -20,7 +20,8 @@ from notebook_cluster.protocol.state import PeerView
 BROWSE_AT_LEAST = 1.5
 """Seconds of listening after which a peer that was not heard counts as not there."""
 JUST_SHARED = 3.0
-"""Seconds to wait for a name that nobody has: who has just begun to share is announced a moment later."""
+"""Seconds to wait for a name that nobody has, or for more peers when more are expected: who has just begun to share is
+announced a moment later."""
 ASK_TIMEOUT = 3.0
 TYPED_AGAIN = 15.0
 """Seconds after which a typed address that did not answer is asked again."""
@@ -104,9 +105,15 @@ class Finding:
         typed = [candidate for candidate in self._typed.values() if candidate is not None]
         return collect([*map(heard, self._records.values()), *typed], self._trust)
 
-    async def present(self) -> list[Candidate]:
-        """The peers that are there, after listening and asking long enough; not those that are only remembered."""
+    async def present(self, enough: Callable[[list[Candidate]], bool] = lambda found: True) -> list[Candidate]:
+        """The peers that are there, after listening and asking long enough, and up to 3 s longer while they are not
+        ``enough``; not those that are only remembered."""
         await asyncio.gather(self._heard.wait(), self.ask_typed())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wait_until(lambda: enough(self._present())), JUST_SHARED)
+        return self._present()
+
+    def _present(self) -> list[Candidate]:
         return [candidate for candidate in self.candidates() if candidate.found_by != "remembered"]
 
     def find(self, key: str) -> Candidate | None:
@@ -137,11 +144,14 @@ class Finding:
         if not any(candidate.key in keys and candidate.found_by != "remembered" for candidate in named):
             await asyncio.gather(self._heard.wait(), self.ask_typed())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wait_for_name(text), JUST_SHARED)
+            await asyncio.wait_for(self._wait_until(lambda: self._is_known(text)), JUST_SHARED)
         return self._by_name(text)
 
-    async def _wait_for_name(self, name: str) -> None:
-        while not any(candidate.name == name for candidate in self.candidates()):
+    def _is_known(self, name: str) -> bool:
+        return any(candidate.name == name for candidate in self.candidates())
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             self._news.clear()
             await self._news.wait()
 

@@ -57,7 +57,7 @@ class Requests:
             case v.AddNodes():
                 if body.count < 0:
                     raise RequestError(f"cannot add {body.count} nodes: the number is 0 (one per accelerator) or more")
-                return await hub.adding.add(body.peer, body.count, body.code, follow=body.follow)
+                return await hub.adding.add(body.peer, body.count, body.code, follow=body.follow, expect=body.expect)
             case v.Examine():
                 return await hub.examination.run(body.packages)
             case v.Invite():

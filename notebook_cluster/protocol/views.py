@@ -76,7 +76,8 @@ class Detach(Message, frozen=True):
 
 class AddNodes(Message, frozen=True):
     """Add nodes. ``peer``: name, ``HOST:PORT``, ``local`` or ``all``. Reply value: list of node names once they
-    answer (after cells are replayed), or an error that says why not. ``follow`` (with all): also peers found later."""
+    answer (after cells are replayed), or an error that says why not. ``follow`` (with all): also peers found later;
+    ``expect`` (with all): listen some seconds longer while fewer peers than that are found."""
 
     peer: str
     count: int = 0
@@ -84,6 +85,7 @@ class AddNodes(Message, frozen=True):
     code: str = ""
     """Pairs with peers that are not trusted yet and have this code open."""
     follow: bool = False
+    expect: int = 0
 
 
 class Invite(Message, frozen=True):
