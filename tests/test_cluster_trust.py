@@ -112,6 +112,15 @@ def test_a_typed_pairing_address_and_a_typed_link_address(strangers: Strangers) 
         assert cluster.add(f"localhost:{mini.port}") == [mini.name]
 
 
+def test_a_machine_that_is_asked_for_twice_has_one_node_unless_more_are_wanted(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster(local=0) as cluster:
+        assert cluster.add(mini.name, code=mini.code) == [mini.name]
+        assert cluster.add(mini.name) == [mini.name]
+        assert [node.name for node in cluster.state().nodes] == [mini.name]
+        assert cluster.add(mini.name, 1) == [f"{mini.name}-2"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

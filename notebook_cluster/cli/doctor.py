@@ -135,7 +135,7 @@ def _files() -> list[Finding]:
     private = [path for folder in folders for path in sorted(folder.glob("*.json"))]
     exposed = [path for path in private if _mode(path) & 0o077]
     if not exposed:
-        return [say("files", "ok", f"{len(private)} files with keys and trust are private")] if private else []
+        return [say("files", "ok", f"files with keys and trust are private ({len(private)})")] if private else []
     return [
         say(
             "files", "error", f"{path} has mode {_mode(path):04o}: other users of this machine may have read it",

@@ -68,7 +68,16 @@ class Adding:
     async def _start_on(self, peer: str, count: int) -> list[str]:
         link = await self._hub.peers.ready(peer)
         assert link.info is not None
-        return [self._start_new(peer, device) for device in self._devices(peer, link.info, count)]
+        devices = self._devices(peer, link.info, count)
+        there = [node.name for node in self._nodes_on(peer) if node.condition != "dead"]
+        if count == 0 and peer != LOCAL and there:
+            # Asked for twice, or by the class code and by name: a machine without a free accelerator has one node.
+            devices = [device for device in devices if device != "cpu"]
+            if not devices:
+                more = f"%cluster add {peer} --count 1 adds one"
+                self._hub.tell("info", f"{peer} has {' and '.join(there)} already ({more})")
+                return there
+        return [self._start_new(peer, device) for device in devices]
 
     async def _add_all(self, code: str, expect: int) -> list[str]:
         """A peer that cannot be added is said and left out."""
