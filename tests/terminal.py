@@ -30,7 +30,9 @@ class TerminalProcess:
             stderr=theirs,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            env=os.environ | {"TERM": "xterm"} | (environment or {}),
+            env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            | {"TERM": "xterm"}
+            | (environment or {}),
         )
         os.close(theirs)
         self._output = b""

@@ -1,6 +1,7 @@
 """How an agent ends, and that its kernels always end with it."""
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -176,7 +177,8 @@ def test_shared_agent_says_who_may_run_code_and_ends_with_ctrl_c(
 def test_shared_agent_stays_when_a_cluster_is_over(agents: Agents, wait_until: Callable[..., Any]) -> None:
     agents("mini")
     key = next(iter(same_user_keys("agent")))
-    port = int(agents.output("mini").split("'mini', port ")[1].split(",")[0])
+    said = wait_until(lambda: re.search(r"'mini', port (\d+),", agents.output("mini")), 10, "its port")
+    port = int(said[1])
 
     async def scenario() -> None:
         for cluster in ("one", "two"):

@@ -173,16 +173,14 @@ def test_closing_without_start_and_twice_is_harmless() -> None:
     browser.close()
 
 
-def test_a_code_that_opens_and_closes_is_seen_at_once(network: ExitStack) -> None:
+def test_a_code_that_opens_and_closes_is_seen(network: ExitStack) -> None:
     peer = advertise(network, unique("mini"))
     browser = browse(network)
     for port in (4712, 0, 4713):
         until(lambda: peer.instance in browser.peers(), "peer")
-        # RFC 6762, 10.2: a record that is younger than a second is not replaced by a newer one.
-        found = time.monotonic()
-        until(lambda found=found: time.monotonic() > found + 1.1, "age")
+        # Also right after the last change, when by RFC 6762, 10.2 the newer record stands beside the older one.
         peer.set_pairing_port(port)
-        until(lambda port=port: browser.peers()[peer.instance].pairing_port == port, f"port {port}", 10)
+        until(lambda port=port: browser.peers()[peer.instance].pairing_port == port, f"port {port}")
 
 
 def test_a_pairing_port_set_before_the_start_is_advertised(network: ExitStack) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from notebook_cluster.discovery import records
-from notebook_cluster.discovery.multicast import MulticastThread, local_addresses
+from notebook_cluster.discovery.multicast import OLD_RECORDS_STAY, MulticastThread, local_addresses
 from notebook_cluster.discovery.records import Record, RecordKind
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class RecordAdvertiser:
             "mdns-advertiser", opened=self._register, looked=self._look, closing=self._unregister
         )
         self._advertised: tuple[str, ...] = ()
-        self._again = False
 
     @property
     def problem(self) -> str:
@@ -87,17 +86,18 @@ class RecordAdvertiser:
     def _look(self, zeroconf: "Zeroconf") -> None:
         if self._reachable() != self._advertised:
             self._announce(zeroconf)
-        elif self._again:
-            self._again = False
-            zeroconf.update_service(self._info())
 
     def _announce(self, zeroconf: "Zeroconf") -> None:
         if not zeroconf.registry.async_get_info_name(self._full_name.lower()):
             # It could not be registered so far; when it can, it is with what holds then.
             return
         # RFC 6762, 10.2: who heard the old record less than a second ago keeps it beside this one.
-        self._again = True
         zeroconf.update_service(self._info())
+        self._thread.post_later(OLD_RECORDS_STAY, self._update)
+
+    def _update(self, zeroconf: "Zeroconf") -> None:
+        if zeroconf.registry.async_get_info_name(self._full_name.lower()):
+            zeroconf.update_service(self._info())
 
     def _unregister(self, zeroconf: "Zeroconf") -> None:
         zeroconf.unregister_all_services()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _INTERFACE_SECONDS = 3.0
 _CLOSE_SECONDS = 5.0
+OLD_RECORDS_STAY = 1.2
+"""Seconds after which a record has given way to a newer one everywhere (RFC 6762, 10.2: one second)."""
 _SOMEWHERE = "192.0.2.1"
 """An address that belongs to nobody (RFC 5737)."""
 _log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class MulticastThread:
         self.problem = ""
         self._opened, self._looked, self._closing = opened, looked, closing
         self._tasks: queue.SimpleQueue[Callable[[Zeroconf], None] | None] = queue.SimpleQueue()
+        self._later: list[tuple[float, Callable[[Zeroconf], None]]] = []
         self._zeroconf: Zeroconf | None = None
         self._is_open = False
         self._interfaces: tuple[str, ...] = ()
@@ -83,6 +86,10 @@ class MulticastThread:
     def post(self, task: "Callable[[Zeroconf], None]") -> None:
         """Call ``task(zeroconf)`` on the thread."""
         self._tasks.put(task)
+
+    def post_later(self, seconds: float, task: "Callable[[Zeroconf], None]") -> None:
+        """Call ``task(zeroconf)`` on the thread after ``seconds``. Only from the thread itself."""
+        self._later.append((time.monotonic() + seconds, task))
 
     def close(self) -> None:
         """Say goodbye on the network and end the thread. May be called again, or without start."""
@@ -98,8 +105,12 @@ class MulticastThread:
             if now >= look_at:
                 look_at = now + _INTERFACE_SECONDS
                 self._guarded(self._follow_interfaces)
+            for entry in [entry for entry in self._later if entry[0] <= now]:
+                self._later.remove(entry)
+                self.post(entry[1])
+            wake_at = min([look_at, *(when for when, _ in self._later)])
             try:
-                task = self._tasks.get(timeout=max(look_at - time.monotonic(), 0.0))
+                task = self._tasks.get(timeout=max(wake_at - time.monotonic(), 0.0))
             except queue.Empty:
                 continue
             if task is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
 
 from notebook_cluster.discovery import records
-from notebook_cluster.discovery.multicast import MulticastThread
+from notebook_cluster.discovery.multicast import OLD_RECORDS_STAY, MulticastThread
 from notebook_cluster.discovery.records import Record, RecordKind
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class RecordBrowser(Generic[Record]):
         self._ignored: dict[str, str] = {}
         self._resolving: set[str] = set()
         self._tries: dict[str, int] = {}
+        self._looked_at_again: set[str] = set()
         self._browser: Any = None
         self._thread = MulticastThread("mdns-browser", opened=self._browse, looked=self._refresh, closing=self._cancel)
 
@@ -91,7 +92,19 @@ class RecordBrowser(Generic[Record]):
         if state_change is ServiceStateChange.Removed:
             self._thread.post(lambda _: self._remove(instance))
         else:
-            self._thread.post(lambda zeroconf: self._resolve(zeroconf, instance))
+            self._thread.post(lambda zeroconf: self._resolve_twice(zeroconf, instance))
+
+    def _resolve_twice(self, zeroconf: "Zeroconf", instance: str) -> None:
+        """Now, and when an older record that may stand beside the new one in the cache has expired."""
+        self._resolve(zeroconf, instance)
+        if instance in self.found() and instance not in self._looked_at_again:
+            self._looked_at_again.add(instance)
+            self._thread.post_later(OLD_RECORDS_STAY, lambda zeroconf: self._resolve_known(zeroconf, instance))
+
+    def _resolve_known(self, zeroconf: "Zeroconf", instance: str) -> None:
+        self._looked_at_again.discard(instance)
+        if instance in self.found():
+            self._resolve(zeroconf, instance)
 
     def _resolve(self, zeroconf: "Zeroconf", instance: str) -> None:
         """Ask for address and text, without waiting: somebody who never answers must not hold up the others."""
