@@ -23,6 +23,8 @@ _MAX_RESOLVING = 50
 _MAX_TRIES = 10
 """How often somebody who does not answer is asked; who is heard anew later is asked anew."""
 _INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*-[0-9a-f]{4}")
+_TXT, _IN = 16, 1
+"""RFC 1035: a TXT record of the Internet class."""
 _SILENT = "it did not say its address"
 _log = logging.getLogger(__name__)
 
@@ -113,7 +115,7 @@ class RecordBrowser(Generic[Record]):
             return
         info = self._info(instance)
         if info.load_from_cache(zeroconf):
-            self._check(info)
+            self._check(zeroconf, info)
             return
         if instance in self._resolving:
             return
@@ -125,28 +127,34 @@ class RecordBrowser(Generic[Record]):
         self._resolving.add(instance)
         self._tries[instance] = self._tries.get(instance, 0) + 1
         asked = asyncio.run_coroutine_threadsafe(info.async_request(zeroconf, _RESOLVE_MILLISECONDS), zeroconf.loop)
-        asked.add_done_callback(lambda done: self._thread.post(lambda _: self._answered(info, instance, done)))
+        asked.add_done_callback(
+            lambda done: self._thread.post(lambda zeroconf: self._answered(zeroconf, info, instance, done))
+        )
 
-    def _answered(self, info: "ServiceInfo", instance: str, done: "concurrent.futures.Future[bool]") -> None:
+    def _answered(
+        self, zeroconf: "Zeroconf", info: "ServiceInfo", instance: str, done: "concurrent.futures.Future[bool]"
+    ) -> None:
         self._resolving.discard(instance)
         if done.cancelled() or done.exception() is not None or not done.result():
             self._ignore(instance, _SILENT)
         else:
-            self._check(info)
+            self._check(zeroconf, info)
 
     def _info(self, instance: str) -> "ServiceInfo":
         from zeroconf import ServiceInfo
 
         return ServiceInfo(self._kind.service_type, f"{instance}.{self._kind.service_type}")
 
-    def _check(self, info: "ServiceInfo") -> None:
+    def _check(self, zeroconf: "Zeroconf", info: "ServiceInfo") -> None:
         """Take the record that ``info`` describes, or note why not."""
-        from zeroconf import IPVersion
+        from zeroconf import IPVersion, ServiceInfo
 
         instance = info.name.removesuffix(f".{self._kind.service_type}")
         try:
             hosts = info.parsed_addresses(IPVersion.V4Only)
-            record = records.parse(self._kind, instance, info.properties, hosts, info.port, len(info.text or b""))
+            text = _newest_text(zeroconf, info)
+            properties = ServiceInfo(info.type, info.name, properties=text).properties
+            record = records.parse(self._kind, instance, properties, hosts, info.port, len(text))
         except ValueError as error:
             self._ignore(instance, str(error))
             return
@@ -157,7 +165,7 @@ class RecordBrowser(Generic[Record]):
         for instance in self.found():
             info = self._info(instance)
             if info.load_from_cache(zeroconf):
-                self._check(info)
+                self._check(zeroconf, info)
         for instance, reason in self.ignored().items():
             if reason == _SILENT and self._tries.get(instance, 0) < _MAX_TRIES:
                 self._resolve(zeroconf, instance)
@@ -203,3 +211,13 @@ class RecordBrowser(Generic[Record]):
     def _tell(self) -> None:
         if self._on_change is not None:
             self._on_change(self.found())
+
+
+def _newest_text(zeroconf: "Zeroconf", info: "ServiceInfo") -> bytes:
+    """Of several TXT records in the cache the one that was heard last: for a second, one that changed stands beside
+    what it was (RFC 6762, 10.2), and ``info`` has any of them."""
+    from zeroconf import DNSText
+
+    cached = zeroconf.cache.get_all_by_details(info.name, _TXT, _IN)
+    newest = max((one for one in cached if isinstance(one, DNSText)), key=lambda one: one.created, default=None)
+    return newest.text if newest is not None else info.text or b""
