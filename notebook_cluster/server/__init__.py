@@ -27,3 +27,17 @@ def _load_jupyter_server_extension(server: "ServerApp") -> None:
 
     server.web_app.add_handlers(".*$", handlers(server.web_app.settings["base_url"]))
     server.log.info("notebook-cluster: clusters are listed at notebook-cluster/api/clusters")
+    if not _has_labextension():
+        server.log.info(
+            "notebook-cluster: nodes' output is shown without tabs, the JupyterLab part was left out at installation: "
+            "install Node.js 20.19 or newer, then notebook-cluster again"
+        )
+
+
+def _has_labextension() -> bool:
+    """True when JupyterLab finds what ``labextension/`` builds; pip hides the line that says it was left out."""
+    from pathlib import Path
+
+    from jupyter_core.paths import jupyter_path
+
+    return any(Path(folder, "notebook-cluster", "package.json").is_file() for folder in jupyter_path("labextensions"))
