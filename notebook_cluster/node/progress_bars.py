@@ -1,7 +1,9 @@
-"""tqdm's bars as text on a node, where its bars for notebooks would stand still.
+"""tqdm's bars as text on a node.
 
-``tqdm.auto`` sees an IPython kernel and draws widgets. Widgets of a node do not reach the notebook, the text of
-``tqdm.std`` does. tqdm has no setting for it, so the two modules that decide are replaced when a cell imports them.
+``tqdm.auto`` sees an IPython kernel and draws widgets, ten for each bar of each node. They are gone in a saved notebook
+and where nobody looks (nbclient, papermill), and bars of several nodes that agree cannot be shown as one; with the text
+of ``tqdm.std`` all of that works. tqdm has no setting for it, so the two modules that decide are replaced when a cell
+imports them.
 """
 
 import sys

@@ -10,6 +10,7 @@ May import: ``protocol``. Called by: ``link``, ``discovery``, ``mesh`` and every
 - :mod:`.pairing`: SPAKE2 with such a code
 - :mod:`.curve`: CURVE on a socket and the ZAP handler that decides which keys come in
 - :mod:`.sanitise`: the MIME allow-list for what nodes print and display
+- :mod:`.widgets`: the allow-list for widgets that nodes create, with :mod:`.widget_checks` of their traits
 """
 
 from notebook_cluster.security.codes import OpenCode, new_code, read_code
@@ -25,7 +26,7 @@ from notebook_cluster.security.paths import (
     runtime_directory,
     write_private,
 )
-from notebook_cluster.security.sanitise import safe_bundle, safe_output
+from notebook_cluster.security.sanitise import WidgetView, safe_bundle, safe_output
 from notebook_cluster.security.trust import KeyChanged, Trusted, TrustStore, owner, trusted_coordinators, trusted_peers
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "OpenCode",
     "TrustStore",
     "Trusted",
+    "WidgetView",
     "agent_directory",
     "announce",
     "cluster_directory",

@@ -8,11 +8,16 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Callable
 from typing import Any
+
+from notebook_cluster.protocol.comms import WIDGET_MIME
 
 MAX_BUNDLE_BYTES = 10 * 1000 * 1000
 """A larger display is replaced by a text that says so, a longer text is cut with a marker."""
 MAX_ERROR_CHARACTERS = 200_000
+WidgetView = Callable[[Any], str]
+"""The id under which views know the widget with this id of the node. ValueError: it is not shown; why, for people."""
 _MAX_NAME = 200
 _IMAGES = ("image/png", "image/jpeg", "image/gif")
 _DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|svg\+xml);base64,[A-Za-z0-9+/=\s]*")
@@ -49,12 +54,12 @@ _STYLE_NAMES = (
 """None that takes a URL (it would tell an address that the output was seen) or places things over other things."""
 
 
-def safe_bundle(data: dict[str, Any]) -> dict[str, Any]:
+def safe_bundle(data: dict[str, Any], widget_view: WidgetView | None = None) -> dict[str, Any]:
     """The MIME bundle ``data`` of a node, reduced to what may be shown; never empty.
 
     Kept: text/plain; png, jpeg and gif in base64; HTML without script; SVG as an ``<img>``; plotly and Vega JSON.
     Markdown and LaTeX become text/plain when nothing else is there. Everything else is left out, and when nothing
-    remains, or the bundle is over ``MAX_BUNDLE_BYTES``, a text says so.
+    remains, or the bundle is over ``MAX_BUNDLE_BYTES``, a text says so. With ``widget_view`` also the view of a widget.
     """
     size = sum(_size(value) for value in data.values())
     if size > MAX_BUNDLE_BYTES:
@@ -74,7 +79,21 @@ def safe_bundle(data: dict[str, Any]) -> dict[str, Any]:
     if svg is not None and "text/html" not in kept:
         encoded = base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
         kept["text/html"] = f'<img src="data:image/svg+xml;base64,{encoded}">'
+    if WIDGET_MIME in data and widget_view is not None:
+        _add_widget(kept, data[WIDGET_MIME], widget_view)
     return kept or _fallback(data)
+
+
+def _add_widget(kept: dict[str, Any], value: Any, widget_view: WidgetView) -> None:
+    """The view of a widget into ``kept``, or into its text why there is none."""
+    try:
+        model = widget_view(value.get("model_id") if isinstance(value, dict) else None)
+        kept[WIDGET_MIME] = {"version_major": 2, "version_minor": 0, "model_id": model}
+        kept.setdefault("text/plain", "a widget")
+    except ValueError as error:
+        if not kept.keys() - {"text/plain"}:
+            before = [kept["text/plain"]] if kept.get("text/plain") else []
+            kept["text/plain"] = "\n".join([*before, f"[notebook-cluster: {error}]"])
 
 
 def safe_html(text: str) -> str:
@@ -105,7 +124,7 @@ def safe_name(text: Any, longest: int = _MAX_NAME) -> str:
     return _CONTROL.sub("", text if isinstance(text, str) else "")[:longest]
 
 
-def safe_output(kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
+def safe_output(kind: str, content: dict[str, Any], widget_view: WidgetView | None = None) -> dict[str, Any] | None:
     """The content of a Jupyter output message of type ``kind`` as it may be shown, or None when it may not.
 
     Only known fields survive, each with its type checked; a content that is malformed or of another kind is None.
@@ -115,7 +134,7 @@ def safe_output(kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
         name = "stderr" if content.get("name") == "stderr" else "stdout"
         return {"name": name, "text": safe_text(text)} if isinstance(text, str) else None
     if kind in ("display_data", "update_display_data", "execute_result"):
-        return _safe_display(kind, content)
+        return _safe_display(kind, content, widget_view)
     if kind == "error":
         return {
             "ename": safe_name(content.get("ename")),
@@ -127,11 +146,11 @@ def safe_output(kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _safe_display(kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
+def _safe_display(kind: str, content: dict[str, Any], widget_view: WidgetView | None) -> dict[str, Any] | None:
     data = content.get("data")
     if not isinstance(data, dict) or not all(isinstance(mime, str) for mime in data):
         return None
-    bundle = safe_bundle(data)
+    bundle = safe_bundle(data, widget_view)
     safe: dict[str, Any] = {"data": bundle, "metadata": _safe_metadata(content.get("metadata"), bundle)}
     if kind == "execute_result":
         count = content.get("execution_count")
