@@ -77,6 +77,9 @@ def _share(share: argparse.ArgumentParser) -> None:
         "--devices", type=values.devices, default=(), metavar="D,D", help="only on these: cpu, cuda, cuda:0 ..."
     )
     limits.add_argument("--memory", type=values.memory, default=None, metavar="8GB", help="for all nodes together")
+    limits.add_argument(
+        "--files", type=values.memory, default=None, metavar="10GB", help="of files that each cluster may send here"
+    )
     limits.add_argument("--idle-only", action="store_true", help="only while nobody uses this machine")
     limits.add_argument(
         "--on-power", type=values.percent, nargs="?", const=30.0, default=None, metavar="PERCENT",

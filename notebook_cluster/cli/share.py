@@ -56,6 +56,7 @@ def _settings(options: argparse.Namespace, directory: Path) -> AgentSettings:
         max_nodes=options.max_nodes,
         devices=options.devices,
         memory_bytes=options.memory,
+        files_bytes=options.files,
         idle_only=options.idle_only,
         on_power=options.on_power,
         confirm=options.confirm,

@@ -109,7 +109,7 @@ def memory(text: str) -> int:
     match = _MEMORY.fullmatch(text.strip().upper())
     amount = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if amount < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory: write it like 8GB or 500MB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of bytes: write it like 8GB or 500MB")
     return amount
 
 

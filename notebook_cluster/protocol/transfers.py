@@ -1,0 +1,177 @@
+"""Values and files between the notebook and the nodes: small requests, each answered, so that whoever asks sets the
+pace and nobody holds more than a few chunks.
+
+Values: view -> coordinator -> the node's runtime. Files: view -> coordinator -> the agent of the node's peer.
+"""
+
+from notebook_cluster.protocol.wire import Message
+
+CHUNK_BYTES = 256 * 1024
+"""Of a value or a file in one message."""
+CHUNKS_AT_ONCE = 8
+"""Chunks that may be on their way to or from one node."""
+MOST_VALUE_BYTES = 1 << 30
+MOST_FILES = 20_000
+"""In one offer."""
+MOST_PATH_CHARACTERS = 1000
+
+# ---- values: view <-> coordinator ------------------------------------------------------------------------------------
+
+
+class ReadValue(Message, frozen=True):
+    """Bytes of a value that a cell on ``node`` has laid out under ``ticket``. Reply value: ValuePart."""
+
+    node: str
+    ticket: str
+    name: str
+    offset: int = 0
+    size: int = 0
+    """0: the header only."""
+
+
+class WriteValue(Message, frozen=True):
+    """Bytes of a value for ``nodes``, in order; a cell takes it from there. Reply value: node -> why it does not take
+    them, empty when it does."""
+
+    nodes: list[str]
+    ticket: str
+    total: int
+    offset: int
+    data: bytes
+
+
+class ForgetValue(Message, frozen=True):
+    """What lies on ``nodes`` under ``ticket`` is not needed any more. Reply value: None."""
+
+    nodes: list[str]
+    ticket: str
+
+
+# ---- values: coordinator <-> node runtime ----------------------------------------------------------------------------
+
+
+class ReadPart(Message, frozen=True):
+    """Coordinator: as ReadValue. Answered by ValuePart with the same ``request``."""
+
+    request: int
+    ticket: str
+    name: str
+    offset: int = 0
+    size: int = 0
+
+
+class ValuePart(Message, frozen=True):
+    """Node. The header fields come with ``size`` 0 only. ``error``: why the value cannot be sent."""
+
+    request: int
+    data: bytes = b""
+    meta: bytes = b""
+    """JSON, see :mod:`notebook_cluster.node.values`."""
+    sizes: list[int] = []
+    """Bytes of each of the value's buffers, which follow each other."""
+    digest: bytes = b""
+    """blake2b of all of them, 16 bytes."""
+    missing: bool = False
+    """There is no variable of this name."""
+    near: str = ""
+    """A variable with a similar name."""
+    error: str = ""
+
+
+class WritePart(Message, frozen=True):
+    """Coordinator: as WriteValue. Answered by PartWritten with the same ``request``."""
+
+    request: int
+    ticket: str
+    total: int
+    offset: int
+    data: bytes
+
+
+class PartWritten(Message, frozen=True):
+    request: int
+    error: str = ""
+
+
+class ForgetTicket(Message, frozen=True):
+    """Coordinator: as ForgetValue. Not answered."""
+
+    ticket: str
+
+
+# ---- files: view <-> coordinator, and inside FilesRequest to the agent ----------------------------------------------
+
+
+class FindFolder(Message, frozen=True):
+    """Where ``node`` works. Reply value: FilesAnswer with ``folder``."""
+
+    node: str
+
+
+class FileOffer(Message, frozen=True):
+    """A file, or with ``folder`` an empty folder, below the node's working folder."""
+
+    path: str
+    """Relative, with ``/`` between names."""
+    size: int = 0
+    digest: bytes = b""
+    """blake2b of its content, 16 bytes."""
+    executable: bool = False
+    folder: bool = False
+
+
+class OfferFiles(Message, frozen=True):
+    """What is to be sent to the working folder of ``node``; a new ticket. Reply value: FilesAnswer with ``wanted`` and
+    ``replaced``: the rest is there already. Nothing is written before room for all of it was found."""
+
+    node: str
+    ticket: str
+    files: list[FileOffer]
+
+
+class WriteFile(Message, frozen=True):
+    """Bytes of file ``number`` of the offer, in order; with the last ones it takes its place. Reply value: FilesAnswer.
+
+    To an agent ``data`` goes as the buffer beside the struct."""
+
+    node: str
+    ticket: str
+    number: int
+    offset: int
+    data: bytes = b""
+
+
+class EndFiles(Message, frozen=True):
+    """The offer is over; what is incomplete is removed. Reply value: FilesAnswer."""
+
+    node: str
+    ticket: str
+
+
+FilesBody = FindFolder | OfferFiles | WriteFile | EndFiles
+
+
+# ---- files: coordinator <-> agent ------------------------------------------------------------------------------------
+
+
+class FilesRequest(Message, frozen=True):
+    """Coordinator. Buffers: ``data`` of a WriteFile. Answered by FilesAnswer."""
+
+    request: int
+    body: FilesBody
+
+
+class FilesAnswer(Message, frozen=True):
+    """Agent. ``error``: one line that says why not."""
+
+    request: int
+    folder: str = ""
+    wanted: list[int] = []
+    """Numbers of the offered files that are not there yet."""
+    replaced: list[int] = []
+    """Those of them in whose place there is another file."""
+    error: str = ""
+
+
+AnyTransfer = ReadValue | WriteValue | ForgetValue | FindFolder | OfferFiles | WriteFile | EndFiles
+"""What a view asks."""
