@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from tests.browser import (
     shut_down_kernels,
     write_notebook,
 )
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -29,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"),
 ]
 
-PATIENCE = 30_000
+PATIENCE = 60_000
 SHOW = f"""
 import sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
@@ -205,6 +207,21 @@ def test_a_peer_is_added_with_its_code_after_a_typo(page: "Page", lab: Lab) -> N
     field.fill("tiger-lamp-42")
     page.get_by_role("button", name="Add library with this code").click()
     page.wait_for_selector(".nbc-node[data-node=library]", timeout=PATIENCE)
+
+
+def test_an_answer_that_comes_late_is_shown_beside_the_code_all_the_same(page: "Page", lab: Lab) -> None:
+    run(page, lab, "late.ipynb", "import os, pathlib\npathlib.Path('kernel').write_text(str(os.getpid()))")
+    page.get_by_role("button", name="Add library", exact=True).click()
+    field = page.get_by_role("textbox", name="Code of library")
+    field.fill("tiger-lamp-24")
+    kernel = int(wait_until(lambda: (lab.folder / "kernel").exists() and (lab.folder / "kernel").read_text(), 30))
+    os.kill(kernel, signal.SIGSTOP)
+    try:
+        field.press("Enter")
+        page.get_by_text("Adding library… No answer from the notebook's kernel yet.").wait_for(timeout=PATIENCE)
+    finally:
+        os.kill(kernel, signal.SIGCONT)
+    page.get_by_text("wrong code, 4 tries are left").wait_for(timeout=PATIENCE)
 
 
 def test_stop_cell_again_kills_what_was_still_busy(page: "Page", lab: Lab) -> None:

@@ -164,10 +164,11 @@ function nodeCard(ask) {
 /** The field for the code that a peer shows. It stays, with what was typed, until the peer is paired. */
 function codeField(open, peerName, target) {
   let asked = "";
+  let late = false; // no answer yet: it is still shown when it comes, but one may ask again
   const input = element("input", "nbc-input", { type: "text", autocomplete: "off", spellcheck: "false", maxlength: "64", placeholder: "tiger-lamp-42" });
   const said = element("span", "nbc-said", { role: "status", "aria-live": "polite" });
   const submit = () => {
-    if (!input.value.trim() || asked) return;
+    if (!input.value.trim() || (asked && !late)) return;
     asked = open.ask("add", target(), `Adding ${peerName()}…`, { code: input.value, inline: true });
     refresh();
   };
@@ -184,11 +185,12 @@ function codeField(open, peerName, target) {
     if (answer) {
       write(said, answer.text);
       said.className = `nbc-said nbc-${ANSWER_LEVELS[answer.status]}`;
-      if (answer.status !== "running") asked = "";
-      if (answer.status === "failed") input.select();
+      late = Boolean(answer.late);
+      if (answer.status !== "running" && !late) asked = "";
+      if (answer.status === "failed" && !late) input.select();
       if (answer.status === "done") input.value = "";
     }
-    add.disabled = Boolean(asked);
+    add.disabled = Boolean(asked) && !late;
   };
   return {
     root,
@@ -288,7 +290,7 @@ function questions(model, redraw) {
       redraw();
       setTimeout(() => {
         const silent = asked.find((question) => question.id === id);
-        if (silent) Object.assign(silent, { status: "failed", text: `${text} No answer from the notebook's kernel yet.` });
+        if (silent) Object.assign(silent, { status: "failed", late: true, text: `${text} No answer from the notebook's kernel yet.` });
         if (silent) redraw();
       }, SILENT_MILLISECONDS);
       return id;
