@@ -81,16 +81,23 @@ def ours(nodes: int) -> Iterator[Runner]:
 @contextlib.contextmanager
 def ipyparallel(nodes: int) -> Iterator[Runner]:
     """ipyparallel's cluster and ``%%px --block``, as typed in a notebook."""
+    shell = new_shell()
+    with ipyparallel_engines(nodes) as (_, client):
+        client[:].activate()
+        yield lambda: run_cell(shell, f"%%px --block\n{SOURCE}")
+
+
+@contextlib.contextmanager
+def ipyparallel_engines(nodes: int) -> Iterator[tuple[Any, Any]]:
+    """A running cluster of ipyparallel, and a client of it that sees all engines."""
     from ipyparallel import Cluster
 
-    shell = new_shell()
     cluster = Cluster(n=nodes, log_level=40)
     cluster.start_cluster_sync()
     client = cluster.connect_client_sync()
-    client.wait_for_engines(nodes, timeout=TIMEOUT, interactive=False)
-    client[:].activate()
     try:
-        yield lambda: run_cell(shell, f"%%px --block\n{SOURCE}")
+        client.wait_for_engines(nodes, timeout=TIMEOUT, interactive=False)
+        yield cluster, client
     finally:
         client.close()
         cluster.stop_cluster_sync()

@@ -1,7 +1,8 @@
 """Median time of ``1+1`` on all nodes of a running cluster.
 
 Ours through ``%%on_all``, ipyparallel through ``%%px --block``, and bare jupyter_client kernels. All three are up
-at the same time and take turns in short blocks.
+at the same time and take turns in short blocks. With ``--stdout-mb`` it is about printed text instead: see
+:mod:`benchmarks.volume`.
 """
 
 import argparse
@@ -11,7 +12,10 @@ import json
 import statistics
 import time
 
+from benchmarks import volume
 from benchmarks.common import WAYS, Runner, private_folders
+
+VOLUME_RUNS = 3
 
 
 def block(run: Runner, times: int) -> list[float]:
@@ -45,9 +49,14 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=8, help="how often the three take turns")
     parser.add_argument("--times", type=int, default=20, help="runs in each block")
+    parser.add_argument("--stdout-mb", type=float, help="print up to so many MB on every node instead")
     arguments = parser.parse_args()
+    result: dict[str, object] = {"benchmark": "on_all", "nodes": arguments.nodes}
+    if arguments.stdout_mb is not None:
+        print(json.dumps(result | volume.measure(arguments.nodes, arguments.stdout_mb, runs=VOLUME_RUNS)))
+        return
     median = measure(arguments.nodes, arguments.blocks, arguments.times)
-    result = {"benchmark": "on_all", "nodes": arguments.nodes, "runs": arguments.blocks * arguments.times}
+    result |= {"runs": arguments.blocks * arguments.times}
     result |= {f"{way}_ms": round(milliseconds, 2) for way, milliseconds in median.items()}
     result["ratio_to_jupyter_client"] = round(median["ours"] / median["jupyter_client"], 3)
     result["ratio_to_ipyparallel"] = round(median["ours"] / median["ipyparallel"], 3)

@@ -1,102 +1,109 @@
-"""Time from Stop to the moment when every node is idle again.
+"""Time from Stop to the moment when every node is idle again and the notebook's cell has ended.
 
-A cell counts in a loop on all nodes; SIGINT goes to the process as a notebook's Stop button sends it. Ours through
-``%%on_all``, ipyparallel through ``%%px``, in turns.
+Both ways are typed into the kernel of a notebook, which gets SIGINT from its parent as from a Jupyter server: ours is
+``%%on_all``, the other ipyparallel's ``%%px --block``, in turns. The nodes count in a pure Python loop, or sleep.
 """
 
 import argparse
 import contextlib
 import io
 import json
-import os
-import signal
 import statistics
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from IPython.core.interactiveshell import InteractiveShell
+from benchmarks.common import ipyparallel_engines, private_folders
+from benchmarks.notebook import Notebook, notebook
 
-from benchmarks.common import private_folders
-
-LOOP = "import time, pathlib, os\npathlib.Path({folder!r}, str(os.getpid())).touch()\nwhile True: sum(range(1000))"
+BEGIN = "import time, pathlib, os\npathlib.Path({folder!r}, str(os.getpid())).touch()\n"
+BODIES = {"busy": "while True: sum(range(1000))", "asleep": "time.sleep(600)"}
 PATIENCE = 60.0
 
 
-def press_stop_when_all_run(folder: Path, nodes: int, pressed: list[float]) -> threading.Thread:
-    """A thread that sends this process SIGINT once ``nodes`` nodes have said in ``folder`` that they loop."""
+class Way:
+    """One way to run a cell on all nodes: the notebook, its magic, and how to see that no node runs anything."""
 
-    def wait_and_press() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while len(list(folder.iterdir())) < nodes:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(list(folder.iterdir()))} of {nodes} nodes run the loop")
-            time.sleep(0.005)
-        time.sleep(0.2)  # into the loop itself
-        pressed.append(time.perf_counter())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=wait_and_press, daemon=True)
-    thread.start()
-    return thread
+    def __init__(self, opened: Notebook, magic: str, all_idle: Callable[[], bool]) -> None:
+        self.opened = opened
+        self.magic = magic
+        self.all_idle = all_idle
 
 
-def one_stop(shell: InteractiveShell, magic: str, nodes: int, folder: Path, is_idle: Callable[[], bool]) -> float:
-    """Seconds from SIGINT until ``is_idle()``."""
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.perf_counter() + PATIENCE
+    while not condition():
+        if time.perf_counter() > deadline:
+            raise TimeoutError(f"waited {PATIENCE:g} s for {what}")
+        time.sleep(0.001)
+
+
+def one_stop(way: Way, body: str, nodes: int, folder: Path) -> float:
+    """Seconds from Stop until the cell has ended and every node is idle."""
     for path in folder.iterdir():
         path.unlink()
-    pressed: list[float] = []
-    thread = press_stop_when_all_run(folder, nodes, pressed)
-    # The error that ends the cell is what Stop is for; it is printed into nothing.
-    shell.run_cell(f"{magic}\n{LOOP.format(folder=str(folder))}")
-    while not is_idle():
-        if time.perf_counter() - pressed[0] > PATIENCE:
-            raise TimeoutError(f"{magic} is still busy {PATIENCE:g} s after Stop")
-        time.sleep(0.002)
-    seconds = time.perf_counter() - pressed[0]
-    thread.join(1)
-    return seconds
+    request = way.opened.start(f"{way.magic}\n{BEGIN.format(folder=str(folder))}{body}")
+    wait_for(lambda: len(list(folder.iterdir())) == nodes, f"{nodes} nodes to run the loop")
+    time.sleep(0.2)  # into the loop itself
+    pressed = time.perf_counter()
+    way.opened.press_stop()
+    way.opened.finish(request)
+    wait_for(way.all_idle, f"every node to be idle after Stop with {way.magic}")
+    return time.perf_counter() - pressed
 
 
-def measure(nodes: int, runs: int) -> dict[str, float]:
-    """Median seconds of both."""
-    from benchmarks.common import new_shell, run_cell
+@contextlib.contextmanager
+def ours(nodes: int) -> Iterator[Way]:
+    """``%%on_all`` in a notebook with a cluster of ``nodes`` local nodes."""
+    from notebook_cluster.client import Cluster
 
-    samples: dict[str, list[float]] = {"ours": [], "ipyparallel": []}
-    with private_folders() as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
-        from ipyparallel import Cluster as Engines
+    with notebook() as opened:
+        opened.run("%load_ext notebook_cluster")
+        opened.run(f"%cluster start benchmark --local {nodes} --no-panel")
+        with Cluster.attach("benchmark", live=False) as view:
 
-        from notebook_cluster.client import Cluster
+            def all_idle() -> bool:
+                cell = view.state().cell
+                return cell is not None and cell.ended is not None
 
-        marks = folder / "marks"
-        marks.mkdir()
-        shell = new_shell()
-        run_cell(shell, "%load_ext notebook_cluster")
-        run_cell(shell, f"%cluster start benchmark --local {nodes} --no-panel")
-        stack.callback(run_cell, shell, "%cluster stop")
-        view = stack.enter_context(Cluster.attach("benchmark", live=False))
+            try:
+                yield Way(opened, "%%on_all --no-replay", all_idle)
+            finally:
+                view.stop()
 
-        engines = Engines(n=nodes, log_level=40)
-        engines.start_cluster_sync()
-        stack.callback(engines.stop_cluster_sync)
-        client = engines.connect_client_sync()
-        stack.callback(client.close)
-        client.wait_for_engines(nodes, timeout=PATIENCE, interactive=False)
-        client[:].activate()
 
-        def ours_idle() -> bool:
-            cell = view.state().cell
-            return cell is not None and cell.ended is not None
+@contextlib.contextmanager
+def ipyparallel(nodes: int) -> Iterator[Way]:
+    """``%%px --block`` in a notebook with ``nodes`` local engines."""
+    with ipyparallel_engines(nodes) as (engines, client), notebook() as opened:
+        opened.run(
+            f"import ipyparallel\nengines = ipyparallel.Cluster.from_file({engines.cluster_file!r})\n"
+            f"client = engines.connect_client_sync()\n"
+            f"client.wait_for_engines({nodes}, timeout={PATIENCE}, interactive=False)\nclient[:].activate()"
+        )
 
-        def engines_idle() -> bool:
+        def all_idle() -> bool:
             status = client.queue_status()
             return all(row["queue"] == 0 and row["tasks"] == 0 for key, row in status.items() if isinstance(key, int))
 
-        for _ in range(runs):
-            samples["ours"].append(one_stop(shell, "%%on_all --no-replay", nodes, marks, ours_idle))
-            samples["ipyparallel"].append(one_stop(shell, "%%px --block", nodes, marks, engines_idle))
-    return {way: statistics.median(values) for way, values in samples.items()}
+        yield Way(opened, "%%px --block", all_idle)
+
+
+def measure(nodes: int, runs: int) -> dict[str, dict[str, float]]:
+    """Median seconds by body, then by way; the first stop of each way is not counted."""
+    ways = {"ours": ours, "ipyparallel": ipyparallel}
+    samples: dict[str, dict[str, list[float]]] = {name: {way: [] for way in ways} for name in BODIES}
+    with private_folders() as folder, contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as stack:
+        marks = folder / "marks"
+        marks.mkdir()
+        started = {name: stack.enter_context(start(nodes)) for name, start in ways.items()}
+        for run in range(runs + 1):
+            for name, body in BODIES.items():
+                for way, opened in started.items():
+                    seconds = one_stop(opened, body, nodes, marks)
+                    if run > 0:
+                        samples[name][way].append(seconds)
+    return {name: {way: statistics.median(values) for way, values in each.items()} for name, each in samples.items()}
 
 
 def main() -> None:
@@ -105,9 +112,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     median = measure(arguments.nodes, arguments.runs)
-    result = {"benchmark": "stop", "nodes": arguments.nodes, "runs": arguments.runs}
-    result |= {f"{way}_s": round(seconds, 4) for way, seconds in median.items()}
-    result["ratio_to_ipyparallel"] = round(median["ours"] / median["ipyparallel"], 3)
+    result: dict[str, object] = {"benchmark": "stop", "nodes": arguments.nodes, "runs": arguments.runs}
+    for name, seconds in median.items():
+        end = "" if name == "busy" else f"_{name}"
+        result |= {f"{way}{end}_s": round(value, 4) for way, value in seconds.items()}
+        result[f"ratio_to_ipyparallel{end}"] = round(seconds["ours"] / seconds["ipyparallel"], 3)
     print(json.dumps(result))
 
 

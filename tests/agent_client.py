@@ -217,7 +217,7 @@ class AgentClient:
 
     def to_kernel(
         self, channel: p.KernelChannel, kind: str, content: dict[str, Any], node: str = "desk", incarnation: int = 1,
-        identity: str = "",
+        identity: str = "", *, subshell: bool = False,
     ) -> str:  # fmt: skip
         """Send any Jupyter message; returns its msg_id."""
         identity = identity or uuid.uuid4().hex
@@ -226,7 +226,7 @@ class AgentClient:
             "msg_type": kind, "version": "5.4",
         }  # fmt: skip
         parts = [json.dumps(header).encode(), REQUEST, REQUEST, json.dumps(content).encode()]
-        self.send(p.ToKernel(node=node, incarnation=incarnation, channel=channel), parts)
+        self.send(p.ToKernel(node=node, incarnation=incarnation, channel=channel, subshell=subshell), parts)
         return identity
 
     def said(self, identity: str, kind: str) -> list[dict[str, Any]]:

@@ -97,5 +97,16 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still (SIGSTOP) as long as the block runs."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 10, f"process {pid} to stand still")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -13,6 +13,7 @@ from typing import Any
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
 
+from notebook_cluster.coordinator.cell_files import CellFiles
 from tests.conftest import wait_until
 from tests.namespaces import Host
 from tests.notebook_kernel import NotebookKernel
@@ -119,14 +120,13 @@ with Cluster.attach({CLUSTER!r}, kind="client", live=False) as cluster:
 
     def printed(self, node: str) -> str:
         """Everything that ``node`` printed in all cells, as the coordinator took it in."""
-        texts = []
-        for path in sorted((self.cluster_folder / "cells").glob("*.jsonl")):
-            for line in path.read_bytes().splitlines():
-                with contextlib.suppress(ValueError):  # a line that is being written
-                    output = json.loads(line)["output"]
-                    if output["node"] == node and output["kind"] == "stream":
-                        texts.append(output["content"]["text"])
-        return "".join(texts)
+        lines = [
+            line
+            for index in sorted((self.cluster_folder / "cells").glob("*.jsonl"))
+            for line in CellFiles(index).read()
+            if line.output.node == node and line.output.kind == "stream"
+        ]
+        return "".join(line.output.content["text"] for line in lines)
 
     def commits(self) -> list[list[str]]:
         """Whose work each committed round has, in order."""

@@ -31,6 +31,7 @@ def ended(cell, status, **changed):
 class ScriptedCluster:
     name = "digits"
     attached = False
+    connected = True
 
     def __init__(self):
         self.asked = []
@@ -49,6 +50,9 @@ class ScriptedCluster:
             cell=self.running, queued=0, events=[], directory="", run_log="",
         )  # fmt: skip
 
+    def text_file(self, cell, node):
+        return f"/run/cells/{cell:06d}/{node}.txt"
+
     def series(self):
         return []
 
@@ -58,10 +62,10 @@ class ScriptedCluster:
             raise ClusterError("node 'desk' is starting: try again in a second")
         return ScriptedStream(self, source, len(self.asked))
 
-    def watch(self, cell):
+    def watch(self, cell, **options):
         return ScriptedStream(self, "# forever", cell)
 
-    def interrupt(self, force=False):
+    def interrupt(self, force=False, cell=0):
         self.interrupts.append(force)
         return ["desk"]
 
@@ -83,6 +87,9 @@ class ScriptedStream:
         if event is None:
             time.sleep(timeout)
         return event
+
+    def wake(self):
+        """A look at Stop comes with the next event."""
 
     def close(self):
         self._events.close()

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
-def figures(module: str, *options: str) -> dict[str, float]:
+def figures(module: str, *options: str) -> dict[str, Any]:
     """The one line that ``python -m benchmarks.<module>`` prints on its output."""
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{module}", "--nodes", "2", *options],
@@ -33,3 +34,18 @@ def test_on_all_compares_three_ways(no_processes_left: str) -> None:
     assert found["runs"] == 6
     ratio = found["ours_ms"] / found["jupyter_client_ms"]
     assert found["ratio_to_jupyter_client"] == pytest.approx(ratio, rel=0.02)
+
+
+def test_stop_compares_both_ways_with_busy_and_with_sleeping_nodes(no_processes_left: str) -> None:
+    found = figures("stop", "--runs", "1")
+    for end in ("", "_asleep"):
+        ratio = found[f"ours{end}_s"] / found[f"ipyparallel{end}_s"]
+        assert found[f"ratio_to_ipyparallel{end}"] == pytest.approx(ratio, rel=0.02)
+
+
+def test_on_all_compares_printed_text(no_processes_left: str) -> None:
+    found = figures("on_all", "--stdout-mb", "0.4")
+    assert found["stdout_mb"] == [0.05, 0.1, 0.2, 0.4]
+    for name in ("ratio_to_ipyparallel", "memory_ratio_to_ipyparallel"):
+        assert found[name] > 0
+    assert min(found["ours_memory_mb"]) > 10

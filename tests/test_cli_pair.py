@@ -101,7 +101,8 @@ def test_a_known_name_with_another_key_is_refused_before_the_code_is_used(
     assert [entry.key for entry in store.entries()] != [known.key]
 
 
-def test_nobody_of_that_name_says_what_to_do(jupyter_dirs: Path, name: str) -> None:
+def test_nobody_of_that_name_says_what_to_do(jupyter_dirs: Path) -> None:
+    name = f"xylophone-{uuid.uuid4().hex[:6]}"  # like no peer that another test shares meanwhile
     done = run("pair", name, "--code", "tiger-lamp-42")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1

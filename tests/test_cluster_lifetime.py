@@ -11,6 +11,7 @@ import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, list_clusters
 from notebook_cluster.client.start import read_connection
+from notebook_cluster.coordinator.cell_files import CellFiles, text_of
 from notebook_cluster.protocol.views import Stop
 from tests.cluster import Watcher, is_running, kernel_pid, kill, node, run, running_cluster
 from tests.conftest import Agents, marked_processes, wait_until
@@ -120,8 +121,12 @@ def test_a_running_cell_keeps_a_cluster_without_views(work: Path) -> None:
     watcher.wait_for("count 10")
     cluster.close()
     output = Path(cluster.connection.file.run_log).parent / "cells" / "000001.jsonl"
+
+    def printed() -> str:
+        return "".join(text_of(line.output) for line in CellFiles(output).read())
+
     # 150 turns of 0.01 s and more: several leases.
-    wait_until(lambda: "count 150" in output.read_text(), 30, "the cell to go on for several leases")
+    wait_until(lambda: "count 150" in printed(), 30, "the cell to go on for several leases")
     again = Cluster.attach("test")
     late = Watcher(again.watch(watcher.stream.cell))
     late.wait_for("count 10")

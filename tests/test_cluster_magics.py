@@ -55,11 +55,6 @@ def test_progress_bars_for_notebooks_are_text_that_moves(notebook: NotebookKerne
         assert "30/30" in shown
 
 
-def test_a_question_on_a_node_is_refused_with_the_way_out(notebook: NotebookKernel) -> None:
-    told = error_of(notebook, "%%on_all\nname = input('name? ')")
-    assert "%push sends the answer" in told
-
-
 def test_a_mistyped_variable_is_compared_with_those_of_the_notebook_only(notebook: NotebookKernel) -> None:
     assert error_of(notebook, "%push opem") == "the notebook has no variable 'opem'"
 

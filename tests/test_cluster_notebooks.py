@@ -191,3 +191,43 @@ def test_an_error_on_one_node_ends_the_notebook_with_an_error(work: Path, no_pro
     assert "ValueError: no data" in str(error.value)
     assert "not reached" not in text_of(notebook)
     wait_until(lambda: not marked_processes(no_processes_left), 15, "every process to end")
+
+
+PICTURE = """
+%%on_all
+import struct, zlib
+from IPython.display import Image
+
+def part(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+rows = b"".join(b"\\0" + bytes([80 * rank, 40, 200] * 16) for _ in range(16))
+size = struct.pack(">IIBBBBB", 16, 16, 8, 2, 0, 0, 0)
+Image(b"\\x89PNG\\r\\n\\x1a\\n" + part(b"IHDR", size) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b""))
+"""
+
+
+def test_without_a_person_plots_bars_and_errors_are_kept_plain_and_input_raises(work: Path) -> None:
+    cells = [
+        PICTURE.strip(),
+        "%%on_all\nfrom tqdm.auto import tqdm\nfor step in tqdm(range(2000), desc='steps'): pass",
+        "%%on_all\nname = input('who? ')",
+        "%cluster vars",
+    ]
+    notebook = book(*cells)
+    notebook.cells[2].source = "1 + 1"  # no training here
+    notebook.cells[5].metadata["tags"] = ["raises-exception"]
+    NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(work)}}).execute()
+    assert_plain(notebook)
+    picture, bar, failing, table = notebook.cells[3:]
+    images = [output.data["image/png"] for output in picture.outputs if "image/png" in output.get("data", {})]
+    assert len(set(images)) == 2
+    labels = [output.data["text/plain"] for output in picture.outputs if "[local" in output.data["text/plain"]]
+    assert len(labels) == 2
+    shown = "\n".join(output.data["text/plain"] for output in bar.outputs)
+    assert shown.count("100%") == shown.count("steps") == 2  # one line a node: the last state of the bar
+    assert failing.outputs[-1].ename == "RemoteError"
+    assert "StdinNotImplementedError" in failing.outputs[-1].evalue
+    assert "nobody can be asked" in failing.outputs[-1].evalue
+    assert "variables on 2 nodes" in table.outputs[0].data["text/plain"]
+    assert len(nbformat.writes(notebook)) < 40_000

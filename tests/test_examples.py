@@ -98,3 +98,23 @@ def test_text_notebook_learns_on_four_nodes(jupyter_dirs: Path, no_processes_lef
     assert trained.count("test loss") == 1
     assert number_after(trained, "test loss ") < 2.4
     assert "    def " in text_of(notebook, "sample")
+
+
+def test_cells_notebook_shows_what_a_cell_on_several_nodes_looks_like(
+    jupyter_dirs: Path, no_processes_left: str
+) -> None:
+    notebook = run("03_cells.ipynb", jupyter_dirs)
+    assert text_of(notebook, "text") == "[all 3 nodes]\n3 nodes read the data"
+    labels = ("[local · rank 0]", "[local-2 · rank 1]", "[local-3 · rank 2]")
+    for cell in ("differing", "plot", "bar"):
+        assert [text_of(notebook, cell).count(label) for label in labels] == [1, 1, 1], cell
+    assert text_of(notebook, "bar").count("100%") == 3
+    (plot,) = [cell for cell in notebook.cells if cell.id == "plot"]
+    pictures = [output.data["text/html"] for output in plot.outputs if "svg+xml" in output.data.get("text/html", "")]
+    assert len(set(pictures)) == 3
+    assert "3 differ: curve, losses, share" in text_of(notebook, "vars")
+    (failing,) = [cell for cell in notebook.cells if cell.id == "error"]
+    assert failing.outputs[-1].ename == "RemoteError"
+    assert "local-2 · rank 1: ValueError: local-2 has no data" in failing.outputs[-1].evalue
+    assert "has ended" in text_of(notebook, "stop")
+    assert len(nbformat.writes(notebook)) < 60_000

@@ -230,7 +230,10 @@ def test_the_default_name_is_the_notebooks(namespace, environment, name):
 
 
 def names(kind):
-    return {"NODE": ["mini", "desk"], "PEER": ["air"], "CLUSTER": ["digits"]}[kind]
+    return {
+        "NODE": ["mini", "desk"], "PEER": ["air"], "CLUSTER": ["digits"], "RANK": ["0", "1", "2"],
+        "MEMORY": ["ram>=16GB", "vram>=8GB"],
+    }[kind]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -248,7 +251,21 @@ def names(kind):
         ("%%on m", ["mini", "mps"], "m"),
         ("%%on mini,d", ["desk"], "d"),
         ("%%on !d", ["desk"], "d"),
+        ("%%on 1", ["1"], "1"),
+        ("%%on 1-", ["1-2"], "1-"),
+        ("%%on mini,v", ["vram>="], "v"),
+        ("%%on !vram>=", ["vram>=8GB"], "vram>="),
+        ("%%on_all --canary d", ["desk"], "d"),
+        ("%%on_all --a", ["--async"], "--a"),
+        ("%cluster cells ", ["all", "local"], ""),
+        ("%cluster cells l", ["local"], "l"),
+        ("%%lo", ["%%local"], "%%lo"),
         ("%%on_all --t", ["--timeout"], "--t"),
+        ("%cluster send data.csv --to d", ["desk"], "d"),
+        ("%cluster send data", [], "data"),
+        ("%pull loss --f", ["--from"], "--f"),
+        ("%pull loss --from mini,d", ["desk"], "d"),
+        ("%push lo", [], "lo"),
         ("x = cluster", [], ""),
         ("%cluster nothing ", [], ""),
     ],

@@ -10,7 +10,9 @@ From the outside in:
   :mod:`.announcing` over mDNS, :mod:`.dialling` to clusters that cannot come here
 - :mod:`.clusters`: a session with each coordinator; :mod:`.host`: the nodes of one cluster here; :mod:`.kernel`: one
   node from StartNode to NodeEnded; :mod:`.workplace`: its folders and environment
-- :mod:`.supervisor`: a kernel's process; :mod:`.relay`: its Jupyter channels; :mod:`.control`: its runtime's messages
+- :mod:`.supervisor`: a kernel's process; :mod:`.relay`: its Jupyter channels, :mod:`.subshell` among them;
+  :mod:`.control`: its runtime's messages
+- :mod:`.transfers`: files that a coordinator sends; :mod:`.receiving`: how they come into a working folder
 - :mod:`.limits`, :mod:`.admission`: what the owner allows, when a node wants to start; :mod:`.life`: afterwards;
   :mod:`.keeping`: checkpoints before the end
 - :mod:`.presence`, :mod:`.sleep`: is somebody here, and was the machine asleep

@@ -4,18 +4,24 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from notebook_cluster.agent.admission import Applicant, Refusal
+from notebook_cluster.agent.cell_mark import CellMark
 from notebook_cluster.agent.control import ControlSocket
 from notebook_cluster.agent.events import EventKind, SharingEvent
+from notebook_cluster.agent.holding import OutputHolder
 from notebook_cluster.agent.keeping import CheckpointKeeper
 from notebook_cluster.agent.kernel import Kernel
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sampling import MachineSample
-from notebook_cluster.agent.workplace import Workplace
+from notebook_cluster.agent.transfers import FileTransfers
+from notebook_cluster.agent.workplace import CELL_MARK, Workplace
 from notebook_cluster.link import Session
+from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.names import is_name
+from notebook_cluster.protocol.node import InterruptCell, InterruptSeen
 from notebook_cluster.protocol.peer import (
     Diagnose,
     FromNode,
@@ -31,6 +37,7 @@ from notebook_cluster.protocol.peer import (
     ToKernel,
     ToNode,
 )
+from notebook_cluster.protocol.transfers import FilesRequest
 from notebook_cluster.protocol.wire import Message
 
 log = logging.getLogger(__name__)
@@ -73,6 +80,7 @@ class ClusterHost:
         self._diagnoses = asyncio.Semaphore(_DIAGNOSES_AT_ONCE)
         self._control = ControlSocket(resources.context, resources.sockets / f"c{number}", self._from_node)
         self._keeper = CheckpointKeeper(self._control)
+        self._holder = OutputHolder(session, self._control)
         self._place = Workplace(
             resources.peer,
             resources.directory,
@@ -81,6 +89,7 @@ class ClusterHost:
             resources.sockets / f"m{number}",
         )
         self._place.mesh_sockets.mkdir(mode=0o700)
+        self._files = FileTransfers(resources.admission.limits, self._place.folder_of, session.send)
         session.on_shortened = self._shortened
 
     def inventory(self) -> Inventory:
@@ -111,12 +120,12 @@ class ClusterHost:
         match message:
             case ToKernel():
                 if (kernel := self._find(message.node, message.incarnation)) is not None:
-                    kernel.send(message.channel, buffers)
+                    kernel.send(message.channel, buffers, subshell=message.subshell)
             case ToNode():
                 self._control.send(message.node, message.incarnation, message.body)
             case InterruptNode():
                 if (kernel := self._find(message.node, message.incarnation)) is not None:
-                    kernel.interrupt()
+                    self._interrupt(kernel, message.cell)
             case StartNode():
                 self._start(message)
             case StopNode():
@@ -124,6 +133,8 @@ class ClusterHost:
                     self._spawn(kernel.end("stopped", 0.0 if message.force else GRACE_S))
             case ReadLog():
                 self.session.send(LogLines(node=message.node, lines=self._place.log_lines(message.node, message.lines)))
+            case FilesRequest():
+                self._files.handle(message, buffers)
             case Diagnose():
                 self._spawn(self._diagnose(message, buffers))
             case Release():
@@ -154,8 +165,18 @@ class ClusterHost:
 
     def close(self) -> None:
         """Close the control socket and remove the mesh's; call after :meth:`end_kernels`."""
+        self._files.close()
         self._control.close()
         shutil.rmtree(self._place.mesh_sockets, ignore_errors=True)
+
+    def _interrupt(self, kernel: Kernel, cell: int) -> None:
+        if not cell:
+            kernel.interrupt()
+        elif kernel.interrupt_inside(cell):
+            seen = encode(InterruptSeen(cell=cell))
+            self.session.send(FromNode(node=kernel.node, incarnation=kernel.incarnation, body=seen))
+        else:
+            self._control.send(kernel.node, kernel.incarnation, encode(InterruptCell(cell=cell)))
 
     # ---- starting ----------------------------------------------------------------------------------------------
 
@@ -174,7 +195,9 @@ class ClusterHost:
             self.session.send(NodeRefused(node=message.node, incarnation=message.incarnation, reason=reason))
             return
         # Both from now on, so that messages which follow StartNode find the node.
-        kernel = self.kernels[message.node] = Kernel(message.node, message.incarnation, self.session)
+        kernel = self.kernels[message.node] = Kernel(
+            message.node, message.incarnation, self.session, self._holder.printed
+        )
         self._control.expect(message.node, message.incarnation)
         self._spawn(self._life(kernel, message, present))
 
@@ -189,6 +212,7 @@ class ClusterHost:
             )
             kernel.device = self._resources.choose_device(message.device, self.name)
             options = self._place.options(message, kernel.device, self._resources.devices, self._control.endpoint)
+            kernel.mark = CellMark(Path(options.environment[CELL_MARK]))
             process = await kernel.start(self._resources.context, options)
         except (Refusal, OSError, ValueError) as error:
             self._refuse(kernel, str(error))
@@ -237,6 +261,8 @@ class ClusterHost:
 
     def _forget(self, kernel: Kernel) -> None:
         self._control.forget(kernel.node, kernel.incarnation)
+        if kernel.mark is not None:
+            kernel.mark.close()
         self._resources.admission.leave(kernel)
         self._keeper.gone(kernel.node, kernel.incarnation)
         if self.kernels.get(kernel.node) is kernel:

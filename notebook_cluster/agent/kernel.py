@@ -4,11 +4,12 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import zmq
 
+from notebook_cluster.agent.cell_mark import CellMark
 from notebook_cluster.agent.relay import KernelRelay
 from notebook_cluster.agent.sampling import KernelSampler
 from notebook_cluster.agent.supervisor import KernelOptions, KernelProcess
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 LOG_TAIL_LINES = 20
 MAX_EARLY_BYTES = 256 << 20
 """That wait for a kernel which is not up yet; as much as one message of the link may have."""
+_DROPPABLE = ("stream", "comm_msg")
+"""What a full link may leave out: of a widget the next change says the newest value again."""
 _DRAIN_S = 0.05
 """Between the end of the process and the last look at its sockets: its last words may still be on their way."""
 
@@ -34,12 +37,15 @@ class Kernel:
         unwanted: set when somebody here wants it to end.
     """
 
-    def __init__(self, node: str, incarnation: int, session: Session) -> None:
+    def __init__(self, node: str, incarnation: int, session: Session, on_printed: Callable[[str, int], None]) -> None:
+        """``on_printed`` is called with node and incarnation when text was given to ``session``."""
+        self._on_printed = on_printed
         self.node = node
         self.incarnation = incarnation
         self.device = ""
         self.process: KernelProcess | None = None
         self.sampler: KernelSampler | None = None
+        self.mark: CellMark | None = None
         self.gone = asyncio.Event()
         self.over = asyncio.Event()
         self.unwanted = asyncio.Event()
@@ -47,7 +53,7 @@ class Kernel:
         self._asked = False
         self._session = session
         self._relay: KernelRelay | None = None
-        self._early: list[tuple[KernelChannel, Sequence[bytes]]] = []
+        self._early: list[tuple[KernelChannel, Sequence[bytes], bool]] = []
         self._early_bytes = 0
         self._early_interrupt = False
         self._left_out = 0
@@ -63,8 +69,8 @@ class Kernel:
         self.sampler = KernelSampler(self.process.pid)
         self._relay = KernelRelay(context, self.process.connection, self._deliver, self.process.interrupt)
         early, self._early = self._early, []
-        for channel, parts in early:
-            self._relay.send(channel, parts)
+        for channel, parts, subshell in early:
+            self._relay.send(channel, parts, subshell=subshell)
         if self._early_interrupt:
             self._relay.interrupted()
         return self.process
@@ -79,7 +85,7 @@ class Kernel:
         """The process has been started and is not known to have ended."""
         return self.process is not None and not self.process.ended.is_set()
 
-    def send(self, channel: KernelChannel, parts: Sequence[bytes]) -> None:
+    def send(self, channel: KernelChannel, parts: Sequence[bytes], *, subshell: bool = False) -> None:
         """Deliver a Jupyter message; see :meth:`KernelRelay.send`. A kernel for which too much waits is ended."""
         if self._relay is None or not self._relay.live:
             self._early_bytes += sum(len(part) for part in parts)
@@ -87,9 +93,9 @@ class Kernel:
                 self._give_up()
                 return
         if self._relay is None:
-            self._early.append((channel, parts))
+            self._early.append((channel, parts, subshell))
         else:
-            self._relay.send(channel, parts)
+            self._relay.send(channel, parts, subshell=subshell)
 
     def interrupt(self) -> None:
         """SIGINT now, and again for a cell that was delivered but has not begun."""
@@ -100,6 +106,14 @@ class Kernel:
             # Earlier it would end the kernel, which ignores SIGINT only once it is set up.
             self.process.interrupt()
         self._relay.interrupted()
+
+    def interrupt_inside(self, cell: int) -> bool:
+        """SIGINT if the kernel is inside ``cell``; else nothing, and False."""
+        if not self.running or self.mark is None or self.mark.cell() != cell:
+            return False
+        assert self.process is not None
+        self.process.interrupt()
+        return True
 
     async def end(self, reason: str, grace: float, *, asked: bool = True) -> None:
         """End the process: a shutdown_request, SIGKILL after ``grace`` seconds (0: at once). Returns when it is over.
@@ -167,9 +181,11 @@ class Kernel:
     def _deliver(self, channel: KernelChannel, parts: list[bytes], kind: str) -> None:
         message = FromKernel(node=self.node, incarnation=self.incarnation, channel=channel)
         try:
-            if not self._session.send(message, parts, droppable=kind == "stream"):
+            if not self._session.send(message, parts, droppable=kind in _DROPPABLE):
                 self._left_out += 1
                 self._left_out_of = parts
+            if kind == "stream":
+                self._on_printed(self.node, self.incarnation)
         except ValueError as error:
             # Larger than the link takes: say so in the output instead of ending in silence.
             log.warning("a %s of %s was left out: %s", kind, self.node, error)

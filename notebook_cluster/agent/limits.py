@@ -16,6 +16,7 @@ class Limits:
         on_power: battery level in percent; below it, and not on mains, there are no kernels.
         confirm: the person at the machine is asked before each start.
         until: wall-clock time (seconds since 1970) at which sharing ends.
+        files_bytes: of files that each cluster may send here with ``%cluster send``.
     """
 
     max_nodes: int | None = None
@@ -25,12 +26,15 @@ class Limits:
     on_power: float | None = None
     confirm: bool = False
     until: float | None = None
+    files_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_nodes is not None and self.max_nodes < 1:
             raise ValueError(f"at most {self.max_nodes} nodes: it must be at least 1")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise ValueError(f"{self.memory_bytes} bytes of memory: it must be above 0")
+        if self.files_bytes is not None and self.files_bytes < 0:
+            raise ValueError(f"{self.files_bytes} bytes of files: it must be 0 or more")
         if self.on_power is not None and not 0 <= self.on_power <= 100:
             raise ValueError(f"battery level {self.on_power:g}: it must be between 0 and 100 percent")
 
@@ -43,6 +47,8 @@ class Limits:
             lines.append(f"only on {', '.join(self.devices)}")
         if self.memory_bytes is not None:
             lines.append(f"{gigabytes(self.memory_bytes)} of memory for all nodes together")
+        if self.files_bytes is not None:
+            lines.append(f"{gigabytes(self.files_bytes)} of files from each cluster")
         if self.idle_only:
             lines.append("only while nobody uses the machine")
         if self.on_power is not None:

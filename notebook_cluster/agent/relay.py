@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 import msgspec
 import zmq
 
+from notebook_cluster.agent.subshell import Subshell
 from notebook_cluster.link import Pump
 from notebook_cluster.protocol.peer import KernelChannel
 
@@ -88,7 +89,8 @@ class KernelRelay:
         """Messages with a wrong signature or shape."""
         self.live = False
         """True once iopub is known to be connected."""
-        self._waiting: list[tuple[KernelChannel, Sequence[bytes]]] = []
+        self._waiting: list[tuple[KernelChannel, Sequence[bytes], bool]] = []
+        self._subshell = Subshell(self._own_request, lambda parts: self._sign_and_send("shell", parts))
         self._delivered: dict[str, None] = {}
         self._unfinished: dict[str, bool] = {}
         self._interrupted: set[str] = set()
@@ -101,10 +103,11 @@ class KernelRelay:
 
     # ---- towards the kernel ------------------------------------------------------------------------------------
 
-    def send(self, channel: KernelChannel, parts: Sequence[bytes]) -> None:
+    def send(self, channel: KernelChannel, parts: Sequence[bytes], *, subshell: bool = False) -> None:
         """Sign and deliver ``parts`` (header, parent_header, metadata, content, *buffers); held until iopub is live.
 
         An execute_request that was delivered before is dropped; so is, counted, what is no Jupyter message.
+        ``subshell``: a shell message that the kernel shall answer also while a cell runs; see :class:`.Subshell`.
         """
         if len(parts) < PARTS or channel == "iopub":
             self.dropped += 1
@@ -112,9 +115,15 @@ class KernelRelay:
         if channel == "shell" and not self._first_delivery(parts[0]):
             return
         if self.live:
-            self._sign_and_send(channel, parts)
+            self._pass_on(channel, parts, subshell)
         else:
-            self._waiting.append((channel, parts))
+            self._waiting.append((channel, parts, subshell))
+
+    def _pass_on(self, channel: KernelChannel, parts: Sequence[bytes], subshell: bool) -> None:
+        if subshell and channel == "shell":
+            self._subshell.send(parts)
+        else:
+            self._sign_and_send(channel, parts)
 
     def ask_to_end(self) -> None:
         """Ask the kernel to end by itself, a busy one after its cell is interrupted. Replies are not passed on.
@@ -184,6 +193,7 @@ class KernelRelay:
         if header.msg_type == "iopub_welcome":
             return
         if self._own in parts[1]:
+            self._subshell.on_reply(channel, header.msg_type, bytes(parts[3]))
             if channel == "control" and not self.live:
                 self._timer = self._loop.call_later(_PROBE_INTERVAL_S, self._probe)
             return
@@ -195,6 +205,7 @@ class KernelRelay:
         parent = self._read_header(parts[1]) if parts[1] != b"{}" else None
         if parent is None or parent.msg_id not in self._unfinished:
             return
+        self._subshell.main_runs()
         if kind == "execute_reply":
             del self._unfinished[parent.msg_id]
             self._interrupted.discard(parent.msg_id)
@@ -214,8 +225,8 @@ class KernelRelay:
         if self._timer is not None:
             self._timer.cancel()
         waiting, self._waiting = self._waiting, []
-        for channel, parts in waiting:
-            self._sign_and_send(channel, parts)
+        for channel, parts, subshell in waiting:
+            self._pass_on(channel, parts, subshell)
 
     def _probe(self) -> None:
         self._own_request("control", "kernel_info_request", {})

@@ -7,6 +7,8 @@ from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.supervisor import KernelOptions, read_tail
 from notebook_cluster.protocol.peer import StartNode
 
+CELL_MARK = "NOTEBOOK_CLUSTER_CELL_MARK"
+"""The variable that names the file of :class:`.CellMark`."""
 _KEPT_LOGS = 3
 _MAX_LOG_LINES = 10_000
 _MAX_VARIABLES = 1000
@@ -33,6 +35,7 @@ class Workplace:
         self.mesh_sockets = mesh_sockets
         self._started = 0
         self._logs: dict[str, Path] = {}
+        self._folders: dict[str, Path] = {}
 
     def options(self, message: StartNode, device: str, devices: Devices, control: str) -> KernelOptions:
         """What the kernel for ``message`` is started with, its folder made. ``control``: endpoint for its runtime.
@@ -47,11 +50,13 @@ class Workplace:
             "NOTEBOOK_CLUSTER_INCARNATION": str(message.incarnation),
             "NOTEBOOK_CLUSTER_DEVICE": device,
             "NOTEBOOK_CLUSTER_SOCKETS": str(self.mesh_sockets),
+            CELL_MARK: str(self.mesh_sockets / f"cell-{self._started}"),
         }
+        directory = self._folders[message.node] = self._working_folder(message.directory)
         return KernelOptions(
             sockets=self._sockets.with_name(f"{self._sockets.name}.{self._started}"),
             log=self._new_log(message),
-            directory=self._working_folder(message.directory),
+            directory=directory,
             environment=checked_environment(message.environment) | devices.environment(device) | own,
         )
 
@@ -60,6 +65,10 @@ class Workplace:
         path = self._logs.get(node)
         # A slice of minus nothing would be everything.
         return read_tail(path, min(count, _MAX_LOG_LINES)) if path is not None and count > 0 else []
+
+    def folder_of(self, node: str) -> Path | None:
+        """The working folder of the newest kernel of ``node``; None for an unknown node."""
+        return self._folders.get(node)
 
     def _working_folder(self, wanted: str) -> Path:
         if not wanted:

@@ -1,14 +1,49 @@
 """The Python API of a view: start, attach to and steer a cluster.
 
-May import: coordinator (to know how it is started), discovery, security, protocol. Called by: magics, widgets, server,
-cli, and by people: ``Cluster`` blocks, ``AsyncCluster`` is the same with ``await``.
+May import: coordinator (to know how it is started), node (the codec of values), discovery, security, protocol.
+Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``AsyncCluster`` is the same with ``await``.
 """
 
 from notebook_cluster.client.asynchronous import AsyncCluster
 from notebook_cluster.client.cluster import Cluster, how_to_join
 from notebook_cluster.client.connection import ClusterError
+from notebook_cluster.client.files import Place, send_files
 from notebook_cluster.client.peers import find_peers
+from notebook_cluster.client.sources import find_sources
 from notebook_cluster.client.start import list_clusters
 from notebook_cluster.client.stream import CellStream
+from notebook_cluster.client.values import (
+    MOST_REPLAYED,
+    Packed,
+    Pulled,
+    give_source,
+    new_ticket,
+    pack,
+    read_values,
+    small_source,
+    take_source,
+    write_value,
+)
 
-__all__ = ["AsyncCluster", "CellStream", "Cluster", "ClusterError", "find_peers", "how_to_join", "list_clusters"]
+__all__ = [
+    "MOST_REPLAYED",
+    "AsyncCluster",
+    "CellStream",
+    "Cluster",
+    "ClusterError",
+    "Packed",
+    "Place",
+    "Pulled",
+    "find_peers",
+    "find_sources",
+    "give_source",
+    "how_to_join",
+    "list_clusters",
+    "new_ticket",
+    "pack",
+    "read_values",
+    "send_files",
+    "small_source",
+    "take_source",
+    "write_value",
+]

@@ -1,11 +1,15 @@
 """``AsyncCluster``: the methods of ``Cluster`` to ``await``."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from notebook_cluster.client.cluster import Cluster, add_request
+from notebook_cluster.client.files import Place
+from notebook_cluster.client.values import Pulled
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.asking import AnswerInput
+from notebook_cluster.protocol.introspection import ListVariables, NodeVariables
 from notebook_cluster.protocol.state import ClusterView, Series
 
 
@@ -35,8 +39,24 @@ class AsyncCluster:
     async def run(self, source: str, targets: Sequence[str] = (), **options: Any) -> tuple[v.CellEnded, list[v.Output]]:
         return await asyncio.to_thread(self.blocking.run, source, targets, **options)
 
-    async def interrupt(self, force: bool = False) -> list[str]:
-        return await self._request(v.Interrupt(force=force), list[str])  # type: ignore[no-any-return]
+    async def interrupt(self, force: bool = False, cell: int = 0) -> list[str]:
+        return await self._request(v.Interrupt(force=force, cell=cell), list[str])  # type: ignore[no-any-return]
+
+    async def push(self, variables: Mapping[str, Any], targets: Sequence[str] = ()) -> None:
+        await asyncio.to_thread(self.blocking.push, variables, targets)
+
+    async def pull(self, names: Sequence[str], targets: Sequence[str] = ()) -> dict[str, dict[str, Pulled]]:
+        return await asyncio.to_thread(self.blocking.pull, names, targets)
+
+    async def send_files(self, path: str, targets: Sequence[str] = ()) -> list[Place]:
+        return await asyncio.to_thread(self.blocking.send_files, path, targets)
+
+    async def answer_input(self, question: int, value: str = "", *, end: bool = False) -> None:
+        await self._request(AnswerInput(id=question, value=value, end=end))
+
+    async def variables(self, pattern: str = "", *, everything: bool = False) -> list[NodeVariables]:
+        request = ListVariables(pattern=pattern, everything=everything)
+        return await self._request(request, list[NodeVariables])  # type: ignore[no-any-return]
 
     async def detach(self) -> None:
         await self._request(v.Detach())

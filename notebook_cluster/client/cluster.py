@@ -6,14 +6,21 @@ import functools
 import os
 import queue
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from notebook_cluster.client.connection import ClusterError, Connection
+from notebook_cluster.client.moving import Moving
 from notebook_cluster.client.start import ensure_coordinator, list_clusters, read_connection
 from notebook_cluster.client.stream import CellStream, wait
+from notebook_cluster.protocol import comms, introspection
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.asking import AnswerInput
+from notebook_cluster.protocol.collecting import VALUE_EXPRESSION, VALUE_KEY
 from notebook_cluster.protocol.state import CellView, ClusterView, Series
 
+ANSWER_TIMEOUT = 0.5
+"""Seconds that completion and inspection wait."""
 _NOBODY = {
     False: "none that may be used (%cluster peers says why not)",
     True: "none that may be used or has this code open (%cluster peers says why not)",
@@ -36,7 +43,7 @@ def how_to_join(invitation: v.Invitation) -> str:
     )
 
 
-class Cluster:
+class Cluster(Moving):
     """A running cluster, as one view sees it. Every method blocks until the coordinator has answered and raises
     :class:`ClusterError` with one line that names the thing and the way out."""
 
@@ -183,6 +190,11 @@ class Cluster:
         return self.connection.file.cluster
 
     @property
+    def connected(self) -> bool:
+        """False when the coordinator has ended or was lost: attach again."""
+        return self.connection.closed is None
+
+    @property
     def latest(self) -> ClusterView | None:
         """The newest state that was received, without asking."""
         return self.connection.latest
@@ -194,6 +206,10 @@ class Cluster:
         """Everything a panel shows, except the curves."""
         state: ClusterView = wait(self._request(v.GetState(), ClusterView))
         return state
+
+    def text_file(self, cell: int, node: str) -> str:
+        """Path of the file, on this machine, with everything that ``node`` printed in ``cell``."""
+        return str(Path(self.connection.file.run_log).parent / "cells" / f"{cell:06d}" / f"{node}.txt")
 
     def series(self) -> list[Series]:
         """All curves so far."""
@@ -218,21 +234,34 @@ class Cluster:
         timeout: float | None = None,
         user_expressions: dict[str, str] | None = None,
         notebook_names: Sequence[str] = (),
+        collect: bool = False,
+        canary: str = "",
+        background: bool = False,
+        stdin: bool = False,
     ) -> CellStream:
-        """Run a cell on ``targets`` (node names; empty: all) and stream what happens."""
+        """Run a cell on ``targets`` (node names; empty: all) and stream what happens.
+
+        ``collect``: the stream also has a NodeValue with the last value of each node where the cell ended well.
+        ``canary``: this node runs it first, the others only when it ended well there.
+        ``background``: nobody waits for it, which is said to who queues behind it.
+        ``stdin``: the stream has an InputRequested when a node calls ``input()``; see :meth:`answer_input`.
+        """
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        asked = {VALUE_KEY: VALUE_EXPRESSION} if collect else {}
         request = v.Execute(
-            source=source, targets=list(targets), replay=replay, timeout=timeout,
-            user_expressions=user_expressions or {}, notebook_names=list(notebook_names), watch=True,
+            source=source, targets=list(targets), replay=replay, timeout=timeout, canary=canary, background=background,
+            user_expressions=asked | (user_expressions or {}), notebook_names=list(notebook_names), watch=True,
+            stdin=stdin,
         )  # fmt: skip
         cell = wait(self._request(request, int, queue_for_cell=events))
         return CellStream(self.connection, events, cell)
 
-    def watch(self, cell: int) -> CellStream:
-        """Stream a cell from its beginning, also one that another view started."""
+    def watch(self, cell: int, *, background: bool = False, stdin: bool = False) -> CellStream:
+        """Stream a cell from its beginning, also one that another view started. ``background``: nobody waits for it,
+        so that :meth:`detach` leaves the stream alone. ``stdin``: questions of nodes may come here."""
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.connection.watch_queue(cell, events)
-        wait(self._request(v.Watch(cell=cell), CellView))
+        wait(self._request(v.Watch(cell=cell, background=background, stdin=stdin), CellView))
         return CellStream(self.connection, events, cell)
 
     def run(self, source: str, targets: Sequence[str] = (), **options: Any) -> tuple[v.CellEnded, list[v.Output]]:
@@ -246,14 +275,64 @@ class Cluster:
             elif isinstance(event, v.CellEnded):
                 return event, outputs
 
-    def interrupt(self, force: bool = False) -> list[str]:
+    def answer_input(self, question: int, value: str = "", *, end: bool = False) -> None:
+        """Answer the InputRequested with this id; ``end``: there is no answer, the node gets EOFError."""
+        wait(self._request(AnswerInput(id=question, value=value, end=end)))
+
+    def interrupt(self, force: bool = False, cell: int = 0) -> list[str]:
         """SIGINT to every node of the running cell; ``force`` kills and respawns the still busy ones. Returns the
-        names of nodes that were still busy."""
-        return wait(self._request(v.Interrupt(force=force), list[str]))
+        names of nodes that were still busy. What waits in the queue is cancelled; with ``cell`` only that cell is
+        meant, wherever it is."""
+        return wait(self._request(v.Interrupt(force=force, cell=cell), list[str]))
 
     def detach(self) -> None:
         """Free every view that waits for a cell; the cell goes on."""
         wait(self._request(v.Detach()))
+
+    # ---- what lives on the nodes
+
+    def complete(
+        self, code: str, cursor: int, targets: Sequence[str] = (), *, timeout: float = ANSWER_TIMEOUT
+    ) -> introspection.Completions | None:
+        """What may stand at ``cursor`` in ``code`` on one of ``targets``; None when none answers in time."""
+        request = introspection.Complete(code=code, cursor=cursor, targets=list(targets))
+        return self._soon(request, introspection.Completions, timeout)  # type: ignore[no-any-return]
+
+    def inspect(
+        self, code: str, cursor: int, targets: Sequence[str] = (), *, detail: int = 0, timeout: float = ANSWER_TIMEOUT
+    ) -> introspection.Inspection | None:
+        """What stands at ``cursor`` in ``code`` on one of ``targets``; None when none answers in time."""
+        request = introspection.Inspect(code=code, cursor=cursor, targets=list(targets), detail=detail)
+        return self._soon(request, introspection.Inspection, timeout)  # type: ignore[no-any-return]
+
+    def variables(self, pattern: str = "", *, everything: bool = False) -> list[introspection.NodeVariables]:
+        """What is in the namespace of each node, in rank order; names like ``pattern`` (``m*``). A node that runs a
+        cell gives its last answer again."""
+        request = introspection.ListVariables(pattern=pattern, everything=everything)
+        return wait(self._request(request, list[introspection.NodeVariables]))
+
+    def _soon(self, request: Any, kind: Any, timeout: float) -> Any:
+        """The answer for somebody who types, or None: late and failed ones are nothing to tell them of."""
+        try:
+            return self._request(request, kind).result(timeout)
+        except (ClusterError, concurrent.futures.TimeoutError):
+            return None
+
+    # ---- widgets of nodes
+
+    def watch_widgets(self, timeout: float = 5.0) -> bool:
+        """Have NodeComm events sent to what :meth:`subscribe` was given; True when those of all that are open have
+        come, False when the cluster has ended or does not answer in time."""
+        try:
+            self._request(comms.WatchWidgets()).result(timeout)
+        except (ClusterError, concurrent.futures.TimeoutError):
+            return False
+        return True
+
+    def send_to_widget(self, model: str, data: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        """What the browser says to a widget of a node; returns at once. A widget that is gone hears nothing."""
+        with contextlib.suppress(ClusterError):
+            self._request(comms.CommToNode(model=model, data=data, buffers=list(buffers)))
 
     # ---- membership
 

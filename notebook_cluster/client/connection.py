@@ -14,6 +14,8 @@ import msgspec
 import zmq
 
 from notebook_cluster.protocol import decode, encode
+from notebook_cluster.protocol.asking import InputRequested, InputWithdrawn
+from notebook_cluster.protocol.collecting import NodeValue
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import (
     Attach,
@@ -35,6 +37,8 @@ from notebook_cluster.security import Identity, dial
 log = logging.getLogger(__name__)
 
 PING_PERIOD = 3.0
+CELL_EVENTS = (CellOutput, CellChanged, CellEnded, NodeValue, InputRequested, InputWithdrawn)
+"""What goes to the queue of the cell that it names."""
 
 
 class ClusterError(RuntimeError):
@@ -84,6 +88,14 @@ class Connection:
             self._outgoing.append(encode(Request(id=number, body=body)))
         self._wake()
         return future
+
+    def tell(self, body: Any) -> None:
+        """Send ``body``, whose answer does not matter; nothing when the connection is closed."""
+        with self._lock:
+            if self.closed is not None:
+                return
+            self._outgoing.append(encode(Request(id=0, body=body)))
+        self._wake()
 
     def _wake(self) -> None:
         with self._wake_lock:
@@ -191,13 +203,14 @@ class Connection:
         except ProtocolError as error:
             log.warning("a message of the coordinator is not readable: %s", error)
             return
+        if isinstance(message, CELL_EVENTS):
+            events = self._cells.get(message.cell)
+            if events is not None:
+                events.put(message)
+            return
         match message:
             case Reply():
                 self._on_reply(message)
-            case CellOutput() | CellChanged() | CellEnded():
-                events = self._cells.get(message.cell)
-                if events is not None:
-                    events.put(message)
             case Closing():
                 self._tell(message)
                 self.closed = f"cluster {self.file.cluster!r} has ended: {message.reason}"

@@ -9,6 +9,9 @@ from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.protocol import views as v
 
 T = TypeVar("T")
+_WAKE = object()
+TELL_BYTES = 512 * 1024
+"""Of output between two words to the coordinator about how far this view has read."""
 
 
 class CellStream:
@@ -18,9 +21,11 @@ class CellStream:
         self._connection = connection
         self._events = events
         self.cell = cell
+        self._told = 0
+        self._ended = False
 
-    def get(self, timeout: float | None = None) -> v.CellOutput | v.CellChanged | v.CellEnded | None:
-        """The next event, or None after ``timeout`` seconds. CellEnded is the last one.
+    def get(self, timeout: float | None = None) -> Any:
+        """The next event (one of ``CELL_EVENTS``), or None after ``timeout`` seconds. CellEnded is the last one.
 
         Raises:
             ClusterError: the cluster ended or its coordinator died.
@@ -29,15 +34,32 @@ class CellStream:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
             return None
+        if event is _WAKE:
+            return None
         if event is None:
             raise ClusterError(self._connection.closed or "the cluster has ended")
         if isinstance(event, v.CellEnded):
+            self._ended = True
             self.close()
-        return event  # type: ignore[no-any-return]
+        elif isinstance(event, v.CellOutput) and event.position - self._told > TELL_BYTES:
+            self._told = event.position
+            self._connection.tell(v.Taken(cell=self.cell, position=event.position))
+        return event
+
+    def wake(self) -> None:
+        """Let :meth:`get` return None now. From any thread, and from a signal handler."""
+        self._events.put(_WAKE)
+
+    def put_back(self, event: Any) -> None:
+        """Have :meth:`get` return ``event``, which it has returned before, once more; None: raise again."""
+        self._events.put(event)
 
     def close(self) -> None:
         """Stop listening; the cell goes on."""
         self._connection.unwatch(self.cell)
+        if not self._ended:
+            self._ended = True
+            self._connection.tell(v.Unwatch(cell=self.cell))
 
 
 def wait(future: "concurrent.futures.Future[T]") -> T:

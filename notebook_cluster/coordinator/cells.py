@@ -4,7 +4,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from notebook_cluster.coordinator import canary
 from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator.collected import Collected
+from notebook_cluster.coordinator.notices import Notices, what_happened
 from notebook_cluster.coordinator.runs import Runs
 from notebook_cluster.coordinator.state import Cell
 from notebook_cluster.coordinator.viewserver import RequestError, View
@@ -16,14 +19,20 @@ if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
 
 FAILED = {"error", "lost", "cancelled"}
+STUBBORN_AFTER = 3.0
+"""Seconds after a time-out until the nodes that do not stop are named."""
 
 
 class Cells:
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
+        self.collected = Collected(hub)
         self.runs = Runs(hub, self._node_ended)
+        self.notices = Notices(hub)
         self._interrupted: set[int] = set()
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._reasons: dict[int, str] = {}
+        """Why cells were interrupted that nobody stopped."""
 
     # ---- requests of views
 
@@ -39,17 +48,27 @@ class Cells:
                 replay=request.replay,
                 user_expressions=request.user_expressions,
                 notebook_names=request.notebook_names,
+                canary=request.canary,
             )
         )
         self._hub.streaming.open(number)
         if request.watch:
-            view.watching.add(number)
+            view.watch(number, request.background)
         loop = asyncio.get_running_loop()
         if request.timeout is not None:
             self._timers[number] = loop.call_later(request.timeout, self._timed_out, number, request.timeout)
         # After this call returns the reply is sent first, then the cell's events.
         loop.call_soon(self.look)
+        loop.call_soon(self._tell_waiting, number)
         return number
+
+    def _tell_waiting(self, number: int) -> None:
+        """A cell that cannot start yet says what it waits for."""
+        running = self._hub.state.running()
+        if self._hub.state.cells[number].status == "queued" and running is not None:
+            behind = any(running.id in view.background for view in self._hub.views.views.values())
+            how = " with --async" if behind else ""
+            self.changed(number, f"waiting for cell {running.id}, which runs{how}")
 
     def _check(self, request: Execute) -> None:
         state = self._hub.state
@@ -64,8 +83,9 @@ class Cells:
             )
         if request.timeout is not None and not request.timeout > 0:
             raise RequestError(f"--timeout {request.timeout:g} is not a positive number of seconds")
+        canary.check(self._hub, request)
 
-    def watch(self, view: View, number: int) -> CellView:
+    def watch(self, view: View, number: int, background: bool = False) -> CellView:
         """Everything so far to ``view``, then live."""
         cell = self._hub.state.cells.get(number)
         if cell is None:
@@ -74,12 +94,13 @@ class Cells:
 
         def catch_up() -> None:
             self._hub.streaming.catch_up(view, number)
+            self.collected.catch_up(view, number)
             current = self._hub.state.cells[number]
             self._hub.views.send(view, CellChanged(cell=number, nodes=dict(current.nodes)))
             if current.status in ("queued", "running"):
-                view.watching.add(number)
+                view.watch(number, background)
             else:
-                self._hub.views.send(view, ended_event(current))
+                self._hub.views.send(view, ended_event(current, self._reasons.get(number, "")))
 
         asyncio.get_running_loop().call_soon(catch_up)
         return cell_view(cell)
@@ -87,16 +108,20 @@ class Cells:
     def detach(self) -> None:
         """Free every view that waits; the cells go on."""
         for view in self._hub.views.views.values():
-            for number in list(view.watching):
+            for number in view.watching - view.background:
                 self._hub.views.send(view, CellEnded(cell=number, status="detached"))
-            view.watching.clear()
+            view.watching &= view.background
 
-    def interrupt(self, force: bool) -> list[str]:
-        """Cancel what has not started, SIGINT to all that run. Returns the nodes that were busy."""
+    def interrupt(self, force: bool, number: int = 0) -> list[str]:
+        """Cancel what has not started, SIGINT to all that run. Returns the nodes that were busy.
+
+        With ``number`` only that cell: the one that runs when it waits in the queue goes on.
+        """
         for cell in self._hub.state.queue():
-            self._finish(cell, "interrupted")
+            if number in (0, cell.id):
+                self._finish(cell, "interrupted")
         running = self._hub.state.running()
-        if running is None:
+        if running is None or number not in (0, running.id):
             return []
         self._interrupted.add(running.id)
         busy = [run.node for run in self.runs.of_cell(running.id)]
@@ -128,9 +153,9 @@ class Cells:
             return
         cell = state.queue()[0]
         replaying = self._hub.replay.names()
-        ready = [node.name for node in state.roster_nodes() if cell.wants(node.name) and node.name not in replaying]
+        ready = [node.name for node in state.roster_nodes() if cell.may_run(node.name) and node.name not in replaying]
         if not ready:
-            if not any(cell.wants(name) for name in replaying):
+            if not any(cell.may_run(name) for name in replaying):
                 self._finish(cell, "error")
             return  # else it starts when a replay ends
         self._hub.record(e.CellStarted(cell=cell.id, nodes=ready, generation=state.generation, time=time.time()))
@@ -138,16 +163,12 @@ class Cells:
         metadata: dict[str, Any] = {"cell": cell.id, "generation": state.generation, "nodes": ready}
         for name in ready:
             self.runs.start(cell, name, metadata)
+        if any(cell.id in view.background for view in self._hub.views.views.values()):
+            self.changed(cell.id)  # nobody waits, but somebody shows where it runs
 
     def _tell_done(self, event: e.CellNodeEnded, waiting: list[str]) -> None:
         """Nodes that still run the cell need not wait for this one in a collective."""
-        if event.status == "error":
-            first_line = event.error_value.splitlines()[0] if event.error_value else ""
-            reason = f"{event.node} raised {event.error_name}: {first_line}"
-        elif event.status == "lost":
-            reason = f"{event.node} was lost: {event.reason}"
-        else:
-            reason = ""
+        reason = what_happened(event) if event.status in ("error", "lost") else ""
         status = "interrupted" if event.status == "cancelled" else event.status
         done = CellDone(cell=event.cell, node=event.node, status=status, reason=reason)  # type: ignore[arg-type]
         for name in waiting:
@@ -158,6 +179,7 @@ class Cells:
         if cell is None or cell.status != "running":
             return
         self._hub.record(event)
+        self.notices.node_ended(event)
         self._hub.rounds.cell_left(event.cell, event.node, event.status)
         cell = self._hub.state.cells[event.cell]
         waiting = [name for name, status in cell.nodes.items() if status == "running"]
@@ -176,6 +198,9 @@ class Cells:
             coming |= {name for name, node in self._hub.state.nodes.items() if node.condition == "starting"}
             if any(cell.wants(name) and name in cell.nodes for name in coming):
                 return
+        if canary.go_on(self._hub, cell):
+            return
+        cell = self._hub.state.cells[cell.id]
         statuses = set(cell.nodes.values())
         if cell.id in self._interrupted or "interrupted" in statuses:
             self._finish(cell, "interrupted")
@@ -184,12 +209,13 @@ class Cells:
 
     def _finish(self, cell: Cell, status: e.CellStatus) -> None:
         self._hub.record(e.CellFinished(cell=cell.id, status=status, time=time.time()))
-        self._hub.streaming.flush()
+        self._hub.streaming.finish(cell.id)
         timer = self._timers.pop(cell.id, None)
         if timer is not None:
             timer.cancel()
         self._interrupted.discard(cell.id)
-        self._hub.views.send_watching(cell.id, ended_event(self._hub.state.cells[cell.id]))
+        ended = ended_event(self._hub.state.cells[cell.id], self._reasons.get(cell.id, ""))
+        self._hub.views.send_watching(cell.id, ended)
         for view in self._hub.views.views.values():
             view.watching.discard(cell.id)
         asyncio.get_running_loop().call_soon(self.look)
@@ -202,13 +228,22 @@ class Cells:
     def _timed_out(self, number: int, seconds: float) -> None:
         cell = self._hub.state.cells[number]
         late = [name for name, status in cell.nodes.items() if status == "running"]
-        note = f"cell {number} ran longer than --timeout {seconds:g} s; still busy: {', '.join(late) or 'not started'}"
-        self._hub.tell("warning", note)
-        self.changed(number, note)
+        reason = f"ran longer than --timeout {seconds:g} s; still busy: {', '.join(late)}"
         if cell.status == "queued":
-            self._finish(cell, "interrupted")
-        else:
-            self.interrupt(force=False)
+            running = self._hub.state.running()
+            busy = f": cell {running.id} runs" if running is not None else ""
+            reason = f"did not start within --timeout {seconds:g} s{busy}"
+        self._reasons[number] = reason
+        self._hub.tell("warning", f"cell {number} {reason}")
+        self.changed(number, f"cell {number} {reason}")
+        self.interrupt(force=False, number=number)
+        asyncio.get_running_loop().call_later(STUBBORN_AFTER, self._tell_stubborn, number)
+
+    def _tell_stubborn(self, number: int) -> None:
+        """After a time-out nobody may be there who looks at who does not obey."""
+        busy = [run.node for run in self.runs.of_cell(number)]
+        if busy:
+            self.changed(number, f"still busy: {', '.join(busy)}. Stop twice kills and restarts them")
 
     # ---- membership
 
@@ -227,8 +262,9 @@ class Cells:
         running = self._hub.state.running()
         if running is not None:
             waiting = [name for name, status in running.nodes.items() if status == "running"]
-            metadata = {"cell": running.id, "generation": running.generation, "nodes": list(running.nodes)}
             for name in waiting:
+                partners = running.partners(name)
+                metadata = {"cell": running.id, "generation": running.generation, "nodes": partners}
                 if name in self._hub.state.nodes:
                     self.runs.start(running, name, metadata)
             for name, result in running.results.items():
@@ -248,7 +284,7 @@ def cell_view(cell: Cell) -> CellView:
     )
 
 
-def ended_event(cell: Cell) -> CellEnded:
+def ended_event(cell: Cell, reason: str = "") -> CellEnded:
     """The last event of a cell for the views that watch it."""
     known = ("ok", "error", "interrupted", "lost")
     results = {
@@ -262,4 +298,4 @@ def ended_event(cell: Cell) -> CellEnded:
         )
         for name, result in cell.results.items()
     }
-    return CellEnded(cell=cell.id, status=cell.status, results=results)  # type: ignore[arg-type]
+    return CellEnded(cell=cell.id, status=cell.status, results=results, reason=reason)  # type: ignore[arg-type]

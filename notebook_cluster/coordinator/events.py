@@ -119,6 +119,8 @@ class CellSubmitted(Message, frozen=True):
     replay: bool
     user_expressions: dict[str, str] = {}
     notebook_names: list[str] = []
+    canary: str = ""
+    """The node that runs it first and alone; empty: all at once."""
 
 
 class CellStarted(Message, frozen=True):
@@ -126,6 +128,14 @@ class CellStarted(Message, frozen=True):
     nodes: list[str]
     generation: int
     time: float
+
+
+class CellWidened(Message, frozen=True):
+    """The canary of the running cell has ended; these nodes run it now (none when it failed)."""
+
+    cell: int
+    nodes: list[str]
+    generation: int
 
 
 class CellJoined(Message, frozen=True):
@@ -179,6 +189,7 @@ Event = (
     | NodeRemoved
     | CellSubmitted
     | CellStarted
+    | CellWidened
     | CellJoined
     | CellNodeEnded
     | CellNodeReturned

@@ -9,6 +9,7 @@ from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.peer_link import PeerLink, duration
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.transfers import FilesAnswer
 from notebook_cluster.protocol.wire import Message
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Incoming:
                 self._described(link, message)
             case p.Inventory():
                 self._hub.members.on_inventory(link.name, message)
+            case FilesAnswer():
+                self._hub.transfers.on_agent(link.name, message)
             case p.Diagnosis():
                 self._hub.examination.on_diagnosis(link.name, message, buffers)
             case p.Slept():

@@ -34,22 +34,31 @@ def content(buffers: list[bytes]) -> dict[str, Any]:
     return value
 
 
-def execute_request(message_id: str, session: str, cell: Cell, metadata: dict[str, Any]) -> list[bytes]:
+def execute_request(
+    message_id: str, session: str, cell: Cell, metadata: dict[str, Any], *, allow_stdin: bool = False
+) -> list[bytes]:
     """Parts of an execute_request for ``cell``; ``metadata`` is found by the node under ``notebook_cluster``."""
-    header = {
-        "msg_id": message_id,
-        "session": session,
-        "username": "notebook-cluster",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(),
-        "msg_type": "execute_request",
-        "version": "5.4",
-    }
     body = {
         "code": cell.source,
         "silent": False,
         "store_history": True,
         "user_expressions": cell.user_expressions,
-        "allow_stdin": False,
+        "allow_stdin": allow_stdin,
         "stop_on_error": True,
     }
-    return [_encode(header), EMPTY, _encode({"notebook_cluster": metadata}), _encode(body)]
+    return message("execute_request", message_id, session, body, {"notebook_cluster": metadata})
+
+
+def message(
+    kind: str, message_id: str, session: str, body: dict[str, Any], metadata: dict[str, Any] | None = None
+) -> list[bytes]:
+    """Parts of any message that begins a conversation: header, parent_header, metadata, content."""
+    header = {
+        "msg_id": message_id,
+        "session": session,
+        "username": "notebook-cluster",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(),
+        "msg_type": kind,
+        "version": "5.4",
+    }
+    return [_encode(header), EMPTY, _encode(metadata or {}), _encode(body)]

@@ -27,6 +27,8 @@ class Measurements:
         self._telemetry[name] = new
         if not self._hub.state.nodes[name].is_in:
             return
+        if new.waiting != before.waiting:
+            self._hub.cells.notices.on_waiting(name, new.waiting)
         ahead = self._clock_difference(name, new)
         for step, when, loss in new.history:
             if math.isfinite(loss) and math.isfinite(when):

@@ -9,6 +9,7 @@ from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.link import Drops
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.introspection import Variables
 from notebook_cluster.protocol.node import (
     FromNodeBody,
     InterruptSeen,
@@ -21,6 +22,7 @@ from notebook_cluster.protocol.node import (
     Telemetry,
     Unreachable,
 )
+from notebook_cluster.protocol.transfers import PartWritten, ValuePart
 from notebook_cluster.protocol.wire import Message, ProtocolError
 from notebook_cluster.security import is_key
 
@@ -141,8 +143,12 @@ class Members:
                 self._hub.cells.runs.interrupt_seen(node.name, body.cell)
             case NodeLog():
                 self._hub.tell(body.level, f"{node.name}: {body.text}")
+            case Variables():
+                self._hub.variables.on_answer(node.name, node.incarnation, body)
             case Unreachable() | RelayFrame() | RelayTaken() | PairMeasured():
                 self._hub.relaying.on_node(node, body)
+            case ValuePart() | PartWritten():
+                self._hub.transfers.on_node(node, body)
             case _:
                 self._hub.rounds.from_member(node.name, node.incarnation, body)
 
@@ -208,8 +214,10 @@ class Members:
         if was_in:
             self.announce()
             for other in self._hub.state.roster_nodes():
-                self.send(other.name, NodeLost(node=name, incarnation=incarnation, reason=f"{name} was lost: {reason}"))
+                self.send(other.name, NodeLost(node=name, incarnation=incarnation, reason=reason))
         self._hub.replay.cancel(name)
+        if dead:
+            self._hub.comms.node_gone(name)
         self._hub.cells.runs.node_lost(name, incarnation, reason, log_tail)
         self._hub.rounds.node_lost(name, incarnation, reason, gone=dead)
         if was_in:

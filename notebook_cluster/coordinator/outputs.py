@@ -1,27 +1,18 @@
 """Output of cells: kept in order for views that come later, bounded in memory, whole in a file."""
 
-import logging
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from notebook_cluster.coordinator.cell_files import CellFiles
 from notebook_cluster.protocol.views import Output
-
-log = logging.getLogger(__name__)
 
 HEAD_BYTES = 256 * 1024
 TAIL_BYTES = 1024 * 1024
 """Per cell: what a view that comes later sees of the beginning and of the end."""
-
-
-class OutputLine(msgspec.Struct):
-    """One line of a cell's output file. ``sequence``: the link message of ``peer`` that brought it."""
-
-    output: Output
-    peer: str
-    sequence: int
+PIECE_CHARACTERS = 64 * 1024
 
 
 def size_of(output: Output) -> int:
@@ -35,6 +26,17 @@ def size_of(output: Output) -> int:
     return 256 + sum(len(line) for line in content.get("traceback", ()))
 
 
+def pieces_of(output: Output) -> list[Output]:
+    """``output``, long text cut at about PIECE_CHARACTERS, so that a part of it can be kept or sent."""
+    text = str(output.content.get("text", "")) if output.kind == "stream" else ""
+    if len(text) <= PIECE_CHARACTERS:
+        return [output]
+    return [
+        msgspec.structs.replace(output, content={**output.content, "text": text[start : start + PIECE_CHARACTERS]})
+        for start in range(0, len(text), PIECE_CHARACTERS)
+    ]
+
+
 def merge(last: Output | None, new: Output) -> Output | None:
     """Consecutive text of one node and stream as one output, or None when they do not belong together."""
     if last is None or last.kind != "stream" or new.kind != "stream" or last.node != new.node:
@@ -46,28 +48,34 @@ def merge(last: Output | None, new: Output) -> Output | None:
 
 
 class CellOutputs:
-    """The outputs of one cell: a head and a tail in memory, everything in ``path`` (JSON lines, 0600)."""
+    """The outputs of one cell: a head and a tail in memory, everything on disk; see :mod:`.cell_files`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, index: Path) -> None:
+        self.files = CellFiles(index)
+        self.size = 0
+        """Bytes of all output so far, roughly; it only grows."""
+        self.last_sequence: dict[str, int] = {}
+        self._loaded = True
+        self._begin()
+
+    def _begin(self) -> None:
         self._head: list[Output] = []
         self._tail: deque[Output] = deque()
         self._head_bytes = 0
         self._tail_bytes = 0
-        self._left_out = 0
-        self._encoder = msgspec.json.Encoder()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._file = open(path, "ab", opener=_private_opener)  # noqa: SIM115 - closed in close()
-        self.last_sequence: dict[str, int] = {}
+        self._left_out: dict[str, int] = {}
 
     def add(self, output: Output, peer: str, sequence: int) -> None:
-        """Keep ``output``; the line is handed to the operating system before this returns."""
-        self._file.write(self._encoder.encode(OutputLine(output, peer, sequence)) + b"\n")
-        self._file.flush()
-        self._keep(output)
+        """Keep ``output``; it is handed to the operating system before this returns."""
+        if not self._loaded:
+            self.load()
+        self.files.add(output, peer, sequence)
+        for piece in pieces_of(output):
+            self._keep(piece)
 
     def _keep(self, output: Output) -> None:
         size = size_of(output)
+        self.size += size
         if not self._tail and self._head_bytes + size <= HEAD_BYTES:
             self._head_bytes += size
             _append(self._head, output)
@@ -75,39 +83,48 @@ class CellOutputs:
         self._tail_bytes += size
         _append(self._tail, output)
         while self._tail_bytes > TAIL_BYTES and len(self._tail) > 1:
-            gone = size_of(self._tail.popleft())
-            self._tail_bytes -= gone
-            self._left_out += gone
+            gone = self._tail.popleft()
+            self._tail_bytes -= size_of(gone)
+            self._left_out[gone.node] = self._left_out.get(gone.node, 0) + size_of(gone)
 
     def all(self) -> list[Output]:
-        """What is kept, in order, with a visible line where the middle was left out."""
-        if not self._left_out:
-            return [*self._head, *self._tail]
-        text = f"\n[... {self._left_out} bytes of output left out here; all of it: {self.path} ...]\n"
-        node = self._tail[0]
-        marker = Output(node=node.node, rank=node.rank, kind="stream", content={"name": "stderr", "text": text})
-        return [*self._head, marker, *self._tail]
+        """What is kept, in order, with a visible line for each node where its middle was left out."""
+        if not self._loaded:
+            self.load()
+        markers = [
+            left_out(node, self._rank(node), f"{size:,} bytes", self.files.text_path(node))
+            for node, size in self._left_out.items()
+        ]
+        return [*self._head, *markers, *self._tail]
 
-    def restore(self) -> None:
-        """Read the file again, after a restart of the coordinator."""
-        decoder = msgspec.json.Decoder(OutputLine)
-        for raw in self.path.read_bytes().splitlines():
-            try:
-                line = decoder.decode(raw)
-            except msgspec.DecodeError:
-                log.warning("a line of %s was cut off and left out", self.path)
-                continue
-            self._keep(line.output)
+    def _rank(self, node: str) -> int | None:
+        return next((output.rank for output in [*self._tail, *self._head] if output.node == node), None)
+
+    def load(self) -> None:
+        """Read the files again: after a restart of the coordinator, or because :meth:`unload` was called."""
+        self._begin()
+        self.size = 0
+        for line in self.files.load():
+            for piece in pieces_of(line.output):
+                self._keep(piece)
             self.last_sequence[line.peer] = line.sequence
+        self._loaded = True
+
+    def unload(self) -> None:
+        """Take no memory and no open file until somebody asks."""
+        self.files.close()
+        self._begin()
+        self._loaded = False
 
     def close(self) -> None:
-        self._file.close()
+        """Close the files; output that comes all the same opens them again."""
+        self.files.close()
 
 
-def _private_opener(path: str, flags: int) -> int:
-    import os
-
-    return os.open(path, flags, 0o600)
+def left_out(node: str, rank: int | None, how_much: str, path: Path) -> Output:
+    """A visible line where output of ``node`` is missing."""
+    text = f"\n[... {how_much} of output left out here; all of it: {path} ...]\n"
+    return Output(node=node, rank=rank, kind="stream", content={"name": "stderr", "text": text})
 
 
 def _append(outputs: list[Output] | deque[Output], output: Output) -> None:

@@ -79,6 +79,8 @@ class Replay:
                 return
             if status != "ok" and run.reply is not None and self._hub.state.cells[cell.id].status == "ok":
                 text = f"{run.reply.get('ename', '')}: {run.reply.get('evalue', '')}"
+                if run.reply.get("ename") == "StdinNotImplementedError":
+                    text = f"an error: it calls input(), which is not asked again; %push sends {name} what it needs"
                 self._hub.tell("warning", f"replaying cell {cell.id} on {name} ended with {text}")
         self._replayed.pop(name, None)
         self._join_running(name, incarnation)
@@ -86,7 +88,7 @@ class Replay:
     def _join_running(self, name: str, incarnation: int) -> None:
         running = self._hub.state.running()
         node = self._hub.state.nodes.get(name)
-        if running is None or node is None or node.incarnation != incarnation or not running.wants(name):
+        if running is None or node is None or node.incarnation != incarnation or not running.may_run(name):
             return
         if self._hub.cells.was_interrupted(running.id):
             return

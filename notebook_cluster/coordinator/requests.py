@@ -3,7 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.coordinator.viewserver import RequestError, View
+from notebook_cluster.protocol import comms as c
+from notebook_cluster.protocol import introspection as i
+from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.asking import AnswerInput
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
@@ -30,7 +34,23 @@ class Requests:
                 return await hub.rounds.save(body.name, body.job)
             case v.Stop():
                 hub.stop_soon("stopped")
-            case v.Execute() | v.Watch() | v.Unwatch() | v.Interrupt() | v.Detach():
+            case c.WatchWidgets():
+                hub.comms.watch(view)
+            case c.CommToNode():
+                hub.comms.send(body)
+            case i.Complete():
+                return await hub.introspection.complete(body)
+            case i.Inspect():
+                return await hub.introspection.inspect(body)
+            case i.ListVariables():
+                return await hub.variables.columns(body)
+            case AnswerInput():
+                hub.inputs.answer(view, body)
+            case t.ReadValue() | t.WriteValue() | t.ForgetValue():
+                return await hub.transfers.handle(body)
+            case t.FindFolder() | t.OfferFiles() | t.WriteFile() | t.EndFiles():
+                return await hub.transfers.handle(body)
+            case v.Execute() | v.Watch() | v.Unwatch() | v.Taken() | v.Interrupt() | v.Detach():
                 return self._cells(view, body)
             case _:
                 return await self._membership(body)
@@ -40,13 +60,22 @@ class Requests:
         hub = self._hub
         match body:
             case v.Execute():
-                return hub.cells.submit(view, body)
+                number = hub.cells.submit(view, body)
+                if body.stdin:
+                    hub.inputs.offer(view, number, submits=True)
+                return number
             case v.Watch():
-                return hub.cells.watch(view, body.cell)
+                watched = hub.cells.watch(view, body.cell, body.background)
+                if body.stdin:
+                    hub.inputs.offer(view, body.cell)
+                return watched
             case v.Unwatch():
                 view.watching.discard(body.cell)
+                view.flows.pop(body.cell, None)
+            case v.Taken():
+                hub.streaming.taken(view, body.cell, body.position)
             case v.Interrupt():
-                return hub.cells.interrupt(body.force)
+                return hub.cells.interrupt(body.force, body.cell)
             case v.Detach():
                 hub.cells.detach()
         return None

@@ -8,9 +8,10 @@ import msgspec
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator import jupyter
+from notebook_cluster.coordinator.comms import COMM_KINDS
+from notebook_cluster.coordinator.introspection import REPLIES
 from notebook_cluster.coordinator.state import Cell
 from notebook_cluster.link import Drops
-from notebook_cluster.protocol.node import InterruptCell
 from notebook_cluster.protocol.peer import FromKernel, InterruptNode, ToKernel
 
 if TYPE_CHECKING:
@@ -51,11 +52,17 @@ class Runs:
     def of_cell(self, cell: int) -> list[Run]:
         return [run for run in self._runs.values() if run.cell == cell]
 
+    def is_busy(self, node: str) -> bool:
+        """The node runs a cell, or replays an earlier one."""
+        return any(run.node == node for run in self._runs.values())
+
     def start(self, cell: Cell, name: str, metadata: dict[str, Any], *, replay: bool = False) -> Run:
         """Send the execute_request; ``metadata`` is what the node's runtime finds in it."""
         node = self._hub.state.nodes[name]
         run = self._open(Run(cell.id, name, node.incarnation, replay))
-        parts = jupyter.execute_request(run.message_id, self._hub.state.cluster_id, cell, metadata)
+        # Nobody is asked the same again when a cell is replayed.
+        asks = not replay and self._hub.inputs.allows(cell.id)
+        parts = jupyter.execute_request(run.message_id, self._hub.state.cluster_id, cell, metadata, allow_stdin=asks)
         message = ToKernel(node=name, incarnation=node.incarnation, channel="shell")
         self._hub.peers.send(node.peer, message, parts)
         return run
@@ -78,12 +85,26 @@ class Runs:
             run = self._runs.get(parent)
             if message.channel == "iopub":
                 if header.msg_type == "status":
+                    state = jupyter.content(parts).get("execution_state")
                     if run is not None:
-                        self._on_status(run, jupyter.content(parts).get("execution_state"))
-                elif header.msg_type in OUTPUT_KINDS and (run is None or not run.replay):
-                    cell = None if run is None else run.cell
+                        self._on_status(run, state)
+                    elif state == "idle":
+                        self._hub.comms.on_idle(message.node, parent)
+                elif header.msg_type in COMM_KINDS:
+                    self._hub.comms.on_message(node, header.msg_type, parts)
+                elif header.msg_type in OUTPUT_KINDS:
                     content = jupyter.content(parts)
+                    if self._hub.comms.catches(node, parent, header.msg_type, content):
+                        return
+                    if run is not None and run.replay:
+                        return
+                    cell = None if run is None else run.cell
                     self._hub.streaming.add(peer_key, sequence, message.node, cell, header.msg_type, content)
+            elif message.channel == "stdin":
+                if header.msg_type == "input_request" and run is not None and not run.replay:
+                    self._hub.inputs.on_request(run, jupyter.content(parts))
+            elif header.msg_type in REPLIES:
+                self._hub.introspection.on_reply(message.node, parent, jupyter.content(parts))
             elif header.msg_type == "execute_reply" and run is not None:
                 run.reply = jupyter.content(parts)
                 self._maybe_done(run)
@@ -96,9 +117,12 @@ class Runs:
             self._maybe_done(run)
 
     def interrupt(self, run: Run) -> None:
-        """A Stop for one node, through its runtime, which knows whether the cell has begun."""
+        """A Stop for one node; its agent, or else its runtime, knows whether the cell has begun."""
         run.interrupt_seen = False
-        self._hub.members.send(run.node, InterruptCell(cell=run.cell))
+        node = self._hub.state.nodes.get(run.node)
+        if node is None:
+            return
+        self._hub.peers.send(node.peer, InterruptNode(node=run.node, incarnation=run.incarnation, cell=run.cell))
         asyncio.get_running_loop().call_later(SEEN_GRACE, self._insist, run)
 
     def interrupt_seen(self, node: str, cell: int) -> None:
@@ -128,6 +152,7 @@ class Runs:
         if run.done.done() or run.reply is None:
             return
         reply = run.reply
+        answers = reply.get("user_expressions")
         status: e.NodeCellStatus = "ok"
         if reply.get("status") == "error":
             status = "interrupted" if _was_interrupted(reply) else "error"
@@ -139,7 +164,7 @@ class Runs:
             status=status,
             error_name=str(reply.get("ename", "")),
             error_value=str(reply.get("evalue", ""))[:2000],
-            user_expressions=reply.get("user_expressions") or {},
+            user_expressions={} if run.replay else self._hub.cells.collected.take(run.cell, run.node, answers),
         )
         self._close(run, event)
 

@@ -19,9 +19,12 @@ from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.adding import Adding
 from notebook_cluster.coordinator.admission import Admission
 from notebook_cluster.coordinator.cells import Cells, cell_view
+from notebook_cluster.coordinator.comms import Comms
 from notebook_cluster.coordinator.door import Door
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.incoming import Incoming
+from notebook_cluster.coordinator.inputs import Inputs
+from notebook_cluster.coordinator.introspection import Introspection
 from notebook_cluster.coordinator.measurements import Measurements
 from notebook_cluster.coordinator.members import Members
 from notebook_cluster.coordinator.pairing import Pairing
@@ -35,7 +38,9 @@ from notebook_cluster.coordinator.series import SeriesStore
 from notebook_cluster.coordinator.settings import Settings
 from notebook_cluster.coordinator.state import State, apply
 from notebook_cluster.coordinator.streaming import Streaming
+from notebook_cluster.coordinator.transfers import Transfers
 from notebook_cluster.coordinator.trusting import Trust
+from notebook_cluster.coordinator.variables import VariableTable
 from notebook_cluster.coordinator.viewserver import RequestError, View, ViewServer
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol import peer as p
@@ -82,8 +87,7 @@ class Coordinator:
             self.recovered_sequences = recovered.received
             self._round_records = recovered.rounds
         else:
-            for old in (settings.runtime / "cells").glob("*.jsonl"):
-                old.unlink()
+            self.streaming.discard_old()
         cluster_id = self.state.cluster_id or f"{settings.cluster}-{secrets.token_hex(8)}"
         # Epochs also grow over fresh starts, so an agent never obeys a coordinator that was replaced.
         epoch = max(self.state.epoch + 1, time.time_ns() // 1_000_000)
@@ -109,11 +113,16 @@ class Coordinator:
         self.adding = Adding(self)
         self.measurements = Measurements(self)
         self.streaming = Streaming(self, self.settings.runtime / "cells")
+        self.comms = Comms(self)
         self.cells = Cells(self)
         self.replay = Replay(self)
         self.rounds = RoundsHost(self)
         self.relaying = Relaying(self)
         self.examination = Examination(self)
+        self.transfers = Transfers(self)
+        self.introspection = Introspection(self)
+        self.variables = VariableTable(self)
+        self.inputs = Inputs(self)
 
     # ---- what the parts use
 
@@ -265,6 +274,7 @@ class Coordinator:
         await self.door.close()
         self._context.destroy(linger=0)
         (self.settings.runtime / "connection.json").unlink(missing_ok=True)
+        self.comms.close()
         self.streaming.close()
         self.rounds.close()
         await self.views.close()

@@ -57,10 +57,23 @@ class Cell(msgspec.Struct, frozen=True):
     ended: float | None = None
     nodes: dict[str, e.NodeCellStatus] = {}
     results: dict[str, e.CellNodeEnded] = {}
+    canary: str = ""
+    widened: bool = False
+    """The canary has ended, and the others run it or never will."""
 
     def wants(self, node: str) -> bool:
         """True when ``node`` is among the targets."""
         return not self.targets or node in self.targets
+
+    def may_run(self, node: str) -> bool:
+        """True when ``node`` is to run it now: before its canary has ended nobody else does."""
+        return self.wants(node) and (not self.canary or self.widened or node == self.canary)
+
+    def partners(self, node: str) -> list[str]:
+        """The nodes between which the collectives of ``node`` in this cell are: a canary is alone."""
+        if not self.canary:
+            return list(self.nodes)
+        return [self.canary] if node == self.canary else [name for name in self.nodes if name != self.canary]
 
 
 class State(msgspec.Struct, frozen=True):
@@ -197,13 +210,19 @@ def apply(state: State, event: e.Event) -> State:
         case e.CellSubmitted():
             cell = Cell(
                 event.cell, event.source, tuple(event.targets), event.replay,
-                event.user_expressions, tuple(event.notebook_names),
+                event.user_expressions, tuple(event.notebook_names), canary=event.canary,
             )  # fmt: skip
             return _change(state, cells={**state.cells, event.cell: cell})
         case e.CellStarted():
             return _cell(
                 state, event.cell, status="running", generation=event.generation, started=event.time,
                 nodes=dict.fromkeys(event.nodes, "running"),
+            )  # fmt: skip
+        case e.CellWidened():
+            running: dict[str, e.NodeCellStatus] = dict.fromkeys(event.nodes, "running")
+            return _cell(
+                state, event.cell, nodes=state.cells[event.cell].nodes | running, generation=event.generation,
+                widened=True,
             )  # fmt: skip
         case e.CellJoined() | e.CellNodeReturned():
             return _cell_node(state, event.cell, event.node, "running")

@@ -9,6 +9,7 @@ from typing import Any
 
 import zmq
 
+from notebook_cluster.coordinator.flow import Flow
 from notebook_cluster.link import Pump
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.views import AnyEvent, Attach, Leave, Reply, Request
@@ -29,7 +30,19 @@ class View:
         self.kind = "client"
         self.live = False
         self.watching: set[int] = set()
+        self.flows: dict[int, Flow] = {}
+        """How far it is with the output of the cells that it watches."""
+        self.watches_widgets = False
+        self.background: set[int] = set()
+        """Cells that it watches, or watched, without anybody who waits."""
         self.last_heard = time.monotonic()
+
+    def watch(self, cell: int, background: bool) -> None:
+        """The events of ``cell`` go to this view from now on."""
+        self.watching.add(cell)
+        self.flows.pop(cell, None)
+        if background:
+            self.background.add(cell)
 
 
 class RequestError(Exception):
@@ -107,10 +120,17 @@ class ViewServer:
 
     def send_watching(self, cell: int, event: AnyEvent) -> None:
         """To every view that watches ``cell``."""
-        listeners = [view for view in self.views.values() if cell in view.watching]
-        if listeners:
+        self.send_to(self.watching(cell), event)
+
+    def watching(self, cell: int) -> list[View]:
+        """The views that get the events of ``cell``."""
+        return [view for view in self.views.values() if cell in view.watching]
+
+    def send_to(self, views: list[View], event: AnyEvent) -> None:
+        """To these views, encoded once."""
+        if views:
             data = encode(event)
-            for view in listeners:
+            for view in views:
                 self._pump.send([view.identity, data])
 
     def drop_silent(self) -> None:

@@ -12,6 +12,11 @@ class LinkEnd:
         self._channel = channel
 
     @property
+    def waiting_bytes(self) -> int:
+        """Sent, or about to be, and not acknowledged."""
+        return self._channel.outbox.size
+
+    @property
     def left_out(self) -> int:
         """Droppable messages left out so far because the outbox was full."""
         return self._channel.dropped

@@ -1,25 +1,30 @@
 """Run a cell on nodes, or watch one that runs: show what comes, act on Stop, end as the nodes ended."""
 
 import ast
+import functools
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from notebook_cluster.magics.asking import Asking, can_ask
 from notebook_cluster.magics.errors import CellInterrupted, CellSyntaxError
 from notebook_cluster.magics.interrupts import (
+    LOOK_SECONDS,
     SAME_PRESS_SECONDS,
-    SHUTDOWN_FOLLOWS_SECONDS,
+    Press,
     StopCounter,
-    asked_to_end,
 )
 from notebook_cluster.magics.output import CellDisplay, ShellPublisher
-from notebook_cluster.magics.results import interrupted_text, remote_error
+from notebook_cluster.magics.results import interrupted_text, remote_error, stopped_error
 from notebook_cluster.magics.session import is_headless
+from notebook_cluster.protocol.asking import InputRequested
+from notebook_cluster.protocol.collecting import NodeValue
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 
 if TYPE_CHECKING:
     from notebook_cluster.client import CellStream, Cluster
+    from notebook_cluster.magics.values import NodeValues
 
 WAIT_SLICE = 0.2
 STOP_GRACE = 3.0
@@ -37,29 +42,38 @@ def run_cell(
     *,
     timeout: float | None = None,
     replay: bool = True,
+    canary: str = "",
+    values: "NodeValues | None" = None,
 ) -> None:
     """Run ``source`` on ``targets`` (node names; empty: all) and show their output until all have finished.
+
+    ``canary``: this node runs it first, the others only when it ended well there. ``values`` gets the last values.
 
     Raises:
         CellSyntaxError: not Python; nothing was sent.
         RemoteError: it failed on at least one node.
         CellInterrupted: Stop was pressed here, or the cell was interrupted from another view.
+        CellTimeout: it ran longer than ``timeout`` seconds, and was interrupted.
         ClusterError: the cluster refused it, or ended.
     """
     if not source.strip():
         return
     check_syntax(shell, source)
     names = visible_names(shell)
-    display = CellDisplay(ShellPublisher(shell), cluster.name)
+    display = CellDisplay(ShellPublisher(shell, cluster), cluster.name)
     with StopCounter() as stops:
-        stream = cluster.execute(source, targets, replay=replay, timeout=timeout, notebook_names=names)
-        wait = _Wait(cluster, stream, display, stops, shell)
+        stream = cluster.execute(
+            source, targets, replay=replay, timeout=timeout, notebook_names=names, canary=canary,
+            collect=values is not None, stdin=can_ask(shell),
+        )  # fmt: skip
+        wait = _Wait(cluster, stream, display, stops, shell, values=values)
         ended = wait.until_end()
     if wait.left_to_itself:
         raise CellInterrupted(f"this kernel ends, cell {stream.cell} goes on: %cluster attach shows it again")
-    if stops.count or (ended is not None and ended.status == "interrupted"):
-        raise CellInterrupted(interrupted_text(ended, ended.results if ended else {}))
-    assert ended is not None
+    if ended is None:
+        raise CellInterrupted(interrupted_text(None, {}))
+    if stops.count or ended.status == "interrupted":
+        raise stopped_error(ended)
     _conclude(ended, display, frozenset(names))
 
 
@@ -69,13 +83,14 @@ def watch_cell(cluster: "Cluster", shell: Any, cell: int) -> None:
     Raises:
         RemoteError, CellInterrupted, ClusterError: as :func:`run_cell`.
     """
-    display = CellDisplay(ShellPublisher(shell), cluster.name)
+    display = CellDisplay(ShellPublisher(shell, cluster), cluster.name)
     with StopCounter() as stops:
-        ended = _Wait(cluster, cluster.watch(cell), display, stops, shell, watching=True).until_end()
+        stream = cluster.watch(cell, stdin=can_ask(shell))
+        ended = _Wait(cluster, stream, display, stops, shell, watching=True).until_end()
     if ended is None:
         print(f"no longer watching cell {cell}, which goes on: %cluster attach shows it again")
     elif ended.status == "interrupted":
-        raise CellInterrupted(interrupted_text(ended, ended.results))
+        raise stopped_error(ended)
     else:
         _conclude(ended, display, frozenset(visible_names(shell)))
 
@@ -120,6 +135,7 @@ class _Wait:
         shell: Any,
         *,
         watching: bool = False,
+        values: "NodeValues | None" = None,
     ) -> None:
         self._cluster = cluster
         self._stream = stream
@@ -129,13 +145,25 @@ class _Wait:
         self._watching = watching
         self.left_to_itself = False
         """The waiting ended because this kernel ends; the cell goes on."""
-        self._pressed_at: float | None = None
+        self._press: Press | None = None
+        """The first one, while it is not known whether it was Stop or the end of this kernel."""
         self._nodes: dict[str, str] = {}
         self._busy: list[str] = []
         self._stopped_at: float | None = None
         self._told = False
         self._forced_at: float | None = None
         self._ignored = 0
+        display.text_file = functools.partial(cluster.text_file, stream.cell)
+        stops.on_press = stream.wake
+        if stops.count:
+            stream.wake()  # pressed while the cell was being sent
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            CellOutput: self._on_output,
+            CellChanged: self._on_changed,
+            InputRequested: Asking(cluster, stream, stops, self._show).ask,
+        }
+        if values is not None:
+            self._handlers[NodeValue] = values.add
 
     def until_end(self) -> CellEnded | None:
         """Show output until the cell ends; None when the waiting ended first."""
@@ -143,25 +171,35 @@ class _Wait:
             while True:
                 event = self._next()
                 if isinstance(event, CellEnded):
+                    self._display.states({name: result.status for name, result in event.results.items()})
                     return event
-                if isinstance(event, CellOutput):
-                    self._display.add(event.outputs)
-                elif isinstance(event, CellChanged):
-                    self._nodes.update(event.nodes)
-                    self._display.expect(len(self._nodes))
-                    self._display.note(event.note)
+                self._show(event)
                 if self._stops.count and self._on_stop(time.monotonic()):
                     return None
-                due = self._display.due()
-                if due is not None and due <= 0:
-                    self._display.flush()
         finally:
             self._stream.close()
             self._display.finish()
 
-    def _next(self) -> "CellOutput | CellChanged | CellEnded | None":
+    def _show(self, event: Any) -> None:
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
         due = self._display.due()
-        longest = WAIT_SLICE if self._pressed_at is None or self._stopped_at is not None else WAIT_SLICE / 4
+        if due is not None and due <= 0:
+            self._display.flush()
+
+    def _on_output(self, event: CellOutput) -> None:
+        self._display.add(event.outputs)
+
+    def _on_changed(self, event: CellChanged) -> None:
+        self._nodes.update(event.nodes)
+        self._display.expect(len(self._nodes))
+        self._display.states(event.nodes)
+        self._display.note(event.note)
+
+    def _next(self) -> Any:
+        due = self._display.due()
+        longest = WAIT_SLICE if self._press is None else LOOK_SECONDS
         try:
             return self._stream.get(longest if due is None else min(due, longest))
         except KeyboardInterrupt:
@@ -173,7 +211,7 @@ class _Wait:
         if self._watching:
             return True
         if self._stopped_at is None:
-            return self._on_first_stop(now)
+            return self._on_first_stop()
         if self._forced_at is None:
             waited = now - self._stopped_at
             if waited < SAME_PRESS_SECONDS:
@@ -186,15 +224,16 @@ class _Wait:
                 self._display.note(f"still busy: {', '.join(self._still_busy())}. Stop again kills and restarts them")
         return self._forced_at is not None and time.monotonic() - self._forced_at > FORCE_GRACE
 
-    def _on_first_stop(self, now: float) -> bool:
+    def _on_first_stop(self) -> bool:
         """Interrupt the nodes, unless it was the kernel's restart or shutdown, which stops nothing."""
-        ending = asked_to_end(self._shell)
-        if ending == "restart" or (ending and not is_headless(self._shell)):
+        if self._press is None:
+            self._press = Press(self._shell)
+        meaning = self._press.meaning()
+        if meaning == "restart" or (meaning == "shutdown" and not is_headless(self._shell)):
             self.left_to_itself = True
             return True
-        if self._pressed_at is None:
-            self._pressed_at = now
-        if ending or now - self._pressed_at >= SHUTDOWN_FOLLOWS_SECONDS:
+        if meaning:
+            self._press = None
             self._interrupt(force=False)
             self._stopped_at = time.monotonic()
             self._ignored = self._stops.count - 1
@@ -204,7 +243,7 @@ class _Wait:
         from notebook_cluster.client import ClusterError
 
         try:
-            self._busy = self._cluster.interrupt(force=force)
+            self._busy = self._cluster.interrupt(force=force, cell=self._stream.cell)
         except ClusterError as error:
             self._display.note(str(error))
 

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.cells import watch_cell
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.parsing import Invocation
+from notebook_cluster.magics.handle import CellHandle
+from notebook_cluster.magics.parsing import Invocation, did_you_mean
+from notebook_cluster.magics.running import follow_cell
+from notebook_cluster.magics.sending import send
 from notebook_cluster.magics.session import Session
 from notebook_cluster.magics.targets import find_node
 
@@ -15,15 +18,15 @@ if TYPE_CHECKING:
     from notebook_cluster.protocol.state import ClusterView
 
 
-def run_command(session: Session, call: Invocation) -> None:
-    """Run one parsed subcommand.
+def run_command(session: Session, call: Invocation) -> Any:
+    """Run one parsed subcommand; what it returns is the line's value.
 
     Raises:
         UsageError: it does not fit what is there (no cluster, no such node).
         ClusterError: the cluster refused it.
         RemoteError: the cell that was watched (start, attach) failed.
     """
-    _COMMANDS[call.command.name](session, call)
+    return _COMMANDS[call.command.name](session, call)
 
 
 def _start(session: Session, call: Invocation) -> None:
@@ -55,13 +58,31 @@ def _start(session: Session, call: Invocation) -> None:
     _watch_running(session, cluster, state)
 
 
-def _attach(session: Session, call: Invocation) -> None:
+def _attach(session: Session, call: Invocation) -> CellHandle | None:
     cluster = _reach(session, call.argument, only_one_is_enough=True)
     session.hold(cluster)
     state = cluster.state()
     _say(f"attached to cluster {cluster.name!r}: {_nodes(state)}")
-    if not _watch_running(session, cluster, state):
+    shown = _watch_running(session, cluster, state, background=call.options.get("async", False))
+    if not shown:
         _say("no cell is running on it")
+    return shown if isinstance(shown, CellHandle) else None
+
+
+def _cells(session: Session, call: Invocation) -> None:
+    wanted = call.argument or ("all" if session.sticky else "local")
+    if wanted not in ("all", "local"):
+        raise UsageError(f"%cluster cells {wanted}: say all or local{did_you_mean(wanted, ('all', 'local'))}")
+    if wanted == "all":
+        count = sum(node.rank is not None for node in session.require().state().nodes)
+        session.sticky = True
+        _say(
+            f"cells run on all nodes ({count} now); %%local in front of a cell runs it here, %cluster cells local "
+            "ends this"
+        )
+    else:
+        session.sticky = False
+        _say("cells run in the notebook; %%on_all in front of a cell runs it on every node")
 
 
 def _add(session: Session, call: Invocation) -> None:
@@ -126,6 +147,15 @@ def _status(session: Session, call: Invocation) -> None:
     cluster = session.require()
     state, series = cluster.state(), cluster.series()
     _display(session, render_text(state, series), render_html(state, series))
+    if session.sticky:
+        _say("cells run on all nodes: %cluster cells local ends this")
+
+
+def _vars(session: Session, call: Invocation) -> None:
+    from notebook_cluster.widgets import render_variables
+
+    columns = session.require().variables(call.argument, everything=call.options.get("all", False))
+    _display(session, render_variables(columns), render_variables(columns, html=True))
 
 
 def _panel(session: Session, call: Invocation) -> None:
@@ -137,6 +167,10 @@ def _logs(session: Session, call: Invocation) -> None:
     node = find_node(call.argument, cluster.state().nodes)
     lines = cluster.logs(node, call.options.get("lines", 100))
     _say("\n".join(lines) if lines else f"{node} has written nothing to its log")
+
+
+def _send(session: Session, call: Invocation) -> None:
+    send(session, session.require(), call)
 
 
 def _detach(session: Session, call: Invocation) -> None:
@@ -167,7 +201,7 @@ def _reach(session: Session, name: str, *, only_one_is_enough: bool = False) -> 
     """The notebook's cluster, or the running one called ``name``, or (no name) the one of this notebook's name."""
     from notebook_cluster.client import Cluster, list_clusters
 
-    if session.cluster is not None and name in ("", session.cluster.name):
+    if session.cluster is not None and name in ("", session.cluster.name) and session.cluster.connected:
         return session.cluster
     running = [file.cluster for file in list_clusters()]
     if not name and session.default_name in running:
@@ -178,10 +212,20 @@ def _reach(session: Session, name: str, *, only_one_is_enough: bool = False) -> 
     return Cluster.attach(name or None, kind="magics")
 
 
-def _watch_running(session: Session, cluster: "Cluster", state: "ClusterView") -> bool:
-    """Show the cell that runs now until it ends; False when none does."""
+def _watch_running(
+    session: Session, cluster: "Cluster", state: "ClusterView", *, background: bool = False
+) -> "bool | CellHandle":
+    """Show the cell that runs now until it ends, or (``background``) a handle to it; False when none runs."""
     if state.cell is None or state.cell.ended is not None:
         return False
+    handle = session.handle_of(state.cell.id)
+    if handle is None and background:
+        handle = follow_cell(session, cluster, state.cell.id)
+    elif handle is not None and not background:
+        _say(f"cell {state.cell.id} is running, with --async from this notebook")
+        return True
+    if handle is not None:
+        return handle
     _say(f"cell {state.cell.id} is running; Stop ends the watching only:")
     watch_cell(cluster, session.shell, state.cell.id)
     return True
@@ -218,8 +262,11 @@ _COMMANDS: dict[str, Callable[[Session, Invocation], Any]] = {
     "peers": _peers,
     "status": _status,
     "panel": _panel,
+    "vars": _vars,
     "logs": _logs,
     "attach": _attach,
+    "cells": _cells,
+    "send": _send,
     "detach": _detach,
     "stop": _stop,
 }

@@ -1,34 +1,56 @@
-"""Tab completion after ``%cluster``, ``%%on_all`` and ``%%on``."""
+"""Tab completion after ``%cluster``, ``%%on_all``, ``%%on``, ``%push`` and ``%pull``."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from notebook_cluster.magics.parsing import COMMANDS, ON, ON_ALL, Command
+from notebook_cluster.magics.parsing import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.targets import DEVICE_WORDS
+from notebook_cluster.magics.sticky import LOCAL
+from notebook_cluster.magics.targets import DEVICE_WORDS, MEMORY_WORDS, memory_words
 
 Names = Callable[[str], Sequence[str]]
-"""Known names of one kind: ``NODE``, ``PEER`` or ``CLUSTER``."""
+"""Known names of one kind: ``NODE``, ``RANK``, ``MEMORY`` (``vram>=8GB``), ``PEER`` or ``CLUSTER``."""
+_TARGET_OPTIONS = {"%cluster": "--to", "%push": "--to", "%pull": "--from"}
+_RANGE = re.compile(r"(\d{1,6})-\d*")
 
 
 def complete(text: str, names: Names) -> tuple[list[str], str]:
     """What may stand at the end of ``text`` (the line up to the cursor), and the part of it that is typed already."""
     magic, space, rest = text.lstrip().partition(" ")
-    if not space or magic not in ("%cluster", "%%on", "%%on_all"):
+    if not space and magic.startswith("%%"):
+        return _starting(magic, [LOCAL]), magic
+    if not space or magic not in ("%cluster", "%%on", "%%on_all", "%push", "%pull"):
         return [], ""
     words = rest.split()
     typed = "" if not rest or rest.endswith(" ") else words.pop()
+    if words and magic in _TARGET_OPTIONS and words[-1] == _TARGET_OPTIONS[magic]:
+        typed = typed.rpartition(",")[2].removeprefix("!")
+        return _targets(typed, names), typed
     if magic == "%cluster":
         if not words:
             return _starting(typed, COMMANDS), typed
         command = COMMANDS.get(words[0])
         return ([], "") if command is None else (_after(command, typed, names), typed)
+    if magic in ("%push", "%pull"):
+        # The names of variables are IPython's to complete.
+        return (_after(PUSH if magic == "%push" else PULL, typed, names) if typed.startswith("-") else []), typed
     if typed.startswith("-"):
         return _after(ON if magic == "%%on" else ON_ALL, typed, names), typed
+    if words and words[-1] == "--canary":
+        return _starting(typed, names("NODE")), typed
     if magic == "%%on":
         typed = typed.rpartition(",")[2].removeprefix("!")
-        return _starting(typed, [*names("NODE"), *DEVICE_WORDS, "all"]), typed
+        return _targets(typed, names), typed
     return [], ""
+
+
+def _targets(typed: str, names: Names) -> list[str]:
+    """What may be one of the TARGETS of ``%%on``."""
+    if found := _RANGE.fullmatch(typed):
+        return _starting(typed, [f"{found[1]}-{rank}" for rank in names("RANK") if int(rank) > int(found[1])])
+    memory = names("MEMORY") if typed.startswith(MEMORY_WORDS) else MEMORY_WORDS
+    return _starting(typed, [*names("NODE"), *names("RANK"), *DEVICE_WORDS, *memory, "all"])
 
 
 def make_matcher(session: Session) -> Any:
@@ -43,6 +65,10 @@ def make_matcher(session: Session) -> Any:
         state = session.cluster.latest if session.cluster is not None else None
         if state is None:
             return []
+        if kind == "RANK":
+            return [str(rank) for rank in sorted(node.rank for node in state.nodes if node.rank is not None)]
+        if kind == "MEMORY":
+            return memory_words(state.nodes)
         return [node.name for node in state.nodes] if kind == "NODE" else [peer.name for peer in state.peers]
 
     @context_matcher()  # type: ignore[untyped-decorator]
@@ -65,6 +91,10 @@ def _after(command: Command, typed: str, names: Names) -> list[str]:
         return _starting(typed, names("NODE"))
     if command.argument.startswith("PEER"):
         return _starting(typed, [*names("PEER"), "all", "local"])
+    if "|" in command.argument and command.argument.startswith("["):
+        return _starting(typed, command.argument.strip("[]").split("|"))
+    if command.argument.startswith("FILE"):
+        return []  # IPython's to complete
     if command.argument == "[NAME]" and command.name != "start":
         return _starting(typed, names("CLUSTER"))
     return [] if typed else [f"--{option.name}" for option in command.options]

@@ -2,7 +2,7 @@
 
 from IPython.core.error import UsageError
 
-__all__ = ["CellInterrupted", "CellSyntaxError", "ClusterProblem", "RemoteError", "UsageError"]
+__all__ = ["CellInterrupted", "CellSyntaxError", "CellTimeout", "ClusterProblem", "RemoteError", "UsageError"]
 
 
 class _Short(Exception):
@@ -21,6 +21,10 @@ class RemoteError(_Short):
 
 class ClusterProblem(_Short):
     """The cluster refused or could not do what was asked; the message names the way out."""
+
+
+class CellTimeout(_Short, TimeoutError):
+    """A cell ran longer than its ``--timeout``, or one with ``--async`` than its ``.wait()`` was given."""
 
 
 class CellSyntaxError(_Short):
@@ -45,5 +49,6 @@ class CellInterrupted(KeyboardInterrupt):
 
 # Frontends, nbclient and papermill show and compare the class names.
 ClusterProblem.__name__ = "ClusterError"
+CellTimeout.__name__ = "TimeoutError"
 CellSyntaxError.__name__ = "SyntaxError"
 CellInterrupted.__name__ = "KeyboardInterrupt"

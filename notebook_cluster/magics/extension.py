@@ -5,16 +5,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from notebook_cluster.magics.cells import run_cell, visible_names
 from notebook_cluster.magics.commands import run_command
 from notebook_cluster.magics.completion import make_matcher
 from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, UsageError
-from notebook_cluster.magics.parsing import ON, ON_ALL, PUSH, did_you_mean, help_text, parse_cluster, parse_line
-from notebook_cluster.magics.push import MOST_REPLAYED, PIECE_BYTES, push_sources
+from notebook_cluster.magics.handle import CellHandle
+from notebook_cluster.magics.parsing import ON, ON_ALL, PULL, PUSH, help_text, parse_cluster, parse_line
+from notebook_cluster.magics.pull import pull
+from notebook_cluster.magics.push import push
+from notebook_cluster.magics.remote_names import RemoteNames
+from notebook_cluster.magics.running import run_with_options
 from notebook_cluster.magics.session import Session
+from notebook_cluster.magics.sticky import StickyCells, show_mark
 from notebook_cluster.magics.targets import resolve
 
-_MAGICS = {"cluster": "line", "push": "line", "on_all": "cell", "on": "cell"}
+_MAGICS = {"cluster": "line", "push": "line", "pull": "line", "on_all": "cell", "on": "cell"}
 
 
 class Extension:
@@ -24,6 +28,8 @@ class Extension:
         self.shell = shell
         self.session = Session(shell)
         self._matcher = make_matcher(self.session)
+        self._sticky = StickyCells(self.session)
+        self._remote_names = RemoteNames(self.session)
 
     def load(self) -> None:
         """Register the magics, and say when a cluster of this notebook's name is running.
@@ -37,13 +43,15 @@ class Extension:
                 f"this kernel is node {node!r} of a cluster: %load_ext notebook_cluster belongs in the notebook, "
                 "in a cell without %%on_all"
             )
-        functions: dict[str, Callable[..., None]] = {
-            "cluster": self._cluster, "push": self._push, "on_all": self._on_all, "on": self._on,
+        functions: dict[str, Callable[..., Any]] = {
+            "cluster": self._cluster, "push": self._push, "pull": self._pull, "on_all": self._on_all, "on": self._on,
         }  # fmt: skip
         for name, kind in _MAGICS.items():
             self.shell.register_magic_function(functions[name], magic_kind=kind, magic_name=name)
         if hasattr(getattr(self.shell, "Completer", None), "custom_matchers"):
-            self.shell.Completer.custom_matchers.append(self._matcher)
+            self.shell.Completer.custom_matchers += [self._matcher, self._remote_names.matcher]
+        self._remote_names.load(getattr(self.shell, "kernel", None))
+        self._sticky.load()
         self._hint()
 
     def unload(self) -> None:
@@ -51,8 +59,11 @@ class Extension:
         for name, kind in _MAGICS.items():
             self.shell.magics_manager.magics[kind].pop(name, None)
         matchers = getattr(getattr(self.shell, "Completer", None), "custom_matchers", [])
-        if self._matcher in matchers:
-            matchers.remove(self._matcher)
+        for matcher in (self._matcher, self._remote_names.matcher):
+            if matcher in matchers:
+                matchers.remove(matcher)
+        self._remote_names.unload()
+        self._sticky.unload()
         self.session.end()
 
     def _hint(self) -> None:
@@ -63,63 +74,47 @@ class Extension:
         if name in [file.cluster for file in list_clusters()]:
             print(f"cluster {name!r} is running: %cluster attach comes back to it")
 
-    def _cluster(self, line: str) -> None:
+    def _cluster(self, line: str) -> Any:
         """Start, steer and end a cluster: %cluster start, %cluster alone shows all there is."""
         call = parse_cluster(line)
         if call is None:
             print(help_text())
-            return
+            return None
         with _plain_errors(f"%cluster {call.command.name}", self.session):
-            run_command(self.session, call)
+            return run_command(self.session, call)
 
-    def _on_all(self, line: str, cell: str) -> None:
-        """Run the cell on every node: %%on_all [--timeout S] [--no-replay]."""
-        self._run(parse_line(ON_ALL, line).options, cell, None)
+    def _on_all(self, line: str, cell: str) -> CellHandle | None:
+        """Run the cell on every node: %%on_all [--timeout S] [--no-replay] [--async] [-o VAR] [--canary [NODE]]."""
+        return self._run(parse_line(ON_ALL, line).options, cell, None)
 
-    def _on(self, line: str, cell: str) -> None:
-        """Run the cell on some nodes: %%on 0,2 or 1-3, mini,desk, cuda, !mini."""
+    def _on(self, line: str, cell: str) -> CellHandle | None:
+        """Run the cell on some nodes: %%on 0,2 or 1-3, mini,desk, cuda, vram>=8GB, !mini; options as %%on_all."""
         call = parse_line(ON, line)
-        self._run(call.options, cell, call.arguments)
+        return self._run(call.options, cell, call.arguments)
 
-    def _run(self, options: dict[str, Any], cell: str, words: tuple[str, ...] | None) -> None:
+    def _run(self, options: dict[str, Any], cell: str, words: tuple[str, ...] | None) -> CellHandle | None:
+        added = self._sticky.take_added()
         cluster = self.session.require()
         with _plain_errors("%%on_all" if words is None else "%%on", self.session):
-            targets = [] if words is None else resolve(words, cluster.state().nodes)
-            replay = not options.get("no_replay", False)
-            run_cell(cluster, self.shell, cell, targets, timeout=options.get("timeout"), replay=replay)
+            if added:
+                show_mark(self.session, cluster)
+            nodes = cluster.state().nodes if words is not None or "canary" in options else []
+            targets = [] if words is None else resolve(words, nodes)
+            return run_with_options(self.session, cluster, cell, targets, nodes, options)
 
     def _push(self, line: str) -> None:
-        """Send variables to every node: %push NAME... (plain data, numpy arrays, torch tensors, 64 MiB each)."""
-        names = parse_line(PUSH, line).arguments
+        """Send variables to every node: %push NAME... [--to TARGETS] (plain data, numpy, torch, MLX, pandas)."""
+        call = parse_line(PUSH, line)
         cluster = self.session.require()
-        namespace = self.shell.user_ns
-        for name in names:
-            if not name.isidentifier() or name not in namespace:
-                near = did_you_mean(name, visible_names(self.shell))
-                raise UsageError(f"the notebook has no variable {name!r}{near}")
-        sources = [source for name in names for source in push_sources(name, namespace[name])]
-        replay = sum(map(len, sources)) <= MOST_REPLAYED
         with _plain_errors("%push", self.session):
-            for source in _joined(sources):
-                # The first line is what panel and run log show of a cell.
-                run_cell(cluster, self.shell, f"# %push {' '.join(names)}\n{source}", replay=replay)
-            count = sum(node.rank is not None for node in cluster.state().nodes)
-        later = "" if replay else "; too large to be kept for nodes that restart or join later: push again then"
-        print(f"pushed {', '.join(names)} to {count} node{'' if count == 1 else 's'}{later}")
+            push(self.session, cluster, call)
 
-
-def _joined(sources: list[str]) -> Iterator[str]:
-    """Small cells together, so that pushing ten numbers is one cell."""
-    batch: list[str] = []
-    size = 0
-    for source in sources:
-        if batch and size + len(source) > PIECE_BYTES:
-            yield "\n".join(batch)
-            batch, size = [], 0
-        batch.append(source)
-        size += len(source)
-    if batch:
-        yield "\n".join(batch)
+    def _pull(self, line: str) -> None:
+        """Bring variables of the nodes here, as {node: value}: %pull NAME... [--from TARGETS] [--as VAR]."""
+        call = parse_line(PULL, line)
+        cluster = self.session.require()
+        with _plain_errors("%pull", self.session):
+            pull(self.session, cluster, call)
 
 
 @contextmanager
@@ -133,6 +128,8 @@ def _plain_errors(what: str, session: Session) -> Iterator[None]:
         held = session.cluster
         text = str(error)
         if held is not None and held.name not in [file.cluster for file in list_clusters()]:
+            if session.sticky:
+                text += "; cells run in the notebook again"
             session.let_go()
             if "has ended" in text and "%cluster" not in text:
                 text += " (%cluster start begins a new one)"

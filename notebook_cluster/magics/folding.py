@@ -1,5 +1,6 @@
 """Text of several nodes as few blocks: what is the same is shown once, with the names of the nodes that wrote it."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from html import escape
 
 from notebook_cluster.magics import ansi
 from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
+from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
 from notebook_cluster.widgets.palette import rank_colour
 
 MOST_BUNDLE_CHARACTERS = 64 * 1024
@@ -75,23 +77,33 @@ def _same(one: Slot, other: Slot, final: bool) -> bool:
     return one.buffer.shows_the_same(other.buffer)
 
 
-def pages_of(blocks: Sequence[Block], nodes: int) -> list[Bundle]:
+def pages_of(blocks: Sequence[Block], nodes: int, tabs: Tabs) -> list[Bundle]:
     """Bundles of at most 64 K characters that show ``blocks``. ``nodes``: how many run the cell."""
     common = max(blocks, key=lambda block: len(block.members), default=None)
     reference = common if common is not None and len(common.members) > 1 else None
-    pages: list[Bundle] = []
+    writers = [[output for output, _ in block.members] for block in blocks]
+    room = MOST_BUNDLE_CHARACTERS - len(json.dumps(tabs.describe(writers, 0, len(blocks), len(blocks))))
+    pages: list[list[tuple[str, str]]] = []
+    size = room
     for block in blocks:
-        plain, html = _shown(block, reference, nodes)
-        if pages and sum(map(len, pages[-1].values())) + len(plain) + len(html) + 1 <= MOST_BUNDLE_CHARACTERS:
-            last = pages[-1]
-            pages[-1] = {"text/plain": f"{last['text/plain']}\n{plain}", "text/html": last["text/html"] + html}
-        else:
-            pages.append({"text/plain": plain, "text/html": html})
-    return pages
+        plain, html = _shown(block, reference, nodes, room)
+        size += len(plain) + len(html) + 1
+        if size > room:
+            pages.append([])
+            size = len(plain) + len(html)
+        pages[-1].append((plain, html))
+    bundles: list[Bundle] = []
+    first = 0
+    for number, page in enumerate(pages):
+        bundle = {"text/plain": "\n".join(plain for plain, _ in page), "text/html": "".join(html for _, html in page)}
+        described = tabs.describe(writers, first, len(page), number)
+        bundles.append(bundle | ({MIME_TYPE: described} if described else {}))
+        first += len(page)
+    return bundles
 
 
-def _shown(block: Block, reference: Block | None, nodes: int) -> tuple[str, str]:
-    """Plain text and HTML of one block, together at most a bundle."""
+def _shown(block: Block, reference: Block | None, nodes: int, room: int) -> tuple[str, str]:
+    """Plain text and HTML of one block, together at most ``room`` characters."""
     title = title_of([output for output, _ in block.members], nodes)
     text = block.text
     while True:
@@ -102,7 +114,7 @@ def _shown(block: Block, reference: Block | None, nodes: int) -> tuple[str, str]
             body = f"{_SCROLLED}{body}</div>"
         plain = f"[{title}]\n{ansi.without_escapes(text)}"
         html = framed([output for output, _ in block.members], title, body)
-        if len(plain) + len(html) <= MOST_BUNDLE_CHARACTERS or len(text) < 1024:
+        if len(plain) + len(html) <= room or len(text) < 1024:
             return plain, html
         # Colours and escaped characters made it longer than any limit foresaw.
         half = len(text) // 4

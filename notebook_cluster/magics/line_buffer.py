@@ -20,7 +20,9 @@ class LineBuffer:
     escape sequences are dropped. Of long output the first 16 K and the last 64 K characters are kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, whole_text: str = "") -> None:
+        """``whole_text``: the file in which everything is, for the marker."""
+        self._whole_text = whole_text
         self._head: list[str] = []
         self._head_size = 0
         self._folded = 0
@@ -75,7 +77,8 @@ class LineBuffer:
         folded = len(whole) + self._folded - first - last
         if folded <= 0:
             return "\n".join(whole)[-limit:], False
-        marker = f"... {folded:,} line{'s' if folded != 1 else ''} folded ..."
+        where = f", all of it in {self._whole_text}" if self._whole_text else ""
+        marker = f"... {folded:,} line{'s' if folded != 1 else ''} folded{where} ..."
         return "\n".join([*shown_first, marker, *rows[len(rows) - last :]]), False
 
     def _at_end(self) -> bool:

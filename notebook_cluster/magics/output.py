@@ -8,14 +8,21 @@ Everything is published by the thread that calls :meth:`CellDisplay.flush`: the 
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from notebook_cluster.magics import ansi
 from notebook_cluster.magics.folding import MOST_TEXT_CHARACTERS, Member, blocks_of, label_bundle, pages_of
+from notebook_cluster.magics.node_widgets import showable
+from notebook_cluster.magics.session import is_headless
 from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
+from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
 from notebook_cluster.protocol.views import Output
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
 
 FLUSH_SECONDS = 0.25
 GATHER_SECONDS = 0.01
@@ -44,15 +51,21 @@ class Publisher(Protocol):
 class ShellPublisher:
     """Publishes through an IPython shell: a kernel's frontend, or the terminal."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, cluster: "Cluster | None" = None) -> None:
+        """``cluster``: whose widgets may be shown."""
         self._shell = shell
         self.live = getattr(shell, "kernel", None) is not None
+        self._with_tabs = not is_headless(shell)
+        self._cluster = None if is_headless(shell) else cluster
         self._prints_are_out = False
 
     def begin(self) -> None:
         self._prints_are_out = False
 
     def publish(self, data: Bundle, metadata: Bundle, display_id: str, update: bool) -> None:
+        if not self._with_tabs and MIME_TYPE in data:
+            data = {mime: value for mime, value in data.items() if mime != MIME_TYPE}
+        data = showable(self._cluster, getattr(self._shell, "kernel", None), data)
         # Looked up each time: %%capture swaps the shell's publisher while a cell runs.
         publisher = self._shell.display_pub
         transient = {"display_id": display_id}
@@ -79,9 +92,12 @@ def _is_bare(publisher: Any) -> bool:
 class _TextRow:
     """The texts of all nodes at one place, and the displays in which they are."""
 
-    def __init__(self, display_id: str) -> None:
-        self._display_id = display_id
+    def __init__(self, token: str, place: int) -> None:
+        self._token = token
+        self._place = place
         self.members: list[Member] = []
+        self._states: dict[str, str] = {}
+        """Of the members, as they are on the page."""
         self.pages = 0
         """Displays on the page."""
         self.shown = 0
@@ -91,7 +107,17 @@ class _TextRow:
         self.changed_at = 0.0
 
     def page_id(self, number: int) -> str:
-        return f"{self._display_id}/{number}"
+        return f"{self._token}/{self._place}/{number}"
+
+    def is_behind(self, states: Mapping[str, str]) -> bool:
+        """Its tabs are on the page with other states."""
+        changed = (self._states.get(node.node) != states.get(node.node) for node, _ in self.members)
+        return len(self.members) > 1 and any(changed)
+
+    def tabs(self, states: Mapping[str, str]) -> Tabs:
+        """The tabs to publish it with."""
+        self._states = {node.node: states[node.node] for node, _ in self.members if node.node in states}
+        return Tabs(self._token, self._place, self._states)
 
 
 _Item = tuple[float, int, int, _TextRow | tuple[NodeOutput, Slot]]
@@ -104,14 +130,17 @@ class CellDisplay:
     def __init__(self, publisher: Publisher, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._publisher = publisher
         self._clock = clock
+        self.text_file: Callable[[str], str] = lambda node: ""
+        """Path of the file in which all text of a node in this cell is."""
         # Not the cell's number: %cluster attach may show the same cell again in the same notebook.
         self._token = f"nbc-{uuid.uuid4().hex[:12]}"
         self._nodes: dict[str, NodeOutput] = {}
         self._rows: list[_TextRow] = []
         self._notes = NodeOutput("", None, f"{self._token}/notes", label=f"cluster {cluster}")
-        self._note_row = _TextRow(f"{self._token}/notes")
+        self._note_row = _TextRow(f"{self._token}/notes", 0)
         self._last_note = ""
         self._running = 0
+        self._states: dict[str, str] = {}
         self._earlier: dict[str, tuple[Bundle, Bundle]] = {}
         self._last_shown: NodeOutput | None = None
         self._dirty_since: float | None = None
@@ -135,9 +164,23 @@ class CellDisplay:
         """So many nodes run the cell: ``5 of 6 nodes`` counts those that are silent too."""
         self._running = max(self._running, nodes)
 
+    def states(self, states: Mapping[str, str]) -> None:
+        """What nodes do or how they ended (node -> status): shown in the tabs of the nodes."""
+        self._states.update(states)
+        if any(row.is_behind(self._states) for row in self._rows):
+            self._touch()
+
     def label(self, node: str) -> str:
         """``mini · rank 1`` for a node that has shown something, else its name."""
         return self._nodes[node].label if node in self._nodes else node
+
+    def nodes(self) -> dict[str, int | None]:
+        """Rank of each node that has shown something, in rank order."""
+        return {node.node: node.rank for node in self._ranked()}
+
+    def text_of(self, node: str) -> str:
+        """What ``node`` has shown, as plain text; of long text the beginning and the end."""
+        return ansi.without_escapes(self._nodes[node].text(MOST_TEXT_CHARACTERS)) if node in self._nodes else ""
 
     def due(self) -> float | None:
         """Seconds until the next flush is wanted; None when there is nothing to show."""
@@ -186,7 +229,9 @@ class CellDisplay:
     def _take(self, output: Output) -> None:
         node = self._nodes.get(output.node)
         if node is None:
-            node = self._nodes[output.node] = NodeOutput(output.node, output.rank, self._token)
+            file = self.text_file(output.node)
+            node = self._nodes[output.node] = NodeOutput(output.node, output.rank, self._token, whole_text=file)
+            self._states.setdefault(output.node, "running")
         content = output.content
         if output.kind == "stream":
             node.write(str(content.get("text", "")))
@@ -222,7 +267,7 @@ class CellDisplay:
         nodes = self._ranked()
         places = max((node.places for node in nodes), default=0)
         while len(self._rows) < places:
-            self._rows.append(_TextRow(f"{self._token}/{len(self._rows)}"))
+            self._rows.append(_TextRow(self._token, len(self._rows)))
         found: list[_Item] = []
         for place, (row, members) in enumerate(
             [(self._note_row, [self._notes]), *((row, nodes) for row in self._rows)]
@@ -230,7 +275,8 @@ class CellDisplay:
             texts = [(node, slot) for node in members if (slot := node.text_at(max(0, place - 1))) is not None]
             moved = [node for node, _ in texts] != [node for node, _ in row.members]
             row.members = texts
-            if moved or any(slot.dirty for _, slot in texts) or (final and texts and not row.whole):
+            changed = moved or row.is_behind(self._states) or any(slot.dirty for _, slot in texts)
+            if changed or (final and texts and not row.whole):
                 found.append((row.changed_at, place - 1, -1, row))
         for rank, node in enumerate(nodes):
             found += [(slot.changed_at, place, rank, (node, slot)) for place, slot in node.dirty_displays()]
@@ -239,7 +285,7 @@ class CellDisplay:
     def _publish_row(self, row: _TextRow, limit: int, *, final: bool) -> tuple[int, int]:
         """Bring the displays of one place up to date; returns characters and messages sent."""
         blocks = blocks_of(row.members, limit, final=final)
-        pages = pages_of(blocks, max(self._running, len(self._nodes)))
+        pages = pages_of(blocks, max(self._running, len(self._nodes)), row.tabs(self._states))
         in_step = len(blocks) == 1 and len({slot.written.length for _, slot in row.members}) == 1
         row.whole = all(block.whole for block in blocks) and (final or in_step)
         messages = max(len(pages), row.shown)

@@ -1,9 +1,10 @@
-"""What may be typed after ``%cluster``, ``%%on_all``, ``%%on`` and ``%push``, as data, and the parser for it.
+"""What may be typed after ``%cluster``, ``%%on_all``, ``%%on``, ``%push`` and ``%pull``, as data, and the parser.
 
 argparse is not used: it ends the process on an error and cannot say "did you mean".
 """
 
 import difflib
+import keyword
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -22,10 +23,15 @@ class Option:
     help: str
     value: str = ""
     read: Callable[[str], Any] | None = None
+    short: str = ""
+    """``-o``, which is the same."""
+    alone: Any = None
+    """Its value when it stands alone; None: it needs one."""
 
     @property
     def usage(self) -> str:
-        return f"--{self.name} {self.value}".rstrip()
+        value = self.value if self.alone is None else f"[{self.value}]"
+        return f"{self.short or '--' + self.name} {value}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,25 @@ def _minutes(text: str) -> float:
         return _seconds(text)
     except ValueError:
         raise ValueError("a number of minutes above 0") from None
+
+
+def _variable(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise ValueError("the name of a variable")
+    return text
+
+
+def _node(text: str) -> str:
+    if "," in text or not text:
+        raise ValueError("one node, by name or rank")
+    return text
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    words = tuple(text.split())
+    if not words or words == (",",):
+        raise ValueError("nodes as after %%on: ranks, names, cuda, !name")
+    return words
 
 
 def _code(text: str) -> str:
@@ -169,12 +194,31 @@ COMMANDS: dict[str, Command] = {
         Command("status", "nodes, memory, steps and rounds"),
         Command("panel", "show the panel"),
         Command(
+            "vars",
+            "what is in the namespace of each node, and where nodes differ",
+            "[PATTERN]",
+            (Option("all", "also modules, functions and classes"),),
+        ),
+        Command(
             "logs",
             "what a node's process wrote to its log",
             "NODE",
             (Option("lines", "how many of the last lines (default 100)", "N", _whole(1, 10_000)),),
         ),
-        Command("attach", "come back to a running cluster and its running cell", "[NAME]", (), _cluster_name),
+        Command(
+            "attach",
+            "come back to a running cluster and its running cell",
+            "[NAME]",
+            (Option("async", "show the running cell, but do not wait for it"),),
+            _cluster_name,
+        ),
+        Command("cells", "on which nodes cells without %% run from now on; alone: say it", "[all|local]"),
+        Command(
+            "send",
+            "put a file or folder into the working folder of every node",
+            "FILE|DIR",
+            (Option("to", "only of these nodes, as after %%on", "TARGETS", _targets),),
+        ),
         Command("detach", "free the cell that waits; the nodes go on"),
         Command("stop", "end a cluster and every kernel of it", "[NAME]", (), _cluster_name),
     )
@@ -183,10 +227,29 @@ COMMANDS: dict[str, Command] = {
 _CELL_OPTIONS = (
     Option("timeout", "interrupt the cell after S seconds", "S", _seconds),
     Option("no-replay", "nodes that restart or join later do not run this cell"),
+    Option("async", "return at once: a handle to wait for the cell, stop it, take its results"),
+    Option("output", "keep each node's last value in VAR (with --async: the handle)", "VAR", _variable, "-o"),
+    Option("canary", "NODE (default: the lowest rank) runs it first, the others if it worked", "NODE", _node, "", ""),
 )
 ON_ALL = Command("on_all", "run the cell on every node", "", _CELL_OPTIONS, prefix="%%")
 ON = Command("on", "run the cell on some nodes", "TARGETS...", _CELL_OPTIONS, prefix="%%")
-PUSH = Command("push", "send variables of the notebook to every node", "NAME...", prefix="%")
+PUSH = Command(
+    "push",
+    "send variables of the notebook to every node",
+    "NAME...",
+    (Option("to", "only to these nodes, as after %%on", "TARGETS", _targets),),
+    prefix="%",
+)
+PULL = Command(
+    "pull",
+    "bring variables of the nodes here, as {node: value}",
+    "NAME...",
+    (
+        Option("from", "only from these nodes, as after %%on; from a single one its bare value", "TARGETS", _targets),
+        Option("as", "into this variable", "VAR", _variable),
+    ),
+    prefix="%",
+)
 
 
 def parse_cluster(line: str) -> Invocation | None:
@@ -217,7 +280,7 @@ def parse_line(command: Command, line: str) -> Invocation:
 def help_text() -> str:
     """Each magic, subcommand and option with a line that says what it does."""
     lines = []
-    for command in (*COMMANDS.values(), ON_ALL, ON, PUSH):
+    for command in (*COMMANDS.values(), ON_ALL, ON, PUSH, PULL):
         lines.append(f"{command.prefix + command.name + ' ' + command.argument:<30} {command.help}")
         lines += [f"    {option.usage:<26} {option.help}" for option in command.options]
     return "\n".join(lines)
@@ -254,7 +317,7 @@ def _read_option(command: Command, word: str, queue: list[str]) -> tuple[str, An
     """The key and value of option ``word``; a value that stands apart is taken from ``queue``."""
     typed, equals, value = word.partition("=")
     known = {f"--{option.name}": option for option in command.options}
-    option = known.get(typed)
+    option = known.get(typed) or next((one for one in command.options if one.short == typed), None)
     if option is None:
         have = f"There are: {', '.join(known)}" if known else "It has none"
         raise UsageError(f"{command.prefix}{command.name} has no option {typed}{did_you_mean(typed, known)}. {have}")
@@ -263,6 +326,8 @@ def _read_option(command: Command, word: str, queue: list[str]) -> tuple[str, An
         if equals:
             raise UsageError(f"{typed} takes no value, got {value!r}: write {typed} alone")
         return key, True
+    if not equals and option.alone is not None and (not queue or queue[0].startswith("-")):
+        return key, option.alone
     if not equals:
         if not queue or queue[0].startswith("--"):
             raise UsageError(f"{typed} needs a value: {command.prefix}{command.name} {option.usage}")

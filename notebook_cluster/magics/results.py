@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from notebook_cluster.magics.errors import RemoteError
+from notebook_cluster.magics.errors import CellInterrupted, CellTimeout, RemoteError
 from notebook_cluster.protocol.views import CellEnded, NodeResult
 
 _LOG_LINES = 5
@@ -17,10 +17,18 @@ def remote_error(ended: CellEnded, label: Callable[[str], str], notebook_names: 
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, result in ordered:
         groups.setdefault(tuple(_describe(name, result, notebook_names)), []).append(name)
-    lines = [f"cell {ended.cell} failed on {len(failed)} of {len(ended.results)} nodes"]
+    ran = sum(result.status != "cancelled" for result in failed.values())
+    lines = [f"cell {ended.cell} failed on {ran} of {len(ended.results)} nodes"]
     for (first, *more), names in groups.items():
         lines += [f"  {_who(names, label, len(ended.results))}{first}", *more]
     return RemoteError("\n".join(lines))
+
+
+def stopped_error(ended: CellEnded) -> CellInterrupted | CellTimeout:
+    """The error of a cell that was interrupted: by Stop, or by its own ``--timeout``."""
+    if ended.reason:
+        return CellTimeout(f"cell {ended.cell} {ended.reason}")
+    return CellInterrupted(interrupted_text(ended, ended.results))
 
 
 def interrupted_text(ended: CellEnded | None, results: Mapping[str, NodeResult]) -> str:
@@ -30,6 +38,15 @@ def interrupted_text(ended: CellEnded | None, results: Mapping[str, NodeResult])
     reasons = [f"{name}: {result.reason}" for name, result in results.items() if result.reason]
     text = f"cell {ended.cell} was stopped" if ended.status != "ok" else f"cell {ended.cell} had finished on every node"
     return "\n  ".join([text, *map(_one_line, reasons)])
+
+
+def reason_of(result: NodeResult) -> str:
+    """Why a node has no value, on one line."""
+    if result.status in ("lost", "cancelled"):
+        return _one_line(result.reason or "another node failed first")
+    if result.status == "interrupted":
+        return "interrupted"
+    return _one_line(f"{result.error_name}: {result.error_value}" if result.error_value else result.error_name)
 
 
 def _is_consequence(result: NodeResult) -> bool:
@@ -59,7 +76,7 @@ def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> 
     what = result.error_name or result.reason or "failed"
     text = ": " + _one_line(f"{what}: {result.error_value}" if result.error_value else what)
     if result.error_name == "StdinNotImplementedError":
-        text += "; input() asks in a cell without %%on_all, then %push sends the answer"
+        text += "; nobody can be asked while it runs (--async, nbclient, papermill): %push sends what it needs"
     missing = _missing_name(result, notebook_names)
     if missing and "%push" not in text:
         text += f"; {missing!r} is in the notebook but not there: %push {missing} sends it"

@@ -3,12 +3,14 @@
 import atexit
 from typing import TYPE_CHECKING, Any
 
+from notebook_cluster.magics import node_widgets
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.interrupts import asked_to_end
 from notebook_cluster.magics.naming import default_cluster_name
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
+    from notebook_cluster.magics.handle import CellHandle
 
 
 class Session:
@@ -17,6 +19,10 @@ class Session:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.cluster: Cluster | None = None
+        self.sticky = False
+        """Cells without a magic run on all nodes: ``%cluster cells all``."""
+        self.handles: list[CellHandle] = []
+        """Of cells that run with ``--async``."""
         atexit.register(self.close)
 
     @property
@@ -50,14 +56,20 @@ class Session:
             self.let_go()
             self.cluster = cluster
 
+    def handle_of(self, cell: int) -> "CellHandle | None":
+        """The handle of a cell that this notebook started with ``--async`` and that still runs."""
+        self.handles = [handle for handle in self.handles if not handle.done]
+        return next((handle for handle in self.handles if handle.cell == cell), None)
+
     def let_go(self) -> None:
         """Leave the notebook's cluster; it goes on, a panel of it becomes a still picture."""
-        cluster, self.cluster = self.cluster, None
+        cluster, self.cluster, self.sticky = self.cluster, None, False
         if cluster is None:
             return
         from notebook_cluster.widgets import close_panel
 
         close_panel(cluster)
+        node_widgets.close(cluster)
         cluster.close()
 
     def close(self) -> None:

@@ -24,6 +24,8 @@ class Slot:
     written: Written = field(default_factory=Written)
     data: Bundle = field(default_factory=dict)
     metadata: Bundle = field(default_factory=dict)
+    plain: str = ""
+    """The text that stands for the rich output; ``data`` is given away when it is published."""
     dirty: bool = True
     on_page: bool = False
     blank: bool = True
@@ -42,8 +44,9 @@ class Slot:
 class NodeOutput:
     """The slots of one node below one cell, and what fills them."""
 
-    def __init__(self, node: str, rank: int | None, token: str, *, label: str = "") -> None:
+    def __init__(self, node: str, rank: int | None, token: str, *, label: str = "", whole_text: str = "") -> None:
         self.node = node
+        self._whole_text = whole_text
         self.rank = rank
         self.label = label or (node if rank is None else f"{node} · rank {rank}")
         self._token = token
@@ -59,7 +62,7 @@ class NodeOutput:
         slot = self._slots[self._used - 1] if self._used else None
         if slot is None or slot.buffer is None:
             slot = self._take("")
-            slot.buffer, slot.written = LineBuffer(), Written()
+            slot.buffer, slot.written = LineBuffer(self._whole_text), Written()
         assert slot.buffer is not None
         if own_line and not slot.buffer.at_line_start:
             text = "\n" + text
@@ -77,12 +80,14 @@ class NodeOutput:
             return
         slot = self._take(display_id)
         slot.buffer, slot.data, slot.metadata, slot.dirty = None, data, metadata, True
+        slot.plain = str(data.get("text/plain", ""))
 
     def update(self, data: Bundle, metadata: Bundle, display_id: str) -> bool:
         """Change the outputs shown under the node's ``display_id``; False when there is none in this cell."""
         found = [slot for slot in self._slots[: self._used] if slot.display_id == self.public_id(display_id)]
         for slot in found:
             slot.data, slot.metadata, slot.dirty = data, metadata, True
+            slot.plain = str(data.get("text/plain", ""))
         return bool(found)
 
     def clear(self, wait: bool) -> None:
@@ -99,6 +104,12 @@ class NodeOutput:
         """The text at ``place``, counted from 0 over text and rich outputs; None when there is none."""
         slot = self._slots[place] if place < self._used else None
         return slot if slot is not None and slot.buffer is not None else None
+
+    def text(self, limit: int) -> str:
+        """Everything as text, of long text the beginning and the end."""
+        used = self._slots[: self._used]
+        parts = [slot.plain if slot.buffer is None else slot.buffer.render(limit, head=True)[0] for slot in used]
+        return "\n".join(part.removesuffix("\n") for part in parts if part)
 
     @property
     def places(self) -> int:

@@ -39,6 +39,32 @@ def resolve(words: Sequence[str], nodes: Sequence[NodeView]) -> list[str]:
     return [node.name for node in usable if node.name in chosen]
 
 
+def choose_canary(text: str, targets: Sequence[str], nodes: Sequence[NodeView]) -> str:
+    """The node that runs a cell first: the one that ``text`` means, or (empty) the lowest rank among ``targets``
+    (names; empty: all).
+
+    Raises:
+        UsageError: no such node, or it is not among the targets.
+    """
+    usable = [node.name for node in sorted(nodes, key=_order) if node.condition not in _GONE and node.rank is not None]
+    among = [name for name in usable if not targets or name in targets]
+    if not text:
+        return among[0] if among else ""
+    name = find_node(text, nodes)
+    if name not in among:
+        raise UsageError(f"--canary {text}: {name} is not among the nodes that run the cell: {', '.join(among)}")
+    return name
+
+
+def memory_words(nodes: Sequence[NodeView]) -> list[str]:
+    """``vram>=8GB`` and the like, one for each size that a node has."""
+    kinds = {"VRAM": "vram", "unified": "vram", "RAM": "ram"}
+    sizes = {
+        (kinds[node.memory_kind], int(node.memory_total * 1.03 / 1e9)) for node in nodes if node.memory_kind in kinds
+    }
+    return [f"{kind}>={size}GB" for kind, size in sorted(sizes) if size]
+
+
 def find_node(text: str, nodes: Sequence[NodeView]) -> str:
     """The name of the one node that ``text`` (its name or its rank) means, whatever its condition.
 

@@ -11,6 +11,9 @@ other nodes), puts ``nc``, ``rank``, ``world_size`` and ``device`` into the name
 - :mod:`.rosters`: the roster with which a cell began
 - :mod:`.world`: rank, world size and environment variables out of the roster
 - :mod:`.telemetry`, :mod:`.interrupts`: what panels show of a node; moments that a Stop must not cut
+- :mod:`.looking`, :mod:`.variables`: how people see what is in a node's namespace
+- :mod:`.values`: what travels to and from the notebook, as bytes; :mod:`.shelf`: where it lies meanwhile
+- :mod:`.pip`: ``%pip`` for this kernel's environment
 - :mod:`.api`, :mod:`.shard`: ``nc.rank()``, ``nc.all_reduce(x)``, ``nc.shard(data)`` ...
 
 May import: ``training``, ``checkpoints``, ``collectives``, ``codecs``, ``mesh``, ``security``, ``protocol``. Called by:

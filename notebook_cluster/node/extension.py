@@ -6,14 +6,18 @@ execute_request. Requests without it (completion's helpers, a person's own clien
 
 import ast
 import atexit
+import functools
 import os
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.node import world
+from notebook_cluster.node import last_value, world
+from notebook_cluster.node.looking import answer_when_idle, prepare_shell
+from notebook_cluster.node.pip import register_pip
 from notebook_cluster.node.progress_bars import show_bars_as_text
+from notebook_cluster.node.widget_messages import follow_headers, lose_nothing
 from notebook_cluster.training.runtime import set_runtime
 
 if TYPE_CHECKING:
@@ -43,6 +47,9 @@ def load(ip: Any) -> None:
         return
     from notebook_cluster.node.runtime import NodeRuntime
 
+    # While a cell computes, the runtime waits this long for the interpreter, several times for each message: a Stop, a
+    # frame of another node. Python's own 5 ms are for programs that answer nobody.
+    sys.setswitchinterval(0.001)
     sockets = os.environ.get("NOTEBOOK_CLUSTER_SOCKETS", "")
     runtime = NodeRuntime(
         os.environ["NOTEBOOK_CLUSTER_NODE"],
@@ -56,6 +63,10 @@ def load(ip: Any) -> None:
     _loaded = Extension(ip, runtime)
     _loaded.register()
     show_bars_as_text()
+    register_pip(ip)
+    follow_headers()
+    lose_nothing(ip.kernel)
+    prepare_shell(ip)
 
 
 def unload(ip: Any) -> None:
@@ -90,6 +101,9 @@ class Extension:
         for event, hook in self._hooks.items():
             self._ip.events.register(event, hook)
         self._ip.ast_transformers.append(self._gate)
+        last_value.install(self._ip)
+        self._runtime.output_gate.install()
+        self._runtime.on_fetch_variables = functools.partial(answer_when_idle, self._ip, self._runtime.send_control)
         # Not imported: this package's root leads to rooms above this one.
         package = sys.modules["notebook_cluster"]
         self._give({"nc": package, "rank": 0, "world_size": 1, "device": self._runtime.device()})
@@ -99,6 +113,8 @@ class Extension:
         for event, hook in self._hooks.items():
             self._ip.events.unregister(event, hook)
         self._ip.ast_transformers.remove(self._gate)
+        last_value.uninstall()
+        self._runtime.output_gate.uninstall()
         atexit.unregister(self._at_exit)
         self._runtime.close()
 
@@ -133,6 +149,7 @@ class Extension:
             self._refusal = str(error)
             return
         self._running, self._silent = parent["header"]["msg_id"], info.silent
+        last_value.begin_cell({} if info.replay else parent)
         self._refresh()
 
     def _after(self, result: Any) -> None:

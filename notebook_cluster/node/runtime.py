@@ -16,14 +16,19 @@ from notebook_cluster.collectives import Collectives
 from notebook_cluster.mesh import IOThread, Mesh
 from notebook_cluster.mesh.mesh import free_port
 from notebook_cluster.node import world
+from notebook_cluster.node.cell_mark import CellMark
 from notebook_cluster.node.control import Control
 from notebook_cluster.node.interrupts import deferred_interrupts, interrupt_main_thread
 from notebook_cluster.node.jobs import Jobs
+from notebook_cluster.node.output_gate import OutputGate
 from notebook_cluster.node.rosters import Rosters
+from notebook_cluster.node.shelf import SHELF
 from notebook_cluster.node.telemetry import TelemetryKeeper
+from notebook_cluster.protocol.introspection import FetchVariables
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.node import (
     CellDone,
+    HoldOutput,
     InterruptCell,
     InterruptSeen,
     KeepCheckpoint,
@@ -38,6 +43,7 @@ from notebook_cluster.protocol.node import (
     Unreachable,
     UseRelay,
 )
+from notebook_cluster.protocol.transfers import ForgetTicket, ReadPart, WritePart
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training.runtime import JobHandler, Payload
 
@@ -65,6 +71,8 @@ class NodeRuntime:
         self._device = world.torch_device(device, os.environ)
         self._directory = directory
         self.roster: Roster | None = None
+        self.on_fetch_variables: Callable[[FetchVariables], None] = lambda message: None
+        """Called on the I/O thread; answers with Variables."""
         self._partial = False
         self._cell: world.CellInfo | None = None
         self._cell_end: list[Callable[[str], None]] = []
@@ -73,6 +81,8 @@ class NodeRuntime:
         self._interruptible = False
         self._stopped_cells: set[int] = set()
         """Cells that a Stop reached before they began."""
+        self.output_gate = OutputGate()
+        self._mark = CellMark(os.environ.get("NOTEBOOK_CLUSTER_CELL_MARK", ""))
         self._loop = IOThread("notebook-cluster-node")
         self._loop.start()
         self._jobs = Jobs(lambda text: self.send_control(NodeLog(level="error", text=f"{name}: {text}")))
@@ -195,11 +205,14 @@ class NodeRuntime:
         self._interruptible = True
         if self.cell() in self._stopped_cells:
             self._interruptible = False
+        else:
+            self._mark.set(self.cell())
         return self._interruptible
 
     def end_cell(self, status: str) -> None:
         """The cell is over with ``ok``, ``error: ...`` or ``interrupted``: tell those who asked, in order."""
         self._interruptible = False
+        self._mark.set(0)
         self._stopped_cells.discard(self.cell())
         callbacks, self._cell_end = self._cell_end, []
         try:
@@ -236,8 +249,14 @@ class NodeRuntime:
                 self._mesh.use_relay(message)
             case MeasurePair():
                 self._mesh.measure(message, self.send_control)
+            case HoldOutput():
+                self.output_gate.on_message(message)
             case KeepCheckpoint():
                 self._jobs.keep(self.send_control)
+            case FetchVariables():
+                self.on_fetch_variables(message)
+            case ReadPart() | WritePart() | ForgetTicket():
+                SHELF.on_control(message, self.send_control)
             case _:
                 self._jobs.on_control(message.job, message)
 
@@ -287,6 +306,7 @@ class NodeRuntime:
         self.collectives.inbox.tick(now)
         self._jobs.tick(now)
         self._telemetry.tick(now)
+        SHELF.tick()
 
     def _row(self) -> NodeAddress:
         row = world.find(self.roster, self._name) if self.roster is not None else None

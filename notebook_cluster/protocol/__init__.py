@@ -12,10 +12,13 @@ module                    between                                     carried by
 :mod:`.rounds`            coordinator <-> node runtime, training only same as ``node``
 :mod:`.views`             coordinator <-> view                        loopback, CURVE
 :mod:`.state`             what views show                             inside ``views``
+:mod:`.introspection`     completion, inspection, variables: inside ``views`` and ``node``
+:mod:`.asking`            ``input()`` of nodes: inside ``views``
+:mod:`.transfers`         view <-> runtime or agent: values and files inside the others
 ========================  ==========================================  =====================
 
 Messages are frozen msgspec structs, tagged by their class name. Bulk bytes (Jupyter message parts,
-tensors) never go inside a struct: they travel as raw buffers beside it.
+tensors) never go inside a struct: they travel as raw buffers beside it; only pieces of at most 256 KiB do.
 """
 
 from notebook_cluster.protocol.names import check_name

@@ -5,7 +5,7 @@ On the hop between kernel and agent (ipc, DEALER -> ROUTER) a message is one fra
 
 from typing import Literal
 
-from notebook_cluster.protocol import rounds
+from notebook_cluster.protocol import introspection, rounds, transfers
 from notebook_cluster.protocol.wire import Message
 
 
@@ -147,6 +147,13 @@ class Kept(Message, frozen=True):
     error: str = ""
 
 
+class HoldOutput(Message, frozen=True):
+    """Agent: the link is behind, so ``print()`` waits, at most 10 s from the last such message; with ``hold`` False it
+    goes on."""
+
+    hold: bool
+
+
 class Telemetry(Message, frozen=True):
     """Node, at most 4 a second: the newest values of nc.report() and of the training loop."""
 
@@ -180,6 +187,11 @@ ToNodeBody = (
     | RelayTaken
     | MeasurePair
     | KeepCheckpoint
+    | HoldOutput
+    | transfers.ReadPart
+    | transfers.WritePart
+    | transfers.ForgetTicket
+    | introspection.FetchVariables
     | rounds.Registered
     | rounds.RegisterRefused
     | rounds.Seal
@@ -204,6 +216,9 @@ FromNodeBody = (
     | RelayTaken
     | PairMeasured
     | Kept
+    | transfers.ValuePart
+    | transfers.PartWritten
+    | introspection.Variables
     | rounds.Register
     | rounds.Joined
     | rounds.Arrived

@@ -5,6 +5,7 @@ Bulk buffers beside the struct are named in each docstring; a message without th
 
 from typing import Literal
 
+from notebook_cluster.protocol.transfers import FilesAnswer, FilesRequest
 from notebook_cluster.protocol.wire import Message
 
 DeviceKind = Literal["cpu", "cuda", "rocm", "mps"]
@@ -115,10 +116,12 @@ class NodeEnded(Message, frozen=True):
 
 
 class InterruptNode(Message, frozen=True):
-    """Coordinator: SIGINT to the kernel."""
+    """Coordinator: SIGINT to the kernel. With ``cell`` only while it is inside that cell, and InterruptSeen comes back;
+    otherwise its runtime is asked (InterruptCell), which keeps the cell from beginning."""
 
     node: str
     incarnation: int
+    cell: int = 0
 
 
 class StopNode(Message, frozen=True):
@@ -137,6 +140,9 @@ class ToKernel(Message, frozen=True):
     node: str
     incarnation: int
     channel: KernelChannel
+    subshell: bool = False
+    """A shell message that the kernel shall answer also while it runs a cell: it goes to the kernel's subshell, where
+    the kernel has them (ipykernel 7)."""
 
 
 class FromKernel(Message, frozen=True):
@@ -231,7 +237,7 @@ class Farewell(Message, frozen=True):
     reason: str
 
 
-FromCoordinator = StartNode | InterruptNode | StopNode | ToKernel | ToNode | ReadLog | Diagnose | Release
+FromCoordinator = StartNode | InterruptNode | StopNode | ToKernel | ToNode | ReadLog | Diagnose | FilesRequest | Release
 FromAgent = (
     PeerInfo
     | PeerSample
@@ -245,5 +251,6 @@ FromAgent = (
     | Released
     | Slept
     | Diagnosis
+    | FilesAnswer
     | Farewell
 )

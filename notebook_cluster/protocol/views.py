@@ -7,7 +7,12 @@ holds its address and both key pairs.
 
 from typing import Any, Literal
 
+from notebook_cluster.protocol import introspection
+from notebook_cluster.protocol.asking import AnswerInput, InputRequested, InputWithdrawn
+from notebook_cluster.protocol.collecting import NodeValue
+from notebook_cluster.protocol.comms import CommToNode, NodeComm, WatchWidgets
 from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.transfers import AnyTransfer
 from notebook_cluster.protocol.wire import Message
 
 
@@ -40,7 +45,7 @@ class Execute(Message, frozen=True):
     """Run a cell. Reply at once, value: cell id (int). ``targets`` are node names; empty: all nodes.
 
     ``replay``: the cell goes into the cluster's cell log, so nodes that (re)start or join run it too.
-    ``input()`` raises on a node."""
+    """
 
     source: str
     targets: list[str] = []
@@ -51,16 +56,34 @@ class Execute(Message, frozen=True):
     """The reply is followed by the cell's events, as after Watch, without a second request."""
     notebook_names: list[str] = []
     """Names in the notebook's namespace: a NameError on a node for one of them says ``%push``."""
+    canary: str = ""
+    """This node runs it first and alone; the others only when it went well there."""
+    background: bool = False
+    """No cell of a notebook waits for it (``--async``): said to who queues behind it."""
+    stdin: bool = False
+    """This view answers InputRequested; without it ``input()`` raises on a node."""
 
 
 class Watch(Message, frozen=True):
     """A cell from its beginning, then live: CellOutput events and at last CellEnded. Reply value: CellView."""
 
     cell: int
+    background: bool = False
+    """As in Execute."""
+    stdin: bool = False
+    """This view answers InputRequested too, when who submitted the cell is gone."""
 
 
 class Unwatch(Message, frozen=True):
     cell: int
+
+
+class Taken(Message, frozen=True):
+    """The view has read the output of ``cell`` up to this ``CellOutput.position``. What a view is far behind with is
+    shortened for it."""
+
+    cell: int
+    position: int
 
 
 class Interrupt(Message, frozen=True):
@@ -68,6 +91,8 @@ class Interrupt(Message, frozen=True):
     Reply value: list of the names of nodes that are still busy."""
 
     force: bool = False
+    cell: int = 0
+    """Only this cell, which may still be in the queue; 0: the running one and all in the queue."""
 
 
 class Detach(Message, frozen=True):
@@ -181,6 +206,7 @@ AnyRequest = (
     | Execute
     | Watch
     | Unwatch
+    | Taken
     | Interrupt
     | Detach
     | AddNodes
@@ -195,6 +221,13 @@ AnyRequest = (
     | Ping
     | Leave
     | Stop
+    | introspection.Complete
+    | introspection.Inspect
+    | introspection.ListVariables
+    | AnswerInput
+    | WatchWidgets
+    | CommToNode
+    | AnyTransfer
 )
 
 
@@ -227,6 +260,8 @@ class Output(Message, frozen=True):
 class CellOutput(Message, frozen=True):
     cell: int
     outputs: list[Output]
+    position: int = 0
+    """Bytes of the cell's output up to here, for Taken; 0 in what was kept from before the view watched."""
 
 
 class CellChanged(Message, frozen=True):
@@ -254,6 +289,8 @@ class CellEnded(Message, frozen=True):
     cell: int
     status: Literal["ok", "error", "interrupted", "detached"]
     results: dict[str, NodeResult] = {}
+    reason: str = ""
+    """Why it was interrupted, when nobody pressed Stop: ``ran longer than --timeout 5 s; still busy: desk``."""
 
 
 class StateChanged(Message, frozen=True):
@@ -272,5 +309,7 @@ class Closing(Message, frozen=True):
     reason: str
 
 
-AnyEvent = CellOutput | CellChanged | CellEnded | StateChanged | SeriesAdded | Closing
-Incoming = Reply | CellOutput | CellChanged | CellEnded | StateChanged | SeriesAdded | Closing
+OfCell = CellOutput | CellChanged | CellEnded | NodeValue | InputRequested | InputWithdrawn
+"""Go to the views that watch the cell which they name."""
+AnyEvent = OfCell | NodeComm | StateChanged | SeriesAdded | Closing
+Incoming = Reply | AnyEvent

@@ -4,7 +4,8 @@ May import: ``client``, ``protocol``. Called by: ``magics`` (``%cluster panel``,
 text) and ``server`` (:mod:`.model`). Views hold no state of their own: all comes from a ClusterView and from Series.
 
 - :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
-- :mod:`.text`, :mod:`.static_html`, :mod:`.picture`, :mod:`.findings`: renderers that need no browser. Pure functions.
+- :mod:`.text`, :mod:`.static_html`, :mod:`.picture`, :mod:`.findings`, :mod:`.variables`: renderers that need no
+  browser. Pure functions.
 - :mod:`.panel`: the live panel and the one thread that changes it; :mod:`.widget` and ``panel.js`` are what the browser
   sees, :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
 """
@@ -12,16 +13,26 @@ text) and ``server`` (:mod:`.model`). Views hold no state of their own: all come
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from notebook_cluster.protocol.introspection import NodeVariables
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets.findings import findings_html, findings_text
 from notebook_cluster.widgets.static_html import render_html, render_peers_html
 from notebook_cluster.widgets.text import render_peers_text, render_text
+from notebook_cluster.widgets.variables import variables_html, variables_text
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
 
-__all__ = ["close_panel", "render_findings", "render_html", "render_peers", "render_text", "show_panel"]
+__all__ = [
+    "close_panel",
+    "render_findings",
+    "render_html",
+    "render_peers",
+    "render_text",
+    "render_variables",
+    "show_panel",
+]
 
 
 def render_peers(peers: Sequence[PeerView], html: bool = False) -> str:
@@ -32,6 +43,11 @@ def render_peers(peers: Sequence[PeerView], html: bool = False) -> str:
 def render_findings(findings: Sequence[Finding], html: bool = False) -> str:
     """The doctor's report, plain text or HTML: what is wrong first, each line with its table and its fix."""
     return findings_html(findings) if html else findings_text(findings)
+
+
+def render_variables(columns: Sequence[NodeVariables], html: bool = False) -> str:
+    """The variables of all nodes, plain text or HTML: name by node, marked where nodes differ."""
+    return variables_html(columns) if html else variables_text(columns)
 
 
 def show_panel(cluster: "Cluster", *, headless: bool = False) -> None:

@@ -1,0 +1,129 @@
+"""Lines about a running cell for who watches it: what happened to a node, and who keeps the others waiting."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator.state import Cell
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+GATHER_SECONDS = 0.4
+"""Nodes that fail or wait together are one line, and a cell that ends right away needs none."""
+MOST_NOTICES = 20
+"""Of one cell; the curves and the panel show the rest."""
+_MOST_NAMES = 6
+_MOST_CHARACTERS = 200
+
+
+class Notices:
+    """The notices of the cell that runs."""
+
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self._cell = 0
+        self._said: set[str] = set()
+        self._failed: dict[str, str] = {}
+        """What happened to nodes of which nothing was said yet."""
+        self._waiting: dict[str, tuple[str, tuple[str, ...]]] = {}
+        """Node -> the operation in which it waits, and for whom."""
+        self._scheduled = False
+
+    def node_ended(self, event: e.CellNodeEnded) -> None:
+        """A node has left the cell; the others may go on for hours."""
+        self._begin(event.cell)
+        self._waiting.pop(event.node, None)
+        if event.status in ("error", "lost") and event.error_name != "PeerLost":
+            self._failed[event.node] = what_happened(event)
+        self._look_soon()
+
+    def on_waiting(self, node: str, text: str) -> None:
+        """A node says that it waits: ``all_reduce #3 for desk``; empty when it goes on."""
+        running = self._hub.state.running()
+        if running is None or running.nodes.get(node) != "running":
+            return
+        self._begin(running.id)
+        operation, separator, names = text.rpartition(" for ")
+        missing = tuple(name for name in names.split(", ") if name in running.nodes and name != node)
+        if separator and missing:
+            self._waiting[node] = (operation.partition(" #")[0][:40], missing)
+            self._look_soon()
+        else:
+            self._waiting.pop(node, None)
+
+    def _begin(self, cell: int) -> None:
+        if cell != self._cell:
+            self._cell = cell
+            self._said.clear()
+            self._failed.clear()
+            self._waiting.clear()
+
+    def _look_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._scheduled = False
+        cell = self._hub.state.cells.get(self._cell)
+        if cell is None or cell.status != "running" or self._hub.cells.was_interrupted(cell.id):
+            return
+        for text in [*self._about_failed(cell), *self._about_waiting(cell)]:
+            if text not in self._said and len(self._said) < MOST_NOTICES:
+                self._said.add(text)
+                self._hub.cells.changed(cell.id, text)
+
+    def _about_failed(self, cell: Cell) -> list[str]:
+        """``desk raised ValueError: no data; still running: local, mini``."""
+        failed, self._failed = self._failed, {}
+        running = [name for name, status in cell.nodes.items() if status == "running"]
+        if not running:
+            return []
+        nodes: dict[str, list[str]] = {}
+        for name in [name for name in cell.nodes if name in failed]:
+            nodes.setdefault(failed[name], []).append(name)
+        return [f"{_named(names)} {text}; still running: {_named(running)}" for text, names in nodes.items()]
+
+    def _about_waiting(self, cell: Cell) -> list[str]:
+        """``local, mini wait in all_reduce for desk, which has finished the cell``."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for name in [name for name in cell.nodes if name in self._waiting]:
+            operation, missing = self._waiting[name]
+            # Who waits as well is not the cause, and who computes is not while another will never come.
+            gone = [other for other in missing if cell.nodes[other] != "running"]
+            late = [other for other in missing if other not in self._waiting]
+            for other in (gone or late)[:_MOST_NAMES]:
+                groups.setdefault((operation, other), []).append(name)
+        lines = []
+        for (operation, other), names in groups.items():
+            verb = "waits" if len(names) == 1 else "wait"
+            lines.append(f"{_named(names)} {verb} in {operation} for {other}, {_how_it_is(cell, other)}")
+        return lines
+
+
+def what_happened(event: e.CellNodeEnded) -> str:
+    """``raised ValueError: no data``, ``was lost: killed by SIGKILL`` or ``stopped, because desk was lost: ...``."""
+    if event.status == "lost":
+        text = f"was lost: {event.reason or 'no reason known'}"
+    elif event.error_name == "PeerLost":
+        text = f"stopped, because {event.error_value}"
+    else:
+        first = event.error_value.splitlines()[0] if event.error_value else ""
+        text = f"raised {event.error_name}: {first}" if first else f"raised {event.error_name}"
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " ..."
+
+
+def _how_it_is(cell: Cell, node: str) -> str:
+    result = cell.results.get(node)
+    if cell.nodes.get(node) == "running" or result is None:
+        return "which still computes"
+    if result.status == "ok":
+        return "which has finished the cell"
+    return f"which {what_happened(result)}" if result.status in ("error", "lost") else "which was interrupted"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

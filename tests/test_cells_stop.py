@@ -1,0 +1,155 @@
+"""Stop in a notebook whose kernel gets SIGINT from its parent, as from a Jupyter server; and what a SIGINT means."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from notebook_cluster.agent.cell_mark import CellMark as AgentsMark
+from notebook_cluster.magics.interrupts import Press, StopCounter, is_at_rest
+from notebook_cluster.node.cell_mark import CellMark as KernelsMark
+from tests.cluster import Watcher
+from tests.conftest import wait_until
+from tests.notebook_kernel import Cell
+from tests.shared_notebook import SharedNotebook, shared_notebook
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[SharedNotebook]:
+    with shared_notebook("--local 2") as started:
+        yield started
+
+
+def stopped(notebook: SharedNotebook, source: str, until: str = "begun") -> Cell:
+    """Run ``source`` on all nodes, press Stop when both have printed ``until``; returns the cell after its end."""
+    cell = notebook.start(f"%%on_all --no-replay\nimport time\nprint('begun', flush=True)\n{source}")
+    notebook.kernel.until(cell, f"[all 2 nodes]\n{until}")
+    notebook.kernel.manager.interrupt_kernel()
+    return notebook.kernel.until(cell)
+
+
+@pytest.mark.parametrize("body", ["while True: sum(range(1000))", "time.sleep(600)", "nc.recv(1 - rank)"])
+def test_stop_ends_the_cell_with_what_it_had_shown(notebook: SharedNotebook, body: str) -> None:
+    cell = stopped(notebook, body)
+    assert cell.error is not None
+    assert cell.error.name == "KeyboardInterrupt"
+    assert cell.error.value.endswith(" was stopped")
+    assert "begun" in cell.shown
+    assert "[all 2 nodes]\nOut: 2" in notebook.works("%%on_all --no-replay\n1 + 1")
+
+
+def test_stop_cancels_what_waits_behind_another_cell_and_leaves_that_one_alone(notebook: SharedNotebook) -> None:
+    gate = notebook.work / "open"
+    with notebook.attach() as view:
+        before = view.execute(f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)")
+        cell = notebook.start("%%on_all --no-replay\nprint('never')")
+        notebook.kernel.until(cell, f"waiting for cell {before.cell}")
+        notebook.kernel.manager.interrupt_kernel()
+        assert notebook.kernel.until(cell).error is not None
+        assert "never\n" not in cell.shown
+        state = view.state().cell
+        assert state is not None
+        assert (state.id, state.status) == (before.cell, "running")
+        gate.touch()
+        assert Watcher(before).wait_end().status == "ok"
+
+
+def test_stop_right_after_the_start_is_not_lost(notebook: SharedNotebook) -> None:
+    for _ in range(3):
+        cell = notebook.start("%%on_all --no-replay\nwhile True: pass")
+        wait_until(lambda: is_busy(notebook), 20, "the kernel to be busy")
+        notebook.kernel.manager.interrupt_kernel()
+        error = notebook.kernel.until(cell).error
+        assert error is not None
+        assert error.name == "KeyboardInterrupt"
+
+
+def is_busy(notebook: SharedNotebook) -> bool:
+    """The cell runs on the nodes, or is about to."""
+    with notebook.attach() as view:
+        cell = view.state().cell
+    return cell is not None and cell.status in ("queued", "running")
+
+
+# ---- what a SIGINT means
+
+
+def test_without_a_kernel_sigint_is_stop_at_once() -> None:
+    assert Press(SimpleNamespace()).meaning() == "stop"
+
+
+def test_a_request_to_end_that_has_arrived_is_what_it_means() -> None:
+    kernel = SimpleNamespace(_shutdown_message={"content": {"restart": True}})
+    assert Press(SimpleNamespace(kernel=kernel)).meaning() == "restart"
+    kernel._shutdown_message["content"]["restart"] = False
+    assert Press(SimpleNamespace(kernel=kernel)).meaning() == "shutdown"
+
+
+def test_while_the_sender_is_busy_a_request_to_end_may_still_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        monkeypatch.setattr(os, "getppid", lambda: sender.pid)
+        wait_until(lambda: is_at_rest(sender.pid) is False, 10, "the sender to be busy")
+        kernel = SimpleNamespace(_shutdown_message=None)
+        press = Press(SimpleNamespace(kernel=kernel))
+        assert [press.meaning() for _ in range(10)] == [""] * 10
+        kernel._shutdown_message = {"content": {"restart": True}}
+        assert press.meaning() == "restart"
+    finally:
+        sender.kill()
+        sender.wait(10)
+
+
+def test_a_sender_that_rests_has_nothing_more_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)  # fmt: skip
+    try:
+        assert sender.stdout is not None
+        sender.stdout.readline()
+        monkeypatch.setattr(os, "getppid", lambda: sender.pid)
+        wait_until(lambda: is_at_rest(sender.pid), 10, "the sender to rest")
+        press = Press(SimpleNamespace(kernel=SimpleNamespace(_shutdown_message=None)))
+        assert press.meaning() == ""  # one look is not enough
+        wait_until(lambda: press.meaning() == "stop", 10, "the press to be Stop")
+    finally:
+        sender.kill()
+        sender.communicate()
+
+
+def test_of_a_process_that_is_not_there_nothing_is_known() -> None:
+    assert is_at_rest(1 << 30) is None
+
+
+def test_a_press_wakes_who_waits() -> None:
+    woken: list[float] = []
+    with StopCounter() as stops:
+        stops.on_press = lambda: woken.append(time.monotonic())
+        os.kill(os.getpid(), 2)
+        wait_until(lambda: stops.count == 1 and woken, 5, "the handler")
+
+
+# ---- which cell a kernel is in
+
+
+def test_a_kernel_says_which_cell_it_is_in_and_nonsense_is_none(tmp_path: Path) -> None:
+    seen = AgentsMark(tmp_path / "mark")
+    assert seen.cell() == 0
+    kernel = KernelsMark(str(seen.path))
+    kernel.set(12_345)
+    assert seen.cell() == 12_345
+    kernel.set(0)
+    assert seen.cell() == 0
+    seen.path.write_bytes(b"-7")
+    assert seen.cell() == 0
+    assert seen.path.stat().st_mode & 0o777 == 0o600
+    seen.close()
+    seen.close()
+    assert not seen.path.exists()
+    assert seen.cell() == 0
+    KernelsMark(str(seen.path)).set(1)  # the agent is gone
+    assert not seen.path.exists()

@@ -1,0 +1,253 @@
+"""Much output: the notebook and the coordinator stay small, the middle is folded, the whole is in a readable file."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from notebook_cluster.agent.holding import HOLD_BYTES, OutputHolder
+from notebook_cluster.coordinator.cell_files import CellFiles
+from notebook_cluster.coordinator.flow import MOST_TEXT_BYTES, WINDOW_BYTES, Flow
+from notebook_cluster.protocol import decode
+from notebook_cluster.protocol.node import HoldOutput, InterruptCell, InterruptSeen
+from notebook_cluster.protocol.views import CellEnded, CellOutput, Output
+from tests.conftest import wait_until
+from tests.node_kernels import node_kernels
+from tests.shared_notebook import SharedNotebook, shared_notebook
+
+LINES = 250_000
+LINE = "{:9} " + "x" * 69 + "\n"
+"""80 characters: 20 MB of them on each node."""
+FLOOD = f"""
+for i in range({LINES}):
+    print({LINE!r}.format(i), end='')
+print('the end of', nc.node())
+"""
+MORE_MEMORY = 60e6
+"""Bytes by which nobody who passes on 40 MB may grow."""
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[SharedNotebook]:
+    with shared_notebook("--local 2") as started:
+        started.works("%%on_all\n1 + 1")
+        yield started
+
+
+def memory(notebook: SharedNotebook) -> dict[str, int]:
+    """Resident bytes of who passes output on."""
+    with notebook.attach() as view:
+        coordinator = psutil.Process(view.connection.file.pid)
+    agent = coordinator.children()[0]
+    processes = {"notebook": psutil.Process(notebook.kernel.pid), "coordinator": coordinator, "agent": agent}
+    return {name: process.memory_info().rss for name, process in processes.items()}
+
+
+def stream(text: str, node: str = "a") -> Output:
+    return Output(node=node, rank=0, kind="stream", content={"name": "stdout", "text": text})
+
+
+def text_of(outputs: list[Output]) -> str:
+    return "".join(output.content["text"] for output in outputs)
+
+
+def test_twenty_megabytes_of_two_nodes_are_folded_and_whole_in_a_text_file(notebook: SharedNotebook) -> None:
+    before = memory(notebook)
+    cell = notebook.kernel.until(notebook.start(f"%%on_all --no-replay{FLOOD}"), timeout=180)
+    assert cell.error is None, cell.error
+    grown = {name: size - before[name] for name, size in memory(notebook).items()}
+    assert max(grown.values()) < MORE_MEMORY, grown
+    assert len(cell.shown) < 200_000
+    for node in ("local", "local-2"):
+        block = next(text for text in cell.displays.values() if f"[{node} ·" in text)
+        assert LINE.format(0) in block
+        assert f"the end of {node}" in block
+        folded = re.search(r"\n\.\.\. ([\d,]+) lines folded, all of it in (\S+) \.\.\.\n", block)
+        assert folded is not None
+        path = Path(folded[2])
+        assert path.name == f"{node}.txt"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.stat().st_size == LINES * 80 + len(f"the end of {node}\n")
+        with path.open() as file:
+            assert all(line == LINE.format(number) for number, line in zip(range(LINES), file, strict=False))
+
+
+def test_stop_ends_a_flood(notebook: SharedNotebook) -> None:
+    cell = notebook.start("%%on_all --no-replay\nprint('from', nc.node(), flush=True)\nwhile True: print('x' * 79)")
+    notebook.kernel.until(cell, "lines folded")
+    notebook.kernel.manager.interrupt_kernel()
+    notebook.kernel.until(cell)
+    assert cell.error is not None
+    assert cell.error.name == "KeyboardInterrupt"
+    assert "from local-2" in cell.shown
+    assert "[all 2 nodes]\nOut: 5" in notebook.works("%%on_all\n5")
+
+
+def test_a_view_that_does_not_read_gets_the_end_and_a_word_about_the_middle(notebook: SharedNotebook) -> None:
+    with notebook.attach() as view:
+        stream_ = view.execute(FLOOD, ("local",), replay=False)
+        # Nothing is taken from the queue: the coordinator sends one window and keeps the rest short.
+        wait_until(lambda: view.state().cell.status == "ok", 120, "the cell to end")
+        events = []
+        deadline = time.monotonic() + 30
+        while not (events and isinstance(events[-1], CellEnded)) and time.monotonic() < deadline:
+            event = stream_.get(1)
+            events += [] if event is None else [event]
+        text = "".join(text_of(event.outputs) for event in events if isinstance(event, CellOutput))
+        assert len(text) < WINDOW_BYTES + 4 * MOST_TEXT_BYTES
+        assert text.startswith(LINE.format(0))
+        assert text.endswith(LINE.format(LINES - 1) + "the end of local\n")
+        marker = re.search(r"\n\[\.\.\. ([\d,]+) bytes of output left out here; all of it: (\S+) \.\.\.\]\n", text)
+        assert marker is not None
+        assert Path(marker[2]).stat().st_size == LINES * 80 + len("the end of local\n")
+
+
+def test_a_later_view_sees_beginning_and_end(notebook: SharedNotebook) -> None:
+    with notebook.attach() as view:
+        ended, _ = view.run(FLOOD, ("local-2",), replay=False)
+        with notebook.attach() as late:
+            outputs = []
+            stream_ = late.watch(ended.cell)
+            while not isinstance(event := stream_.get(20), CellEnded):
+                assert event is not None
+                outputs += event.outputs if isinstance(event, CellOutput) else []
+    text = text_of(outputs)
+    assert text.startswith(LINE.format(0))
+    assert text.endswith("the end of local-2\n")
+    assert "bytes of output left out here; all of it: " in text
+    assert len(text) < 2_000_000
+
+
+# ---- the parts
+
+
+def test_what_waits_for_a_view_is_bounded_whatever_comes() -> None:
+    flow = Flow(lambda node: Path(f"/files/{node}.txt"), 0)
+    position = 0
+    sent = []
+    for number in range(20_000):
+        batch = [stream(LINE.format(number) * 10, node) for node in ("a", "b")]
+        position += 2 * 800
+        if flow.offer(batch, position):
+            sent += batch
+    assert len(text_of(sent)) < WINDOW_BYTES + 10_000
+    flow.taken(position)
+    assert flow.ready
+    rest, _ = flow.release()
+    for node in ("a", "b"):
+        text = text_of([output for output in rest if output.node == node])
+        assert len(text) < MOST_TEXT_BYTES + 1000
+        assert f"all of it: /files/{node}.txt ...]" in text
+        assert text.endswith(LINE.format(19_999))
+    flow.taken(position)
+    assert flow.offer([stream("more")], position + 4)
+
+
+def test_a_word_about_more_than_was_sent_does_not_open_the_window() -> None:
+    flow = Flow(lambda node: Path("/"), 0)
+    assert flow.offer([stream("x")], WINDOW_BYTES + 1)
+    flow.taken(-5)
+    assert not flow.offer([stream("y")], WINDOW_BYTES + 2)
+    flow.taken(1 << 60)
+    assert flow.ready
+    assert text_of(flow.release()[0]) == "y"
+
+
+def test_files_of_a_cell_are_read_again_without_what_a_crash_cut_off(tmp_path: Path) -> None:
+    files = CellFiles(tmp_path / "000001.jsonl")
+    error = Output(node="a", rank=0, kind="error", content={"ename": "E", "evalue": "v", "traceback": ["one", "two"]})
+    long = "grün\n" * 100
+    outputs = [stream("short\n"), stream("b says\n", "b"), stream(long), error, stream("end\n")]
+    for number, output in enumerate(outputs):
+        files.add(output, "peer", number)
+    files.close()
+    assert (tmp_path / "000001" / "a.txt").read_text() == f"short\n{long}one\ntwo\nend\n"
+    assert not (tmp_path / "000001" / "b.txt").exists()
+    with (tmp_path / "000001.jsonl").open("ab") as index, (tmp_path / "000001" / "a.txt").open("ab") as text:
+        index.write(b'{"output":{"node')
+        text.write(b"twice")
+    files = CellFiles(tmp_path / "000001.jsonl")
+    assert [line.output for line in files.load()] == outputs
+    files.add(stream("more\n"), "peer", 5)
+    files.close()
+    lines = list(files.read())
+    assert [line.output for line in lines] == [*outputs, stream("more\n")]
+    assert [line.sequence for line in lines] == [0, 1, 2, 3, 4, 5]
+    assert (tmp_path / "000001" / "a.txt").read_text() == f"short\n{long}one\ntwo\nend\nmore\n"
+
+
+def test_a_disk_that_takes_nothing_is_said_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "000001").write_text("a file where the folder should be")
+    files = CellFiles(tmp_path / "000001.jsonl")
+    files.add(stream("lost\n" * 1000), "peer", 1)
+    assert files.trouble
+    files.add(stream("also lost\n"), "peer", 2)
+    files.close()
+
+
+# ---- a link that is behind
+
+
+class SlowLink:
+    """A session as the holder sees it, and the socket to the nodes."""
+
+    def __init__(self) -> None:
+        self.all_told = asyncio.Event()
+        self.waiting_bytes = 0
+        self.condition = "connected"
+        self.told: list[tuple[str, bool]] = []
+
+    def send(self, node: str, incarnation: int, body: bytes) -> None:
+        self.told.append((node, decode(body, HoldOutput).hold))
+        if len(self.told) == 4:
+            self.all_told.set()
+
+
+@pytest.mark.parametrize("relief", ["acknowledged", "lost"])
+def test_nodes_are_held_while_the_link_is_behind_and_go_on_when_it_is_free_or_gone(relief: str) -> None:
+    async def scenario() -> list[tuple[str, bool]]:
+        link = SlowLink()
+        holder = OutputHolder(link, link)  # type: ignore[arg-type]
+        holder.printed("desk", 1)
+        assert link.told == []
+        link.waiting_bytes = HOLD_BYTES + 1
+        for node in ("desk", "desk", "mini"):
+            holder.printed(node, 1)
+        assert link.told == [("desk", True), ("mini", True)]
+        if relief == "acknowledged":
+            link.waiting_bytes = 0
+        else:
+            link.condition = "lost"
+        await asyncio.wait_for(link.all_told.wait(), 10)
+        return link.told[2:]
+
+    assert sorted(asyncio.run(scenario())) == [("desk", False), ("mini", False)]
+
+
+def test_a_held_node_waits_in_print_until_it_may_go_on_and_obeys_stop() -> None:
+    with node_kernels("mini") as kernels:
+        mini = kernels.nodes["mini"]
+        before, after = kernels.directory / "before", kernels.directory / "after"
+        source = (
+            f"import pathlib\npathlib.Path({str(before)!r}).touch()\n"
+            f"print('printed')\npathlib.Path({str(after)!r}).touch()"
+        )
+        kernels.tell("mini", HoldOutput(hold=True))
+        kernels.tell("mini", InterruptCell(cell=99))  # its answer says that the hold has arrived
+        wait_until(lambda: mini.said(InterruptSeen), 10, "an answer")
+        request = mini.start(source, kernels.metadata())
+        wait_until(before.exists, 10, "the cell to begin")
+        kernels.tell("mini", InterruptCell(cell=kernels.cells))
+        reply = mini.finish(request)
+        assert reply["ename"] == "KeyboardInterrupt"
+        assert not after.exists()
+        before.unlink()
+        request = mini.start(source, kernels.metadata())
+        wait_until(before.exists, 10, "the cell to begin")
+        kernels.tell("mini", HoldOutput(hold=False))
+        assert mini.finish(request)["text"] == "printed\n"
+        assert after.exists()
