@@ -1,6 +1,7 @@
 """Cells on a real cluster: kernels, agent, coordinator and client as they run for people."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,19 @@ def test_waiting_nodes_stop_with_the_cause_when_one_raises(cluster: Cluster) -> 
     ended, _ = cluster.run("if rank == 1: raise ValueError('no data')\nnc.barrier()")
     assert ended.results["local"].error_name == "PeerLost"
     assert "local-2 raised ValueError: no data" in ended.results["local"].error_value
+
+
+def test_the_traceback_of_a_collective_ends_at_the_users_line_and_has_the_cells_number(cluster: Cluster) -> None:
+    cluster.run("1", ["local"])  # a cell that only one of them ran
+    ended, outputs = cluster.run("if rank == 0:\n    1/0\nnc.barrier()")
+    shown = {output.node: "\n".join(output.content["traceback"]) for output in outputs if output.kind == "error"}
+    plain = {node: re.sub(r"\x1b\[[0-9;]*m", "", text) for node, text in shown.items()}
+    assert set(plain) == {"local", "local-2"}
+    for text in plain.values():
+        assert f"Cell In[{ended.cell}], line" in text
+    assert "----> 3 nc.barrier()" in plain["local-2"]
+    assert "PeerLost: local raised ZeroDivisionError: division by zero" in plain["local-2"]
+    assert "notebook_cluster" not in plain["local-2"]
 
 
 def test_a_name_that_only_the_notebook_has_says_push(cluster: Cluster) -> None:

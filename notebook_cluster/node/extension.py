@@ -17,6 +17,7 @@ from notebook_cluster.node import last_value, world
 from notebook_cluster.node.looking import answer_when_idle, prepare_shell
 from notebook_cluster.node.pip import register_pip
 from notebook_cluster.node.progress_bars import show_bars_as_text
+from notebook_cluster.node.tracebacks import CellNumbers, shorten_tracebacks
 from notebook_cluster.node.widget_messages import follow_headers, lose_nothing
 from notebook_cluster.training.runtime import set_runtime
 
@@ -91,6 +92,7 @@ class Extension:
         self._refusal: str | None = None
         self._given: dict[str, Any] = {}
         self._gate = _Gate(self)
+        self._numbers = CellNumbers(ip)
         self._hooks = {
             "pre_execute": self._before,
             "post_execute": self._after_silent,
@@ -102,6 +104,8 @@ class Extension:
             self._ip.events.register(event, hook)
         self._ip.ast_transformers.append(self._gate)
         last_value.install(self._ip)
+        shorten_tracebacks(self._ip)
+        self._numbers.install()
         self._runtime.output_gate.install()
         self._runtime.on_fetch_variables = functools.partial(answer_when_idle, self._ip, self._runtime.send_control)
         # Not imported: this package's root leads to rooms above this one.
@@ -114,6 +118,7 @@ class Extension:
             self._ip.events.unregister(event, hook)
         self._ip.ast_transformers.remove(self._gate)
         last_value.uninstall()
+        self._numbers.uninstall()
         self._runtime.output_gate.uninstall()
         atexit.unregister(self._at_exit)
         self._runtime.close()
@@ -149,6 +154,7 @@ class Extension:
             self._refusal = str(error)
             return
         self._running, self._silent = parent["header"]["msg_id"], info.silent
+        self._numbers.cell = info.cell
         last_value.begin_cell({} if info.replay else parent)
         self._refresh()
 

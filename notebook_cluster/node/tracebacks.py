@@ -1,0 +1,51 @@
+"""Tracebacks that are equal on all nodes where the error is, and that lead to the user's line."""
+
+from types import TracebackType
+from typing import Any
+
+from notebook_cluster.collectives import PeerLost
+
+_PACKAGE = __name__.partition(".")[0] + "."
+
+
+class CellNumbers:
+    """``In[7]`` in a traceback is cell 7 of the cluster, also on a node that joined late or ran fewer cells."""
+
+    def __init__(self, ip: Any) -> None:
+        self._compiler = ip.compile
+        self.cell = 0
+
+    def install(self) -> None:
+        original = self._compiler.cache
+
+        def cache(transformed_code: str, number: int = 0, raw_code: str | None = None) -> Any:
+            return original(transformed_code, self.cell or number, raw_code)
+
+        # On the instance: IPython's class stays as it is.
+        self._compiler.cache = cache
+
+    def uninstall(self) -> None:
+        del self._compiler.cache
+
+
+def shorten_tracebacks(ip: Any) -> None:
+    """Show :class:`PeerLost` in shell ``ip`` without the frames below the user's call."""
+    ip.set_custom_exc((PeerLost,), _show)
+
+
+def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """``traceback`` without the innermost frames, as far as they are this package's."""
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    while len(entries) > 1 and entries[-1].tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        entries.pop()
+    short = None
+    for entry in reversed(entries):
+        short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return short
+
+
+def _show(ip: Any, kind: type, value: BaseException, traceback: TracebackType, tb_offset: int | None = None) -> None:
+    ip.showtraceback((kind, value, without_our_frames(traceback)), tb_offset=tb_offset)
