@@ -26,7 +26,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 # Node.js of the machine, or the one that .venv/.node put into .venv.
 WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
-LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts labextension/style/*)
+LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts* labextension/src/sidebar/* labextension/style/* labextension/schema/*)
 
 .PHONY: help install demo lab test check labextension browser namespaces picture docs clean
 
@@ -95,6 +95,7 @@ check: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m notebook_cluster.server.typescript --check
 	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm run check; \
 	  else echo "no Node.js: the JupyterLab part is not checked"; fi
 
@@ -122,10 +123,11 @@ test: .venv/.test browser namespaces check
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# New docs/panel.png and docs/cells.png, for when panel or cells look different.
+# New docs/panel.png, docs/cells.png and docs/sidebar*.png, for when panel, cells or sidebar look different.
 picture: .venv/.test browser
 	@$(BIN)/python -m docs.screenshot
 	@$(BIN)/python -m docs.cells_screenshot
+	@$(BIN)/python -m docs.sidebar_screenshot
 
 docs: .venv/.docs
 	$(BIN)/mkdocs build --strict --site-dir build/site

@@ -31,6 +31,11 @@ async def test_a_request_without_token_is_refused(jp_fetch: Fetch) -> None:
     assert refused.value.code == 403
 
 
+async def test_the_overview_of_a_user_without_clusters_has_none(jp_fetch: Fetch, jupyter_dirs: Path) -> None:
+    overview = json.loads((await jp_fetch("notebook-cluster", "overview")).body)
+    assert (overview["clusters"], overview["sharing"]["on"]) == ([], False)
+
+
 async def test_a_running_cluster_is_listed_with_its_nodes(
     jp_fetch: Fetch, jupyter_dirs: Path, no_processes_left: str
 ) -> None:

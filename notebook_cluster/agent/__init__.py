@@ -19,7 +19,7 @@ From the outside in:
 - :mod:`.devices`, :mod:`.leases`, :mod:`.sampling`, :mod:`.machine`, :mod:`.resources`: what is here, who uses it, how
   full it is; :mod:`.diagnosis`: what the doctor asks
 - :mod:`.watchdog`: ends kernels after a SIGKILL of the agent
-- :mod:`.events`: what the person at the machine is told
+- :mod:`.events`: what the person at the machine is told; :mod:`.sharing_file`: for the same user's other programs
 """
 
 from notebook_cluster.agent.events import SharingEvent, Tell
@@ -27,6 +27,7 @@ from notebook_cluster.agent.limits import Limits
 from notebook_cluster.agent.running import run_agent
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.agent.settings import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Ready
+from notebook_cluster.agent.sharing_file import SharedMachine, SharingFile, shared_machines
 
 __all__ = [
     "DEFAULT_CODE_MINUTES",
@@ -35,7 +36,10 @@ __all__ = [
     "AgentSettings",
     "Limits",
     "Ready",
+    "SharedMachine",
     "SharingEvent",
+    "SharingFile",
     "Tell",
     "run_agent",
+    "shared_machines",
 ]

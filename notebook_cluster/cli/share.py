@@ -4,7 +4,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notebook_cluster.agent import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Limits, run_agent
+from notebook_cluster.agent import (
+    DEFAULT_CODE_MINUTES,
+    DEFAULT_LEASE_S,
+    AgentSettings,
+    Limits,
+    Ready,
+    SharingEvent,
+    SharingFile,
+    run_agent,
+)
 from notebook_cluster.agent.log import log_to_file, log_to_terminal
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.keyboard import is_terminal
@@ -32,7 +41,20 @@ def share(options: argparse.Namespace) -> int:
     else:
         log_to_terminal()
     terminal = Terminal(settings, interactive=interactive, picture=not options.no_qr, join=chosen)
-    reason = run_agent(settings, terminal.ready, terminal.happened, terminal.beside)
+    file = SharingFile()
+
+    def ready(said: Ready) -> None:
+        terminal.ready(said)
+        file.ready(said)
+
+    def happened(event: SharingEvent) -> None:
+        terminal.happened(event)
+        file.happened(event)
+
+    try:
+        reason = run_agent(settings, ready, happened, terminal.beside)
+    finally:
+        file.close()
     print(f"not shared any more: {reason}", flush=True)
     return 0
 

@@ -18,23 +18,49 @@ def find_peers(seconds: float = 1.0) -> list[PeerView]:
 
 
 async def _look(seconds: float) -> list[PeerView]:
-    import zmq
-
-    from notebook_cluster.coordinator.candidates import found_view
-    from notebook_cluster.coordinator.finding import Finding
-    from notebook_cluster.coordinator.settings import known_peers
-    from notebook_cluster.coordinator.trusting import Trust
-
-    trust = Trust()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    finding = Finding(context, trust, known_peers(os.environ.get(PEERS_VARIABLE, "")), lambda new: None)
+    watch = PeerWatch()
     begin = time.monotonic()
-    await finding.start()
+    await watch.start()
     try:
-        await finding.ask_typed()
+        await watch.ask_typed()
         await asyncio.sleep(max(seconds - (time.monotonic() - begin), 0.0))
-        trusted = trust.keys()
-        return [found_view(candidate, trust, trusted) for candidate in finding.candidates()] + finding.silent_views()
+        return watch.views()
     finally:
-        await finding.close()
-        context.destroy(linger=0)
+        await watch.close()
+
+
+class PeerWatch:
+    """Listens for peers from :meth:`start` to :meth:`close`, both on one event loop."""
+
+    def __init__(self) -> None:
+        import zmq
+
+        from notebook_cluster.coordinator.finding import Finding
+        from notebook_cluster.coordinator.settings import known_peers
+        from notebook_cluster.coordinator.trusting import Trust
+
+        self._trust = Trust()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        known = known_peers(os.environ.get(PEERS_VARIABLE, ""))
+        self._finding = Finding(self._context, self._trust, known, lambda new: None)
+
+    async def start(self) -> str | None:
+        """Listen on mDNS; returns why that does not work, if so."""
+        return await self._finding.start()
+
+    async def ask_typed(self) -> None:
+        """Ask at the addresses that NOTEBOOK_CLUSTER_PEERS names, where nobody was found yet."""
+        await self._finding.ask_typed()
+
+    def views(self) -> list[PeerView]:
+        """Every peer that is known of; reads the files of trusted keys, so call it beside the loop."""
+        from notebook_cluster.coordinator.candidates import found_view
+
+        trusted = self._trust.keys()
+        found = [found_view(candidate, self._trust, trusted) for candidate in self._finding.candidates()]
+        return found + self._finding.silent_views()
+
+    async def close(self) -> None:
+        """Listen no more."""
+        await self._finding.close()
+        self._context.destroy(linger=0)

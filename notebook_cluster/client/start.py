@@ -43,13 +43,23 @@ def read_connection(name: str) -> ConnectionFile | None:
 
 def list_clusters() -> list[ConnectionFile]:
     """Every running cluster of this user on this machine."""
+    return [found for found in find_clusters().values() if isinstance(found, ConnectionFile)]
+
+
+def find_clusters() -> dict[str, ConnectionFile | ClusterError]:
+    """Name -> connection file of every running cluster of this user on this machine, or why it cannot be used (it was
+    started by another version)."""
     folder = runtime_directory() / "clusters"
-    found: list[ConnectionFile] = []
+    found: dict[str, ConnectionFile | ClusterError] = {}
     for path in sorted(folder.glob("*/connection.json")):
-        with contextlib.suppress(ClusterError):
-            file = read_connection(path.parent.name)
+        name = path.parent.name
+        try:
+            file = read_connection(name)
+        except ClusterError as error:
+            found[name] = error
+        else:
             if file is not None:
-                found.append(file)
+                found[name] = file
     return found
 
 

@@ -15,6 +15,7 @@ module                    between                                     carried by
 :mod:`.introspection`     completion, inspection, variables: inside ``views`` and ``node``
 :mod:`.asking`            ``input()`` of nodes: inside ``views``
 :mod:`.transfers`         view <-> runtime or agent: values and files inside the others
+:mod:`.sidebar`           Jupyter server <-> browser                  WebSocket, as JSON
 ========================  ==========================================  =====================
 
 Messages are frozen msgspec structs, tagged by their class name. Bulk bytes (Jupyter message parts,

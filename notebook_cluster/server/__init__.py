@@ -1,11 +1,18 @@
 """The jupyter-server extension: what runs in the Jupyter server's process, so that it works while a kernel is busy.
 
-May import: ``client``, ``protocol``, and ``widgets`` for the texts. Called by: jupyter_server, which loads this module
-by name (``jupyter server extension enable notebook_cluster.server``); browsers and scripts call its REST address:
+May import: ``client``, ``agent`` (is this machine shared), ``protocol``, and ``widgets`` for the texts. Called by:
+jupyter_server, which loads this module by name (``jupyter server extension enable notebook_cluster.server``); browsers
+and scripts call its addresses, which all need the server's token or login:
 
-``GET <base>/notebook-cluster/api/clusters``
-    This user's running clusters on this machine as a JSON list, see :func:`.clusters.describe_clusters`. Needs the
-    server's token or login, like every Jupyter address.
+- WebSocket ``notebook-cluster/stream``: what :mod:`notebook_cluster.protocol.sidebar` says, as it happens
+- ``GET notebook-cluster/overview``, ``GET notebook-cluster/clusters/NAME/series``, ``POST notebook-cluster/actions``:
+  the same once
+- ``GET notebook-cluster/api/clusters``: this user's running clusters, see :func:`.clusters.describe_clusters`
+
+:mod:`.hub` holds one live connection to each cluster (:mod:`.watching`, :mod:`.history`) and tells the browsers
+(:mod:`.browser`); :mod:`.actions` does what is clicked, :mod:`.sharing` shares this machine; :mod:`.handlers` and
+:mod:`.as_json` translate; :mod:`.metrics` adds gauges to the server's ``/metrics``; :mod:`.typescript` writes the types
+for ``labextension/``.
 """
 
 from typing import TYPE_CHECKING
@@ -22,10 +29,16 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 
 def _load_jupyter_server_extension(server: "ServerApp") -> None:
-    """Add the REST addresses to ``server``."""
+    """Add the addresses to ``server``, and look for clusters as soon as its loop runs."""
     from notebook_cluster.server.handlers import handlers
+    from notebook_cluster.server.hub import Hub
+    from notebook_cluster.server.metrics import show
 
-    server.web_app.add_handlers(".*$", handlers(server.web_app.settings["base_url"]))
+    hub = Hub(server.root_dir)
+    server.web_app.settings["notebook_cluster_hub"] = hub
+    server.web_app.add_handlers(".*$", handlers(server.web_app.settings["base_url"], hub))
+    server.io_loop.add_callback(hub.start)
+    show(hub)
     server.log.info("notebook-cluster: clusters are listed at notebook-cluster/api/clusters")
     if not _has_labextension():
         server.log.info(

@@ -1,0 +1,184 @@
+// Made by `python -m notebook_cluster.server.typescript` from notebook_cluster/protocol/sidebar.py.
+// Do not edit. What the server sends has every field; numbers that are not finite are null.
+
+export interface PeerView {
+  name: string;
+  key: string;
+  address: string;
+  condition: 'found' | 'connecting' | 'connected' | 'suspect' | 'lost' | 'asleep' | 'untrusted' | 'refused';
+  found_by: 'mdns' | 'typed' | 'local' | 'remembered' | 'dialled';
+  trusted: boolean;
+  device: string;
+  reason: string;
+  round_trip_ms: number | null;
+  jitter_ms: number | null;
+  pairing: boolean;
+  slept: number | null;
+  battery: number | null;
+  plugged: boolean;
+}
+
+export interface NodeView {
+  name: string;
+  rank: number | null;
+  peer: string;
+  device: string;
+  device_name: string;
+  incarnation: number;
+  condition: 'starting' | 'ok' | 'suspect' | 'lost' | 'asleep' | 'dead' | 'rejoining' | 'refused' | 'stopping';
+  reason: string;
+  log_tail: string[];
+  busy: boolean;
+  memory_kind: 'VRAM' | 'RAM' | 'unified';
+  memory_used: number;
+  memory_peak: number;
+  memory_total: number;
+  cpu: number | null;
+  load: number | null;
+  temperature: number | null;
+  step: number | null;
+  loss: number | null;
+  scalars: { [key: string]: number | null };
+  samples_per_s: number | null;
+  last_round: number | null;
+  round_wait: number | null;
+  checkpoint: string;
+  checkpoint_time: number | null;
+  waiting: string;
+}
+
+/** For whom a round was waited. */
+export interface RoundWait {
+  round: number;
+  node: string;
+  seconds: number | null;
+}
+
+export interface JobView {
+  name: string;
+  strategy: string;
+  round: number;
+  attempt: number;
+  phase: string;
+  members: string[];
+  waiting_for: string[];
+  parameters: number;
+  bytes_sent: number;
+  bytes_data_parallel: number;
+  hash_mismatches: number;
+  state_hash: string;
+  waits: RoundWait[];
+}
+
+export interface CellView {
+  id: number;
+  source: string;
+  status: 'queued' | 'running' | 'ok' | 'error' | 'interrupted';
+  nodes: { [key: string]: string };
+  started: number | null;
+  ended: number | null;
+}
+
+export interface EventView {
+  time: number | null;
+  level: 'info' | 'warning' | 'error';
+  text: string;
+}
+
+/** Everything a panel needs except the series. */
+export interface ClusterView {
+  name: string;
+  epoch: number;
+  generation: number;
+  started: number | null;
+  now: number | null;
+  nodes: NodeView[];
+  peers: PeerView[];
+  jobs: JobView[];
+  cell: CellView | null;
+  queued: number;
+  events: EventView[];
+  directory: string;
+  run_log: string;
+  invitation: string;
+}
+
+/** One cluster of this user. `state` is the last one that was heard. */
+export interface ClusterRow {
+  name: string;
+  condition: 'running' | 'ended' | 'unreachable';
+  reason: string;
+  state: ClusterView | null;
+}
+
+/** Whether this machine is shared, and how it is added elsewhere. */
+export interface Sharing {
+  on: boolean;
+  name: string;
+  code: string;
+  command: string;
+  qr_svg_data_url: string;
+}
+
+/** The server extension. */
+export interface ServerInfo {
+  version: string;
+  protocol: number;
+}
+
+/** Everything except the curves: when a browser connects, and when something has changed, at most twice a second. */
+export interface Overview {
+  type: 'Overview';
+  peers: PeerView[];
+  clusters: ClusterRow[];
+  sharing: Sharing;
+  server: ServerInfo;
+}
+
+/** Points of one curve of a node: `loss`, `memory` (bytes) or a reported scalar. The lists are equally long. */
+export interface Curve {
+  node: string;
+  name: string;
+  step: number[];
+  time: (number | null)[];
+  value: (number | null)[];
+}
+
+/** Points of a cluster's curves, at most one message a second and cluster. */
+export interface Series {
+  type: 'Series';
+  cluster: string;
+  reset: boolean;
+  series: Curve[];
+}
+
+/** Answer to the Action with the same id; 0 when none could be read. `error` is one line, empty when it worked. */
+export interface Done {
+  type: 'Done';
+  id: number;
+  error: string;
+  value: unknown;
+}
+
+/** What a person clicked. */
+export interface Action {
+  id: number;
+  action:
+    | 'start'
+    | 'add'
+    | 'remove'
+    | 'restart'
+    | 'interrupt'
+    | 'detach'
+    | 'checkpoint'
+    | 'stop'
+    | 'share_on'
+    | 'share_off'
+    | 'invite';
+  cluster?: string;
+  target?: string;
+  code?: string;
+  value?: boolean | number | string | null;
+}
+
+export type ServerMessage = Overview | Series | Done;

@@ -1,0 +1,123 @@
+"""What a person clicked, done through the client."""
+
+import asyncio
+import concurrent.futures
+import logging
+from typing import Any
+
+from notebook_cluster.client import Cluster, ClusterError, how_to_join
+from notebook_cluster.client.cluster import add_request
+from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.sidebar import Action, Done
+from notebook_cluster.server import sharing, threads
+from notebook_cluster.server.hub import Hub
+from notebook_cluster.server.watching import WatchedCluster
+
+log = logging.getLogger(__name__)
+
+_OF_A_NODE = ("remove", "restart")
+
+
+async def perform(hub: Hub, action: Action) -> Done:
+    """Do it and say what became of it; never raises because of what was asked."""
+    try:
+        value = await _perform(hub, action)
+    except (ClusterError, OSError, ValueError) as error:
+        return Done(id=action.id, error=str(error))
+    except Exception as error:
+        log.exception("notebook-cluster: action %s failed", action.action)
+        return Done(
+            id=action.id, error=f"{action.action} failed ({type(error).__name__}: {error}): see the server's log"
+        )
+    finally:
+        hub.look_soon()
+    return Done(id=action.id, error="", value=value)
+
+
+async def _perform(hub: Hub, action: Action) -> Any:
+    match action.action:
+        case "start":
+            return await threads.act(lambda: _start(action, hub.root))
+        case "share_on":
+            if action.code:
+                raise ClusterError(
+                    "a code of your own is for a terminal: notebook-cluster share --code CODE; leave it out here and "
+                    "one is made up"
+                )
+            return await threads.act(sharing.share_on)
+        case "share_off":
+            return await threads.act(sharing.share_off)
+        case _:
+            return await _on_cluster(hub, action)
+
+
+def _start(action: Action, root: str) -> list[str]:
+    """The lines that are said meanwhile."""
+    said: list[str] = []
+    local = _count(action, None)
+    with Cluster.start(action.cluster or "cluster", local=local, directory=root, on_progress=said.append):
+        return said
+
+
+async def _on_cluster(hub: Hub, action: Action) -> Any:
+    cluster = await hub.running(action.cluster)
+    if action.action in _OF_A_NODE and not action.target:
+        raise ClusterError(f"{action.action} needs the name of a node as target")
+    match action.action:
+        case "add":
+            if not action.target:
+                raise ClusterError("add needs a peer as target: its name, HOST:PORT, local or all")
+            request = add_request(action.target, _count(action, 0) or 0, action.code)
+            return await _ask(cluster, request, list[str])
+        case "remove":
+            return await _ask(cluster, v.RemoveNode(node=action.target))
+        case "restart":
+            return await _ask(cluster, v.RestartNode(node=action.target))
+        case "interrupt":
+            return await _ask(cluster, v.Interrupt(force=action.value is True), list[str])
+        case "detach":
+            return await _ask(cluster, v.Detach())
+        case "checkpoint":
+            return await _ask(cluster, _checkpoint(cluster, action), str)
+        case "invite":
+            return await _invite(cluster, action)
+        case _:
+            return await _stop(cluster)
+
+
+async def _ask(cluster: WatchedCluster, body: Any, kind: Any = Any) -> Any:
+    asked: concurrent.futures.Future[Any] = cluster.connection.request(body, kind)
+    return await asyncio.wrap_future(asked)
+
+
+def _count(action: Action, default: int | None) -> int | None:
+    if action.value is None:
+        return default
+    if isinstance(action.value, int) and not isinstance(action.value, bool) and 0 <= action.value <= 64:
+        return action.value
+    raise ClusterError(f"{action.action} with value {action.value!r}: use a number of nodes from 0 to 64")
+
+
+def _checkpoint(cluster: WatchedCluster, action: Action) -> v.SaveCheckpoint:
+    jobs = cluster.state.jobs if cluster.state is not None else []
+    job = next((job for job in jobs if not action.target or job.name == action.target), None)
+    name = action.value
+    if name in (None, "") and job is not None:
+        name = f"{job.name}-round-{job.round}"
+    if name is None:
+        name = "checkpoint"
+    if not isinstance(name, str):
+        raise ClusterError(f"checkpoint with value {name!r}: use a name")
+    return v.SaveCheckpoint(name=name, job=action.target)
+
+
+async def _invite(cluster: WatchedCluster, action: Action) -> str | None:
+    if action.value is False:
+        await _ask(cluster, v.Invite(close=True))
+        return None
+    return how_to_join(await _ask(cluster, v.Invite(code=action.code), v.Invitation))
+
+
+async def _stop(cluster: WatchedCluster) -> None:
+    await _ask(cluster, v.Stop())
+    await threads.act(cluster.connection.wait_closed)

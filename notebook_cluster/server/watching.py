@@ -1,0 +1,114 @@
+"""One running cluster as the server sees it: a live connection, its newest state, its curves."""
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from notebook_cluster.client import ClusterError
+from notebook_cluster.client.connection import Connection
+from notebook_cluster.protocol import state as s
+from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.sidebar import ClusterCondition, ClusterRow
+from notebook_cluster.server.history import History
+
+QUIET_AFTER = 5.0
+"""Seconds without a word after which the coordinator is asked for one."""
+UNREACHABLE_AFTER = 15.0
+ANSWERS_WITHIN = 2.0
+
+
+class WatchedCluster:
+    """Begins at once; :meth:`row` is what browsers see. Everything here runs on the loop."""
+
+    def __init__(self, file: v.ConnectionFile, looked_at: bool) -> None:
+        self.file = file
+        self.state: s.ClusterView | None = None
+        self.condition: ClusterCondition = "unreachable"
+        self.reason = f"cluster {file.cluster!r}: its coordinator (process {file.pid}) has not answered yet"
+        self.history = History()
+        self.ended_at: float | None = None
+        self.known = asyncio.Event()
+        """Set when it has answered, or has ended."""
+        self._loop = asyncio.get_running_loop()
+        self._heard = time.monotonic()
+        self._asked = False
+        self.connection = Connection(file, "panel" if looked_at else "server")
+        self.connection.subscribe(lambda event: self._on_loop(self._event, event))
+        self.connection.attached.add_done_callback(lambda future: self._on_loop(self._attached, future))
+
+    def _on_loop(self, call: Any, value: Any) -> None:
+        # The server may be gone while the connection's thread still runs.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, value)
+
+    def look_at(self, looked_at: bool) -> None:
+        """Whether there is a browser: without one this view does not keep the cluster from ending by itself."""
+        self.connection.tell(v.Attach(kind="panel" if looked_at else "server"))
+
+    @property
+    def just_met(self) -> bool:
+        """Nothing can be said about it yet: it answers within milliseconds, or is in trouble."""
+        return not self.known.is_set() and time.monotonic() - self._heard < ANSWERS_WITHIN
+
+    def row(self) -> ClusterRow:
+        return ClusterRow(name=self.file.cluster, condition=self.condition, reason=self.reason, state=self.state)
+
+    def check(self) -> None:
+        """Call every second: a coordinator that stands still says nothing, not even that."""
+        silent = time.monotonic() - self._heard
+        if self.condition == "ended" or silent < QUIET_AFTER:
+            return
+        if not self._asked:
+            self._asked = True
+            with contextlib.suppress(ClusterError):
+                asked = self.connection.request(v.GetState(), s.ClusterView)
+                asked.add_done_callback(lambda future: self._on_loop(self._attached, future))
+        if silent > UNREACHABLE_AFTER:
+            self.condition = "unreachable"
+            self.reason = (
+                f"the coordinator of cluster {self.file.cluster!r} (process {self.file.pid}) has not answered for "
+                f"{silent:.0f} s: if that stays so, end that process"
+            )
+
+    def _attached(self, future: Any) -> None:
+        first = self.state is None
+        self._asked = False
+        try:
+            self._heard_state(future.result())
+        except ClusterError as error:
+            self._ended(str(error))
+            return
+        if first:
+            with contextlib.suppress(ClusterError):
+                asked = self.connection.request(v.GetSeries(), list[s.Series])
+                asked.add_done_callback(lambda series: self._on_loop(self._series, series))
+
+    def _series(self, future: Any) -> None:
+        with contextlib.suppress(ClusterError):
+            self.history.begin(future.result())
+        self.known.set()
+
+    def _heard_state(self, state: s.ClusterView) -> None:
+        self._heard = time.monotonic()
+        if self.condition != "ended":
+            self.state, self.condition, self.reason = state, "running", ""
+
+    def _event(self, event: Any) -> None:
+        match event:
+            case v.StateChanged():
+                self._heard_state(event.state)
+            case v.SeriesAdded():
+                self.history.add(event.series)
+            case v.Closing():
+                self._ended(f"cluster {self.file.cluster!r} has ended: {event.reason}")
+
+    def _ended(self, reason: str) -> None:
+        # The connection says it once more when its thread ends.
+        if self.condition != "ended":
+            self.condition, self.reason, self.ended_at = "ended", reason, time.monotonic()
+        self.known.set()
+
+    def close(self) -> None:
+        """Leave the cluster; blocks for up to two seconds."""
+        self.connection.close()

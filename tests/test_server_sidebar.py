@@ -1,0 +1,342 @@
+"""The server extension's stream and addresses in a real jupyter_server, with real clusters."""
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tornado.httpclient import HTTPClientError
+
+from notebook_cluster.agent import shared_machines
+from notebook_cluster.client import Cluster
+from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.views import ConnectionFile
+from notebook_cluster.security import cluster_directory
+from notebook_cluster.server import typescript
+from tests.cluster import running_cluster
+from tests.conftest import MARK, end_processes, marked_processes, wait_until
+from tests.sidebar_client import Stream
+from tests.strangers import Strangers, running_strangers
+
+pytest_plugins = ["pytest_jupyter.jupyter_server"]
+
+Fetch = Callable[..., Awaitable[Any]]
+Connect = Callable[[], Awaitable[Stream]]
+
+ENDLESS = "import time\nwhile True: time.sleep(0.05)"
+TRAIN = """
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 1)
+sync = nc.LocalSGD(model, every=2)
+for step in range(8):
+    loss = (model(torch.ones(1, 4)) ** 2).mean()
+    loss.backward()
+    sync.step(loss=float(loss), samples=1)
+sync.finish()
+"""
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """Jupyter's folders for all tests here, in which one cluster ``shown`` of two nodes runs."""
+    with ExitStack() as stack:
+        root = Path(tempfile.mkdtemp(prefix="nbt-", dir="/tmp"))
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        mark = uuid.uuid4().hex
+        stack.callback(lambda: end_processes(marked_processes(mark)))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv(MARK, mark)
+        use(root, patch)
+        (root / "work").mkdir()
+        stack.enter_context(running_cluster("shown", local=2, directory=str(root / "work")))
+        yield root
+
+
+def use(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Jupyter's folders are those in ``root``."""
+    folders = {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run", "JUPYTER_CONFIG_DIR": "config"}
+    for variable, folder in folders.items():
+        (root / folder).mkdir(mode=0o700, exist_ok=True)
+        patch.setenv(variable, str(root / folder))
+    patch.setenv("IPYTHONDIR", str(root / "ipython"))
+
+
+@pytest.fixture
+def jp_server_config() -> dict[str, Any]:
+    return {"ServerApp": {"jpserver_extensions": {"notebook_cluster.server": True}}}
+
+
+@pytest.fixture
+def server(home: Path, jp_serverapp: Any, monkeypatch: pytest.MonkeyPatch, jp_asyncio_loop: Any) -> Iterator[Any]:
+    """The server, which sees the clusters in ``home``."""
+    use(home, monkeypatch)
+    yield jp_serverapp
+    jp_asyncio_loop.run_until_complete(jp_serverapp.web_app.settings["notebook_cluster_hub"].close())
+
+
+@pytest.fixture
+def connect(server: Any, jp_ws_fetch: Fetch) -> Connect:
+    """``await connect()`` is a browser whose stream begins."""
+
+    async def connected() -> Stream:
+        return Stream(await jp_ws_fetch("notebook-cluster", "stream"))
+
+    return connected
+
+
+@pytest.fixture
+def strangers(home: Path) -> Iterator[Strangers]:
+    with running_strangers(home) as factory:
+        yield factory
+
+
+def is_running(stream: Stream, nodes: int = 2) -> bool:
+    """Cluster ``shown`` is seen with so many nodes that are well."""
+    return [node["condition"] for node in stream.nodes("shown").values()] == ["ok"] * nodes
+
+
+async def test_the_overview_has_the_cluster_with_every_field_of_its_state(server: Any, jp_fetch: Fetch) -> None:
+    response = await jp_fetch("notebook-cluster", "overview")
+    assert response.headers["Content-Type"].startswith("application/json")
+    overview = json.loads(response.body)
+    assert overview["type"] == "Overview"
+    assert overview["server"] == {"version": VERSION, "protocol": PROTOCOL_VERSION}
+    assert overview["sharing"]["on"] is False
+    (row,) = overview["clusters"]
+    assert (row["name"], row["condition"], row["reason"]) == ("shown", "running", "")
+    assert [(node["name"], node["loss"], node["reason"]) for node in row["state"]["nodes"]] == [
+        ("local", None, ""), ("local-2", None, ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", ["overview", "clusters/shown/series"])
+async def test_an_address_without_token_is_refused(server: Any, jp_fetch: Fetch, address: str) -> None:
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_fetch("notebook-cluster", *address.split("/"), headers={"Authorization": "token wrong"})
+    assert refused.value.code == 403
+
+
+async def test_an_action_without_token_is_refused(server: Any, jp_fetch: Fetch) -> None:
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_fetch("notebook-cluster", "actions", headers={"Authorization": ""}, method="POST", body="{}")
+    assert refused.value.code == 403
+
+
+async def test_a_stream_without_token_is_refused(server: Any, jp_ws_fetch: Fetch) -> None:
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_ws_fetch("notebook-cluster", "stream", headers={"Authorization": "token wrong"})
+    assert refused.value.code == 403
+
+
+async def test_training_is_seen_as_points_rounds_and_gauges_and_can_be_saved(connect: Connect, jp_fetch: Fetch) -> None:
+    stream = await connect()
+    await stream.until(lambda: is_running(stream))
+    await stream.until(lambda: any(message["reset"] for message in stream.series))
+    with await asyncio.to_thread(Cluster.attach, "shown") as cluster:
+        cell = asyncio.ensure_future(asyncio.to_thread(cluster.run, TRAIN, replay=False))
+
+        def points() -> int:
+            new = [curve for message in stream.series if not message["reset"] for curve in message["series"]]
+            return sum(len(curve["value"]) for curve in new if curve["name"] == "loss" and curve["node"] == "local-2")
+
+        await stream.until(lambda: points() == 8)
+        await stream.until(lambda: stream.row("shown")["state"]["jobs"][0]["round"] == 4)
+        assert (await cell)[0].status == "ok"
+    folder = await stream.ask("checkpoint", cluster="shown", value="kept")
+    assert os.listdir(folder)
+
+    series = json.loads((await jp_fetch("notebook-cluster", "clusters", "shown", "series")).body)
+    (loss,) = [curve for curve in series["series"] if (curve["node"], curve["name"]) == ("local-2", "loss")]
+    assert loss["step"] == list(range(1, 9))
+
+    metrics = (await jp_fetch("metrics")).body.decode()
+    assert 'notebook_cluster_up{cluster="shown"} 1.0' in metrics
+    assert 'notebook_cluster_nodes{cluster="shown",condition="ok"} 2.0' in metrics
+    assert 'notebook_cluster_rounds{cluster="shown",job="model"} 4.0' in metrics
+    assert 'notebook_cluster_sent_bytes{cluster="shown",job="model"}' in metrics
+    assert 'notebook_cluster_node_memory_used_bytes{cluster="shown",node="local-2"}' in metrics
+
+
+async def test_a_running_cell_is_interrupted_and_waiting_cells_are_freed(connect: Connect) -> None:
+    stream = await connect()
+    await stream.until(lambda: is_running(stream))
+    with await asyncio.to_thread(Cluster.attach, "shown") as cluster:
+        cell = asyncio.ensure_future(asyncio.to_thread(cluster.run, ENDLESS, replay=False))
+        await stream.until(lambda: (stream.row("shown")["state"]["cell"] or {}).get("status") == "running")
+        await stream.until(lambda: all(node["busy"] for node in stream.nodes("shown").values()))
+        await stream.ask("detach", cluster="shown")
+        assert (await cell)[0].status == "detached"
+        await stream.ask("interrupt", cluster="shown")
+        await stream.until(lambda: stream.row("shown")["state"]["cell"]["status"] == "interrupted")
+
+
+async def test_nodes_are_added_restarted_and_removed(connect: Connect) -> None:
+    stream = await connect()
+    await stream.until(lambda: is_running(stream))
+    assert await stream.ask("add", cluster="shown", target="local", value=1) == ["local-3"]
+    await stream.until(lambda: is_running(stream, 3))
+    await stream.ask("restart", cluster="shown", target="local-3")
+    await stream.until(lambda: stream.nodes("shown")["local-3"]["incarnation"] == 2)
+    await stream.ask("remove", cluster="shown", target="local-3")
+    await stream.until(lambda: "local-3" not in stream.nodes("shown"))
+    assert "'desk'" in await stream.refused("restart", cluster="shown", target="desk")
+
+
+async def test_machines_are_invited(connect: Connect) -> None:
+    stream = await connect()
+    line = await stream.ask("invite", cluster="shown")
+    assert "notebook-cluster share --dial" in line
+    await stream.until(lambda: stream.nodes("shown") and stream.row("shown")["state"]["invitation"])
+    assert await stream.ask("invite", cluster="shown", value=False) is None
+    await stream.until(lambda: not stream.row("shown")["state"]["invitation"])
+
+
+async def test_a_cluster_is_started_stopped_and_shown_as_ended(connect: Connect, jp_fetch: Fetch) -> None:
+    stream = await connect()
+    await stream.ask("start", cluster="fresh", value=1)
+    await stream.until(lambda: len(stream.nodes("fresh")) == 1)
+    await stream.ask("stop", cluster="fresh")
+    await stream.until(lambda: stream.row("fresh")["condition"] == "ended")
+    assert stream.row("fresh")["reason"] == "cluster 'fresh' has ended: stopped"
+    assert 'cluster="fresh"' not in (await jp_fetch("metrics")).body.decode()
+    assert await stream.refused("detach", cluster="fresh") == "cluster 'fresh' has ended: stopped"
+
+
+async def test_a_cluster_whose_coordinator_is_killed_ends_with_the_way_to_bring_it_back(connect: Connect) -> None:
+    stream = await connect()
+    cluster = await asyncio.to_thread(Cluster.start, "killed", local=0)
+    await stream.until(lambda: (stream.row("killed") or {}).get("condition") == "running")
+    os.kill(cluster.connection.file.pid, 9)
+    await stream.until(lambda: stream.row("killed")["condition"] == "ended")
+    assert stream.row("killed")["reason"].endswith("%cluster start killed brings it back")
+    await asyncio.to_thread(cluster.close)
+
+
+async def test_a_coordinator_of_another_version_is_named_with_both_versions(connect: Connect) -> None:
+    file = ConnectionFile(
+        cluster="old", address="tcp://127.0.0.1:1", server_key="", view_public_key="", view_secret_key="",
+        pid=os.getpid(), epoch=1, protocol=PROTOCOL_VERSION - 1, version="0.0.9", run_log="",
+    )  # fmt: skip
+    path = cluster_directory("old") / "connection.json"
+    path.write_bytes(msgspec.json.encode(file))
+    try:
+        stream = await connect()
+        row = await stream.until(lambda: stream.row("old"))
+        assert (row["condition"], row["state"]) == ("unreachable", None)
+        assert f"0.0.9 (protocol {PROTOCOL_VERSION - 1})" in row["reason"]
+        assert f"{VERSION} (protocol {PROTOCOL_VERSION})" in row["reason"]
+        assert await stream.refused("stop", cluster="old") == row["reason"]
+    finally:
+        path.unlink()
+
+
+async def test_a_cluster_ends_by_itself_when_no_browser_looks_at_it_but_not_before(connect: Connect) -> None:
+    lease = 1.0
+    stream = await connect()
+    cluster = await asyncio.to_thread(Cluster.start, "idle", local=1, lease=lease)
+    await asyncio.to_thread(cluster.close)
+
+    def age() -> float:
+        state = (stream.row("idle") or {}).get("state")
+        return float(state["now"] - state["started"]) if state else 0.0
+
+    await stream.until(lambda: age() > 2.5 * lease)
+    assert stream.row("idle")["condition"] == "running"
+    stream.socket.close()
+    await asyncio.to_thread(cluster.connection.wait_closed, 20)
+
+
+async def test_a_wrong_code_is_answered_with_what_the_coordinator_says(connect: Connect, strangers: Strangers) -> None:
+    peer = strangers("mini", "--code", "right-code-1")
+    address = await asyncio.to_thread(lambda: peer.pairing)
+    stream = await connect()
+    said = [
+        await stream.refused("add", cluster="shown", target=address, code=f"wrong-code-{number}") for number in range(3)
+    ]
+    for number, line in enumerate(said):
+        assert f"the code 'wrong-code-{number}' is wrong at {peer.name}: {19 - number} tries left" in line
+
+
+async def test_peers_on_the_network_are_seen_while_a_browser_is_there(connect: Connect, strangers: Strangers) -> None:
+    peer = strangers("desk")
+    code = await asyncio.to_thread(lambda: peer.code)
+    stream = await connect()
+
+    def row() -> dict[str, Any] | None:
+        return next((row for row in stream.overviews[-1]["peers"] if row["name"] == peer.name), None)
+
+    await stream.until(lambda: bool(stream.overviews) and row())
+    assert (row()["trusted"], row()["pairing"]) == (False, True)
+    assert await stream.ask("add", cluster="shown", target=peer.name, code=code) == [peer.name]
+    await stream.until(lambda: is_running(stream, 3))
+    await stream.ask("remove", cluster="shown", target=peer.name)
+
+
+async def test_this_machine_is_shared_and_not_shared_any_more(connect: Connect) -> None:
+    stream = await connect()
+    shared = await stream.ask("share_on")
+    try:
+        assert shared["on"]
+        assert shared["code"] in shared["command"]
+        assert shared["qr_svg_data_url"].startswith("data:image/svg+xml")
+        again = await connect()
+        await again.until(lambda: again.overviews and again.overviews[-1]["sharing"] == shared)
+        (agent,) = shared_machines()
+        assert agent.pid != os.getpid()
+        assert os.getsid(agent.pid) == agent.pid
+    finally:
+        after = await stream.ask("share_off")
+    assert after["on"] is False
+    assert await asyncio.to_thread(
+        wait_until, lambda: not os.path.exists(f"/proc/{agent.pid}") or not shared_machines()
+    )
+
+
+async def test_what_is_not_an_action_is_answered_with_why(connect: Connect, jp_fetch: Fetch) -> None:
+    stream = await connect()
+    await stream.socket.write_message('{"id": 5, "action": "explode"}')
+    assert "explode" in (await stream.answer(5))["error"]
+    await stream.socket.write_message("{{{")
+    assert "not an action" in (await stream.answer(0))["error"]
+    for body in ("{{{", "[]", '{"id": 1, "action": "stop", "cluster": 7}', '{"id": 1}', "x" * 20_000):
+        with pytest.raises(HTTPClientError) as refused:
+            await jp_fetch("notebook-cluster", "actions", method="POST", body=body)
+        assert refused.value.code == 400
+        assert json.loads(refused.value.response.body)["type"] == "Done"
+
+
+async def test_an_action_over_rest_answers_when_it_is_done(server: Any, jp_fetch: Fetch) -> None:
+    body = json.dumps({"id": 3, "action": "detach", "cluster": "shown"})
+    response = await jp_fetch("notebook-cluster", "actions", method="POST", body=body)
+    assert json.loads(response.body) == {"type": "Done", "id": 3, "error": "", "value": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"action": "stop", "cluster": "nowhere"}, "no cluster 'nowhere' runs on this machine (running: shown)"),
+        ({"action": "add", "cluster": "shown"}, "add needs a peer as target"),
+        ({"action": "remove", "cluster": "shown"}, "remove needs the name of a node as target"),
+        ({"action": "add", "cluster": "shown", "target": "local", "value": -1}, "use a number of nodes from 0 to 64"),
+        ({"action": "start", "cluster": "../up"}, "cluster name '../up' is not usable"),
+        ({"action": "share_on", "code": "my-own-code"}, "notebook-cluster share --code CODE"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_in_one_line(connect: Connect, fields: dict[str, Any], said: str) -> None:
+    stream = await connect()
+    assert said in await stream.refused(**fields)
+
+
+def test_the_types_of_the_sidebar_are_those_of_the_messages() -> None:
+    if not typescript.TARGET.parent.is_dir():
+        pytest.skip("not a checkout")
+    assert typescript.TARGET.read_text() == typescript.generate()
