@@ -37,7 +37,7 @@ class LabExtensionHook(BuildHookInterface):  # type: ignore[type-arg]
             shared[str(root / FOLDER / "install.json")] = f"{INSTALLED}/install.json"
             build_data.setdefault("shared_data", {}).update(shared)
         elif problem:
-            self.app.display_warning(f"notebook-cluster is built without its JupyterLab tabs: {problem}")
+            self.app.display_warning(f"notebook-cluster is built without its JupyterLab sidebar and tabs: {problem}")
 
 
 def build(root: Path) -> str:
@@ -72,7 +72,7 @@ def is_up_to_date(root: Path) -> bool:
         return False
     sources = root / FOLDER
     files = [sources / "package.json", sources / "package-lock.json", sources / "tsconfig.json"]
-    files += [path for name in ("src", "style") for path in (sources / name).glob("*.*")]
+    files += [path for name in ("src", "style", "schema") for path in (sources / name).rglob("*.*")]
     return built.stat().st_mtime >= max(path.stat().st_mtime for path in files)
 
 

@@ -1,8 +1,11 @@
 module.exports = {
   testEnvironment: 'jsdom',
   setupFiles: ['<rootDir>/jest.setup.js'],
-  testMatch: ['<rootDir>/src/__tests__/*.spec.ts'],
+  testMatch: ['<rootDir>/src/__tests__/*.spec.{ts,tsx}'],
   transform: {
-    '\\.ts$': ['ts-jest', { tsconfig: { module: 'commonjs', moduleResolution: 'node10', isolatedModules: true } }]
+    '\\.tsx?$': [
+      'ts-jest',
+      { tsconfig: { jsx: 'react', module: 'commonjs', moduleResolution: 'node10', isolatedModules: true } }
+    ]
   }
 };

@@ -56,7 +56,7 @@ def test_without_node_the_wheel_is_built_without_it_and_one_line_says_so(checkou
     assert "notebook_cluster/magics/tabs.py" in names
     assert not [name for name in names if "labextension" in name]
     (line,) = [line for line in said.splitlines() if "JupyterLab" in line]
-    assert line.startswith("notebook-cluster is built without its JupyterLab tabs: there is no Node.js")
+    assert line.startswith("notebook-cluster is built without its JupyterLab sidebar and tabs: there is no Node.js")
     assert "install version 20.19 or newer" in line
 
 

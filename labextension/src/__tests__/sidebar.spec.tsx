@@ -1,0 +1,243 @@
+import * as React from 'react';
+
+import type { Overview } from '../generated';
+import { Dashboard } from '../sidebar/dashboard';
+import { StatusItem } from '../sidebar/statusItem';
+import { Store } from '../sidebar/store';
+import { Sidebar } from '../sidebar/view';
+import {
+  act,
+  Answers,
+  button,
+  cluster,
+  curve,
+  draw,
+  erase,
+  node,
+  overview,
+  peer,
+  press,
+  RUNNING,
+  type
+} from './overviews';
+
+let store: Store;
+let answers: Answers;
+let opened: string[];
+
+beforeEach(() => {
+  [store, answers, opened] = [new Store(), new Answers(), []];
+  store.connected();
+});
+
+afterEach(erase);
+
+function sidebar(state: Overview): HTMLElement {
+  store.show(state);
+  return draw(<Sidebar store={store} act={answers.act} tryNow={() => {}} onOpen={name => opened.push(name)} />);
+}
+
+it('shows peers, clusters, nodes and how far they are', () => {
+  const jobs = [{ name: 'model', round: 12 }] as any;
+  const nodes = [node('desk', 0, { loss: 0.25 }), node('mini', 1, { loss: 0.75, checkpoint: 'digits at round 12' })];
+  const host = sidebar(
+    overview({ peers: [peer('attic')], clusters: [cluster('lesson', { nodes, jobs, ...RUNNING })] })
+  );
+  expect(host.querySelector('[aria-label="peer attic"]')).not.toBeNull();
+  expect(host.textContent).toContain('cell 3 running · 2 nodes · round 12 · loss 0.5000');
+  expect(host.querySelector('[aria-label="node mini, ok"]')!.textContent).toContain('✓ checkpoint digits at round 12');
+  const meter = host.querySelector('[role=meter]')!;
+  expect([meter.getAttribute('aria-valuenow'), meter.textContent]).toEqual(['25', '2.0 GB of 8.0 GB']);
+});
+
+it('adds a trusted peer with one click', async () => {
+  const host = sidebar(overview({ peers: [peer('attic')], clusters: [cluster('lesson')] }));
+  await press(host, 'Add attic to lesson');
+  expect(answers.asked).toEqual([{ action: 'add', cluster: 'lesson', target: 'attic', code: '' }]);
+});
+
+it('asks for the code of an unknown peer, and shows beside it that it was wrong', async () => {
+  const attic = peer('attic', { trusted: false, pairing: true });
+  const host = sidebar(overview({ peers: [attic], clusters: [cluster('lesson')] }));
+  expect(button(host, 'Add attic to lesson').disabled).toBe(true);
+  answers.answer = { error: "the code is wrong: peer 'attic' accepts 2 more", value: null };
+  type(host, 'Code that attic shows', ' apple-river ');
+  await press(host, 'Add attic to lesson');
+  expect(answers.asked[0].code).toBe('apple-river');
+  const problem = host.querySelector('[aria-label="peer attic"] [role=alert]')!;
+  expect(problem.textContent).toBe("the code is wrong: peer 'attic' accepts 2 more");
+  expect(host.querySelector<HTMLInputElement>('input[aria-label="Code that attic shows"]')!.value).toBe(
+    ' apple-river '
+  );
+});
+
+it('does not offer to add a peer that is in the cluster', () => {
+  const host = sidebar(overview({ peers: [peer('mini')], clusters: [cluster('lesson')] }));
+  expect(host.querySelector('[aria-label="peer mini"]')!.textContent).toContain('in lesson');
+});
+
+it('says why a peer cannot be added instead of asking for its code', () => {
+  const reason = "peer 'attic' speaks protocol 1, this machine 2: upgrade notebook-cluster on 'attic'";
+  const attic = peer('attic', { trusted: false, condition: 'refused', reason });
+  const host = sidebar(overview({ peers: [attic], clusters: [cluster('lesson')] }));
+  expect(host.querySelector('[aria-label="peer attic"]')!.textContent).toContain(reason);
+  expect(host.querySelector('[aria-label="peer attic"] input')).toBeNull();
+  expect(button(host, 'Add attic to lesson').disabled).toBe(true);
+});
+
+it('adds to the cluster that is chosen', async () => {
+  const host = sidebar(overview({ peers: [peer('attic')], clusters: [cluster('first'), cluster('second')] }));
+  const menu = host.querySelector('select')!;
+  act(() => {
+    menu.value = 'second';
+    menu.dispatchEvent(new Event('change', { bubbles: true }));
+  });
+  await press(host, 'Add attic to second');
+  expect(answers.asked[0].cluster).toBe('second');
+});
+
+it('shows names with HTML as they are', () => {
+  const evil = '<img src=x onerror="window.hacked = 1">';
+  const nodes = [node(evil, 0, { condition: 'lost', reason: evil, device_name: evil, checkpoint: evil })];
+  const clusters = [cluster(evil, { nodes, invitation: evil })];
+  const sharing = { on: true, name: evil, code: evil, command: evil, qr_svg_data_url: `javascript:${evil}` };
+  const host = sidebar(overview({ peers: [peer(evil, { device: evil, reason: evil })], clusters, sharing }));
+  expect(host.querySelectorAll('img, script')).toHaveLength(0);
+  expect(host.textContent!.split(evil).length).toBeGreaterThan(8);
+  expect((window as any).hacked).toBeUndefined();
+});
+
+it('draws gaps where a curve is not a number, and nothing for one that never is', () => {
+  const host = sidebar(overview({ clusters: [cluster('lesson')] }));
+  act(() => {
+    const series = [curve('desk', 'loss', [3, 2, null, 1, 0.5]), curve('mini', 'loss', [null, null])];
+    store.extend({ type: 'Series', cluster: 'lesson', reset: true, series });
+  });
+  const [desk, mini] = host.querySelectorAll('.nbc-side-spark');
+  expect(desk.querySelector('path')!.getAttribute('d')).toMatch(/^M[^M]+L[^M]+M[^M]+L[^M]+$/);
+  expect(desk.getAttribute('aria-label')).toBe('loss 0.5000');
+  expect(mini.querySelector('path')).toBeNull();
+  expect(host.innerHTML).not.toContain('NaN');
+});
+
+it('asks once more before it ends a cluster', async () => {
+  const host = sidebar(overview({ clusters: [cluster('lesson')] }));
+  await press(host, 'Stop cluster');
+  expect(answers.asked).toEqual([]);
+  await press(host, 'End all its kernels?');
+  expect(answers.asked).toEqual([{ action: 'stop', cluster: 'lesson' }]);
+});
+
+it('stops and detaches a cell only while one runs', async () => {
+  const host = sidebar(overview({ clusters: [cluster('lesson')] }));
+  expect([button(host, 'Stop cell').disabled, button(host, 'Detach').disabled]).toEqual([true, true]);
+  act(() => store.show(overview({ clusters: [cluster('lesson', RUNNING)] })));
+  await press(host, 'Detach');
+  await press(host, 'Stop cell');
+  expect(answers.asked.map(request => request.action)).toEqual(['detach', 'interrupt']);
+});
+
+it('offers to kill the nodes that a stopped cell leaves busy, and forgets them with the next cell', async () => {
+  const host = sidebar(overview({ clusters: [cluster('lesson', RUNNING)] }));
+  answers.answer = { error: '', value: ['mini'] };
+  await press(host, 'Stop cell');
+  answers.answer = { error: '', value: [] };
+  await press(host, 'Kill mini');
+  expect(answers.asked.map(request => request.value)).toEqual([false, true]);
+  answers.answer = { error: '', value: ['desk'] };
+  await press(host, 'Stop cell');
+  act(() => store.show(overview({ clusters: [cluster('lesson', { cell: { ...RUNNING.cell, id: 4 } })] })));
+  expect(button(host, 'Stop cell').disabled).toBe(false);
+});
+
+it('opens and ends an invitation', async () => {
+  const host = sidebar(overview({ clusters: [cluster('lesson')] }));
+  await press(host, 'Invite');
+  act(() => store.show(overview({ clusters: [cluster('lesson', { invitation: '192.0.2.1:4000 a-b-1' })] })));
+  expect(host.textContent).toContain('notebook-cluster share --dial 192.0.2.1:4000 --code a-b-1');
+  await press(host, 'End invitation');
+  expect(answers.asked.map(({ action, value }) => [action, value])).toEqual([
+    ['invite', undefined],
+    ['invite', false]
+  ]);
+});
+
+it('shows what an action failed with until it is dismissed', async () => {
+  answers.answer = { error: "node 'mini' is the last one: stop the cluster instead", value: null };
+  const host = sidebar(overview({ clusters: [cluster('lesson')] }));
+  await press(host, 'Remove mini');
+  await press(host, 'Remove?');
+  expect(host.querySelector('[role=alert]')!.textContent).toContain('is the last one');
+  await press(host, 'Dismiss');
+  expect(host.querySelector('[role=alert]')).toBeNull();
+});
+
+it('names both versions of a cluster that it cannot read, and offers no buttons for it', () => {
+  const reason = "the coordinator of 'old' speaks protocol 2, this server 3: restart the cluster";
+  const host = sidebar(overview({ clusters: [{ name: 'old', condition: 'unreachable', reason, state: null }] }));
+  const section = host.querySelector<HTMLElement>('[aria-label="cluster old"]')!;
+  expect(section.textContent).toBe(`oldunreachable${reason}`);
+  expect(section.querySelectorAll('button')).toHaveLength(0);
+});
+
+it('switches sharing on and shows the code and its picture', async () => {
+  const host = sidebar(overview());
+  await act(async () => host.querySelector<HTMLInputElement>('[role=switch]')!.click());
+  expect(answers.asked).toEqual([{ action: 'share_on' }]);
+  const sharing = {
+    on: true,
+    name: 'desk',
+    code: 'a-b',
+    command: '%cluster add desk',
+    qr_svg_data_url: 'data:image/svg+xml,x'
+  };
+  act(() => store.show(overview({ sharing })));
+  expect(host.querySelector('.nbc-side-shared')!.textContent).toContain('Shared as deskCode a-b');
+  expect(host.querySelector('img')!.getAttribute('src')).toBe('data:image/svg+xml,x');
+});
+
+it('starts a cluster by name', async () => {
+  const host = sidebar(overview());
+  expect(button(host, 'Start a cluster').disabled).toBe(true);
+  type(host, 'Name of a new cluster', 'lesson');
+  await press(host, 'Start a cluster');
+  expect(answers.asked).toEqual([{ action: 'start', cluster: 'lesson' }]);
+});
+
+it('keeps what it knows under a banner while there is no connection, with all buttons off', () => {
+  const host = sidebar(overview({ clusters: [cluster('lesson')] }));
+  act(() => store.disconnected('lost', Date.now() + 4000));
+  expect(host.querySelector('.nbc-side-banner')!.textContent).toMatch(
+    /No connection to the Jupyter server.*Next try in [34] s/
+  );
+  expect(host.querySelector('[aria-label="cluster lesson"]')).not.toBeNull();
+  expect(host.querySelector('fieldset')!.disabled).toBe(true);
+});
+
+it('says what is missing when the server has no such address', () => {
+  store.disconnected('missing', Date.now() + 4000);
+  const host = draw(<Sidebar store={store} act={answers.act} tryNow={() => {}} onOpen={() => {}} />);
+  expect(host.textContent).toContain('The Jupyter server has no notebook-cluster extension: install notebook-cluster');
+});
+
+it('puts the cluster that runs a cell into the status bar', () => {
+  store.show(overview({ clusters: [cluster('idle'), cluster('busy', RUNNING)] }));
+  expect(draw(<StatusItem store={store} onPress={() => {}} />).textContent).toBe('busy: cell 3 running · 2 nodes');
+  act(() => store.show(overview()));
+  expect(draw(<StatusItem store={store} onPress={() => {}} />).textContent).toBe('');
+});
+
+it('opens the tab of a cluster, which shows curves, nodes and events, and says when it has ended', async () => {
+  const events = [{ time: 1000, level: 'warning', text: "node 'mini' is <b>suspect</b>" } as const];
+  const host = sidebar(overview({ clusters: [cluster('lesson', { events })] }));
+  await press(host, 'Dashboard');
+  expect(opened).toEqual(['lesson']);
+  const series = [curve('desk', 'loss', [2, 1])];
+  act(() => store.extend({ type: 'Series', cluster: 'lesson', reset: true, series }));
+  const tab = draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
+  expect(tab.querySelector('svg')!.getAttribute('aria-label')).toBe('Loss over 1 s, from 1.0000 to 2.0000');
+  expect(tab.querySelectorAll('tbody tr')).toHaveLength(2);
+  expect(tab.querySelector('.nbc-dash-events')!.textContent).toContain("node 'mini' is <b>suspect</b>");
+  act(() => store.show(overview()));
+  expect(tab.textContent).toContain('This cluster does not run.');
+});

@@ -1,0 +1,109 @@
+/** JupyterLab's application part: the sidebar, the tab of a cluster, commands, a menu and a line in the status bar. */
+
+import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { IMainMenu } from '@jupyterlab/mainmenu';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import * as React from 'react';
+
+import { addCommands, CommandIDs } from './sidebar/commands';
+import { Connection } from './sidebar/connection';
+import { Dashboard } from './sidebar/dashboard';
+import { clusterIcon } from './sidebar/icon';
+import { jupyterServer } from './sidebar/server';
+import { StatusItem } from './sidebar/statusItem';
+import { Store } from './sidebar/store';
+import { Sidebar } from './sidebar/view';
+
+const ID = 'notebook-cluster:plugin';
+const SIDEBAR = 'notebook-cluster-sidebar';
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: ID,
+  description: 'Shows and steers the clusters of this user, also while a kernel is busy or gone.',
+  autoStart: true,
+  optional: [ICommandPalette, IMainMenu, INotebookTracker, IStatusBar, ISettingRegistry, ILayoutRestorer],
+  activate
+};
+
+export default plugin;
+
+function activate(
+  app: JupyterFrontEnd,
+  palette: ICommandPalette | null,
+  menus: IMainMenu | null,
+  notebooks: INotebookTracker | null,
+  statusBar: IStatusBar | null,
+  settings: ISettingRegistry | null,
+  restorer: ILayoutRestorer | null
+): void {
+  const store = new Store();
+  const { act, tryNow } = new Connection(jupyterServer(app.serviceManager.serverSettings), store);
+  const open = (cluster: string): void => void app.commands.execute(CommandIDs.dashboard, { cluster });
+  const show = (): void => app.shell.activateById(SIDEBAR);
+
+  const sidebar = ReactWidget.create(<Sidebar store={store} act={act} tryNow={tryNow} onOpen={open} />);
+  sidebar.id = SIDEBAR;
+  sidebar.title.icon = clusterIcon;
+  sidebar.title.caption = 'Clusters';
+  sidebar.node.setAttribute('role', 'region');
+  sidebar.node.setAttribute('aria-label', 'Clusters');
+  app.shell.add(sidebar, 'left', { rank: 300 });
+  restorer?.add(sidebar, SIDEBAR);
+
+  const openTab = dashboards(app, store, tryNow, restorer);
+  addCommands({ app, store, act, notebooks, show, open: openTab }, palette, menus);
+  if (statusBar) {
+    void addStatusItem(statusBar, settings, store, show);
+  }
+}
+
+/** What opens the tab of a cluster, or brings it to the front; open tabs come back when the page is reloaded. */
+function dashboards(
+  app: JupyterFrontEnd,
+  store: Store,
+  tryNow: () => void,
+  restorer: ILayoutRestorer | null
+): (cluster: string) => void {
+  const tracker = new WidgetTracker<MainAreaWidget>({ namespace: 'notebook-cluster-dashboard' });
+  const nameOf = (tab: MainAreaWidget): string => tab.title.label;
+  void restorer?.restore(tracker, {
+    command: CommandIDs.dashboard,
+    args: tab => ({ cluster: nameOf(tab) }),
+    name: nameOf
+  });
+  return cluster => {
+    let tab = tracker.find(candidate => nameOf(candidate) === cluster);
+    if (!tab) {
+      const content = ReactWidget.create(<Dashboard store={store} name={cluster} tryNow={tryNow} />);
+      tab = new MainAreaWidget({ content });
+      tab.title.label = cluster;
+      tab.title.icon = clusterIcon;
+      tab.title.closable = true;
+      app.shell.add(tab, 'main');
+      void tracker.add(tab);
+    }
+    app.shell.activateById(tab.id);
+  };
+}
+
+/** Put the line into the status bar, unless the setting says no. */
+async function addStatusItem(
+  statusBar: IStatusBar,
+  registry: ISettingRegistry | null,
+  store: Store,
+  show: () => void
+): Promise<void> {
+  const settings = await registry?.load(ID).catch(() => null);
+  const item = ReactWidget.create(<StatusItem store={store} onPress={show} />);
+  statusBar.registerStatusItem(`${ID}:status`, {
+    item,
+    align: 'left',
+    rank: 40,
+    isActive: () => settings?.get('showStatusBar').composite !== false,
+    activeStateChanged: settings?.changed
+  });
+}

@@ -1,0 +1,103 @@
+/** Buttons that say when they work, ask once more before they end something, and show what went wrong. */
+
+import * as React from 'react';
+
+import type { IAnswer, Request } from './connection';
+
+/** Sends an action to the server. */
+export type Act = (request: Request) => Promise<IAnswer>;
+
+const SURE_MILLISECONDS = 4000;
+
+interface IButton {
+  readonly label: string;
+  /** What a screen reader says instead of `label`. */
+  readonly name?: string;
+  /** Asked by the button's own label before it acts. */
+  readonly sure?: string;
+  readonly title?: string;
+  readonly disabled?: boolean;
+  readonly onPress: () => Promise<void> | void;
+}
+
+/** A button that is off while its action is under way. */
+export function Button(props: IButton): React.JSX.Element {
+  const [busy, setBusy] = React.useState(false);
+  const [sure, setSure] = React.useState(false);
+  const here = useMounted();
+  React.useEffect(() => {
+    const timer = sure ? setTimeout(() => setSure(false), SURE_MILLISECONDS) : undefined;
+    return () => clearTimeout(timer);
+  }, [sure]);
+  const press = async (): Promise<void> => {
+    if (props.sure && !sure) {
+      setSure(true);
+      return;
+    }
+    setSure(false);
+    setBusy(true);
+    try {
+      await props.onPress();
+    } finally {
+      if (here.current) {
+        setBusy(false);
+      }
+    }
+  };
+  return (
+    <button
+      type="button"
+      className={`nbc-side-button${sure ? ' nbc-mod-sure' : ''}`}
+      title={props.title}
+      aria-label={sure ? undefined : props.name}
+      aria-busy={busy}
+      disabled={busy || props.disabled}
+      onClick={() => void press()}
+    >
+      {sure ? props.sure : props.label}
+    </button>
+  );
+}
+
+/** One line about what failed, read out at once; nothing while `text` is empty. */
+export function Problem({ text, onClose }: { text: string; onClose?: () => void }): React.JSX.Element | null {
+  if (!text) {
+    return null;
+  }
+  return (
+    <div className="nbc-side-problem" role="alert">
+      <span>{text}</span>
+      {onClose && (
+        <button type="button" className="nbc-side-close" aria-label="Dismiss" onClick={onClose}>
+          ×
+        </button>
+      )}
+    </div>
+  );
+}
+
+/** `[send, problem, clear]`: `send` returns the answer, `problem` is the error of the last action, or empty. */
+export function useAction(act: Act): [Act, string, () => void] {
+  const [problem, setProblem] = React.useState('');
+  const here = useMounted();
+  const send = async (request: Request): Promise<IAnswer> => {
+    setProblem('');
+    const answer = await act(request);
+    if (here.current) {
+      setProblem(answer.error);
+    }
+    return answer;
+  };
+  return [send, problem, () => setProblem('')];
+}
+
+function useMounted(): React.RefObject<boolean> {
+  const here = React.useRef(false) as React.MutableRefObject<boolean>;
+  React.useEffect(() => {
+    here.current = true;
+    return () => {
+      here.current = false;
+    };
+  }, []);
+  return here;
+}

@@ -1,0 +1,152 @@
+/** A cluster in the main area: its curves over time, its nodes as a table, what happened. */
+
+import * as React from 'react';
+
+import type { ClusterView, EventView, NodeView } from '../generated';
+import { Memory, progress } from './clusters';
+import { Curves, curveKey } from './curves';
+import { ABSENT, byteCount, number } from './format';
+import { rankColour } from './palette';
+import { ILine, pathOf, rangeOf } from './sparkline';
+import { curvesOf, Store } from './store';
+import { Banner } from './view';
+
+const WIDTH = 600;
+const HEIGHT = 180;
+
+/** Draws cluster `name` anew when the store changes. */
+export function Dashboard({
+  store,
+  name,
+  tryNow
+}: {
+  store: Store;
+  name: string;
+  tryNow: () => void;
+}): React.JSX.Element {
+  const state = React.useSyncExternalStore(store.subscribe, store.state);
+  const row = state.overview?.clusters.find(candidate => candidate.name === name);
+  const cluster = row?.state;
+  return (
+    <div className="nbc-side nbc-dash">
+      <Banner state={state} tryNow={tryNow} />
+      <h2>
+        {name} <span className="nbc-side-progress">{cluster && row.condition === 'running' && progress(cluster)}</span>
+      </h2>
+      {state.overview && row?.condition !== 'running' && (
+        <p role="status">{row ? `${row.condition}${row.reason && `: ${row.reason}`}` : 'This cluster does not run.'}</p>
+      )}
+      {cluster && <Charts cluster={cluster} curves={curvesOf(state, name)} />}
+      {cluster && <Nodes nodes={cluster.nodes} />}
+      {cluster && <Events events={cluster.events} />}
+    </div>
+  );
+}
+
+function Charts({ cluster, curves }: { cluster: ClusterView; curves: Curves }): React.JSX.Element {
+  const lines = (name: string): ILine[] =>
+    cluster.nodes.map(node => ({
+      name: node.name,
+      colour: rankColour(node.rank),
+      points: curves.get(curveKey(node.name, name)) ?? []
+    }));
+  return (
+    <div className="nbc-dash-charts">
+      <Chart title="Loss" lines={lines('loss')} format={number} />
+      <Chart title="Memory" lines={lines('memory')} format={byteCount} />
+    </div>
+  );
+}
+
+interface IChart {
+  readonly title: string;
+  readonly lines: readonly ILine[];
+  readonly format: (value: number) => string;
+}
+
+/** Curves over time with least and greatest value. Screen readers hear the range; the table below has the numbers. */
+export function Chart({ title, lines, format }: IChart): React.JSX.Element {
+  const range = rangeOf(lines);
+  const label = range
+    ? `${title} over ${Math.round(range.to - range.from)} s, from ${format(range.low)} to ${format(range.high)}`
+    : `${title}: no values yet`;
+  return (
+    <figure className="nbc-dash-chart">
+      <figcaption>{title}</figcaption>
+      {range ? (
+        <>
+          <svg role="img" aria-label={label} viewBox={`0 -4 ${WIDTH} ${HEIGHT + 8}`} preserveAspectRatio="none">
+            <path className="nbc-dash-grid" d={`M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT}H${WIDTH}`} />
+            {lines.map(line => (
+              <path key={line.name} d={pathOf(line.points, range, WIDTH, HEIGHT)} stroke={line.colour} />
+            ))}
+          </svg>
+          <span className="nbc-dash-high">{format(range.high)}</span>
+          <span className="nbc-dash-low">{format(range.low)}</span>
+          <ul className="nbc-dash-legend">
+            {lines.map(line => (
+              <li key={line.name}>
+                <span style={{ background: line.colour }} /> {line.name}
+              </li>
+            ))}
+          </ul>
+        </>
+      ) : (
+        <p className="nbc-side-hint">No values yet.</p>
+      )}
+    </figure>
+  );
+}
+
+const HEADINGS = ['Node', 'Device', 'State', 'Memory', 'Step', 'Loss', 'Samples/s', 'Round', 'Waited', 'Checkpoint'];
+
+function Nodes({ nodes }: { nodes: readonly NodeView[] }): React.JSX.Element {
+  return (
+    <table className="nbc-dash-table">
+      <thead>
+        <tr>
+          {HEADINGS.map(heading => (
+            <th key={heading} scope="col">
+              {heading}
+            </th>
+          ))}
+        </tr>
+      </thead>
+      <tbody>
+        {nodes.map(node => (
+          <tr key={node.name}>
+            <th scope="row" style={{ borderLeftColor: rankColour(node.rank) }}>
+              {node.name}
+            </th>
+            <td>{node.device_name || node.device}</td>
+            <td>{node.reason ? `${node.condition}: ${node.reason}` : node.condition}</td>
+            <td>
+              <Memory node={node} />
+            </td>
+            <td>{node.step?.toLocaleString('en') ?? ABSENT}</td>
+            <td>{number(node.loss)}</td>
+            <td>{node.samples_per_s === null ? ABSENT : node.samples_per_s.toFixed(0)}</td>
+            <td>{node.last_round ?? ABSENT}</td>
+            <td>{node.round_wait === null ? ABSENT : `${node.round_wait.toFixed(1)} s`}</td>
+            <td>{node.checkpoint || ABSENT}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+function Events({ events }: { events: readonly EventView[] }): React.JSX.Element {
+  return (
+    <section aria-label="Events">
+      <h3>Events</h3>
+      <ol className="nbc-dash-events">
+        {[...events].reverse().map((event, index) => (
+          <li key={events.length - index} data-level={event.level}>
+            <time>{event.time === null ? '' : new Date(event.time * 1000).toLocaleTimeString()}</time> {event.text}
+          </li>
+        ))}
+      </ol>
+    </section>
+  );
+}

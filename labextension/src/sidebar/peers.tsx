@@ -1,0 +1,165 @@
+/** The peers on this network, each with what it takes to add it to a cluster, and whether this machine is one. */
+
+import * as React from 'react';
+
+import type { ClusterRow, PeerView, Sharing } from '../generated';
+import { Act, Button, Problem, useAction } from './controls';
+
+interface IPeers {
+  readonly peers: readonly PeerView[];
+  readonly clusters: readonly ClusterRow[];
+  readonly act: Act;
+}
+
+/** All peers that were found. With several clusters a menu says which one they are added to. */
+export function Peers({ peers, clusters, act }: IPeers): React.JSX.Element {
+  const names = clusters.filter(row => row.condition === 'running').map(row => row.name);
+  const [chosen, setChosen] = React.useState('');
+  const cluster = names.includes(chosen) ? chosen : (names[0] ?? '');
+  return (
+    <section aria-label="Peers on this network">
+      <h3>Peers on this network</h3>
+      {names.length > 1 && (
+        <label className="nbc-side-line">
+          Add to
+          <select value={cluster} onChange={event => setChosen(event.target.value)}>
+            {names.map(name => (
+              <option key={name}>{name}</option>
+            ))}
+          </select>
+        </label>
+      )}
+      {peers.length === 0 && (
+        <p className="nbc-side-hint">
+          None. Run &quot;notebook-cluster share&quot; on another machine of this network.
+        </p>
+      )}
+      {peers.length > 0 && !cluster && <p className="nbc-side-hint">Start a cluster below to add them to it.</p>}
+      <ul className="nbc-side-list">
+        {peers.map(peer => (
+          <Peer key={peer.key || peer.address} peer={peer} cluster={cluster} clusters={clusters} act={act} />
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+interface IPeer {
+  readonly peer: PeerView;
+  /** Name of the cluster that it is added to, or empty. */
+  readonly cluster: string;
+  readonly clusters: readonly ClusterRow[];
+  readonly act: Act;
+}
+
+function Peer({ peer, cluster, clusters, act }: IPeer): React.JSX.Element {
+  const [code, setCode] = React.useState('');
+  const [send, problem] = useAction(act);
+  const state = clusters.find(row => row.name === cluster)?.state;
+  const isIn = Boolean(state?.nodes.some(node => node.peer === peer.name));
+  const isRefused = peer.condition === 'refused';
+  const needsCode = Boolean(cluster) && !peer.trusted && !isIn && !isRefused;
+  const add = async (): Promise<void> => {
+    const { error } = await send({ action: 'add', cluster, target: peer.name, code: code.trim() });
+    if (!error) {
+      setCode('');
+    }
+  };
+  const button = (
+    <Button
+      label="Add"
+      name={cluster ? `Add ${peer.name} to ${cluster}` : `Add ${peer.name}`}
+      title={cluster ? `Start a node of ${cluster} on ${peer.name}` : 'Start a cluster first'}
+      disabled={!cluster || isRefused || (needsCode && !code.trim())}
+      onPress={add}
+    />
+  );
+  return (
+    <li className="nbc-side-peer" aria-label={`peer ${peer.name}`}>
+      <div className="nbc-side-line">
+        <span className="nbc-side-name" title={peer.address}>
+          {peer.name}
+        </span>
+        <span className="nbc-side-device">{peer.device}</span>
+        {isIn ? <span className="nbc-side-in">in {cluster}</span> : !needsCode && button}
+      </div>
+      {needsCode && (
+        <CodeField peer={peer} code={code} onType={setCode} onEnter={() => void (code.trim() && add())}>
+          {button}
+        </CodeField>
+      )}
+      {!needsCode && !isIn && cluster && peer.reason && <p className="nbc-side-hint">{peer.reason}</p>}
+      <Problem text={problem} />
+    </li>
+  );
+}
+
+interface ICodeField {
+  readonly peer: PeerView;
+  readonly code: string;
+  readonly onType: (code: string) => void;
+  readonly onEnter: () => void;
+  readonly children: React.ReactNode;
+}
+
+function CodeField({ peer, code, onType, onEnter, children }: ICodeField): React.JSX.Element {
+  return (
+    <form
+      className="nbc-side-line"
+      title={peer.reason}
+      onSubmit={event => {
+        event.preventDefault();
+        onEnter();
+      }}
+    >
+      <input
+        value={code}
+        onChange={event => onType(event.target.value)}
+        placeholder={peer.pairing ? 'the code that it shows' : 'no code is open there'}
+        aria-label={`Code that ${peer.name} shows`}
+        autoComplete="off"
+        spellCheck={false}
+      />
+      {children}
+    </form>
+  );
+}
+
+/** The switch "share this machine", and while it is on, how others add it. */
+export function SharePart({ sharing, act }: { sharing: Sharing; act: Act }): React.JSX.Element {
+  const [send, problem] = useAction(act);
+  const [busy, setBusy] = React.useState(false);
+  const toggle = async (): Promise<void> => {
+    setBusy(true);
+    await send({ action: sharing.on ? 'share_off' : 'share_on' });
+    setBusy(false);
+  };
+  return (
+    <section aria-label="Share this machine">
+      <label className="nbc-side-line nbc-side-switch">
+        <input type="checkbox" role="switch" checked={sharing.on} disabled={busy} onChange={() => void toggle()} />
+        {busy ? (sharing.on ? 'Ending …' : 'Starting …') : 'Share this machine'}
+      </label>
+      <Problem text={problem} />
+      {sharing.on && (
+        <div className="nbc-side-shared">
+          <div>
+            <p>
+              Shared as <b>{sharing.name}</b>
+            </p>
+            {sharing.code && (
+              <p>
+                Code <code className="nbc-side-code">{sharing.code}</code>
+              </p>
+            )}
+            <p className="nbc-side-hint">Whoever has the code runs programs here as you.</p>
+          </div>
+          {sharing.qr_svg_data_url.startsWith('data:image/svg+xml') && (
+            <img src={sharing.qr_svg_data_url} alt="The code as a QR code" />
+          )}
+          {sharing.command && <code className="nbc-side-command">{sharing.command}</code>}
+        </div>
+      )}
+    </section>
+  );
+}

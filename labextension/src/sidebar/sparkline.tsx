@@ -1,0 +1,78 @@
+/** A curve as SVG. Places without a number are gaps. */
+
+import * as React from 'react';
+
+import type { IPoint } from './curves';
+
+/** One line of a chart. */
+export interface ILine {
+  readonly name: string;
+  readonly colour: string;
+  readonly points: readonly IPoint[];
+}
+
+/** Least and greatest value and time of all lines; null where no line has a number. */
+export interface IRange {
+  readonly from: number;
+  readonly to: number;
+  readonly low: number;
+  readonly high: number;
+}
+
+/** What `lines` span. */
+export function rangeOf(lines: readonly ILine[]): IRange | null {
+  let range: IRange | null = null;
+  for (const { points } of lines) {
+    for (const { time, value } of points) {
+      if (value !== null) {
+        const { from, to, low, high }: IRange = range ?? { from: time, to: time, low: value, high: value };
+        range = {
+          from: Math.min(from, time),
+          to: Math.max(to, time),
+          low: Math.min(low, value),
+          high: Math.max(high, value)
+        };
+      }
+    }
+  }
+  return range;
+}
+
+/** `points` as the `d` of a path in a box of `width` times `height`. */
+export function pathOf(points: readonly IPoint[], range: IRange, width: number, height: number): string {
+  const acrossTime = range.to - range.from || 1;
+  const acrossValue = range.high - range.low || 1;
+  let command = 'M';
+  let path = '';
+  for (const { time, value } of points) {
+    if (value === null) {
+      command = 'M';
+      continue;
+    }
+    const x = ((time - range.from) / acrossTime) * width;
+    const y = height - ((value - range.low) / acrossValue) * height;
+    path += `${command}${x.toFixed(1)} ${y.toFixed(1)}`;
+    command = 'L';
+  }
+  return path;
+}
+
+const WIDTH = 96;
+const HEIGHT = 20;
+
+/** The loss of a node, small; `label` is what a screen reader says. */
+export function Sparkline({ line, label }: { line: ILine; label: string }): React.JSX.Element {
+  const range = rangeOf([line]);
+  return (
+    <svg
+      className="nbc-side-spark"
+      role="img"
+      aria-label={label}
+      viewBox={`-1 -2 ${WIDTH + 2} ${HEIGHT + 4}`}
+      preserveAspectRatio="none"
+    >
+      <title>{label}</title>
+      {range && <path d={pathOf(line.points, range, WIDTH, HEIGHT)} stroke={line.colour} />}
+    </svg>
+  );
+}
