@@ -56,6 +56,11 @@ def main() -> None:
                 run_all(page)
                 wait_for_round(ROUND)
                 page.locator(".jp-OutputArea-child:has(.js-plotly-plot)").last.wait_for(timeout=PATIENCE * 1000)
+                # The browser may have loaded plotly's script just now, with the first points only.
+                page.wait_for_function(
+                    "() => document.querySelectorAll('.js-plotly-plot .scatterlayer .js-line').length >= 9",
+                    timeout=PATIENCE * 1000,
+                )
                 panel = page.locator(".jp-OutputArea:has(.nbc-panel)").first
                 panel.scroll_into_view_if_needed()
                 panel.screenshot(path=PICTURE)

@@ -49,3 +49,10 @@ def test_on_all_compares_printed_text(no_processes_left: str) -> None:
     for name in ("ratio_to_ipyparallel", "memory_ratio_to_ipyparallel"):
         assert found[name] > 0
     assert min(found["ours_memory_mb"]) > 10
+
+
+def test_panel_measures_notebook_and_coordinator(no_processes_left: str) -> None:
+    found = figures("panel", "--seconds", "3")
+    assert {"kernel_cpu", "websocket_kb_s", "redraws_per_s", "coordinator_cpu", "coordinator_mb"} <= found.keys()
+    assert 0 < found["redraws_per_s"] <= 4
+    assert found["coordinator_mb"] > 10

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from notebook_cluster.protocol.state import EventView, Series
+from notebook_cluster.protocol.state import EventView, RoundWait, Series
+from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
 from notebook_cluster.widgets.actions import Actions
-from notebook_cluster.widgets.curves import KEPT_POINTS, Curve, Curves, thin
+from notebook_cluster.widgets.curves import Curve, Curves, thin
 from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, number, plain
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pace import Pace
@@ -246,10 +247,30 @@ def test_a_curve_stays_bounded_however_long_the_run() -> None:
     curve = Curve()
     for start in range(0, 20_000, 100):
         steps = list(range(start, start + 100))
-        curve.add(Series(node="n", name="loss", step=steps, time=[float(s) for s in steps], value=[0.5] * 100))
-    assert len(curve.value) <= KEPT_POINTS
+        values = [99.0 if step == 5432 else 0.5 for step in steps]
+        curve.extend(steps, [float(step) for step in steps], values)
+    assert len(curve.value) <= MAX_POINTS
+    assert curve.step[0] == 0
     assert curve.step[-1] == 19_999
-    assert curve.step == sorted(curve.step)
+    assert curve.step == sorted(set(curve.step))
+    assert 99.0 in curve.value
+
+
+def test_a_history_that_was_thinned_before_keeps_its_share_of_the_curve() -> None:
+    curve = Curve()
+    curve.extend(list(range(0, 100_000, 100)), [float(s) for s in range(0, 100_000, 100)], [0.5] * 1000, seen=100_000)
+    for step in range(100_000, 110_000):
+        curve.add(step, float(step), 0.5)
+    early = sum(step < 100_000 for step in curve.step)
+    assert early > 300
+    assert max(b - a for a, b in zip(curve.step, curve.step[1:], strict=False)) < 1000
+
+
+def test_a_gap_stays_in_a_thinned_curve() -> None:
+    curve = Curve()
+    for step in range(10_000):
+        curve.add(step, float(step), math.nan if 4000 <= step < 4100 else 1.0)
+    assert any(math.isnan(value) for value in curve.value)
 
 
 def test_points_that_the_history_held_are_not_drawn_twice() -> None:
@@ -316,7 +337,9 @@ def test_the_figure_shows_each_node_in_its_rank_s_colour_with_a_bounded_number_o
     ranks: dict[str, int | None] = {"laptop": 0, "mini": 1, "desk": 2}
     assert figure.draw(curves, ranks, 0.0) is True
     assert figure.draw(curves, ranks, 0.0) is False
-    loss, memory = figure.widget.data[::2], figure.widget.data[1::2]
+    loss, over_time, memory = (figure.widget.data[place::3] for place in range(3))
+    assert over_time[0].y[-1] == loss[0].y[-1]
+    assert over_time[0].x[-1] == 140.0  # step 1400, in seconds
     assert [trace.name for trace in loss] == ["laptop", "mini", "desk"]
     assert [trace.line.color for trace in loss] == [trace.line.color for trace in memory]
     assert [trace.line.color for trace in loss] == [rank_colour(rank) for rank in range(3)]
@@ -331,7 +354,7 @@ def test_a_reloaded_page_reads_the_newest_points_and_a_joined_node() -> None:
     figure.draw(Curves(series_until(10, 0.0)[:2]), {"laptop": 0}, 0.0)
     assert figure.draw(Curves(series_until(20, 0.0)), {"laptop": 0, "mini": 1}, 0.0) is True
     data = figure.widget.get_state(["_widget_data"])["_widget_data"]
-    assert [trace["name"] for trace in data] == ["laptop", "laptop", "mini", "mini", "desk", "desk"]
+    assert [trace["name"] for trace in data] == ["laptop"] * 3 + ["mini"] * 3 + ["desk"] * 3
     assert data[0]["x"]["shape"] == (11,)
 
 
@@ -354,3 +377,59 @@ def test_the_picture_of_an_ended_cluster_has_no_node_that_looks_alive() -> None:
     assert ">ended<" in render_html(alive, ended="ended at 12:00:00: stopped")
     assert ">ok<" not in render_html(alive, ended="ended at 12:00:00: stopped")
     assert ">ok<" in render_html(alive)
+
+
+def test_a_card_shows_load_temperature_battery_and_link_where_they_are_known() -> None:
+    node = node_view(1, "mini", load=0.934, temperature=61.4, cpu=1.25)
+    peer = peer_view("mini", condition="connected", battery=54.2, plugged=False, jitter_ms=0.4)
+    (card,) = panel_model(cluster_view(nodes=[node], peers=[peer]))["nodes"]
+    assert card["vitals"] == "93% load · 61 °C · battery 54% · link 1.8 ms ± 0.4 ms · 1.2 CPU"
+    (bare,) = panel_model(cluster_view(nodes=[node_view(0, "laptop")], peers=[]))["nodes"]
+    assert bare["vitals"] == ""
+
+
+def test_measurements_that_cannot_be_stay_short_or_are_left_out() -> None:
+    node = node_view(1, "mini", load=1e300, temperature=1e300, cpu=1e300, samples_per_s=1e300)
+    peer = peer_view("mini", condition="connected", battery=1e300, round_trip_ms=None)
+    model = panel_model(cluster_view(nodes=[node], peers=[peer]))
+    assert model["nodes"][0]["vitals"] == "100% load · mains 100%"
+    assert len(model["nodes"][0]["extra"]) <= 40
+    assert "Samples/s" not in {fact["label"] for fact in model["facts"]}
+
+
+def test_samples_of_all_nodes_that_are_there_are_added_while_a_cell_runs() -> None:
+    nodes = [node_view(0, "laptop"), node_view(1, "mini"), node_view(2, "desk", condition="lost")]
+    facts = {fact["label"]: fact for fact in panel_model(cluster_view(nodes=nodes))["facts"]}
+    assert (facts["Samples/s"]["value"], facts["Samples/s"]["note"]) == ("1,840", "of 2 nodes")
+    assert "Samples/s" not in {fact["label"] for fact in panel_model(cluster_view(cell=None))["facts"]}
+
+
+def test_who_was_waited_for_is_shown_newest_round_first() -> None:
+    waits = [RoundWait(round=1, node="mini", seconds=0.5), RoundWait(round=2, node="desk", seconds=2.0)]
+    state = cluster_view()
+    state = msgspec.structs.replace(state, jobs=[msgspec.structs.replace(state.jobs[0], waits=waits)])
+    assert panel_model(state)["waits"] == [
+        {"round": "2", "node": "desk", "time": "2.0 s", "fraction": 1.0},
+        {"round": "1", "node": "mini", "time": "0.5 s", "fraction": 0.25},
+    ]
+    assert render_html(state).count('class="nbc-wait"') == 2
+    assert "Who was waited for" not in render_html(cluster_view())
+
+
+def test_columns_are_thinned_as_points_are() -> None:
+    import numpy
+
+    from notebook_cluster.widgets import columns
+
+    curve = Curve()
+    values = [math.nan if 900 <= step < 950 else 99.0 if step == 543 else math.sin(step) for step in range(1800)]
+    curve.extend([*range(900), *range(900)], [float(step) for step in range(1800)], values)
+    x, y = columns.thin(*columns.by_time(curve, 10.0), 300)
+    assert len(x) == len(y) <= 300
+    assert (x[0], x[-1]) == (-10.0, 1789.0)
+    assert (numpy.diff(x) > 0).all()
+    assert 99.0 in y
+    assert numpy.isnan(y).any()
+    steps, again = columns.by_step(curve)
+    assert (steps[900], len(steps)) == (0.0, 1801)
+    assert numpy.isnan(again[900])

@@ -111,6 +111,8 @@ class ClusterHost:
             ram_total=machine.ram_total,
             devices=machine.devices,
             nodes=nodes,
+            battery=machine.battery.percent if machine.battery is not None else None,
+            plugged=machine.battery is None or machine.battery.plugged,
         )
 
     def handle(self, message: Message, buffers: Sequence[bytes]) -> None:

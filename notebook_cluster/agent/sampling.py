@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 
 from notebook_cluster.agent.devices import Devices
+from notebook_cluster.agent.presence import Sensors
 from notebook_cluster.protocol.peer import DeviceSample, NodeSample
 
 
@@ -60,6 +61,7 @@ class MachineSample:
         # psutil keeps one "since the last call" for the whole process, so the processor's own sample is used.
         self.cpu = next((sample.load or 0.0 for sample in self.devices if sample.id == "cpu"), 0.0)
         self.process_memory = devices.process_memory()
+        self.battery = Sensors().battery()
 
 
 def memory_of_trees(roots: Iterable[int]) -> dict[int, int]:

@@ -43,6 +43,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
     status = _command(commands, "look", "status", "show a running cluster, or all of them")
     status.add_argument("cluster", nargs="?", metavar="CLUSTER")
+    report = _command(commands, "look", "report", "write a cluster's run as one HTML page that needs no network")
+    report.add_argument("cluster", metavar="CLUSTER")
+    report.add_argument("file", metavar="FILE.html")
+    report.add_argument("--overwrite", action="store_true", help="replace a file that is there")
     stop = _command(commands, "steer", "stop", "end a cluster and every kernel of it")
     stop.add_argument("cluster", metavar="CLUSTER")
     detach = _command(commands, "steer", "detach", "free the notebook cell that waits; what runs goes on")

@@ -1,4 +1,4 @@
-"""``notebook-cluster peers`` and ``notebook-cluster status``."""
+"""``notebook-cluster peers``, ``notebook-cluster status`` and ``notebook-cluster report``."""
 
 import argparse
 from collections import Counter
@@ -9,6 +9,7 @@ from notebook_cluster.cli.tables import print_table
 from notebook_cluster.client import Cluster, find_peers, list_clusters
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.security import fingerprint
+from notebook_cluster.widgets.report import write_report
 from notebook_cluster.widgets.text import render_text
 
 if TYPE_CHECKING:
@@ -68,4 +69,11 @@ def status(options: argparse.Namespace) -> int:
     for index, name in enumerate(names):
         with Cluster.attach(name, kind="cli", live=False) as cluster:
             print(("\n" if index else "") + render_text(cluster.state()))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the report of one running cluster and print where it is."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        print(write_report(cluster, options.file, overwrite=options.overwrite))
     return 0

@@ -8,9 +8,9 @@ from notebook_cluster.client.asynchronous import AsyncCluster
 from notebook_cluster.client.cluster import Cluster, how_to_join
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.files import Place, send_files
-from notebook_cluster.client.peers import find_peers
+from notebook_cluster.client.peers import PeerWatch, find_peers
 from notebook_cluster.client.sources import find_sources
-from notebook_cluster.client.start import list_clusters
+from notebook_cluster.client.start import find_clusters, list_clusters
 from notebook_cluster.client.stream import CellStream
 from notebook_cluster.client.values import (
     MOST_REPLAYED,
@@ -32,8 +32,10 @@ __all__ = [
     "Cluster",
     "ClusterError",
     "Packed",
+    "PeerWatch",
     "Place",
     "Pulled",
+    "find_clusters",
     "find_peers",
     "find_sources",
     "give_source",

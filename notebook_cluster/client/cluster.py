@@ -17,6 +17,7 @@ from notebook_cluster.protocol import comms, introspection
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.asking import AnswerInput
 from notebook_cluster.protocol.collecting import VALUE_EXPRESSION, VALUE_KEY
+from notebook_cluster.protocol.history import GetHistory, RunHistory
 from notebook_cluster.protocol.state import CellView, ClusterView, Series
 
 ANSWER_TIMEOUT = 0.5
@@ -214,6 +215,11 @@ class Cluster(Moving):
     def series(self) -> list[Series]:
         """All curves so far."""
         return wait(self._request(v.GetSeries(), list[Series]))
+
+    def history(self) -> RunHistory:
+        """What has happened since the start: rounds, checkpoints, cells; and the versions of the connected peers."""
+        history: RunHistory = wait(self._request(GetHistory(), RunHistory))
+        return history
 
     def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """Call ``callback(event)`` on the I/O thread for StateChanged, SeriesAdded and Closing. Returns how to stop."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
 
 CLOCK_WAS_SET = 12 * 3600.0
+MOST_DEVICES = 64
 
 
 class Measurements:
@@ -19,6 +20,8 @@ class Measurements:
         self._hub = hub
         self._telemetry: dict[str, Telemetry] = {}
         self._samples: dict[str, p.NodeSample] = {}
+        self._devices: dict[str, dict[str, p.DeviceSample]] = {}
+        self._power: dict[str, tuple[float | None, bool]] = {}
         self._ahead: dict[str, float] = {}
 
     def on_telemetry(self, name: str, new: Telemetry) -> None:
@@ -52,6 +55,8 @@ class Measurements:
 
     def on_sample(self, peer: str, sample: p.PeerSample) -> None:
         """What the agent of ``peer`` measures each second."""
+        self._devices[peer] = {device.id: device for device in sample.devices[:MOST_DEVICES]}
+        self._power[peer] = _finite(sample.battery), sample.plugged
         for row in sample.nodes:
             node = self._hub.state.nodes.get(row.node)
             if node is None or node.peer != peer:
@@ -71,6 +76,10 @@ class Measurements:
             if sample is not None and sample.device_memory is not None:
                 return sample.device_memory, sample.device_memory
         return (sample.rss, sample.rss_peak) if sample is not None else (0, 0)
+
+    def power(self, peer: str) -> tuple[float | None, bool]:
+        """(charge of its battery in percent or None, whether it is on mains)."""
+        return self._power.get(peer, (None, True))
 
     def forget(self, name: str) -> None:
         """The node was removed."""
@@ -101,6 +110,7 @@ class Measurements:
             elif condition == "ok" and node.name in replaying:
                 condition = "rejoining"
             accelerator = node.device not in ("", "cpu")
+            measured = self._devices.get(node.peer, {}).get(node.device or "cpu")
             facts = jobs.get(node.name, {})
             rows.append(
                 NodeView(
@@ -110,7 +120,9 @@ class Measurements:
                     busy=running is not None and running.nodes.get(node.name) == "running",
                     memory_kind="unified" if device[3] else ("VRAM" if accelerator else "RAM"),
                     memory_used=used, memory_peak=peak, memory_total=device[2],
-                    cpu=sample.cpu if sample is not None else 0.0, step=telemetry.step,
+                    cpu=sample.cpu if sample is not None else 0.0,
+                    load=_finite(measured.load) if measured is not None else None,
+                    temperature=_finite(measured.temperature) if measured is not None else None, step=telemetry.step,
                     loss=_finite(telemetry.loss), scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
                     waiting=telemetry.waiting, **facts,
                 )

@@ -208,6 +208,7 @@ class Peers:
                 continue
             link, candidate = self.links.get(peer.name), found.pop(peer.key, None)
             round_trip, jitter = (link.dialer.round_trip, link.dialer.jitter) if link is not None else (None, None)
+            battery, plugged = self._hub.measurements.power(peer.name)
             rows.append(
                 PeerView(
                     name=peer.name, key=peer.key, address=peer.address.removeprefix("tcp://"),
@@ -219,7 +220,7 @@ class Peers:
                     round_trip_ms=None if round_trip is None else round_trip * 1000,
                     jitter_ms=None if jitter is None else jitter * 1000,
                     pairing=candidate is not None and candidate.pairing_port > 0,
-                    slept=link.slept if link is not None else None,
+                    slept=link.slept if link is not None else None, battery=battery, plugged=plugged,
                 )
             )  # fmt: skip
         trusted = self._hub.trust.keys()

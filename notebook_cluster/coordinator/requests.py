@@ -8,6 +8,7 @@ from notebook_cluster.protocol import introspection as i
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.asking import AnswerInput
+from notebook_cluster.protocol.history import GetHistory
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
@@ -30,6 +31,8 @@ class Requests:
                 return None
             case v.GetSeries():
                 return hub.series.all()
+            case GetHistory():
+                return hub.rounds.history.view()
             case v.SaveCheckpoint():
                 return await hub.rounds.save(body.name, body.job)
             case v.Stop():

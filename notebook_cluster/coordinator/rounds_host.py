@@ -6,11 +6,14 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from notebook_cluster.coordinator import jobs, rounds
+from notebook_cluster.coordinator.history import History
 from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.rounds import Applied, Saved
+from notebook_cluster.protocol.rounds import Applied, Arrived, Saved
 from notebook_cluster.protocol.state import JobView
 from notebook_cluster.protocol.wire import Message
 
@@ -31,13 +34,14 @@ class RoundsHost:
         self._facts: dict[str, dict[str, Any]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._tokens = itertools.count(1)
+        self.history = History(hub)
 
     def _feed(self, event: Any) -> None:
         self._state, effects = rounds.apply(self._state, event)
         for effect in effects:
             match effect:
                 case jobs.Log():
-                    self._hub.log.round(effect.record)
+                    self._hub.log.round(self.history.annotated(effect.record))
                 case jobs.Send():
                     self._hub.members.send(effect.node, effect.message)
                 case jobs.Tell():
@@ -52,9 +56,12 @@ class RoundsHost:
     def from_member(self, node: str, incarnation: int, message: Message) -> None:
         """A message of :mod:`notebook_cluster.protocol.rounds` from a node."""
         facts = self._facts.setdefault(node, {})
-        if isinstance(message, Applied):
+        if isinstance(message, Arrived) and message.job in self._state.jobs:
+            self.history.arrived(node, message)
+        elif isinstance(message, Applied):
             facts["last_round"], facts["round_wait"] = message.round, message.wait
         elif isinstance(message, Saved) and not message.error:
+            self.history.saved(message)
             for facts in (self._facts.setdefault(name, {}) for name in self._hub.state.nodes):
                 facts["checkpoint"] = f"{message.name} at round {message.round}"
                 facts["checkpoint_time"] = time.time()
@@ -87,6 +94,8 @@ class RoundsHost:
 
     def recover(self, records: list[dict[str, Any]]) -> None:
         """After a restart of the coordinator: what was committed, and the open round."""
+        for record in records:
+            self.history.replay(record)
         nodes = tuple((node.name, node.incarnation) for node in self._hub.state.roster_nodes())
         cell = self._hub.state.running()
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
@@ -126,7 +135,9 @@ class RoundsHost:
     # ---- what views see
 
     def views(self) -> list[JobView]:
-        return rounds.job_views(self._state)
+        return [
+            msgspec.structs.replace(job, waits=self.history.waits(job.name)) for job in rounds.job_views(self._state)
+        ]
 
     def node_facts(self) -> dict[str, dict[str, Any]]:
         """Per node: ``last_round``, ``round_wait``, ``checkpoint``, ``checkpoint_time``."""

@@ -219,11 +219,15 @@ class Coordinator:
             self._received, self._received_time = received, now
             self.log.received(received)
         self.views.drop_silent()
-        if self.views.views or self.state.running() is not None:
+        # A Jupyter server with no browser before it looks too, but nobody at it.
+        looked_at = any(view.kind != "server" for view in self.views.views.values())
+        if looked_at or self.state.running() is not None:
             self._last_needed = now
         elif now - self._last_needed > self.settings.lease:
             self._stop("nobody looked at it for its lease")
-        if self._dirty and any(view.live for view in self.views.views.values()):
+        if not any(view.live for view in self.views.views.values()):
+            self.series.take_fresh()  # who comes asks for the whole curves: nothing piles up for nobody
+        elif self._dirty:
             self._dirty = False
             self.views.send_live(v.StateChanged(state=self.view()))
             fresh = self.series.take_fresh()

@@ -151,6 +151,17 @@ def _status(session: Session, call: Invocation) -> None:
         _say("cells run on all nodes: %cluster cells local ends this")
 
 
+def _report(session: Session, call: Invocation) -> None:
+    from notebook_cluster.widgets import write_report
+
+    cluster = session.require()
+    try:
+        file = write_report(cluster, call.argument, overwrite=call.options.get("overwrite", False))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"%cluster report: {error}") from None
+    _say(f"the report of cluster {cluster.name!r} is in {file}")
+
+
 def _vars(session: Session, call: Invocation) -> None:
     from notebook_cluster.widgets import render_variables
 
@@ -262,6 +273,7 @@ _COMMANDS: dict[str, Callable[[Session, Invocation], Any]] = {
     "peers": _peers,
     "status": _status,
     "panel": _panel,
+    "report": _report,
     "vars": _vars,
     "logs": _logs,
     "attach": _attach,

@@ -194,6 +194,12 @@ COMMANDS: dict[str, Command] = {
         Command("status", "nodes, memory, steps and rounds"),
         Command("panel", "show the panel"),
         Command(
+            "report",
+            "write the run as one HTML page that needs no network",
+            "FILE.html",
+            (Option("overwrite", "replace a file that is there"),),
+        ),
+        Command(
             "vars",
             "what is in the namespace of each node, and where nodes differ",
             "[PATTERN]",

@@ -74,6 +74,10 @@ class PeerSample(Message, frozen=True):
     ram_total: int
     devices: list[DeviceSample]
     nodes: list[NodeSample]
+    battery: float | None = None
+    """Charge in percent; None without a battery."""
+    plugged: bool = True
+    """On mains."""
 
 
 class StartNode(Message, frozen=True):

@@ -25,6 +25,11 @@ class NodeView(Message, frozen=True):
     memory_peak: int = 0
     memory_total: int = 0
     cpu: float = 0.0
+    """Processors that its process keeps busy."""
+    load: float | None = None
+    """Of its device, 0 to 1, by whoever uses it."""
+    temperature: float | None = None
+    """Of its device, degrees Celsius."""
     step: int | None = None
     loss: float | None = None
     scalars: dict[str, float] = {}
@@ -58,6 +63,20 @@ class PeerView(Message, frozen=True):
     """A code is open there: it can be added with ``--code``."""
     slept: float | None = None
     """Seconds of its last sleep."""
+    battery: float | None = None
+    """Charge in percent; None: it has no battery, or does not say."""
+    plugged: bool = True
+    """On mains."""
+
+
+class RoundWait(Message, frozen=True):
+    """For whom a round was waited."""
+
+    round: int
+    node: str
+    """The last one to arrive."""
+    seconds: float
+    """How long the first one waited for it."""
 
 
 class JobView(Message, frozen=True):
@@ -75,6 +94,8 @@ class JobView(Message, frozen=True):
     """What an all-reduce of float32 gradients at each step would have sent for the same steps."""
     hash_mismatches: int = 0
     state_hash: str = ""
+    waits: list[RoundWait] = []
+    """Of the last rounds, oldest first."""
 
 
 class CellView(Message, frozen=True):
@@ -123,3 +144,5 @@ class Series(Message, frozen=True):
     step: list[int]
     time: list[float]
     value: list[float]
+    seen: int = 0
+    """How many measured points these stand for; 0: each for itself."""

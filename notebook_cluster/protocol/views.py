@@ -11,6 +11,7 @@ from notebook_cluster.protocol import introspection
 from notebook_cluster.protocol.asking import AnswerInput, InputRequested, InputWithdrawn
 from notebook_cluster.protocol.collecting import NodeValue
 from notebook_cluster.protocol.comms import CommToNode, NodeComm, WatchWidgets
+from notebook_cluster.protocol.history import GetHistory
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.transfers import AnyTransfer
 from notebook_cluster.protocol.wire import Message
@@ -217,6 +218,7 @@ AnyRequest = (
     | ReadNodeLog
     | GetState
     | GetSeries
+    | GetHistory
     | SaveCheckpoint
     | Ping
     | Leave

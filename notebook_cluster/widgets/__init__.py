@@ -5,7 +5,7 @@ text) and ``server`` (:mod:`.model`). Views hold no state of their own: all come
 
 - :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
 - :mod:`.text`, :mod:`.static_html`, :mod:`.picture`, :mod:`.findings`, :mod:`.variables`: renderers that need no
-  browser. Pure functions.
+  browser. Pure functions. :mod:`.report`: a whole run as one page in a file.
 - :mod:`.panel`: the live panel and the one thread that changes it; :mod:`.widget` and ``panel.js`` are what the browser
   sees, :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
 """
@@ -17,6 +17,7 @@ from notebook_cluster.protocol.introspection import NodeVariables
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets.findings import findings_html, findings_text
+from notebook_cluster.widgets.report import write_report
 from notebook_cluster.widgets.static_html import render_html, render_peers_html
 from notebook_cluster.widgets.text import render_peers_text, render_text
 from notebook_cluster.widgets.variables import variables_html, variables_text
@@ -32,6 +33,7 @@ __all__ = [
     "render_text",
     "render_variables",
     "show_panel",
+    "write_report",
 ]
 
 

@@ -7,29 +7,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from notebook_cluster.protocol.state import Series
+from notebook_cluster.protocol.thinning import ThinnedCurve, extremes
 
-KEPT_POINTS = 2000
 Point = tuple[float, float]
 
 
-class Curve:
+class Curve(ThinnedCurve):
     """One curve of one node: steps, times (seconds since the epoch) and values of equal length."""
-
-    def __init__(self) -> None:
-        self.step: list[int] = []
-        self.time: list[float] = []
-        self.value: list[float] = []
-
-    def add(self, series: Series) -> None:
-        """Append the points of ``series``; the oldest half is halved when there are more than KEPT_POINTS."""
-        self.step += series.step
-        self.time += series.time
-        self.value += series.value
-        while len(self.value) > KEPT_POINTS:
-            half = KEPT_POINTS // 2
-            self.step[:half] = self.step[:half:2]
-            self.time[:half] = self.time[:half:2]
-            self.value[:half] = self.value[:half:2]
 
     def by_step(self) -> list[Point]:
         """(step, value) points; a point with value NaN between two runs whose steps begin again."""
@@ -51,7 +35,7 @@ class Curves:
     def __init__(self, series: Iterable[Series] = ()) -> None:
         self._curves: dict[tuple[str, str], Curve] = {}
         for one in series:
-            self._curves.setdefault((one.node, one.name), Curve()).add(one)
+            self._curves.setdefault((one.node, one.name), Curve()).extend(one.step, one.time, one.value, one.seen)
         self._history_ends = {key: max(curve.time, default=0.0) for key, curve in self._curves.items()}
 
     def add_new(self, series: Iterable[Series]) -> None:
@@ -61,14 +45,21 @@ class Curves:
             end = self._history_ends.get(key, -math.inf)
             rows = [row for row in zip(one.step, one.time, one.value, strict=False) if row[1] > end]
             if rows:
-                step, moment, value = (list(column) for column in zip(*rows, strict=True))
-                new = Series(node=one.node, name=one.name, step=step, time=moment, value=value)
-                self._curves.setdefault(key, Curve()).add(new)
+                curve = self._curves.setdefault(key, Curve())
+                for row in rows:
+                    curve.add(*row)
 
     def series(self) -> list[Series]:
         """All curves as messages."""
         return [
-            Series(node=node, name=name, step=list(curve.step), time=list(curve.time), value=list(curve.value))
+            Series(
+                node=node,
+                name=name,
+                step=list(curve.step),
+                time=list(curve.time),
+                value=list(curve.value),
+                seen=curve.seen,
+            )
             for (node, name), curve in self._curves.items()
         ]
 
@@ -89,21 +80,11 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
     if len(points) <= limit:
         return list(points)
     slices = max((limit - 2) // 2, 1)
-    inner = points[1:-1]
+    values = [value for _, value in points[1:-1]]
     kept = [points[0]]
     for index in range(slices):
-        part = inner[index * len(inner) // slices : (index + 1) * len(inner) // slices]
-        if part:
-            kept += _extremes(part)
+        begin, end = index * len(values) // slices, (index + 1) * len(values) // slices
+        if begin < end:
+            kept += [points[1 + place] for place in extremes(values, begin, end)]
     kept.append(points[-1])
     return kept
-
-
-def _extremes(part: Sequence[Point]) -> list[Point]:
-    numbers = [index for index, point in enumerate(part) if math.isfinite(point[1])]
-    if len(numbers) < len(part):  # A gap or a NaN must stay visible: it stands for the slice's second point.
-        gap = next(index for index, point in enumerate(part) if not math.isfinite(point[1]))
-        wanted = {gap} | ({max(numbers, key=lambda index: part[index][1])} if numbers else set())
-    else:
-        wanted = {min(numbers, key=lambda index: part[index][1]), max(numbers, key=lambda index: part[index][1])}
-    return [part[index] for index in sorted(wanted)]

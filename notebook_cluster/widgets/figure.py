@@ -1,4 +1,4 @@
-"""The plotly curves of a panel: loss over steps and memory over time, one colour per rank.
+"""The plotly curves of a panel: loss over steps and over time, memory over time, one colour per rank.
 
 Loading plotly takes about a second and its widget ships about 5 MB of script, so a panel makes its figure on its own
 thread when the first point is there.
@@ -8,26 +8,35 @@ import re
 from copy import deepcopy
 from typing import Any
 
+import numpy
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from notebook_cluster.widgets.curves import Curves, Point, thin
+from notebook_cluster.widgets.columns import Column, by_step, by_time, thin
+from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import plain
 from notebook_cluster.widgets.palette import rank_colour
 
 POINTS_PER_CURVE = 300
-POINTS_IN_ALL = 6000
-"""About 100 kB a redraw, which leaves jupyter_server's limits (1 MB/s) to the cells' output."""
+POINTS_IN_ALL = 7500
+"""About 60 kB a redraw, which leaves jupyter_server's limits (1 MB/s) to the cells' output."""
+_EXACT_STEPS = float(1 << 24)
+"""Up to here float32 has every whole number."""
+_LARGEST = 3e38
 _INK = "#8b949e"
 _GRID = "rgba(139, 148, 158, 0.22)"
+_CHARTS = 3
 _MEMORY_UNITS = ((1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
 
 class CurvesFigure:
-    """One ``FigureWidget`` (``widget``) with a loss and a memory curve per node. One thread at a time."""
+    """One ``FigureWidget`` (``widget``) with two loss curves and a memory curve per node. One thread at a time."""
 
     def __init__(self) -> None:
-        figure = make_subplots(rows=1, cols=2, subplot_titles=("Loss over steps", "Memory over time"))
+        figure = make_subplots(
+            rows=1, cols=_CHARTS, subplot_titles=("Loss over steps", "Loss over time", "Memory over time"),
+            horizontal_spacing=0.07,
+        )  # fmt: skip
         # Mid-grey on transparent reads well on JupyterLab's light and dark theme; a figure cannot know which one is on.
         axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GRID, "automargin": True}
         figure.update_layout(
@@ -44,7 +53,7 @@ class CurvesFigure:
         figure.update_annotations(font={"size": 12, "color": _INK})
         figure.update_xaxes(**axis)
         figure.update_yaxes(**axis)
-        figure.update_yaxes(rangemode="tozero", col=2)  # a few kB more or less must not look like a leak
+        figure.update_yaxes(rangemode="tozero", col=_CHARTS)  # a few kB more or less must not look like a leak
         self.widget = go.FigureWidget(figure)
         self._nodes: dict[str, int] = {}
         self._drawn: dict[int, tuple[Any, ...]] = {}
@@ -59,20 +68,23 @@ class CurvesFigure:
         new = [node for node in curves.nodes() if node not in self._nodes]
         for node in new:
             self._add(node)
-        limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // (2 * max(len(self._nodes), 1)), 40))
-        memory = {node: curves.get(node, "memory").by_time(started) for node in self._nodes}
-        scale, unit = _unit(max((value for points in memory.values() for _, value in points), default=0.0))
-        minutes = max((x for points in memory.values() for x, _ in points), default=0.0) > 300
+        limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // (_CHARTS * max(len(self._nodes), 1)), 40))
+        memory = {node: by_time(curves.get(node, "memory"), started) for node in self._nodes}
+        scale, unit = _unit(max((float(y.max()) for _, y in memory.values() if len(y)), default=0.0))
+        minutes = max((float(x.max()) for x, _ in memory.values() if len(x)), default=0.0) > 300
         across = 60.0 if minutes else 1.0
         with self.widget.batch_update():
             for node, index in self._nodes.items():
-                colour = rank_colour(ranks.get(node))
-                self._show(index, thin(curves.get(node, "loss").by_step(), limit), colour)
-                points = [(x / across, value / scale) for x, value in thin(memory[node], limit)]
-                self._show(index + 1, points, colour)
-            title = f"Memory ({unit}) over {'minutes' if minutes else 'seconds'}"
-            if self.widget.layout.annotations[1].text != title:
-                self.widget.layout.annotations[1].text = title
+                colour, loss = rank_colour(ranks.get(node)), curves.get(node, "loss")
+                self._show(index, *thin(*by_step(loss), limit), colour)
+                seconds, losses = thin(*by_time(loss, started), limit)
+                self._show(index + 1, seconds / across, losses, colour)
+                seconds, used = thin(*memory[node], limit)
+                self._show(index + 2, seconds / across, used / scale, colour)
+            over = f"over {'minutes' if minutes else 'seconds'}"
+            for place, title in ((1, f"Loss {over}"), (2, f"Memory ({unit}) {over}")):
+                if self.widget.layout.annotations[place].text != title:
+                    self.widget.layout.annotations[place].text = title
         self._remember()
         if new:
             self.widget.send_state(["_widget_data", "_widget_layout"])
@@ -87,25 +99,24 @@ class CurvesFigure:
         self.widget._widget_layout.update(deepcopy(self.widget.layout.to_plotly_json()))
 
     def _add(self, node: str) -> None:
-        """The two traces of ``node``: one entry in the legend switches both."""
+        """The traces of ``node``, one in each chart: one entry in the legend switches all."""
         self._nodes[node] = len(self.widget.data)
         # Plotly reads a little HTML in names and hover texts; a node's name has no use for any.
         label = re.sub("[<>&]", " ", plain(node, 64))
         common = {"mode": "lines", "name": label, "legendgroup": node, "x": [], "y": []}
-        traces = [go.Scatter(**common, showlegend=False), go.Scatter(**common, showlegend=True)]
-        self.widget.add_traces(traces, rows=[1, 1], cols=[1, 2])
+        traces = [go.Scatter(**common, showlegend=chart == _CHARTS - 1) for chart in range(_CHARTS)]
+        self.widget.add_traces(traces, rows=[1] * _CHARTS, cols=list(range(1, _CHARTS + 1)))
 
-    def _show(self, index: int, points: list[Point], colour: str) -> None:
-        seen = (len(points), points[-1] if points else None, points[0] if points else None, colour)
+    def _show(self, index: int, x: Column, y: Column, colour: str) -> None:
+        ends = (float(x[0]), float(x[-1]), float(y[-1])) if len(x) else ()
+        seen = (len(x), *ends, colour)
         if self._drawn.get(index) == seen:
             return
-        import numpy
-
         self._drawn[index] = seen
         trace = self.widget.data[index]
-        # Arrays travel as binary buffers, a third of the size of JSON numbers.
-        trace.x = numpy.array([x for x, _ in points], dtype=numpy.float64)
-        trace.y = numpy.array([y for _, y in points], dtype=numpy.float64)
+        # Arrays travel as binary buffers, a sixth of the size of JSON numbers; 24 bits are finer than a screen.
+        trace.x = x.astype(numpy.float64 if ends and ends[1] > _EXACT_STEPS else numpy.float32)
+        trace.y = numpy.clip(y, -_LARGEST, _LARGEST).astype(numpy.float32)
         trace.line = {"color": colour, "width": 2}
 
 

@@ -23,6 +23,8 @@ from notebook_cluster.widgets.formatting import (
 from notebook_cluster.widgets.palette import rank_colour
 
 EVENTS_SHOWN = 40
+_MOST = 1e12
+"""A rate above it is not one."""
 _NODE_LEVELS = {
     "ok": "good", "starting": "info", "rejoining": "info", "stopping": "info", "suspect": "warning", "asleep": "asleep",
 }  # fmt: skip
@@ -52,6 +54,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "nodes": [_node(node, state, bool(ended)) for node in sorted(state.nodes, key=_rank_order)],
         "peers": [_row_among(peer, state.peers) for peer in state.peers],
         "events": [_event(event) for event in state.events[-EVENTS_SHOWN:]],
+        "waits": _waits(state.jobs[0]) if state.jobs else [],
         "can_interrupt": state.cell is not None and state.cell.status == "running",
         "can_checkpoint": bool(state.jobs),
         "checkpoint_name": f"{state.jobs[0].name}-round-{state.jobs[0].round}" if state.jobs else "",
@@ -144,6 +147,10 @@ def _facts(state: ClusterView) -> list[dict[str, str]]:
         facts.append({"label": "Sent", "value": byte_count(job.bytes_sent), "note": _traffic_note(job)})
         if job.hash_mismatches:
             facts.append({"label": "Hash mismatches", "value": integer(job.hash_mismatches), "note": "see events"})
+    there = [node.samples_per_s for node in state.nodes if node.condition in ("ok", "suspect")]
+    rates = [rate for rate in there if rate is not None and 0 <= rate < _MOST]
+    if rates and state.cell is not None and state.cell.status == "running":
+        facts.append({"label": "Samples/s", "value": f"{sum(rates):,.0f}", "note": f"of {plural(len(rates), 'node')}"})
     facts.append({"label": "Up", "value": duration(state.now - state.started), "note": ""})
     return facts
 
@@ -152,6 +159,20 @@ def _job_note(job: JobView) -> str:
     if job.waiting_for:
         return plain("waiting for " + ", ".join(job.waiting_for), 60)
     return plain(f"{job.strategy} · {plural(job.parameters, 'parameter')}", 60)
+
+
+def _waits(job: JobView) -> list[dict[str, Any]]:
+    """For whom the last rounds were waited, newest first; ``fraction`` of the longest wait among them."""
+    longest = max((wait.seconds for wait in job.waits), default=0.0)
+    return [
+        {
+            "round": integer(wait.round),
+            "node": plain(wait.node, 64),
+            "time": duration(wait.seconds),
+            "fraction": round(wait.seconds / longest, 3) if longest > 0 else 0.0,
+        }
+        for wait in reversed(job.waits)
+    ]
 
 
 def _traffic_note(job: JobView) -> str:
@@ -191,6 +212,7 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
         "colour": rank_colour(node.rank),
         "peer": plain(node.peer, 64),
         "device": plain(device, 60),
+        "vitals": "" if ended else " · ".join(_vitals(node, state.peers)),
         "condition": condition,
         "level": level,
         "reason": plain(node.reason),
@@ -213,8 +235,23 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
     }
 
 
+def _vitals(node: NodeView, peers: Sequence[PeerView]) -> list[str]:
+    """Load and temperature of its device, power of its machine, and the link to it."""
+    facts = [] if node.load is None else [f"{min(max(node.load, 0.0), 1.0):.0%} load"]
+    if node.temperature is not None and abs(node.temperature) < 1000:
+        facts.append(f"{node.temperature:.0f} °C")
+    peer = next((peer for peer in peers if peer.name == node.peer), None)
+    if peer is not None and peer.battery is not None:
+        facts.append(f"{'mains' if peer.plugged else 'battery'} {min(max(peer.battery, 0.0), 100.0):.0f}%")
+    if peer is not None and peer.round_trip_ms is not None and peer.found_by != "local":
+        facts.append(f"link {round_trip(peer.round_trip_ms, peer.jitter_ms)}")
+    if node.device != "cpu" and 0 < node.cpu < _MOST:
+        facts.append(f"{node.cpu:.1f} CPU")
+    return facts
+
+
 def _extra(node: NodeView) -> list[str]:
-    rate = [] if node.samples_per_s is None else [f"{node.samples_per_s:,.0f} samples/s"]
+    rate = [] if node.samples_per_s is None else [plain(f"{node.samples_per_s:,.0f} samples/s", 40)]
     return rate + [f"{plain(name, 30)} {number(value)}" for name, value in sorted(node.scalars.items())[:4]]
 
 

@@ -5,7 +5,7 @@ class Pace:
     """Lets at most one act pass per ``interval`` seconds; the last one asked for is never lost."""
 
     def __init__(self, interval: float) -> None:
-        self._interval = interval
+        self.interval = interval
         self._next = 0.0
         self._asked = False
 
@@ -21,5 +21,5 @@ class Pace:
         """True once when an act is due at ``now``; the caller then does it."""
         if not self._asked or now < self._next:
             return False
-        self._asked, self._next = False, now + self._interval
+        self._asked, self._next = False, now + self.interval
         return True

@@ -128,12 +128,13 @@ function nodeCard(ask) {
   let current = null;
   const [rank, name, condition] = [element("span", "nbc-rank", { title: "rank" }), element("span", "nbc-node-name nbc-cut nbc-grow"), pill()];
   const [device, meter, figures] = [element("div", "nbc-small nbc-muted nbc-cut"), memoryMeter(), numbers()];
+  const vitals = element("div", "nbc-small nbc-muted");
   const [extra, checkpoint, waiting] = [0, 1, 2].map(() => element("div", "nbc-small nbc-muted nbc-cut"));
   const [reason, log] = [element("div", "nbc-reason"), element("div", "nbc-log nbc-code")];
   const restart = button("Restart", { className: "nbc-quiet", sure: "Restart: sure?", act: () => ask("restart", current.name, `Restarting ${current.name}…`) });
   const remove = button("Remove", { className: "nbc-quiet nbc-danger", sure: "Remove: sure?", act: () => ask("remove", current.name, `Removing ${current.name}…`) });
   const root = element("div", "nbc-node", { role: "listitem" }, [
-    element("div", "nbc-row", {}, [rank, name, condition.root]), device, ...meter.roots, figures.root, checkpoint, waiting,
+    element("div", "nbc-row", {}, [rank, name, condition.root]), device, vitals, ...meter.roots, figures.root, checkpoint, waiting,
     reason, log, element("div", "nbc-row nbc-foot", {}, [extra, element("span", "nbc-grow"), restart, remove]),
   ]);
   const update = (node) => {
@@ -146,6 +147,7 @@ function nodeCard(ask) {
     write(name, node.name);
     condition.update(node.level, node.condition);
     write(device, `${node.device} on ${node.peer}`);
+    write(vitals, node.vitals);
     meter.update(node.memory);
     figures.update(node);
     write(extra, node.extra);
@@ -156,7 +158,7 @@ function nodeCard(ask) {
     write(reason, node.reason);
     reason.className = `nbc-reason nbc-${node.level}`;
     write(log, node.log.join("\n"));
-    for (const [part, visible] of [[waiting, node.waiting], [reason, node.reason], [log, node.log.length]]) show(part, Boolean(visible));
+    for (const [part, visible] of [[vitals, node.vitals], [waiting, node.waiting], [reason, node.reason], [log, node.log.length]]) show(part, Boolean(visible));
   };
   return { root, update };
 }
@@ -259,6 +261,21 @@ function eventLine() {
   };
 }
 
+function waitLine() {
+  const [round, node, time] = [element("span", "nbc-muted"), element("span", "nbc-cut"), element("span")];
+  const used = element("div", "nbc-meter-used");
+  const root = element("div", "nbc-wait", { role: "listitem" }, [round, node, element("div", "nbc-meter", { "aria-hidden": "true" }, [used]), time]);
+  return {
+    root,
+    update(wait) {
+      write(round, `Round ${wait.round}`);
+      write(node, wait.node);
+      used.style.width = `${100 * wait.fraction}%`;
+      write(time, wait.time);
+    },
+  };
+}
+
 function answerLine() {
   const root = element("div", "nbc-answer");
   return {
@@ -333,11 +350,13 @@ function render({ model, el }) {
   const cell = element("div", "nbc-cell nbc-row", {}, [cellWord, cellSource]);
   const nodes = element("div", "nbc-nodes", { role: "list", "aria-label": "Nodes" });
   const none = element("div", "nbc-empty", {}, ["No nodes yet. Add a peer below, or run %cluster start --local 1."]);
+  const waitsHeading = element("div", "nbc-heading", {}, ["Who was waited for"]);
+  const waits = element("div", "nbc-waits", { role: "list", "aria-label": "Who was waited for, newest round first" });
   const peersHeading = element("div", "nbc-heading", {}, ["Peers"]);
   const peers = element("div", "nbc-peers", { role: "list", "aria-label": "Peers" });
   const eventsHeading = element("div", "nbc-heading", {}, ["Events"]);
   const events = element("div", "nbc-events", { role: "log", "aria-live": "polite", "aria-label": "Events", tabindex: "0" });
-  const root = element("div", "nbc-panel", { role: "region" }, [head, answers, notice, invited.root, facts, cell, nodes, none, peersHeading, peers, eventsHeading, events]);
+  const root = element("div", "nbc-panel", { role: "region" }, [head, answers, notice, invited.root, facts, cell, nodes, none, waitsHeading, waits, peersHeading, peers, eventsHeading, events]);
 
   function update() {
     const state = model.get("state");
@@ -356,8 +375,9 @@ function render({ model, el }) {
     if (state.cell) write(cellSource, state.cell.source);
     reconcile(nodes, state.nodes, (node) => node.name, () => nodeCard(ask));
     reconcile(peers, state.peers, (peer) => `${peer.key} ${peer.name}`, () => peerRow(open));
+    reconcile(waits, state.waits, (wait) => wait.round, waitLine);
     reconcile(events, [...state.events].reverse(), (event) => `${event.time} ${event.text}`, eventLine);
-    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [cell, state.cell], [none, !state.nodes.length], [peersHeading, state.peers.length], [eventsHeading, state.events.length]]) show(part, Boolean(visible));
+    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [cell, state.cell], [none, !state.nodes.length], [waitsHeading, state.waits.length], [peersHeading, state.peers.length], [eventsHeading, state.events.length]]) show(part, Boolean(visible));
   }
 
   model.on("change:state", update);

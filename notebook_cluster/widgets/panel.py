@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 STATE_SECONDS = 0.5
 CURVE_SECONDS = 1.0
+MANY_NODES = 16
+"""So many are sent at these intervals; more of them less often, so that traffic and work do not grow with them."""
 _NO_SUBSHELL = (
     "The buttons answer when the running cell has ended: this kernel's ipykernel has no subshells. Until then use "
     "'notebook-cluster' in a terminal, or upgrade to ipykernel 7.4."
@@ -185,6 +187,8 @@ class Panel:
         self._inbox.put(self._state_pace.ask)
 
     def _shown(self) -> dict[str, Any]:
+        crowd = max(len(self._latest.nodes) / MANY_NODES, 1.0)
+        self._state_pace.interval, self._curve_pace.interval = STATE_SECONDS * crowd, CURVE_SECONDS * crowd
         cell = self._latest.cell.id if self._latest.cell else None
         if cell != self._cell:
             self._cell = cell

@@ -14,6 +14,7 @@ from notebook_cluster.widgets.picture import Line, svg_chart
 
 _FEW_POINTS = 3
 """A cluster that has just started has so few: two dots on large axes say nothing."""
+WAITS = "Who was waited for"
 _NUMBERS = (("step", "Step"), ("loss", "Loss"), ("round", "Round"), ("wait", "Wait"))
 
 
@@ -33,6 +34,8 @@ def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     nodes = [_node(node) for node in model["nodes"]]
     body.append(block("nbc-nodes", nodes, role="list") if nodes else text_block("nbc-empty", "No nodes yet."))
     body.append(_charts(state, Curves(series)))
+    if model["waits"]:
+        body += [text_block("nbc-heading", WAITS), block("nbc-waits", [_wait(wait) for wait in model["waits"]])]
     if model["peers"]:
         body += [text_block("nbc-heading", "Peers"), *(_peer(peer) for peer in model["peers"])]
     if model["events"]:
@@ -107,6 +110,7 @@ def _node(node: dict[str, Any]) -> str:
             + [text_block(f"nbc-pill nbc-{node['level']}", node["condition"])],
         ),
         text_block("nbc-small nbc-muted nbc-cut", f"{node['device']} on {node['peer']}"),
+        *([text_block("nbc-small nbc-muted", node["vitals"])] if node["vitals"] else []),
         block(
             "nbc-meter",
             [_bar("nbc-meter-peak", memory["peak_fraction"]), _bar("nbc-meter-used", memory["fraction"])],
@@ -152,6 +156,14 @@ def _peer(peer: dict[str, Any]) -> str:
             ),
             text_block(f"nbc-pill nbc-{peer['level']}", peer["condition"]),
         ],
+    )
+
+
+def _wait(wait: dict[str, Any]) -> str:
+    return block(
+        "nbc-wait",
+        [text_block("nbc-muted", f"Round {wait['round']}"), text_block("nbc-cut", wait["node"])]
+        + [block("nbc-meter", [_bar("nbc-meter-used", wait["fraction"])]), text_block("", wait["time"])],
     )
 
 

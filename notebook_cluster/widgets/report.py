@@ -1,0 +1,241 @@
+"""The report of a run: one HTML page that needs no network and no script, for reading after the cluster is gone."""
+
+import html
+import os
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.protocol.history import RoundView, RunHistory
+from notebook_cluster.protocol.state import CellView, ClusterView, Series
+from notebook_cluster.widgets.curves import Curves
+from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, integer, plain, plural
+from notebook_cluster.widgets.model import panel_model
+from notebook_cluster.widgets.report_charts import charts
+from notebook_cluster.widgets.static_html import block, style, text_block
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
+
+ROUNDS_LISTED = 40
+_STYLE = Path(__file__).with_name("report.css")
+
+
+def write_report(cluster: "Cluster", path: str, *, overwrite: bool = False) -> Path:
+    """Write the report of ``cluster`` as it is now to ``path``; returns the file. It appears whole or not at all.
+
+    Raises:
+        OSError: ``path`` is a folder, is there already (without ``overwrite``), or cannot be written; one line.
+        ValueError: it is no ``.html`` file.
+    """
+    file = Path(path).expanduser()
+    check_place(file, overwrite=overwrite)
+    page = render_report(cluster.state(), cluster.series(), cluster.history())
+    try:
+        handle, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
+                stream.write(page)
+            os.chmod(partial, 0o644)
+            os.replace(partial, file)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OSError(f"{file} cannot be written: {error.strerror or error}") from None
+    return file
+
+
+def check_place(file: Path, *, overwrite: bool) -> None:
+    """Raise what :func:`write_report` does for a file that must not be written."""
+    if file.is_dir():
+        raise OSError(f"{file} is a folder: name a file in it, for example {file / 'report.html'}")
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{file} would be an HTML page: give it a name that ends in .html")
+    if not file.parent.is_dir():
+        raise OSError(f"folder {file.parent} does not exist: make it first, or name another file")
+    if file.exists() and not overwrite:
+        raise OSError(f"{file} exists already: --overwrite replaces it")
+
+
+def render_report(state: ClusterView, series: Sequence[Series], history: RunHistory) -> str:
+    """The page. Every text is escaped; there is no script and nothing is loaded from elsewhere."""
+    model = panel_model(state)
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.now))
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.started))
+    facts = [
+        *model["facts"],
+        {"label": "Cells", "value": integer(history.cells_seen), "note": ""},
+        {"label": "Checkpoints", "value": integer(len(history.checkpoints)), "note": ""},
+    ]
+    body = [
+        block(
+            "nbc-row nbc-wrap",
+            [f"<h1>{_escaped(model['name'])}</h1>", text_block(f"nbc-pill nbc-{model['level']}", model["status"])],
+        ),
+        text_block("nbc-muted", f"Report of {moment}; the cluster was started {began}"),
+        block("nbc-facts", [_fact(fact) for fact in facts]),
+        *_section("Curves", charts(state, Curves(series), history.rounds)),
+        *_section("Nodes", _nodes(state, model)),
+        *_section("Rounds", _rounds(history)),
+        *_section("Checkpoints", _checkpoints(history)),
+        *_section("Cells", _cells(history)),
+        *_section("Versions", _versions(history)),
+        *_section("Events", _events(model)),
+    ]
+    title = _escaped(f"{model['name']}: report of {moment}")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+        f'content="light dark"><title>{title}</title><style>{style()}{_STYLE.read_text("utf-8")}</style></head>'
+        f"<body>{block('nbc-panel', body, role='main')}</body></html>\n"
+    )
+
+
+def _section(title: str, content: list[str]) -> list[str]:
+    return [f"<h2>{_escaped(title)}</h2>", *content] if content else []
+
+
+def _fact(fact: dict[str, str]) -> str:
+    parts = ("label", "value", "note")
+    return block("nbc-fact", [text_block(f"nbc-fact-{part}", fact[part]) for part in parts])
+
+
+# ---- tables --------------------------------------------------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], odd: frozenset[tuple[int, int]] = frozenset()) -> str:
+    """``odd``: (row, column) of cells that stand out."""
+    titles = "".join(f"<th>{_escaped(title)}</th>" for title in head)
+    lines = []
+    for place, row in enumerate(rows):
+        cells = "".join(
+            f"<td{' class=nbc-odd' if (place, column) in odd else ''}>{_escaped(text)}</td>"
+            for column, text in enumerate(row)
+        )
+        lines.append(f"<tr>{cells}</tr>")
+    table = f'<table class="nbc-table"><thead><tr>{titles}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    return block("nbc-wide", [table])
+
+
+def _nodes(state: ClusterView, model: dict[str, Any]) -> list[str]:
+    if not model["nodes"]:
+        return [text_block("nbc-empty", "No nodes.")]
+    rates = {plain(node.name, 64): node.samples_per_s for node in state.nodes}
+    rows = []
+    for node in model["nodes"]:
+        rate = rates[node["name"]]
+        rows.append(
+            [node["rank"], node["name"], node["peer"], node["device"], node["memory"]["peak"], node["memory"]["total"]]
+            + [node["step"], node["loss"], ABSENT if rate is None else plain(f"{rate:,.0f}", 20), node["round"]]
+            + [node["condition"] + (f": {node['reason']}" if node["reason"] else "")]
+        )
+    bad = frozenset((place, 10) for place, node in enumerate(model["nodes"]) if node["level"] == "bad")
+    head = ("rank", "node", "machine", "device", "memory peak", "of", "step", "loss", "samples/s", "round", "state")
+    return [_table(head, rows, bad)]
+
+
+def _rounds(history: RunHistory) -> list[str]:
+    if not history.rounds:
+        return []
+    last_of = {one.job: one for one in history.rounds}
+    said = [
+        f"{plain(one.job, 64)}: round {integer(one.round)}, {byte_count(one.bytes_sent)} sent by all nodes, "
+        f"{one.hash_mismatches or 'no'} hash mismatch{'es' if one.hash_mismatches > 1 else ''}"
+        for one in last_of.values()
+    ]
+    seconds, times = defaultdict[str, float](float), Counter[str]()
+    for one in history.rounds:
+        if len(one.waits) > 1:
+            last = _last(one)
+            times[last] += 1
+            seconds[last] += max(one.waits.values())
+    blamed = [
+        [plain(name, 64), integer(times[name]), duration(seconds[name])]
+        for name in sorted(seconds, key=seconds.__getitem__, reverse=True)
+    ]
+    listed = [_round_row(one) for one in reversed(history.rounds[-ROUNDS_LISTED:])]
+    more = history.rounds_seen - len(listed)
+    return [
+        *[text_block("", line) for line in said],
+        *([_table(("waited for", "rounds", "longest waits, together"), blamed)] if blamed else []),
+        _table(("round", "at", "last to arrive", "longest wait", "nodes", "state"), listed),
+        *([text_block("nbc-small nbc-muted", f"and {plural(more, 'round')} before")] if more > 0 else []),
+    ]
+
+
+def _last(one: RoundView) -> str:
+    return min(one.waits, key=one.waits.__getitem__)
+
+
+def _round_row(one: RoundView) -> list[str]:
+    known = len(one.waits) > 1
+    last, longest = (plain(_last(one), 64), duration(max(one.waits.values()))) if known else (ABSENT, ABSENT)
+    members = plain(", ".join(one.members), 120)
+    return [f"{plain(one.job, 64)} {integer(one.round)}", _clock(one.time), last, longest, members, one.state_hash[:8]]
+
+
+def _checkpoints(history: RunHistory) -> list[str]:
+    rows = [
+        [plain(one.name, 64), plain(one.job, 64), integer(one.round), _clock(one.time), plain(one.path, 300)]
+        for one in history.checkpoints
+    ]
+    return [_table(("name", "job", "round", "at", "folder"), rows)] if rows else []
+
+
+def _cells(history: RunHistory) -> list[str]:
+    rows = [_cell_row(cell) for cell in history.cells]
+    odd = frozenset((place, 1) for place, cell in enumerate(history.cells) if cell.status == "error")
+    if not rows:
+        return []
+    table = _table(("cell", "status", "took", "nodes", "begins with"), rows, odd)
+    more = history.cells_seen - len(rows)
+    return [table, *([text_block("nbc-small nbc-muted", f"and {plural(more, 'cell')} before")] if more > 0 else [])]
+
+
+def _cell_row(cell: CellView) -> list[str]:
+    counts = Counter(cell.nodes.values())
+    nodes = ", ".join(f"{count} {status}" for status, count in counts.items())
+    took = duration(cell.ended - cell.started) if cell.started and cell.ended is not None else ABSENT
+    first_line = next((line for line in cell.source.splitlines() if line.strip()), "")
+    return [str(cell.id), cell.status, took, nodes, plain(first_line, 100)]
+
+
+def _versions(history: RunHistory) -> list[str]:
+    if not history.peers:
+        return []
+    names = dict.fromkeys(name for peer in history.peers for name in peer.packages)
+    rows = [["Python", *(peer.python for peer in history.peers)]]
+    rows += [["system", *(peer.platform for peer in history.peers)]]
+    rows += [[name, *(peer.packages.get(name, ABSENT) for peer in history.peers)] for name in names]
+    odd = frozenset(
+        (place, column)
+        for place, row in enumerate(rows)
+        for column in range(1, len(row))
+        if row[0] != "system" and len(set(row[1:])) > 1
+    )
+    rows = [[plain(text, 60) for text in row] for row in rows]
+    return [_table(("", *(plain(peer.peer, 64) for peer in history.peers)), rows, odd)]
+
+
+def _events(model: dict[str, Any]) -> list[str]:
+    lines = [
+        block(
+            f"nbc-event nbc-{event['level']}",
+            [text_block("nbc-muted", event["clock"]), text_block("nbc-event-text", event["text"])],
+        )
+        for event in model["events"]
+    ]
+    return [block("", lines)] if lines else []
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=True)

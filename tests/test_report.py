@@ -1,0 +1,280 @@
+"""The report of a run: one page that needs no network, from the magic and from the terminal."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from notebook_cluster.coordinator.history import MAX_ROUNDS, History
+from notebook_cluster.protocol.history import CheckpointView, PeerVersions, RoundView, RunHistory
+from notebook_cluster.protocol.state import CellView, EventView, Series
+from notebook_cluster.widgets.report import render_report, write_report
+from tests.conftest import wait_until
+from tests.fake_cluster import cluster_view, node_view, series_until
+from tests.shared_notebook import SharedNotebook, shared_notebook
+from tests.test_widgets import ATTACK
+
+TRAIN = """%%on_all
+import time, torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+sync = nc.DiLoCo(model, every=2)
+for step in range(8):
+    if rank == 1 and step % 2:
+        time.sleep(0.2)
+    sync.step(loss=1.0 / (1 + step), samples=4)
+sync.finish()
+sync.checkpoint("half-way")
+"""
+
+
+def history(**changes: object) -> RunHistory:
+    """Three rounds for which ``desk`` was waited; ``changes`` replace fields."""
+    nodes = ["laptop", "mini", "desk"]
+    whole = RunHistory(
+        rounds=[
+            RoundView(job="model", round=number, time=number * 10.0, members=nodes, bytes_sent=1000 * number,
+                      waits={"laptop": 3.2, "mini": 1.0, "desk": 0.0}, state_hash="0123456789abcdef")
+            for number in (1, 2, 3)
+        ],
+        rounds_seen=3,
+        checkpoints=[CheckpointView(name="half-way", job="model", round=2, path="/home/ada/half-way", time=20.0)],
+        cells=[CellView(id=1, source="import torch", status="error", nodes=dict.fromkeys(nodes, "error"), started=1.0,
+                        ended=3.0)],
+        cells_seen=1,
+        peers=[PeerVersions(peer=name, python="3.12.1", platform="linux x86_64", packages={"torch": version})
+               for name, version in (("laptop", "2.9.0"), ("mini", "2.8.0"))],
+    )  # fmt: skip
+    return msgspec.structs.replace(whole, **changes)
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of a page."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(markup)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+class Clusterless:
+    """What :func:`write_report` asks of a cluster."""
+
+    def state(self) -> object:
+        return cluster_view()
+
+    def series(self) -> list[Series]:
+        return []
+
+    def history(self) -> RunHistory:
+        return history()
+
+
+def test_the_page_loads_nothing_and_runs_nothing() -> None:
+    state = cluster_view()
+    page = Page(render_report(state, series_until(100, state.started), history()))
+    assert not {"script", "img", "link", "iframe", "object", "a"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+    assert "url(" not in "".join(page.texts)
+    assert "@import" not in "".join(page.texts)
+
+
+def test_text_of_others_never_becomes_markup() -> None:
+    node = node_view(0, ATTACK, peer=ATTACK, device_name=ATTACK, reason=ATTACK, condition="dead", scalars={ATTACK: 1.0})
+    state = cluster_view(name=ATTACK, nodes=[node], events=[EventView(time=0.0, level="error", text=ATTACK)])
+    series = [Series(node=ATTACK, name="loss", step=[1, 2, 3], time=[1.0, 2.0, 3.0], value=[1.0, 2.0, 3.0])]
+    waits = {ATTACK: 0.0, "b": 1.0}
+    hostile = history(
+        rounds=[RoundView(job=ATTACK, round=1, time=0.0, members=[ATTACK], waits=waits, state_hash=ATTACK)],
+        checkpoints=[CheckpointView(name=ATTACK, job=ATTACK, round=1, path=ATTACK, time=0.0)],
+        cells=[CellView(id=1, source=ATTACK, status="ok", nodes={ATTACK: ATTACK}, started=0.0, ended=1.0)],
+        peers=[PeerVersions(peer=ATTACK, python=ATTACK, platform=ATTACK, packages={ATTACK: ATTACK})],
+    )
+    page = Page(render_report(state, series, hostile))
+    assert not {"script", "img"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+def test_all_parts_of_a_run_are_there() -> None:
+    state = cluster_view()
+    page = Page(render_report(state, series_until(100, state.started), history()))
+    text = "\n".join(page.texts)
+    for part in ("digits", "laptop", "mini", "desk", "NVIDIA RTX 4070", "mean of the nodes", "half-way", "import torch",
+                 "model: round 3, 3.0 kB sent by all nodes, no hash mismatch", "01234567", "2.9.0", "2.8.0",
+                 "desk: back after 4.1 s", "Loss", "Memory (GB)", "Longest wait (seconds)"):  # fmt: skip
+        assert part in text, part
+    assert page.texts.count("9.6 s") == 1  # desk, three rounds
+
+
+def test_versions_and_cells_that_are_not_right_stand_out() -> None:
+    markup = render_report(cluster_view(), [], history())
+    for text in ("2.9.0", "2.8.0", "error"):
+        assert f"<td class=nbc-odd>{text}</td>" in markup
+    assert "<td>3.12.1</td>" in markup
+
+
+def test_a_series_of_nan_and_a_run_of_nothing_give_a_page() -> None:
+    nan = Series(node="mini", name="loss", step=[1, 2], time=[1.0, 2.0], value=[math.nan, math.nan])
+    empty = RunHistory(rounds=[], rounds_seen=0, checkpoints=[], cells=[], cells_seen=0, peers=[])
+    assert "<svg" not in render_report(cluster_view(), [nan], empty)
+    bare = cluster_view(nodes=[], peers=[], jobs=[], cell=None, events=[])
+    assert "Nothing was measured yet" in render_report(bare, [], empty)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("folder", "is a folder: name a file in it, for example"),
+        ("there.html", "exists already: --overwrite replaces it"),
+        ("notes.txt", "give it a name that ends in .html"),
+        ("missing/report.html", "does not exist: make it first"),
+    ],
+)
+def test_a_file_that_must_not_be_written_is_refused_in_one_line(tmp_path: Path, name: str, error: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "there.html").write_text("mine")
+    with pytest.raises((OSError, ValueError), match=error) as raised:
+        write_report(Clusterless(), str(tmp_path / name))  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+    assert (tmp_path / "there.html").read_text() == "mine"
+
+
+def test_overwriting_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
+    (tmp_path / "there.html").write_text("mine")
+    write_report(Clusterless(), str(tmp_path / "there.html"), overwrite=True)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["there.html"]
+    assert (tmp_path / "there.html").read_text().startswith("<!DOCTYPE html>")
+
+
+# ---- what the coordinator keeps --------------------------------------------------------------------------------
+
+
+def commit(number: int, wait: float) -> dict[str, object]:
+    """A record as the run log has it."""
+    fields = {"job": "model", "round": number, "state_hash": f"{number:x}", "members": ["a", "b"]}
+    return {"kind": "commit", "job": "model", "commit": fields, "time": float(number), "waits": {"a": wait, "b": 0.0},
+            "bytes_sent": number, "hash_mismatches": 0}  # fmt: skip
+
+
+def kept_rounds(records: list[dict[str, object]]) -> History:
+    kept = History(None)  # type: ignore[arg-type]
+    for record in records:
+        kept.replay(record)
+    return kept
+
+
+def test_of_many_rounds_the_newest_and_the_longest_waits_stay() -> None:
+    kept = kept_rounds([commit(number, 9.0 if number == 77 else 0.1) for number in range(1, 3 * MAX_ROUNDS)])
+    rounds = kept._rounds
+    assert len(rounds) <= MAX_ROUNDS
+    assert rounds[-1].round == 3 * MAX_ROUNDS - 1
+    assert 77 in [one.round for one in rounds]
+    assert [one.round for one in kept.waits("model")] == list(range(3 * MAX_ROUNDS - 8, 3 * MAX_ROUNDS))
+
+
+def test_a_round_that_is_void_is_forgotten() -> None:
+    void = {"kind": "void", "job": "model", "round": 2}
+    assert [one.round for one in kept_rounds([commit(1, 0.1), commit(2, 0.1), void])._rounds] == [1]
+
+
+# ---- a real cluster --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[SharedNotebook]:
+    """A notebook whose cluster of two nodes has trained four rounds and saved a checkpoint."""
+    with shared_notebook("--local 2") as notebook:
+        notebook.works(TRAIN)
+        yield notebook
+
+
+def test_the_coordinator_knows_who_was_waited_for_in_each_round(trained: SharedNotebook) -> None:
+    with trained.attach() as cluster:
+        told = cluster.history()
+        (job,) = cluster.state().jobs
+    rounds = [one for one in told.rounds if len(one.waits) > 1]
+    assert [one.round for one in told.rounds] == list(range(1, job.round + 1))
+    assert rounds[0].waits["local-2"] == 0.0
+    assert rounds[0].waits["local"] > 0.1
+    assert [wait.round for wait in job.waits] == [one.round for one in rounds]
+    assert told.rounds[-1].bytes_sent <= job.bytes_sent
+
+
+def test_the_magic_writes_the_run(trained: SharedNotebook) -> None:
+    assert trained.works("%cluster report run.html") == "the report of cluster 'lesson' is in run.html\n"
+    page = Page((trained.work / "run.html").read_text())
+    text = "\n".join(page.texts)
+    for part in ("lesson", "local-2", "half-way", "import time, torch", sys.version.split()[0], "torch", "Loss"):
+        assert part in text, part
+    assert trained.fails("%cluster report run.html") == (
+        "UsageError: %cluster report: run.html exists already: --overwrite replaces it"
+    )
+    assert "is in run.html" in trained.works("%cluster report run.html --overwrite")
+
+
+def test_the_terminal_writes_it_too(trained: SharedNotebook) -> None:
+    command = [str(Path(sys.executable).with_name("notebook-cluster")), "report", "lesson", "here.html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=trained.work, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "here.html\n", "")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=trained.work, check=False)
+    assert (done.returncode, done.stderr) == (
+        1, "notebook-cluster: here.html exists already: --overwrite replaces it\n",
+    )  # fmt: skip
+
+
+def test_load_of_the_devices_reaches_the_cards(trained: SharedNotebook) -> None:
+    with trained.attach() as cluster:
+        wait_until(lambda: all(node.load is not None for node in cluster.state().nodes), 20, "a load of each device")
+
+
+def test_a_view_that_comes_later_gets_the_curves_from_the_beginning(trained: SharedNotebook) -> None:
+    with trained.attach() as cluster:
+        (loss,) = [one for one in cluster.series() if one.name == "loss" and one.node == "local"]
+    assert loss.value[0] == 1.0
+    assert loss.seen == len(loss.value)
+
+
+def test_a_panel_that_is_closed_and_opened_again_shows_the_curves_from_the_beginning(trained: SharedNotebook) -> None:
+    ask = (
+        "import time\nfrom notebook_cluster.client import Cluster\n"
+        "from notebook_cluster.widgets import close_panel, panel, show_panel\n"
+        "with Cluster.attach('lesson') as seen:\n"
+        "    for _ in range(2):\n"
+        "        show_panel(seen)\n"
+        "        (shown,) = panel._panels\n"
+        "        end = time.monotonic() + 60\n"
+        "        losses = ()\n"
+        "        while not len(losses) and time.monotonic() < end:\n"
+        "            time.sleep(0.02)\n"
+        "            traces = shown._figure.widget.data if shown._figure else ()\n"
+        "            losses = next((one.y for one in traces if one.name == 'local' and one.y is not None), ())\n"
+        "        close_panel(seen)\n"
+        "        print('first loss', float(losses[0]))"
+    )
+    assert trained.works(ask).count("first loss 1.0") == 2
+
+
+def test_without_a_cluster_the_terminal_says_so(jupyter_dirs: Path) -> None:
+    command = [str(Path(sys.executable).with_name("notebook-cluster")), "report", "none", "here.html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "notebook-cluster: no cluster is called 'none': no cluster runs on this machine\n"
