@@ -196,6 +196,16 @@ def test_timeout_interrupts_and_names_the_late_ones(cluster: Cluster) -> None:
     assert any("still busy: local-2" in event.text for event in cluster.state().events)
 
 
+def test_a_cell_that_was_stopped_says_its_line_without_those_around_it(cluster: Cluster) -> None:
+    ended, outputs = cluster.run("import time\ntime.sleep(60)", timeout=0.5)
+    shown = ["\n".join(output.content["traceback"]) for output in outputs if output.kind == "error"]
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", text) for text in shown]
+    assert len(plain) == 2
+    for text in plain:
+        assert f"Cell In[{ended.cell}], line 2\n    time.sleep(60)\n" in text
+        assert "import time" not in text
+
+
 def test_memory_of_every_node_is_sampled(cluster: Cluster) -> None:
     wait_until(lambda: all(row.memory_used > 10_000_000 for row in cluster.state().nodes), 15, "memory samples")
     assert {series.node for series in cluster.series() if series.name == "memory"} == {"local", "local-2"}
