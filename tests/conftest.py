@@ -17,8 +17,22 @@ import pytest
 
 Value = TypeVar("Value")
 
+TRY_CODES = {
+    "test_agent_dialling", "test_agent_sharing", "test_browser_sidebar", "test_cli_pair", "test_cli_share",
+    "test_cluster_magics", "test_cluster_trust", "test_cluster_trust_door", "test_cluster_trust_health",
+    "test_cluster_trust_liars", "test_refusals", "test_server_sidebar",
+}  # fmt: skip
+"""Files in which a cluster tries a class code on every peer that it finds, or in which such a try would be counted."""
+
 MARK = "NOTEBOOK_CLUSTER_TEST_MARK"
 """Environment variable with a value unique to one test: every process that the test starts inherits it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Several workers: a file stays on one of them, and so do all files of TRY_CODES, one after the other."""
+    for item in items:
+        name = item.path.stem
+        item.add_marker(pytest.mark.xdist_group("codes" if name in TRY_CODES else name))
 
 
 def wait_until(

@@ -98,7 +98,7 @@ def test_a_view_that_does_not_read_gets_the_end_and_a_word_about_the_middle(note
             event = stream_.get(1)
             events += [] if event is None else [event]
         text = "".join(text_of(event.outputs) for event in events if isinstance(event, CellOutput))
-        assert len(text) < WINDOW_BYTES + 4 * MOST_TEXT_BYTES
+        assert len(text) < 2 * WINDOW_BYTES
         assert text.startswith(LINE.format(0))
         assert text.endswith(LINE.format(LINES - 1) + "the end of local\n")
         marker = re.search(r"\n\[\.\.\. ([\d,]+) bytes of output left out here; all of it: (\S+) \.\.\.\]\n", text)

@@ -56,7 +56,9 @@ def test_a_node_that_raises_is_named_while_others_compute_and_ends_those_that_wa
 
 def test_a_node_that_finished_is_named_and_those_that_wait_for_it_end(notebook: SharedNotebook) -> None:
     error = notebook.fails("%%on_all\nif rank != 1: nc.barrier()")
-    assert "local, local-3: PeerLost: local-2 finished the cell without this barrier" in error
+    # One of the two may hear first that the other has stopped for the same reason.
+    assert "PeerLost: local-2 finished the cell without this barrier" in error
+    assert error.count("local-2 finished the cell without this barrier") == (1 if "local, local-3: " in error else 2)
 
 
 def test_a_node_that_is_late_is_named(notebook: SharedNotebook) -> None:

@@ -77,7 +77,8 @@ def test_a_wrong_code_says_how_many_tries_are_left(agents: Agents, name: str) ->
     done = run("pair", place, "--code", "wrong-code-99")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "19 tries left" in done.stderr
+    # 19, or less where another cluster on this network has tried its class code meanwhile.
+    assert re.search(r": 1[0-9] tries left before it is dead", done.stderr)
     assert trusted_peers().entries() == []
 
 
