@@ -81,7 +81,7 @@ def page(lab: Lab, mini: Stranger) -> Iterator["Page"]:
         write_notebook(lab.folder / "lesson.ipynb", [START, TRAIN])
         open_notebook(opened, "lesson.ipynb")
         run_cell(opened, 0)
-        opened.evaluate("void window.jupyterapp.commands.execute('notebook-cluster:show')")
+        show_sidebar(opened)
         cluster(opened).get_by_role("listitem").nth(1).wait_for(timeout=PATIENCE)
         yield opened
         with contextlib.suppress(Error):  # the last test ends the server, and with it the kernels
@@ -97,6 +97,14 @@ def run_cell(page: "Page", cell: int) -> None:
             void commands.execute('notebook:run-cell');
         }""",
         cell,
+    )
+
+
+def show_sidebar(page: "Page") -> None:
+    """Open it, once JupyterLab has put its parts where they were."""
+    page.wait_for_function("window.jupyterapp?.commands?.hasCommand('notebook-cluster:show')", timeout=PATIENCE)
+    page.evaluate(
+        "window.jupyterapp.restored.then(() => void window.jupyterapp.commands.execute('notebook-cluster:show'))"
     )
 
 
@@ -144,6 +152,7 @@ def test_loss_and_memory_move_while_the_cell_runs(page: "Page") -> None:
 
 def test_it_goes_on_after_a_reload_in_mid_cell_with_the_whole_curve(page: "Page") -> None:
     page.reload()
+    show_sidebar(page)  # JupyterLab saves a moment later which sidebar is open
     spark = node(page, "local").locator(".nbc-side-spark path")
     spark.wait_for(state="attached", timeout=PATIENCE)
     assert spark.get_attribute("d").count("L") > 3  # type: ignore[union-attr]
