@@ -10,8 +10,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 import pytest
 
@@ -28,11 +28,17 @@ MARK = "NOTEBOOK_CLUSTER_TEST_MARK"
 """Environment variable with a value unique to one test: every process that the test starts inherits it."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Several workers: a file stays on one of them, and so do all files of TRY_CODES, one after the other."""
-    for item in items:
-        name = item.path.stem
-        item.add_marker(pytest.mark.xdist_group("codes" if name in TRY_CODES else name))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            name = PurePosixPath(nodeid.partition("::")[0]).stem
+            return "codes" if name in TRY_CODES else name
+
+    return ByFile(config, log)
 
 
 def wait_until(
