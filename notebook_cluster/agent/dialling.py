@@ -6,6 +6,7 @@ import zmq
 
 from notebook_cluster.agent.events import SharingEvent, Tell
 from notebook_cluster.link import DialOut, Listener, PairingError, ask, pair
+from notebook_cluster.link.tcp import host_port
 from notebook_cluster.security import Trusted, TrustStore, owner
 
 
@@ -64,7 +65,7 @@ class Dialling:
             name=partner.name,
             key=partner.key,
             owner=partner.owner,
-            address=_place(partner.host, partner.port),
+            address=host_port(partner.host, partner.port),
             since=time.time(),
         )
         self._store.add(trusted)
@@ -116,7 +117,3 @@ class Dialling:
                 cluster=trusted.name,
             )
         )
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,7 +7,7 @@ command (ssh, systemd, srun).
 - :mod:`.arguments`: what may be typed; :mod:`.values`: how each value is read
 - :mod:`.share`: offer this machine; :mod:`.introduction`, :mod:`.terminal`, :mod:`.keyboard`, :mod:`.picker`: what its
   person sees and types
-- :mod:`.pair`, :mod:`.trust`: trust a peer, see who is trusted, take trust back; :mod:`.reaching`: where one answers
+- :mod:`.pair`, :mod:`.trust`: trust a peer, see who is trusted, take trust back
 - :mod:`.look`: ``peers``, ``status``, ``report``; :mod:`.steer`: ``stop``, ``detach``; :mod:`.doctor`; :mod:`.tables`
 
 Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.

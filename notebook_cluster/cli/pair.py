@@ -6,13 +6,12 @@ import time
 
 import zmq
 
-from notebook_cluster.cli.reaching import first_that_answers
 from notebook_cluster.cli.values import default_name
 from notebook_cluster.coordinator.candidates import Candidate
 from notebook_cluster.coordinator.finding import Finding
 from notebook_cluster.coordinator.trusting import Trust
 from notebook_cluster.coordinator.viewserver import RequestError
-from notebook_cluster.link import PairingError, Partner
+from notebook_cluster.link import PairingError, Partner, first_that_answers
 from notebook_cluster.link import pair as pair_as_guest
 from notebook_cluster.security import Trusted, data_directory, fingerprint, load_identity, owner
 
@@ -45,10 +44,11 @@ async def _pair(peer: str, code: str, trust: Trust) -> Partner:
                 f"peer {found.name!r} has no code open: run 'notebook-cluster share' on that machine again, and use "
                 "the code that it shows"
             )
-        place = await first_that_answers(context, found.hosts, found.pairing_port, found.key)
+        host = await first_that_answers(context, found.hosts, found.pairing_port, found.key)
         return await pair_as_guest(
-            context, place, code, identity_key=load_identity(data_directory()).public_key, role="cluster",
-            name=default_name(), owner=owner(), expect_key=found.key,
+            context, f"{host}:{found.pairing_port}", code,
+            identity_key=load_identity(data_directory()).public_key, role="cluster", name=default_name(),
+            owner=owner(), expect_key=found.key,
         )  # fmt: skip
     finally:
         context.destroy(linger=0)

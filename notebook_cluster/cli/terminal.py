@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from notebook_cluster.agent import Agent, AgentSettings, Ready, SharingEvent
-from notebook_cluster.cli.introduction import add_line, introduce, place
+from notebook_cluster.cli.introduction import add_line, introduce
 from notebook_cluster.cli.keyboard import Keyboard
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Terminal:
         """The first code is part of the introduction; later ones are said with what to type."""
         if self._ready is None:
             return
-        typed = add_line(place(self._ready), event.port, event.code)
+        typed = add_line(self._ready.host, event.port, event.code)
         _say(f"new code: {event.code}, good for one person: {typed}")
 
     # ---- clusters that invite machines -----------------------------------------------------------------------------
@@ -129,13 +129,12 @@ class Terminal:
                 _say(f"cluster on this network: {title(cluster)}: type {number} to join it")
 
     async def _join(self, agent: Agent, cluster: "FoundCluster", code: str) -> None:
-        from notebook_cluster.cli.reaching import first_that_answers
-        from notebook_cluster.link import PairingError
+        from notebook_cluster.link import PairingError, first_that_answers
 
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            where = await first_that_answers(context, cluster.hosts, cluster.pairing_port, cluster.public_key)
-            await agent.join(where, code)
+            host = await first_that_answers(context, cluster.hosts, cluster.pairing_port, cluster.public_key)
+            await agent.join(f"{host}:{cluster.pairing_port}", code)
         except PairingError as error:
             _say(f"{cluster.name} was not joined: {error}")
             if error.tries_left:

@@ -11,7 +11,7 @@ from notebook_cluster.coordinator.candidates import Candidate
 from notebook_cluster.coordinator.finding import ASK_TIMEOUT
 from notebook_cluster.coordinator.trusting import Trust
 from notebook_cluster.coordinator.viewserver import RequestError
-from notebook_cluster.link import PairingError, Partner, ask, pair
+from notebook_cluster.link import PairingError, Partner, first_that_answers, pair
 from notebook_cluster.security import Identity, Trusted, owner, read_code
 
 if TYPE_CHECKING:
@@ -143,18 +143,14 @@ class Pairing:
                 f"peer {candidate.name!r} has no code open: run `notebook-cluster share` on that machine again and use "
                 "the code that it shows"
             )
-        trouble = ""
-        for host in candidate.hosts:
-            try:
-                here = await ask(self._context, f"{host}:{candidate.pairing_port}", timeout=ASK_TIMEOUT)
-            except PairingError as error:
-                trouble = trouble or str(error)
-                continue
-            if here.key == candidate.key:
-                others = tuple(other for other in candidate.hosts if other != host)
-                return dataclasses.replace(candidate, hosts=(host, *others))
-            trouble = f"somebody else answers at {host}:{candidate.pairing_port}"
-        raise NotReached(f"{candidate.name} was not paired: {trouble}")
+        try:
+            host = await first_that_answers(
+                self._context, candidate.hosts, candidate.pairing_port, candidate.key, timeout=ASK_TIMEOUT
+            )
+        except PairingError as error:
+            raise NotReached(f"{candidate.name} was not paired: {error}") from None
+        others = tuple(other for other in candidate.hosts if other != host)
+        return dataclasses.replace(candidate, hosts=(host, *others))
 
 
 def _used_up(name: str) -> str:

@@ -14,7 +14,7 @@ Messages are numbered, acknowledged once processed, and kept until then, so that
 - :mod:`.conversation`: acknowledgements, heartbeats, asking again; the same for both sides
 - :mod:`.connection`, :mod:`.dialer`, :mod:`.round_trip`: the side that connects
 - :mod:`.listener`, :mod:`.session`: the side that is connected to
-- :mod:`.link_end`, :mod:`.drops`: what they share
+- :mod:`.link_end`, :mod:`.drops`: what they share; :mod:`.tcp`, :mod:`.backlog`: the connections below
 - :mod:`.door`: a ROUTER that only lets known keys in
 - :mod:`.pairing`, :mod:`.pairing_host`, :mod:`.pairing_port`, :mod:`.visitors`: machines get to trust each other
 - :mod:`.reception`, :mod:`.dial_out`: the same link over a connection that the agent makes
@@ -24,7 +24,7 @@ from notebook_cluster.link.dial_out import DialOut
 from notebook_cluster.link.dialer import Dialer
 from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.listener import Listener
-from notebook_cluster.link.pairing import PairingError, PairingHost, Partner, ask, pair
+from notebook_cluster.link.pairing import PairingError, PairingHost, Partner, ask, first_that_answers, pair
 from notebook_cluster.link.pump import Pump
 from notebook_cluster.link.reception import Reception
 from notebook_cluster.link.session import Session
@@ -44,5 +44,6 @@ __all__ = [
     "Reception",
     "Session",
     "ask",
+    "first_that_answers",
     "pair",
 ]

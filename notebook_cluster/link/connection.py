@@ -1,6 +1,7 @@
 """One DEALER socket to a ROUTER, and what its monitor tells about it."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ MAX_FRAME_BYTES = 1 << 20
 """Larger frames end the connection before they are read: pieces are smaller, so nobody of ours sends one."""
 QUEUE_MESSAGES = 1000
 """Messages that may wait in one connection: whoever does not read cannot make us keep more."""
-_LINGER = 100
+LINGER = 100
 """Milliseconds for the last acknowledgement when a socket is closed."""
 _SILENCE = 5.0
 """Seconds after which libzmq ends a connection on which nothing arrives, or no handshake is made."""
@@ -84,8 +85,6 @@ class Connection:
         self._backlog = Backlog(Drops() if drops is None else drops)
         self._socket = context.socket(zmq.DEALER)
         set_heartbeat(self._socket)
-        # Without a connection there is no queue: what is not delivered stays in the outbox.
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 5000)
@@ -101,7 +100,7 @@ class Connection:
             | zmq.EVENT_DISCONNECTED
         )
         self._monitor = Pump(self._socket.get_monitor_socket(events), self._on_event)
-        self._pump = Pump(self._socket, self._receive, linger=_LINGER)
+        self._pump = Pump(self._socket, self._receive, linger=LINGER)
         self._socket.connect(address)
 
     @property
@@ -109,7 +108,9 @@ class Connection:
         return self._up
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
-        return self._pump.send(frames)
+        # Without a connection nothing is queued: what is not delivered stays in the outbox. IMMEDIATE would do that too,
+        # but libzmq 4.3 aborts the process when such a connection breaks while a message of several parts is read.
+        return self._up and self._pump.send(frames)
 
     def close(self) -> None:
         if not self._pump.closed:
@@ -130,6 +131,7 @@ class Connection:
             self._attempt = now
             return
         if event == zmq.EVENT_CONNECTED:
+            self._backlog.closed(self._descriptor)
             self._descriptor = int(told["value"])
             self._backlog.opened(self._descriptor)
             return
@@ -146,6 +148,7 @@ class Connection:
             if self._was_up:
                 self._was_up = False
                 silent = is_silence(now - self._heard)
+                self._connect_anew()
                 self._on_down(f"{place} {'fell silent' if silent else 'closed the connection'}", not silent)
         elif event == zmq.EVENT_CONNECT_RETRIED:
             trouble = f"nothing answers at {place}: is it still shared there, and is its firewall open?"
@@ -154,3 +157,9 @@ class Connection:
         else:
             trouble = f"{place} does not answer as the peer that was found: another key or another program"
             self._on_down(trouble, not is_silence(now - self._attempt))
+
+    def _connect_anew(self) -> None:
+        """Forget what was queued for the connection that is gone, and make another one."""
+        with contextlib.suppress(zmq.ZMQError):  # libzmq has given it up already
+            self._socket.disconnect(self._address)
+        self._socket.connect(self._address)

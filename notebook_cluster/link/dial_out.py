@@ -81,7 +81,7 @@ class DialOut:
             on_refused=self._on_refused,
             drops=self._drops,
         )
-        self._watch_for(max(self._settings.lost, 3 * self._settings.retry))
+        self._watch_for(self._settings.stuck)
 
     def _reconnect(self) -> None:
         """A fresh socket: libzmq does not try again after a refusal or a protocol error."""
@@ -106,7 +106,7 @@ class DialOut:
         self._become("connected", "")
 
     def _on_down(self, trouble: str, answered: bool) -> None:
-        self._watch_for(max(self._settings.lost, 3 * self._settings.retry))
+        self._watch_for(self._settings.stuck)
         self._become("lost", trouble)
 
     def _on_refused(self) -> None:

@@ -291,7 +291,7 @@ class Dialer(LinkEnd):
                 self._hello()
         elif self._connection.is_up and now - self._hello_time >= settings.heartbeat:
             self._hello()
-        elif now - self._last_sign > max(settings.lost, 3 * settings.retry):
+        elif now - self._last_sign > settings.stuck:
             # Not even a failed attempt since: whatever state the socket is in, a new one is not worse.
             self._reconnect()
         self._judge(silence)

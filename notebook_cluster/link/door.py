@@ -8,14 +8,12 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.link.backlog import Backlog
-from notebook_cluster.link.connection import set_heartbeat
+from notebook_cluster.link.connection import LINGER, set_heartbeat
 from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.frames import MAX_FRAMES
 from notebook_cluster.link.pump import Pump, plain_context
-from notebook_cluster.link.tcp import cut, remote_end
+from notebook_cluster.link.tcp import cut, host_port, port_error, remote_end
 from notebook_cluster.security import Gate, Identity, serve, user_id
-
-_LINGER = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,7 @@ class Caller:
         """``IP:PORT`` of the other end, for people."""
         if not isinstance(self.remote, tuple):
             return "an unknown address"
-        host, port = self.remote[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return host_port(*self.remote[:2])
 
 
 class Door:
@@ -83,15 +80,13 @@ class Door:
             router.bind(self._endpoint)
         except zmq.ZMQError as error:
             router.close()
-            port = self._endpoint.rpartition(":")[2]
-            cause = "is taken by another program" if error.errno == zmq.EADDRINUSE else f"cannot be used ({error})"
-            raise OSError(error.errno, f"port {port} {cause}: choose another one with --port") from None
+            raise port_error(error, self._endpoint.rpartition(":")[2]) from None
         if self._gate is None:
             self._gate = Gate(self._context)
         self._gate.allow(self._domain, lambda key: key if self._authorise(key) is not None else None)
         self._backlog = Backlog(self._drops)
         self._monitor = Pump(router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED), self._on_event)
-        self._pump = Pump(router, self._receive, copy=False, linger=_LINGER)
+        self._pump = Pump(router, self._receive, copy=False, linger=LINGER)
         return int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     @property

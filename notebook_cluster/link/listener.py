@@ -14,6 +14,7 @@ from notebook_cluster.link.frames import MAX_FRAMES, AnyHeader, Beat, Header, He
 from notebook_cluster.link.pump import plain_context
 from notebook_cluster.link.session import Session
 from notebook_cluster.link.settings import LinkSettings
+from notebook_cluster.link.tcp import read_host_port
 from notebook_cluster.protocol import PROTOCOL_VERSION, ProtocolError, decode, encode
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.version import mismatch
@@ -93,8 +94,7 @@ class Listener:
         """
         routing_id = secrets.token_bytes(16)
         place = address.removeprefix("tcp://")
-        host, _, port = place.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if read_host_port(place) is None:
             raise ValueError(f"{address!r} is no address to dial: give HOST:PORT, as the cluster shows it")
         dialled = self._dial_outs[routing_id] = DialOut(
             self._context,

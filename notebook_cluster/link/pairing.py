@@ -5,7 +5,7 @@ The messages and their order: :mod:`notebook_cluster.protocol.pairing`.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, TypeVar
 
 import zmq
@@ -13,6 +13,7 @@ import zmq
 from notebook_cluster.link.connection import Connection
 from notebook_cluster.link.pairing_host import PairingHost, Partner
 from notebook_cluster.link.pump import plain_context
+from notebook_cluster.link.tcp import host_port, read_host_port
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.pairing import (
@@ -39,7 +40,7 @@ from notebook_cluster.security.pairing import (
 from notebook_cluster.security.sanitise import safe_name
 from notebook_cluster.security.trust import check_owner
 
-__all__ = ["PairingError", "PairingHost", "Partner", "ask", "pair"]
+__all__ = ["PairingError", "PairingHost", "Partner", "ask", "first_that_answers", "pair"]
 
 _LAST_WORDS = 0.3
 """Seconds in which an answer may still be read after the end of its connection was seen."""
@@ -73,6 +74,28 @@ async def ask(context: zmq.Context[Any], address: str, *, timeout: float = 5.0) 
     """
     async with _Guest(context, address, timeout) as guest:
         return (await guest.who())[0]
+
+
+async def first_that_answers(
+    context: zmq.Context[Any], hosts: Sequence[str], port: int, key: str, *, timeout: float = 5.0
+) -> str:
+    """The first of ``hosts`` at whose pairing socket ``port`` somebody answers who says to have ``key``. ``timeout``
+    is for each.
+
+    Raises:
+        PairingError: there is none.
+    """
+    trouble: PairingError | None = None
+    for host in hosts:
+        try:
+            here = await ask(context, f"{host}:{port}", timeout=timeout)
+        except PairingError as error:
+            trouble = trouble or error
+            continue
+        if here.key == key:
+            return host
+        trouble = PairingError(f"somebody else answers at {host}:{port}")
+    raise trouble or PairingError("it said no address: use HOST:PORT")
 
 
 async def pair(
@@ -150,10 +173,9 @@ class _Guest:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + self._timeout
         self.host, port = await self._in_time(self._reach())
-        place = f"[{self.host}]" if ":" in self.host else self.host
         self._connection = Connection(
             self._context,
-            f"tcp://{place}:{port}",
+            f"tcp://{host_port(self.host, port)}",
             PAIRING_IDENTITY.public_key,
             new_identity(),
             on_frames=self._on_frames,
@@ -214,18 +236,18 @@ class _Guest:
 
     async def _reach(self) -> tuple[str, int]:
         """The address of the other side and the port. A plain connection says why there is none, libzmq would not."""
-        host, _, port = self._address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if (place := read_host_port(self._address)) is None:
             raise PairingError(f"{self._address[:200]!r} is no address: write it as HOST:PORT")
+        host, port = place
         try:
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(host.strip("[]"), port)
         except ConnectionRefusedError:
             raise self._error(_NO_CODE) from None
         except (OSError, UnicodeError) as error:
             raise self._error(f"it cannot be reached ({error})") from None
         remote = writer.get_extra_info("peername")
         writer.close()
-        return str(remote[0]), int(port)
+        return str(remote[0]), port
 
     async def _request(self, message: Message) -> bytes:
         assert self._connection is not None

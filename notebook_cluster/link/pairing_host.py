@@ -83,6 +83,7 @@ class PairingHost:
         on_closed: called with the reason when the code is used up, over or dead and the port was closed; not after
             :meth:`close`.
         attempts: number of attempts by outcome (``right``, ``wrong``, ``refused``), over all codes.
+        checked: number of those whose code was checked with SPAKE2.
         dropped: number of frames dropped by cause (``garbage``, ``stale``), and of connections ended by cause (``too
             many`` of one source, ``too long``, ``too much`` sent).
     """
@@ -104,7 +105,7 @@ class PairingHost:
         self._on_attempt = on_attempt
         self.on_closed: Callable[[str], None] = lambda reason: None
         self.attempts: Counter[str] = Counter()
-        self._checked = 0
+        self.checked = 0
         self._code: OpenCode | None = None
         self._running: dict[bytes, _Running] = {}
         self._quiet_ends = 0.0
@@ -120,11 +121,6 @@ class PairingHost:
     def code(self) -> OpenCode | None:
         """The open code."""
         return self._code
-
-    @property
-    def checked(self) -> int:
-        """Attempts whose code was checked with SPAKE2, over all codes."""
-        return self._checked
 
     def open(self, code: OpenCode) -> int:
         """Let guests use ``code``, instead of the one that was open; returns the port. Call inside the running loop.
@@ -188,7 +184,7 @@ class PairingHost:
         except TooManyAttempts as error:
             self._deny(routing_id, partner, str(error), retry_after=error.retry_after)
             return
-        self._checked += 1
+        self.checked += 1
         try:
             message, secret = answer(code.code, begin.key, self._here.key, begin.message)
         except BadElement as error:

@@ -10,6 +10,7 @@ import zmq
 
 from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.pump import Pump, plain_context
+from notebook_cluster.link.tcp import port_error
 from notebook_cluster.link.visitors import Visitors
 from notebook_cluster.protocol.pairing import MAX_PAIRING_BYTES
 from notebook_cluster.security import Gate, serve
@@ -75,8 +76,7 @@ class PairingPort:
                 self._gate = _patiently(lambda: Gate(self._context))
         except zmq.ZMQError as error:
             router.close()
-            cause = "is taken by another program" if error.errno == zmq.EADDRINUSE else f"cannot be used ({error})"
-            raise OSError(error.errno, f"port {self.number} {cause}: choose another one with --port") from None
+            raise port_error(error, self.number) from None
         self._gate.allow(self._domain, _anybody)
         self._was_bound = True
         self._loop = asyncio.get_running_loop()

@@ -29,6 +29,11 @@ class LinkSettings:
                 "and in this order"
             )
 
+    @property
+    def stuck(self) -> float:
+        """Seconds without even a failed attempt to connect after which a fresh socket is taken."""
+        return max(self.lost, 3 * self.retry)
+
     def judge(self, silence: float) -> Condition:
         """The condition of an open session after ``silence`` seconds without a word from the other side."""
         if silence > self.lost:

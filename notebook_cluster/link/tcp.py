@@ -1,9 +1,13 @@
-"""The TCP connection under a zmq socket, by its file descriptor: libzmq has no calls for what is done here."""
+"""TCP under zmq sockets: a connection by its file descriptor, where libzmq has no calls for what is done here, and
+addresses as people write them."""
 
 import logging
 import os
 import socket as sockets
 import sys
+from typing import Any
+
+import zmq
 
 _INFO_BYTES = 192
 _RECEIVED_AT = slice(128, 136)
@@ -11,12 +15,30 @@ _RECEIVED_AT = slice(128, 136)
 _log = logging.getLogger(__name__)
 
 
-def remote_end(descriptor: int) -> object:
-    """The address at the other end, or None when the connection is gone."""
+def host_port(host: str, port: int) -> str:
+    """``HOST:PORT``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def read_host_port(text: str) -> tuple[str, int] | None:
+    """Host and port (1 to 65535) of ``HOST:PORT``; None when it is something else. Brackets stay."""
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if host and port.isdecimal() and 0 < int(port) < 65536 else None
+
+
+def port_error(error: zmq.ZMQError, port: object) -> OSError:
+    """What to raise when ``port`` could not be bound; names it and the way out."""
+    cause = "is taken by another program" if error.errno == zmq.EADDRINUSE else f"cannot be used ({error})"
+    return OSError(error.errno, f"port {port} {cause}: choose another one with --port")
+
+
+def remote_end(descriptor: int, at_port: int | None = None) -> Any:
+    """The address at the other end, or None when the connection is gone, or is not one to our port ``at_port``."""
     try:
         with sockets.socket(fileno=os.dup(descriptor)) as connection:
-            return connection.getpeername()
-    except OSError:
+            remote = connection.getpeername()
+            return remote if at_port is None or connection.getsockname()[1] == at_port else None
+    except (OSError, IndexError):
         return None
 
 

@@ -3,10 +3,6 @@
 A pairing socket lets any key in, and libzmq would hold any number of connections, and a message of endless parts.
 """
 
-import logging
-import os
-import socket as sockets
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.pump import Pump
+from notebook_cluster.link.tcp import cut, received_bytes, remote_end
 
 MAX_VISITORS = 256
 MAX_OF_ONE_SOURCE = 32
@@ -23,10 +20,6 @@ MAX_SECONDS = 30.0
 """Pairing takes less than one; a guest that waits for its turn stays connected meanwhile."""
 MAX_RECEIVED = 64 * 1024
 """Bytes from one connection, encryption included; pairing takes about 1 KiB."""
-_TCP_INFO_BYTES = 192
-_RECEIVED_AT = slice(128, 136)
-"""Where Linux has ``tcpi_bytes_received`` in ``struct tcp_info``."""
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,7 @@ class Visitors:
         for descriptor, visitor in list(self._here.items()):
             if now - visitor.since > MAX_SECONDS:
                 self._end(descriptor, visitor, "too long")
-            elif _received(descriptor) > MAX_RECEIVED:
+            elif received_bytes(descriptor) > MAX_RECEIVED:
                 self._end(descriptor, visitor, "too much")
 
     def _on_event(self, frames: list[bytes]) -> None:
@@ -73,7 +66,7 @@ class Visitors:
         if event["event"] == zmq.EVENT_DISCONNECTED:
             self._here.pop(descriptor, None)
             return
-        remote = self._remote(descriptor)
+        remote = remote_end(descriptor, self._port)
         if remote is None:
             return
         visitor = _Visitor(remote, self._clock())
@@ -84,33 +77,8 @@ class Visitors:
             self._here[descriptor] = visitor
 
     def _end(self, descriptor: int, visitor: _Visitor, cause: str) -> None:
-        """Shut the connection down, unless the descriptor means another one by now. libzmq has no call for this."""
+        """Shut the connection down, unless the descriptor means another one by now."""
         self._here.pop(descriptor, None)
-        if self._remote(descriptor) != visitor.remote:
-            return
-        self._drops.note(cause, "ended a connection of %s to the pairing port: %s", visitor.remote[0], cause)
-        try:
-            with sockets.socket(fileno=os.dup(descriptor)) as connection:
-                connection.shutdown(sockets.SHUT_RDWR)
-        except OSError as error:
-            _log.debug("a connection of %s was gone already: %s", visitor.remote[0], error)
-
-    def _remote(self, descriptor: int) -> Any:
-        """(address, port, ...) of the guest, or None when the descriptor is no connection to our port (any more)."""
-        try:
-            with sockets.socket(fileno=os.dup(descriptor)) as connection:
-                return connection.getpeername() if connection.getsockname()[1] == self._port else None
-        except (OSError, IndexError):
-            return None
-
-
-def _received(descriptor: int) -> int:
-    """Bytes that came over a TCP connection; 0 where the operating system does not say."""
-    if not hasattr(sockets, "TCP_INFO"):
-        return 0
-    try:
-        with sockets.socket(fileno=os.dup(descriptor)) as connection:
-            information = connection.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _TCP_INFO_BYTES)
-    except OSError:
-        return 0
-    return int.from_bytes(information[_RECEIVED_AT], sys.byteorder)
+        if remote_end(descriptor, self._port) == visitor.remote:
+            self._drops.note(cause, "ended a connection of %s to the pairing port: %s", visitor.remote[0], cause)
+            cut(descriptor, visitor.remote)
