@@ -1,7 +1,6 @@
 """What an agent tells the doctor about its machine: interfaces, multicast, whom it reaches, versions, clock."""
 
 import asyncio
-import contextlib
 import importlib
 import importlib.metadata
 import platform
@@ -10,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from notebook_cluster.agent import machine
+from notebook_cluster.discovery.addresses import interfaces
 from notebook_cluster.discovery.reaching import reach
-from notebook_cluster.discovery.selftest import interfaces, multicast_problem
+from notebook_cluster.discovery.selftest import multicast_problem
 from notebook_cluster.protocol import VERSION
 from notebook_cluster.protocol.names import distribution_name, is_distribution
 from notebook_cluster.protocol.peer import Diagnose, Diagnosis
@@ -49,12 +50,9 @@ def _guarded_multicast() -> str:
 def package_versions(names: Sequence[str] = ()) -> dict[str, str]:
     """Version by normalised distribution name (PEP 503) of those of ``names`` that are installed here, without names
     all; at most :data:`MAX_PACKAGES`. Names that cannot be a distribution's are passed over."""
-    versions: dict[str, str] = {}
     if names:
-        for name in [name for name in names if is_distribution(name)][:MAX_PACKAGES]:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[distribution_name(name)] = importlib.metadata.version(name)
-        return versions
+        return machine.package_versions([name for name in names if is_distribution(name)][:MAX_PACKAGES])
+    versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         # A damaged installation has no name, or no metadata at all.
         name = distribution.metadata["Name"] if distribution.metadata is not None else None

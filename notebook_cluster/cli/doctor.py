@@ -58,7 +58,7 @@ async def _machine(packages: Sequence[str]) -> list[Finding]:
     from notebook_cluster.agent.diagnosis import diagnose
     from notebook_cluster.coordinator import findings as f
     from notebook_cluster.coordinator.findings_versions import ALWAYS
-    from notebook_cluster.discovery.selftest import networks
+    from notebook_cluster.discovery.addresses import networks
     from notebook_cluster.protocol.peer import Diagnose
 
     wanted = list(dict.fromkeys((*ALWAYS, *packages)))
@@ -112,19 +112,15 @@ async def _peers(found: "Sequence[FoundPeer]") -> list[Finding]:
         return [*findings, f.say("peers", "info", text, fix)]
     rows = [["name", "address", "device", "trusted by you", "a code is open"]]
     rows += [
-        [p.name, _address(p), p.device, "yes" if p.public_key in trusted else "no", "yes" if p.pairing_port else "no"]
+        [p.name, p.address, p.device, "yes" if p.public_key in trusted else "no", "yes" if p.pairing_port else "no"]
         for p in found
     ]
     findings.append(f.say("peers", "ok", f"{len(found)} heard over mDNS", table=rows))
-    findings += f.same_names((peer.name, _address(peer), fingerprint(peer.public_key)) for peer in found)
+    findings += f.same_names((peer.name, peer.address, fingerprint(peer.public_key)) for peer in found)
     tried = found[: MAX_TARGETS // 4]
     answers = await reach({peer.instance: [(host, peer.port) for host in peer.hosts[:4]] for peer in tried})
-    states = [network.LinkState(peer.name, _address(peer), "found", "", answers[peer.instance]) for peer in tried]
+    states = [network.LinkState(peer.name, peer.address, "found", "", answers[peer.instance]) for peer in tried]
     return findings + network.links(states)
-
-
-def _address(peer: "FoundPeer") -> str:
-    return f"{peer.hosts[0]}:{peer.port}"
 
 
 def _files() -> list[Finding]:

@@ -21,8 +21,8 @@ from notebook_cluster.coordinator.peer_link import PeerLink
 from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.questions import ANSWER_S, Questions
 from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.discovery.addresses import networks
 from notebook_cluster.discovery.reaching import MAX_TARGETS, NO, reach
-from notebook_cluster.discovery.selftest import networks
 from notebook_cluster.protocol.names import distribution_name, is_distribution
 from notebook_cluster.protocol.peer import Diagnosis
 from notebook_cluster.protocol.state import PeerView

@@ -7,14 +7,14 @@ All classes run zeroconf in a thread of their own, so they may be made and used 
 come on that thread. Nothing that arrives is trusted: a record names a key, and only CURVE shows who holds it.
 
 - :mod:`.records`: what a peer or a cluster says about itself, checked when it comes in
-- :mod:`.multicast`: the thread, and following the machine's network interfaces
+- :mod:`.addresses`: this machine's network interfaces; :mod:`.multicast`: the thread that follows them
 - :mod:`.advertiser`; :mod:`.record_browser` and :mod:`.browser`
 - :mod:`.selftest`, :mod:`.reaching`: for the doctor: does multicast work here, does a TCP port answer
 """
 
+from notebook_cluster.discovery.addresses import local_addresses
 from notebook_cluster.discovery.advertiser import Advertiser, ClusterAdvertiser
 from notebook_cluster.discovery.browser import Browser, ClusterBrowser
-from notebook_cluster.discovery.multicast import local_addresses
 from notebook_cluster.discovery.records import CLUSTER_SERVICE_TYPE, SERVICE_TYPE, FoundCluster, FoundPeer
 
 __all__ = [

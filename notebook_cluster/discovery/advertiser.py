@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from notebook_cluster.discovery import records
-from notebook_cluster.discovery.multicast import OLD_RECORDS_STAY, MulticastThread, local_addresses
+from notebook_cluster.discovery.addresses import local_addresses
+from notebook_cluster.discovery.multicast import OLD_RECORDS_STAY, MulticastThread
 from notebook_cluster.discovery.records import Record, RecordKind
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ class RecordAdvertiser:
         Raises:
             ValueError: not between 0 and 65535.
         """
-        if not 0 <= port < 65536:
-            raise ValueError(f"pairing port {port} is not between 0 (no code is open) and 65535")
+        records.check_pairing_port(port)
         with self._lock:
             if self._properties["pair"] == str(port):
                 return

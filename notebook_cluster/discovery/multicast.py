@@ -6,11 +6,12 @@ its own it works the same everywhere. Wi-Fi may come later, a cable may be pulle
 
 import logging
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from notebook_cluster.discovery.addresses import local_addresses
 
 if TYPE_CHECKING:
     from zeroconf import Zeroconf
@@ -19,36 +20,7 @@ _INTERFACE_SECONDS = 3.0
 _CLOSE_SECONDS = 5.0
 OLD_RECORDS_STAY = 1.2
 """Seconds after which a record has given way to a newer one everywhere (RFC 6762, 10.2: one second)."""
-_SOMEWHERE = "192.0.2.1"
-"""An address that belongs to nobody (RFC 5737)."""
 _log = logging.getLogger(__name__)
-
-
-def local_addresses() -> tuple[str, ...]:
-    """IPv4 addresses of this machine's running interfaces: that of the default route first, 127.0.0.1 last."""
-    import psutil
-
-    running = {name for name, status in psutil.net_if_stats().items() if status.isup}
-    found = {
-        entry.address
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if name in running and entry.family == socket.AF_INET
-    }
-    outside = sorted(address for address in found if not address.startswith("127."))
-    first = _default_address()
-    # A machine has many networks (virtual machines, containers, VPN); where it reaches the world is the likely one.
-    return (*sorted(outside, key=lambda address: address != first), "127.0.0.1")
-
-
-def _default_address() -> str:
-    """The address from which this machine would send to the world, or empty. Nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((_SOMEWHERE, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
 
 
 class MulticastThread:

@@ -97,7 +97,8 @@ class RecordBrowser(Generic[Record]):
             self._thread.post(lambda zeroconf: self._resolve_twice(zeroconf, instance))
 
     def _resolve_twice(self, zeroconf: "Zeroconf", instance: str) -> None:
-        """Now, and when an older record that may stand beside the new one in the cache has expired."""
+        """Now, and when older records have expired: one that came back meanwhile was in the cache still, and zeroconf
+        tells only of those that were not."""
         self._resolve(zeroconf, instance)
         if instance in self.found() and instance not in self._looked_at_again:
             self._looked_at_again.add(instance)

@@ -35,8 +35,8 @@ class FoundPeer:
 
     @property
     def address(self) -> str:
-        """The ZeroMQ address to dial first."""
-        return f"tcp://{self.hosts[0]}:{self.port}"
+        """``HOST:PORT`` to dial first."""
+        return f"{self.hosts[0]}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,16 @@ def properties(
     check_name(name, kind.what)
     if not is_key(public_key):
         raise ValueError(f"{public_key!r} is not a CURVE public key: it needs 40 characters of Z85")
-    if not 0 <= pairing_port < 65536:
-        raise ValueError(f"pairing port {pairing_port} is not between 0 (no code is open) and 65535")
+    check_pairing_port(pairing_port)
     shown = {text: clean_text(texts[text]) for text in kind.texts}
     fixed = {"name": name, "key": public_key, "protocol": str(PROTOCOL_VERSION), "pair": str(pairing_port)}
     return fixed | shown
+
+
+def check_pairing_port(port: int) -> None:
+    """ValueError for what is neither a port nor 0, which says that no code is open."""
+    if not 0 <= port < 65536:
+        raise ValueError(f"pairing port {port} is not between 0 (no code is open) and 65535")
 
 
 def clean_text(text: str) -> str:

@@ -16,29 +16,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from notebook_cluster.discovery.addresses import interfaces
+
 GROUP = "224.0.0.251"
 MDNS_PORT = 5353
 _REPEAT_SECONDS = 0.3
 _QUESTION_HEAD = struct.pack(">6H", 0, 0, 1, 0, 0, 0)
 _QUESTION_TAIL = b"\x0b_nbcluster\x04_tcp\x05local\x00" + struct.pack(">2H", 12, 1)
-
-
-def networks() -> list[tuple[str, str, str]]:
-    """(interface, IPv4 address, netmask) of what is up and not loopback, sorted; a point-to-point one is among them."""
-    import psutil
-
-    running = {name for name, status in psutil.net_if_stats().items() if status.isup}
-    return sorted(
-        (name, entry.address, entry.netmask or "")
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if name in running and entry.family == socket.AF_INET and not entry.address.startswith("127.")
-    )
-
-
-def interfaces() -> list[tuple[str, str]]:
-    """(interface, IPv4 address) of :func:`networks`."""
-    return [(name, address) for name, address, _ in networks()]
 
 
 def multicast_problem(seconds: float = 1.0) -> str:
