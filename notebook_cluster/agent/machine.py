@@ -7,12 +7,13 @@ import os
 import platform
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.names import distribution_name
 from notebook_cluster.protocol.peer import Device, PeerInfo
 
 _PACKAGES = ("notebook-cluster", "ipykernel", "ipython", "numpy", "torch", "mlx", "safetensors")
@@ -45,12 +46,13 @@ def host_addresses() -> list[str]:
     return list(dict.fromkeys(outside)) + ["127.0.0.1"]
 
 
-def package_versions() -> dict[str, str]:
-    """Versions of the packages in which peers may usefully be compared; those that are missing are left out."""
+def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
+    """Version by normalised name (PEP 503) of ``names``, by default of the packages in which peers may usefully be
+    compared; those that are missing are left out."""
     versions = {}
-    for name in _PACKAGES:
+    for name in names:
         try:
-            versions[name] = importlib.metadata.version(name)
+            versions[distribution_name(name)] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions

@@ -63,6 +63,11 @@ class Ready(msgspec.Struct, frozen=True):
     """IPv4 addresses of this machine, 127.0.0.1 last."""
     fingerprint: str = ""
 
+    @property
+    def host(self) -> str:
+        """The address of this machine that others are most likely to reach."""
+        return self.hosts[0] if self.hosts else "127.0.0.1"
+
 
 def lock_data_folder(settings: AgentSettings) -> IO[bytes]:
     """Held for the life of a shared agent: two with one identity would take each other's clusters."""

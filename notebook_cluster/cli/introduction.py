@@ -18,13 +18,8 @@ def introduce(ready: Ready, settings: AgentSettings, *, picture: bool) -> None:
     print("\n".join(how_to_add(ready, settings, bold=terminal)), flush=True)
     if terminal and picture and ready.code:
         print()
-        draw_qr(add_line(place(ready), ready.pairing_port, ready.code))
+        draw_qr(add_line(ready.host, ready.pairing_port, ready.code))
     print("\n".join(["", *_who(settings), "", *_how_to_stop(settings)]), flush=True)
-
-
-def place(ready: Ready) -> str:
-    """The address of this machine that others are most likely to reach."""
-    return ready.hosts[0] if ready.hosts else "127.0.0.1"
 
 
 def add_line(host: str, port: int, code: str) -> str:
@@ -48,7 +43,7 @@ def draw_qr(content: str) -> None:
 
 def how_to_add(ready: Ready, settings: AgentSettings, *, bold: bool) -> Iterator[str]:
     """Lines: name, address and code of this machine, and what to type where."""
-    where = f"{place(ready)}:{ready.pairing_port if ready.code else ready.port}"
+    where = f"{ready.host}:{ready.pairing_port if ready.code else ready.port}"
     yield f"This machine is shared as {ready.name!r}, port {ready.port}, and announced on the local network (mDNS)."
     if settings.dial:
         yield f"It goes to the cluster at {settings.dial} by itself, and opens no code of its own."
@@ -64,7 +59,7 @@ def how_to_add(ready: Ready, settings: AgentSettings, *, bold: bool) -> Iterator
     yield "In a notebook on this network:"
     yield f"    %cluster add {ready.name} --code {ready.code}"
     yield f"or, where {ready.name} is not found by its name:"
-    yield f"    {add_line(place(ready), ready.pairing_port, ready.code)}"
+    yield f"    {add_line(ready.host, ready.pairing_port, ready.code)}"
 
 
 def _validity(settings: AgentSettings) -> str:

@@ -29,11 +29,6 @@ def title(cluster: FoundCluster) -> str:
     return f"{cluster.name}, of {cluster.owner or 'somebody'}, at {cluster.hosts[0]}"
 
 
-def address(cluster: FoundCluster) -> str:
-    """``HOST:PORT`` where its code is accepted."""
-    return f"{cluster.hosts[0]}:{cluster.pairing_port}"
-
-
 def _pick(browser: ClusterBrowser) -> FoundCluster | None:
     import questionary
 

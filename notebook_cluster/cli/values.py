@@ -96,12 +96,8 @@ def peer_or_address(text: str) -> str:
 
 def devices(text: str) -> tuple[str, ...]:
     """Kinds or ids of devices with commas between."""
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    wrong = [word for word in words if not _DEVICE.fullmatch(word)]
-    if wrong or not words:
-        shown = wrong[0] if wrong else text
-        raise argparse.ArgumentTypeError(f"{shown!r} is not a device: use cpu, mps, cuda, rocm or one like cuda:0")
-    return words
+    what = "device: use cpu, mps, cuda, rocm or one like cuda:0"
+    return words(what, lambda word: _DEVICE.fullmatch(word) is not None)(text)
 
 
 def memory(text: str) -> int:
@@ -131,7 +127,8 @@ def next_time(hour: int, minute: int, now: datetime.datetime) -> float:
 
 
 def words(what: str, check: Callable[[str], bool]) -> Callable[[str], tuple[str, ...]]:
-    """A reader of names with commas between, each of which ``check`` accepts; ``what`` is the word for people."""
+    """A reader of names with commas between, each of which ``check`` accepts; ``what`` is the word for people,
+    with the way out."""
 
     def read(text: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
