@@ -9,26 +9,21 @@ import nbformat
 import pytest
 
 from tests.browser import (
-    CHROMIUM,
+    PATIENCE,
     Lab,
-    browser_page,
+    needs_chromium,
     open_notebook,
     run_all,
     running_lab,
     save,
-    shut_down_kernels,
     wait_for_kernel,
 )
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"),
-]
+pytestmark = needs_chromium
 
-PATIENCE = 60_000
 # Not "ours": the JupyterLab part, where it is built, shows our own MIME type without running what it carries.
 OWN_RUNS = [
     "html", "isolated", "markdown", "update", "javascript", "widgets.HTML", "widgets.HTMLMath",
@@ -95,7 +90,8 @@ raise Error('''WHO failed <img src=x onerror="(window.ran = window.ran || []).pu
             "\\x1b]8;;javascript:alert(1)\\x07link\\x1b]8;;\\x07\\x1b[31m<script>window.ran = ['WHO ansi']</script>")
 """
 NAMED = """
-from notebook_cluster.magics.output import CellDisplay, ShellPublisher
+from notebook_cluster.magics.output import CellDisplay
+from notebook_cluster.magics.publishing import ShellPublisher
 from notebook_cluster.protocol.views import Output
 def named(who):
     return f'''<img src=x onerror="(window.ran = window.ran || []).push('{who} node name')">'''
@@ -114,13 +110,6 @@ shown.finish()
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with running_lab(tmp_path_factory.mktemp("lab")) as running:
         yield running
-
-
-@pytest.fixture
-def page(lab: Lab) -> Iterator["Page"]:
-    with browser_page(lab) as opened:
-        yield opened
-        shut_down_kernels(opened)
 
 
 def write(path: Path, cells: list[str]) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from notebook_cluster.magics.output import ShellPublisher
+from notebook_cluster.magics.publishing import ShellPublisher
 from notebook_cluster.magics.tabs import MIME_TYPE
 from tests.test_magics_output import Screen
 

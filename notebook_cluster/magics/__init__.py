@@ -2,12 +2,14 @@
 
 May import: ``client``, ``widgets``, ``protocol``. Called by: IPython, through ``%load_ext notebook_cluster``.
 
-- :mod:`.parsing`, :mod:`.targets`, :mod:`.naming`, :mod:`.completion`: pure functions on what was typed.
+- :mod:`.grammar`: what may be typed; :mod:`.parsing`, :mod:`.targets`, :mod:`.naming`, :mod:`.completion`: pure
+  functions on what was.
 - :mod:`.extension`: the magics and how they are registered; :mod:`.session`: which cluster this notebook means.
 - :mod:`.commands`: ``%cluster``; :mod:`.cells`: ``%%on_all`` and ``%%on``; :mod:`.running`: their options.
 - :mod:`.handle`, :mod:`.handle_view`: ``--async``; :mod:`.values`: last values; :mod:`.sticky`: ``%cluster cells all``.
 - :mod:`.push`, :mod:`.pull`, :mod:`.sending`: variables and files to and from nodes; :mod:`.progress`: how far.
-- :mod:`.output`, :mod:`.slots`, :mod:`.line_buffer`, :mod:`.ansi`: output, within what a Jupyter server lets through.
+- :mod:`.output`, :mod:`.slots`, :mod:`.line_buffer`, :mod:`.ansi`: output, within what a Jupyter server lets through;
+  :mod:`.publishing`: where it goes.
 - :mod:`.asking`: ``input()`` of nodes; :mod:`.remote_names`: completion and inspection of what lives on them.
 - :mod:`.results`, :mod:`.errors`: how a cell's failure is told.
 """

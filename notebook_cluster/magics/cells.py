@@ -15,7 +15,8 @@ from notebook_cluster.magics.interrupts import (
     Press,
     StopCounter,
 )
-from notebook_cluster.magics.output import CellDisplay, ShellPublisher
+from notebook_cluster.magics.output import CellDisplay
+from notebook_cluster.magics.publishing import ShellPublisher
 from notebook_cluster.magics.results import interrupted_text, remote_error, stopped_error
 from notebook_cluster.magics.session import is_headless
 from notebook_cluster.protocol.asking import InputRequested

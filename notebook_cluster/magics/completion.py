@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from notebook_cluster.magics.parsing import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
+from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
 from notebook_cluster.magics.session import Session
 from notebook_cluster.magics.sticky import LOCAL
 from notebook_cluster.magics.targets import DEVICE_WORDS, MEMORY_WORDS, memory_words

@@ -8,8 +8,9 @@ from typing import Any
 from notebook_cluster.magics.commands import run_command
 from notebook_cluster.magics.completion import make_matcher
 from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, UsageError
+from notebook_cluster.magics.grammar import ON, ON_ALL, PULL, PUSH
 from notebook_cluster.magics.handle import CellHandle
-from notebook_cluster.magics.parsing import ON, ON_ALL, PULL, PUSH, help_text, parse_cluster, parse_line
+from notebook_cluster.magics.parsing import help_text, parse_cluster, parse_line
 from notebook_cluster.magics.pull import pull
 from notebook_cluster.magics.push import push
 from notebook_cluster.magics.remote_names import RemoteNames

@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from html import escape
 
 from notebook_cluster.magics import ansi
+from notebook_cluster.magics.results import shortened
 from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
 from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
 from notebook_cluster.widgets.palette import rank_colour
@@ -128,8 +129,7 @@ def title_of(members: Sequence[NodeOutput], nodes: int) -> str:
     if len(members) >= nodes:
         return f"all {len(members)} nodes"
     names = [member.node for member in members]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{len(names)} of {nodes} nodes: {', '.join(names[:_MOST_NAMES])}{more}"
+    return f"{len(names)} of {nodes} nodes: {shortened(names, _MOST_NAMES)}"
 
 
 def framed(members: Sequence[NodeOutput], title: str, body: str) -> str:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.magics.cells import WAIT_SLICE, check_syntax, visible_names
 from notebook_cluster.magics.errors import CellInterrupted, CellTimeout, ClusterProblem, UsageError
 from notebook_cluster.magics.handle_view import HandleView
-from notebook_cluster.magics.output import CellDisplay, ShellPublisher
-from notebook_cluster.magics.results import reason_of, remote_error, stopped_error
+from notebook_cluster.magics.output import CellDisplay
+from notebook_cluster.magics.publishing import ShellPublisher
+from notebook_cluster.magics.results import reason_of, remote_error, shortened, stopped_error
 from notebook_cluster.magics.session import is_headless
 from notebook_cluster.magics.values import Failed, NodeValues
 from notebook_cluster.protocol.collecting import NodeValue
@@ -283,9 +284,3 @@ class CellHandle:
             self._view.changed()
             self._placed.set()
             self._displayed.wait(_PLACED_SECONDS)  # the handle stands above the output
-
-
-def shortened(names: Sequence[str]) -> str:
-    """At most eight names."""
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more

@@ -34,11 +34,6 @@ class LineBuffer:
         self._cut = ""
 
     @property
-    def empty(self) -> bool:
-        """True before anything that can be seen was written."""
-        return not self._head and self._rows == [""]
-
-    @property
     def at_line_start(self) -> bool:
         """True when the next character begins a row."""
         return self._column == 0

@@ -9,20 +9,15 @@ Everything is published by the thread that calls :meth:`CellDisplay.flush`: the 
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from notebook_cluster.magics import ansi
 from notebook_cluster.magics.folding import MOST_TEXT_CHARACTERS, Member, blocks_of, label_bundle, pages_of
-from notebook_cluster.magics.node_widgets import showable
-from notebook_cluster.magics.session import is_headless
+from notebook_cluster.magics.publishing import Publisher
 from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
-from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
+from notebook_cluster.magics.tabs import Tabs
 from notebook_cluster.protocol.views import Output
-
-if TYPE_CHECKING:
-    from notebook_cluster.client import Cluster
 
 FLUSH_SECONDS = 0.25
 GATHER_SECONDS = 0.01
@@ -33,60 +28,6 @@ BYTES_PER_SECOND = 300_000
 _LONGEST_PAUSE = 3.0
 _MOST_EARLIER = 500
 _BLANK: Bundle = {"text/plain": ""}
-
-
-class Publisher(Protocol):
-    """Where displays go."""
-
-    live: bool
-    """False where a display cannot be changed: everything is then published once, at the end."""
-
-    def begin(self) -> None:
-        """Several displays follow at once."""
-
-    def publish(self, data: Bundle, metadata: Bundle, display_id: str, update: bool) -> None:
-        """Make the display ``display_id``, or change it (``update``)."""
-
-
-class ShellPublisher:
-    """Publishes through an IPython shell: a kernel's frontend, or the terminal."""
-
-    def __init__(self, shell: Any, cluster: "Cluster | None" = None) -> None:
-        """``cluster``: whose widgets may be shown."""
-        self._shell = shell
-        self.live = getattr(shell, "kernel", None) is not None
-        self._with_tabs = not is_headless(shell)
-        self._cluster = None if is_headless(shell) else cluster
-        self._prints_are_out = False
-
-    def begin(self) -> None:
-        self._prints_are_out = False
-
-    def publish(self, data: Bundle, metadata: Bundle, display_id: str, update: bool) -> None:
-        if not self._with_tabs and MIME_TYPE in data:
-            data = {mime: value for mime, value in data.items() if mime != MIME_TYPE}
-        data = showable(self._cluster, getattr(self._shell, "kernel", None), data)
-        # Looked up each time: %%capture swaps the shell's publisher while a cell runs.
-        publisher = self._shell.display_pub
-        transient = {"display_id": display_id}
-        if not self._prints_are_out or not _is_bare(publisher):
-            publisher.publish(data=data, metadata=metadata, transient=transient, update=update)
-            self._prints_are_out = True
-            return
-        # ipykernel's publish() waits for stdout and stderr to be sent, 0.3 ms each time: once before several is enough.
-        publisher.session.send(
-            publisher.pub_socket,
-            "update_display_data" if update else "display_data",
-            {"data": data, "metadata": metadata, "transient": transient},
-            parent=publisher.parent_header,
-            ident=publisher.topic,
-        )
-
-
-def _is_bare(publisher: Any) -> bool:
-    """True for ipykernel's own publisher with nothing hooked into it."""
-    sends = all(hasattr(publisher, name) for name in ("session", "pub_socket", "parent_header", "topic"))
-    return sends and not getattr(publisher, "_hooks", True)
 
 
 class _TextRow:
@@ -260,7 +201,7 @@ class CellDisplay:
             node.show(data, metadata, display_id)
 
     def _ranked(self) -> list[NodeOutput]:
-        return sorted(self._nodes.values(), key=lambda node: (node.rank is None, node.rank or 0, node.node))
+        return sorted(self._nodes.values(), key=lambda node: node.order)
 
     def _dirty(self, *, final: bool = False) -> list[_Item]:
         """What is to be published: longest not changed first, new ones by place and rank."""

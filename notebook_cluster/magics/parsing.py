@@ -1,57 +1,16 @@
-"""What may be typed after ``%cluster``, ``%%on_all``, ``%%on``, ``%push`` and ``%pull``, as data, and the parser.
+"""What was typed after ``%cluster``, ``%%on_all``, ``%%on``, ``%push`` and ``%pull``, read by :mod:`.grammar`.
 
 argparse is not used: it ends the process on an error and cannot say "did you mean".
 """
 
 import difflib
-import keyword
-import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.protocol.names import check_name
-
-
-@dataclass(frozen=True)
-class Option:
-    """``--name``, with a value when ``read`` is given."""
-
-    name: str
-    help: str
-    value: str = ""
-    read: Callable[[str], Any] | None = None
-    short: str = ""
-    """``-o``, which is the same."""
-    alone: Any = None
-    """Its value when it stands alone; None: it needs one."""
-
-    @property
-    def usage(self) -> str:
-        value = self.value if self.alone is None else f"[{self.value}]"
-        return f"{self.short or '--' + self.name} {value}".rstrip()
-
-
-@dataclass(frozen=True)
-class Command:
-    """One subcommand of ``%cluster``, or one other magic."""
-
-    name: str
-    help: str
-    argument: str = ""
-    """Its argument's name as shown, in brackets when it may be left out, with ``...`` when there may be several."""
-    options: tuple[Option, ...] = ()
-    read_argument: Callable[[str], str] = str
-    prefix: str = "%cluster "
-
-    @property
-    def usage(self) -> str:
-        words = [f"{self.prefix}{self.name}", *([f"[{option.usage}]" for option in self.options])]
-        if self.argument:
-            words.insert(1, self.argument)
-        return " ".join(words)
+from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
 
 
 @dataclass(frozen=True)
@@ -67,195 +26,10 @@ class Invocation:
         """The first argument, or an empty string."""
         return self.arguments[0] if self.arguments else ""
 
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise ValueError(f"a whole number from {least} to {most}")
-        return int(text)
-
-    return read
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ValueError("a number of seconds above 0")
-    return seconds
-
-
-def _minutes(text: str) -> float:
-    try:
-        return _seconds(text)
-    except ValueError:
-        raise ValueError("a number of minutes above 0") from None
-
-
-def _variable(text: str) -> str:
-    if not text.isidentifier() or keyword.iskeyword(text):
-        raise ValueError("the name of a variable")
-    return text
-
-
-def _node(text: str) -> str:
-    if "," in text or not text:
-        raise ValueError("one node, by name or rank")
-    return text
-
-
-def _targets(text: str) -> tuple[str, ...]:
-    words = tuple(text.split())
-    if not words or words == (",",):
-        raise ValueError("nodes as after %%on: ranks, names, cuda, !name")
-    return words
-
-
-def _code(text: str) -> str:
-    from notebook_cluster.security import read_code
-
-    try:
-        return read_code(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _packages(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise ValueError("names of packages with commas between them")
-    return names
-
-
-def _peers(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise ValueError("'all', or names of peers with commas between them")
-    return names
-
-
-def _cluster_name(text: str) -> str:
-    try:
-        return check_name(text, "cluster")
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-_NO_REPLAY = "do not run the cluster's earlier cells on it first"
-
-COMMANDS: dict[str, Command] = {
-    command.name: command
-    for command in (
-        Command(
-            "start",
-            "start a cluster, or attach to it when it runs already",
-            "[NAME]",
-            (
-                Option("local", "nodes on this machine (default 1)", "N", _whole(0, 64)),
-                Option("nodes", "at least N nodes in all: local ones fill up", "N", _whole(1, 64)),
-                Option("peers", "a node on each of these machines", "all|NAME,...", _peers),
-                Option("code", "pair with machines that share with this code; alone: with all", "CODE", _code),
-                Option("invite", "let machines join by themselves, see invite"),
-                Option("fresh", "new kernels, also when the cluster runs already"),
-                Option("no-panel", "do not show the panel"),
-            ),
-            _cluster_name,
-        ),
-        Command(
-            "add",
-            "add a machine's nodes to the cluster ('local': this machine)",
-            "PEER|HOST:PORT",
-            (
-                Option("code", "the code that is shown there, the first time", "CODE", _code),
-                Option("count", "nodes on it (default: one per accelerator)", "N", _whole(1, 64)),
-            ),
-        ),
-        Command(
-            "invite",
-            "let machines join by themselves that cannot be reached from here",
-            "",
-            (
-                Option("code", "the code they need (default: one is made)", "CODE", _code),
-                Option("minutes", "how long it is valid (default 120)", "M", _minutes),
-                Option("close", "let nobody else join"),
-            ),
-        ),
-        Command("remove", "take a node out and end its kernel", "NODE"),
-        Command("restart", "a new kernel under the same name", "NODE", (Option("no-replay", _NO_REPLAY),)),
-        Command("peers", "machines found on the network, and why one cannot be added"),
-        Command(
-            "doctor",
-            "what is wrong with machines, network and versions, and the way out",
-            "",
-            (Option("packages", "compare these packages too", "NAME,...", _packages),),
-        ),
-        Command("status", "nodes, memory, steps and rounds"),
-        Command("panel", "show the panel"),
-        Command(
-            "report",
-            "write the run as one HTML page that needs no network",
-            "FILE.html",
-            (Option("overwrite", "replace a file that is there"),),
-        ),
-        Command(
-            "vars",
-            "what is in the namespace of each node, and where nodes differ",
-            "[PATTERN]",
-            (Option("all", "also modules, functions and classes"),),
-        ),
-        Command(
-            "logs",
-            "what a node's process wrote to its log",
-            "NODE",
-            (Option("lines", "how many of the last lines (default 100)", "N", _whole(1, 10_000)),),
-        ),
-        Command(
-            "attach",
-            "come back to a running cluster and its running cell",
-            "[NAME]",
-            (Option("async", "show the running cell, but do not wait for it"),),
-            _cluster_name,
-        ),
-        Command("cells", "on which nodes cells without %% run from now on; alone: say it", "[all|local]"),
-        Command(
-            "send",
-            "put a file or folder into the working folder of every node",
-            "FILE|DIR",
-            (Option("to", "only of these nodes, as after %%on", "TARGETS", _targets),),
-        ),
-        Command("detach", "free the cell that waits; the nodes go on"),
-        Command("stop", "end a cluster and every kernel of it", "[NAME]", (), _cluster_name),
-    )
-}
-
-_CELL_OPTIONS = (
-    Option("timeout", "interrupt the cell after S seconds", "S", _seconds),
-    Option("no-replay", "nodes that restart or join later do not run this cell"),
-    Option("async", "return at once: a handle to wait for the cell, stop it, take its results"),
-    Option("output", "keep each node's last value in VAR (with --async: the handle)", "VAR", _variable, "-o"),
-    Option("canary", "NODE (default: the lowest rank) runs it first, the others if it worked", "NODE", _node, "", ""),
-)
-ON_ALL = Command("on_all", "run the cell on every node", "", _CELL_OPTIONS, prefix="%%")
-ON = Command("on", "run the cell on some nodes", "TARGETS...", _CELL_OPTIONS, prefix="%%")
-PUSH = Command(
-    "push",
-    "send variables of the notebook to every node",
-    "NAME...",
-    (Option("to", "only to these nodes, as after %%on", "TARGETS", _targets),),
-    prefix="%",
-)
-PULL = Command(
-    "pull",
-    "bring variables of the nodes here, as {node: value}",
-    "NAME...",
-    (
-        Option("from", "only from these nodes, as after %%on; from a single one its bare value", "TARGETS", _targets),
-        Option("as", "into this variable", "VAR", _variable),
-    ),
-    prefix="%",
-)
+    @property
+    def names(self) -> list[str]:
+        """The arguments, cut at their commas, each once."""
+        return list(dict.fromkeys(name for word in self.arguments for name in word.split(",") if name))
 
 
 def parse_cluster(line: str) -> Invocation | None:

@@ -8,6 +8,7 @@ from notebook_cluster.magics.cells import run_cell
 from notebook_cluster.magics.errors import ClusterProblem, UsageError
 from notebook_cluster.magics.parsing import Invocation
 from notebook_cluster.magics.progress import Progress
+from notebook_cluster.magics.results import shortened
 from notebook_cluster.magics.session import Session
 from notebook_cluster.magics.targets import resolve
 
@@ -53,7 +54,7 @@ _NOTHING = object()
 
 def _names(call: Invocation) -> tuple[list[str], str]:
     """The names to pull, each once, and the variable of ``--as``."""
-    names = list(dict.fromkeys(name for word in call.arguments for name in word.split(",") if name))
+    names = call.names
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise UsageError(
@@ -130,6 +131,4 @@ def _left_out(name: str, answers: "Mapping[str, Pulled]") -> list[str]:
 
 
 def _list(nodes: Sequence[str]) -> str:
-    if len(nodes) <= _MOST_NAMES:
-        return ", ".join(nodes)
-    return f"{', '.join(nodes[:_MOST_NAMES])} and {len(nodes) - _MOST_NAMES} more"
+    return shortened(nodes, _MOST_NAMES)

@@ -25,7 +25,7 @@ def push(session: Session, cluster: "Cluster", call: Invocation) -> None:
     from notebook_cluster.client import new_ticket, pack, small_source, take_source, write_value
 
     shell = session.shell
-    names = list(dict.fromkeys(name for word in call.arguments for name in word.split(",") if name))
+    names = call.names
     for name in names:
         if not name.isidentifier() or name not in shell.user_ns:
             raise UsageError(f"the notebook has no variable {name!r}{did_you_mean(name, visible_names(shell))}")

@@ -7,7 +7,6 @@ from notebook_cluster.protocol.views import CellEnded, NodeResult
 
 _LOG_LINES = 5
 _MOST_CHARACTERS = 300
-_MOST_NAMES = 8
 
 
 def remote_error(ended: CellEnded, label: Callable[[str], str], notebook_names: frozenset[str]) -> RemoteError:
@@ -59,8 +58,13 @@ def _who(names: Sequence[str], label: Callable[[str], str], nodes: int) -> str:
         return label(names[0])
     if len(names) == nodes:
         return f"all {nodes} nodes"
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(sorted(names)[:_MOST_NAMES]) + more
+    return shortened(sorted(names))
+
+
+def shortened(names: Sequence[str], most: int = 8) -> str:
+    """``mini, desk and 4 more``: at most so many names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> list[str]:

@@ -56,6 +56,11 @@ class NodeOutput:
         self._clear_at_next = False
         self._rich = 0
 
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        """By this, nodes stand in rank order, those without a rank behind."""
+        return self.rank is None, self.rank or 0, self.node
+
     def write(self, text: str, *, own_line: bool = False) -> None:
         """Add text at the node's cursor; with ``own_line`` on a new line."""
         self._clear_if_waiting()

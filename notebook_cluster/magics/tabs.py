@@ -32,7 +32,7 @@ class Tabs:
         """
         nodes = sorted(
             ((output, number) for number, members in enumerate(blocks) for output in members),
-            key=lambda pair: (pair[0].rank is None, pair[0].rank or 0, pair[0].node),
+            key=lambda pair: pair[0].order,
         )
         if len(nodes) < 2:
             return {}
