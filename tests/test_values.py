@@ -256,7 +256,7 @@ def test_a_value_that_holds_itself_is_refused():
 
 
 def test_a_value_over_the_limit_is_refused_before_it_is_copied(monkeypatch):
-    monkeypatch.setattr(values_module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(values_module, "MOST_VALUE_BYTES", 1000)
     copied = []
     monkeypatch.setattr(values_module, "pack_array", lambda *args: copied.append(args))
     with pytest.raises(ValueError, match="at most"):

@@ -1,25 +1,30 @@
 """``%cluster vars``: what is in the namespace of each node, and where nodes differ."""
 
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
+import pandas
 import pytest
+import torch
 
 from notebook_cluster.client import Cluster
 from notebook_cluster.coordinator.variables import checked
 from notebook_cluster.node.content_hash import MOST_HASHED
-from notebook_cluster.node.variables import describe
+from notebook_cluster.node.variables import describe_namespace
 from notebook_cluster.protocol.introspection import MOST_VARIABLES, NodeVariables, Variable
 from notebook_cluster.widgets import render_variables
 from notebook_cluster.widgets.formatting import ABSENT
 from tests.cluster import Watcher, kernel_pid, stopped
-from tests.lesson import error_of, lesson
 from tests.notebook_kernel import NotebookKernel
+from tests.shared_notebook import error_of, lesson
 
 
 def row(value: Any, seconds: float = 30) -> Variable:
-    return describe("x", value, time.monotonic() + seconds)
+    shell = SimpleNamespace(user_ns={"x": value}, user_ns_hidden={})
+    ((found,), _) = describe_namespace(shell, everything=True, seconds=seconds)
+    return found
 
 
 # ---- one row
@@ -46,7 +51,6 @@ def test_row_of_plain_data(value: Any, kind: str, shape: str, shown: str) -> Non
 
 
 def test_row_of_arrays_tensors_and_models_says_shape_device_size_and_hash() -> None:
-    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     array = row(numpy.zeros((3, 4), dtype=numpy.float32))
     assert (array.kind, array.shape, array.bytes, len(array.hash)) == ("float32 array", "[3, 4]", 48, 8)
     tensor = row(torch.zeros(64, 10, dtype=torch.bfloat16))
@@ -57,7 +61,6 @@ def test_row_of_arrays_tensors_and_models_says_shape_device_size_and_hash() -> N
 
 
 def test_row_of_a_frame() -> None:
-    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
     assert (row(frame).kind, row(frame).shape) == ("DataFrame", "[2, 2]")
     assert row(frame).hash == row(frame.copy()).hash != row(frame.assign(a=[1, 3])).hash
@@ -73,7 +76,6 @@ def test_row_of_mlx() -> None:
 
 
 def hash_pairs() -> Iterator[tuple[str, Any, Any, bool]]:
-    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     ones = torch.ones(4, 4)
     yield "equal arrays", numpy.arange(6), numpy.arange(6), True
     yield "another dtype", numpy.arange(6), numpy.arange(6.0), False
@@ -97,7 +99,6 @@ def test_hashes_are_equal_exactly_where_contents_are() -> None:
 
 
 def test_large_value_is_sampled_and_says_so() -> None:
-    numpy = pytest.importorskip("numpy")
     large = numpy.zeros(MOST_HASHED // 8 + 1_000_000)
     before = row(large).hash
     assert before.startswith("~")
@@ -106,7 +107,6 @@ def test_large_value_is_sampled_and_says_so() -> None:
 
 
 def test_without_time_there_is_a_row_without_hash() -> None:
-    numpy = pytest.importorskip("numpy")
     found = row(numpy.zeros(100), seconds=-1)
     assert (found.shape, found.hash) == ("[100]", "")
 
@@ -121,7 +121,6 @@ class Hostile:
 
 
 def test_odd_values_have_a_row_too() -> None:
-    torch = pytest.importorskip("torch")
     cyclic: list[Any] = []
     cyclic.append(cyclic)
     assert row(cyclic).hash.startswith("~")

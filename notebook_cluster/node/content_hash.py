@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from notebook_cluster.node.values import library_of
+from notebook_cluster.node.values import dtype_name, library_of
 
 MOST_HASHED = 64 << 20
 """Bytes of one variable."""
@@ -47,11 +47,6 @@ def content_hash(deadline: float, feed: Callable[[ContentHash], None]) -> str:
     except Exception:
         return ""
     return state.text()
-
-
-def dtype_name(value: Any) -> str:
-    """``float32``, whichever library it is of."""
-    return str(value.dtype).rpartition(".")[2]
 
 
 def feed_array(state: ContentHash, value: Any, most: int = MOST_HASHED) -> None:

@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from notebook_cluster.node.values import describe, encode_value, library_of
+from notebook_cluster.node.values import describe, encode_value, library_of, pandas_bytes
 from notebook_cluster.protocol.collecting import MOST_PACKED_BYTES, MOST_VALUE_BYTES, VALUE_KEY, VALUE_MIME
 
 _MOST_COUNTED = 100_000
@@ -110,8 +110,7 @@ def _least_size(value: object) -> int:
         counted += 1
         library = library_of(part)
         if library == "pandas":
-            usage = getattr(part, "memory_usage", lambda: 0)()
-            size += int(usage.sum() if hasattr(usage, "sum") else usage)
+            size += pandas_bytes(part)
         elif library:
             size += int(getattr(part, "nbytes", 0))
         elif isinstance(part, str | bytes | bytearray):

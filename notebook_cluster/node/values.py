@@ -14,12 +14,13 @@ from typing import Any
 
 from notebook_cluster.node.values_arrays import Buffer, pack_array, unpack_array
 from notebook_cluster.node.values_plain import pack_plain, unpack_plain
+from notebook_cluster.protocol.transfers import MOST_VALUE_BYTES
 
 _ARRAYS = ("numpy", "scalar", "torch", "mlx")
 _FRAMES = ("dataframe", "series", "index")
 _MOST_BUFFERS = 100_000
-MOST_BYTES = 1 << 30
-"""Of one value: sender and receiver hold it a second time while it travels."""
+ARRAY_WORDS = {"numpy": "array", "torch": "tensor", "mlx": "MLX array"}
+"""What people call the arrays of each library."""
 
 
 def encode_value(value: object) -> tuple[dict[str, Any], list[Buffer]]:
@@ -64,13 +65,23 @@ def describe(value: object) -> str:
         shape = getattr(value, "shape", ())
         return f"{type(value).__name__} {'x'.join(map(str, shape))}".rstrip()
     if library:
-        dtype = str(getattr(value, "dtype", "")).rpartition(".")[2]
+        dtype, word = dtype_name(value), ARRAY_WORDS[library]
         shape = "x".join(map(str, getattr(value, "shape", ())))
-        word = {"numpy": "array", "torch": "tensor", "mlx": "MLX array"}[library]
         return f"{dtype} {shape} {word}" if shape else f"{dtype} {word if library != 'numpy' else 'number'}"
     if isinstance(value, list | tuple | dict | set | frozenset):
         return f"{type(value).__name__} of {len(value)}"
     return type(value).__name__
+
+
+def dtype_name(value: Any) -> str:
+    """``float32``, whichever library the array is of."""
+    return str(value.dtype).rpartition(".")[2]
+
+
+def pandas_bytes(value: Any) -> int:
+    """Bytes that a pandas value says to have, without what its objects hold."""
+    measured = value.memory_usage()
+    return int(measured.sum() if hasattr(measured, "sum") else measured)
 
 
 def library_of(value: object) -> str:
@@ -100,10 +111,9 @@ class _Budget:
         """``value`` is about to be copied. ValueError when that is too much."""
         if library == "torch" and str(value.layout) != "torch.strided":
             return  # refused later, and its size means something else
-        measured = value.memory_usage() if library == "pandas" else value.nbytes
-        self._spent += int(measured.sum()) if hasattr(measured, "sum") else int(measured)
-        if self._spent > MOST_BYTES:
-            raise ValueError(f"it has {self._spent / 1e6:,.0f} MB, at most {MOST_BYTES >> 30} GiB travels")
+        self._spent += pandas_bytes(value) if library == "pandas" else int(value.nbytes)
+        if self._spent > MOST_VALUE_BYTES:
+            raise ValueError(f"it has {self._spent / 1e6:,.0f} MB, at most {MOST_VALUE_BYTES >> 30} GiB travels")
 
 
 def _encode(value: object, buffers: list[Buffer], budget: _Budget) -> dict[str, Any]:

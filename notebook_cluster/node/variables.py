@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from notebook_cluster.node.content_hash import MOST_HASHED, ContentHash, PlainWalk, content_hash, dtype_name, feed_array
-from notebook_cluster.node.values import library_of
+from notebook_cluster.node.content_hash import MOST_HASHED, ContentHash, PlainWalk, content_hash, feed_array
+from notebook_cluster.node.values import ARRAY_WORDS, dtype_name, library_of, pandas_bytes
 from notebook_cluster.protocol.introspection import MOST_VARIABLES, Variable
 
 _MOST_VALUE = 40
@@ -28,7 +28,6 @@ _SHELL_NAMES = frozenset(("In", "Out", "exit", "quit", "get_ipython", "open"))
 _NOT_DATA = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _Row = tuple[Variable, Callable[[ContentHash], None] | None]
 """A row without its hash, and what gives the hash."""
-_WORDS = {"numpy": "array", "torch": "tensor", "mlx": "MLX array"}
 
 
 def describe_namespace(
@@ -58,16 +57,11 @@ def describe_namespace(
     return [replace(row, hash=hashes.get(row.name, "")) for row, _ in rows], len(chosen) - len(rows)
 
 
-def describe(name: str, value: Any, deadline: float) -> Variable:
-    """One row; without shape, size and hash where they cannot be told."""
-    row, feed = _row(name, value)
-    return row if feed is None else replace(row, hash=content_hash(deadline, feed))
-
-
 def _row(name: str, value: Any) -> _Row:
+    """Without shape, size and hash where they cannot be told."""
     try:
         library = library_of(value)
-        if library in _WORDS:
+        if library in ARRAY_WORDS:
             return _array(name, value, library)
         if library == "pandas":
             return _frame(name, value)
@@ -81,7 +75,7 @@ def _row(name: str, value: Any) -> _Row:
 
 
 def _array(name: str, value: Any, library: str) -> _Row:
-    word = "parameter" if library == "torch" and type(value).__name__ == "Parameter" else _WORDS[library]
+    word = "parameter" if library == "torch" and type(value).__name__ == "Parameter" else ARRAY_WORDS[library]
     single = library == "numpy" and value.ndim == 0
     row = Variable(
         name=name,
@@ -96,8 +90,7 @@ def _array(name: str, value: Any, library: str) -> _Row:
 
 def _frame(name: str, value: Any) -> _Row:
     pandas: Any = sys.modules["pandas"]
-    kind, measured = type(value).__name__, value.memory_usage()
-    size = int(measured.sum() if hasattr(measured, "sum") else measured)
+    kind, size = type(value).__name__, pandas_bytes(value)
 
     def feed(state: ContentHash) -> None:
         columns = [str(column) for column in getattr(value, "columns", ())]

@@ -11,6 +11,7 @@ CHUNK_BYTES = 256 * 1024
 CHUNKS_AT_ONCE = 8
 """Chunks that may be on their way to or from one node."""
 MOST_VALUE_BYTES = 1 << 30
+"""Of one value: sender and receiver hold it a second time while it travels."""
 MOST_FILES = 20_000
 """In one offer."""
 MOST_PATH_CHARACTERS = 1000
