@@ -2,7 +2,10 @@
 
 ``python -m benchmarks.start_up --nodes 4``   nothing -> first result on all nodes
 ``python -m benchmarks.on_all --nodes 4``     ``1+1`` on all nodes of a running cluster
+``python -m benchmarks.stop --nodes 4``       Stop -> every node idle, the cell ended
+``python -m benchmarks.panel --nodes 32``     what the panel of a large cluster costs
 ``python -m benchmarks.fuzz --frames 200000`` bad frames to every port of a peer
+``python -m benchmarks.codecs``               size, error and speed of each codec on a real pseudo-gradient
 
 They need the ``test`` extra (ipyparallel, hypothesis). They use Jupyter folders of their own and leave no process
 behind. May import what people import of ``notebook_cluster``; nothing imports them.

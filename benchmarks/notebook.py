@@ -1,13 +1,17 @@
-"""A notebook's kernel, driven as a frontend drives it: what both benchmarks type their cells into."""
+"""A notebook's kernel, driven as a frontend drives it: what benchmarks type their cells into."""
 
 import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from jupyter_client.manager import KernelManager
 
-TIMEOUT = 120.0
+from benchmarks.common import TIMEOUT, ipyparallel_engines
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
 
 
 class Notebook:
@@ -66,3 +70,30 @@ def notebook() -> Iterator[Notebook]:
         yield opened
     finally:
         opened.close()
+
+
+@contextlib.contextmanager
+def notebook_with_cluster(nodes: int) -> Iterator[tuple[Notebook, "Cluster"]]:
+    """A notebook with a cluster of ``nodes`` local nodes, and a view of it."""
+    from notebook_cluster.client import Cluster
+
+    with notebook() as opened:
+        opened.run("%load_ext notebook_cluster")
+        opened.run(f"%cluster start benchmark --local {nodes} --no-panel")
+        with Cluster.attach("benchmark", live=False) as view:
+            try:
+                yield opened, view
+            finally:
+                view.stop()
+
+
+@contextlib.contextmanager
+def notebook_with_engines(nodes: int) -> Iterator[tuple[Notebook, Any, Any]]:
+    """A notebook with ``nodes`` local engines of ipyparallel, their cluster, and a client of it."""
+    with ipyparallel_engines(nodes) as (engines, client), notebook() as opened:
+        opened.run(
+            f"import ipyparallel\nengines = ipyparallel.Cluster.from_file({engines.cluster_file!r})\n"
+            f"client = engines.connect_client_sync()\n"
+            f"client.wait_for_engines({nodes}, timeout=60, interactive=False)\nclient[:].activate()"
+        )
+        yield opened, engines, client

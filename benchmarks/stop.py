@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.common import ipyparallel_engines, private_folders
-from benchmarks.notebook import Notebook, notebook
+from benchmarks.common import private_folders
+from benchmarks.notebook import Notebook, notebook_with_cluster, notebook_with_engines
 
 BEGIN = "import time, pathlib, os\npathlib.Path({folder!r}, str(os.getpid())).touch()\n"
 BODIES = {"busy": "while True: sum(range(1000))", "asleep": "time.sleep(600)"}
@@ -55,32 +55,19 @@ def one_stop(way: Way, body: str, nodes: int, folder: Path) -> float:
 @contextlib.contextmanager
 def ours(nodes: int) -> Iterator[Way]:
     """``%%on_all`` in a notebook with a cluster of ``nodes`` local nodes."""
-    from notebook_cluster.client import Cluster
+    with notebook_with_cluster(nodes) as (opened, view):
 
-    with notebook() as opened:
-        opened.run("%load_ext notebook_cluster")
-        opened.run(f"%cluster start benchmark --local {nodes} --no-panel")
-        with Cluster.attach("benchmark", live=False) as view:
+        def all_idle() -> bool:
+            cell = view.state().cell
+            return cell is not None and cell.ended is not None
 
-            def all_idle() -> bool:
-                cell = view.state().cell
-                return cell is not None and cell.ended is not None
-
-            try:
-                yield Way(opened, "%%on_all --no-replay", all_idle)
-            finally:
-                view.stop()
+        yield Way(opened, "%%on_all --no-replay", all_idle)
 
 
 @contextlib.contextmanager
 def ipyparallel(nodes: int) -> Iterator[Way]:
     """``%%px --block`` in a notebook with ``nodes`` local engines."""
-    with ipyparallel_engines(nodes) as (engines, client), notebook() as opened:
-        opened.run(
-            f"import ipyparallel\nengines = ipyparallel.Cluster.from_file({engines.cluster_file!r})\n"
-            f"client = engines.connect_client_sync()\n"
-            f"client.wait_for_engines({nodes}, timeout={PATIENCE}, interactive=False)\nclient[:].activate()"
-        )
+    with notebook_with_engines(nodes) as (opened, _, client):
 
         def all_idle() -> bool:
             status = client.queue_status()

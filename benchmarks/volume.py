@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common import ipyparallel_engines, private_folders
-from benchmarks.notebook import Notebook, notebook
+from benchmarks.common import private_folders
+from benchmarks.notebook import Notebook, notebook_with_cluster, notebook_with_engines
 
 LINE_BYTES = 80
 CELL = """{magic}
@@ -58,29 +58,16 @@ def peak_memory(pid: int) -> int:
 @contextlib.contextmanager
 def ours(nodes: int) -> Iterator[Way]:
     """``%%on_all`` with ``nodes`` local nodes."""
-    with notebook() as opened:
-        opened.run("%load_ext notebook_cluster")
-        opened.run(f"%cluster start benchmark --local {nodes} --no-panel")
-        try:
-            from notebook_cluster.client import Cluster
-
-            with Cluster.attach("benchmark", live=False) as view:
-                coordinator = view.connection.file.pid
-                agents = [child.pid for child in psutil.Process(coordinator).children()]
-                yield Way(opened, "%%on_all --no-replay", [opened.pid, coordinator, *agents])
-        finally:
-            opened.run("%cluster stop")
+    with notebook_with_cluster(nodes) as (opened, view):
+        coordinator = view.connection.file.pid
+        agents = [child.pid for child in psutil.Process(coordinator).children()]
+        yield Way(opened, "%%on_all --no-replay", [opened.pid, coordinator, *agents])
 
 
 @contextlib.contextmanager
 def ipyparallel(nodes: int) -> Iterator[Way]:
     """``%%px --block`` with ``nodes`` local engines."""
-    with ipyparallel_engines(nodes) as (engines, _), notebook() as opened:
-        opened.run(
-            f"import ipyparallel\nengines = ipyparallel.Cluster.from_file({engines.cluster_file!r})\n"
-            f"client = engines.connect_client_sync()\n"
-            f"client.wait_for_engines({nodes}, timeout=60, interactive=False)\nclient[:].activate()"
-        )
+    with notebook_with_engines(nodes) as (opened, engines, _):
         controller = psutil.Process(engines.controller.process.pid)
         passing = [controller.pid, *(child.pid for child in controller.children(recursive=True))]
         yield Way(opened, "%%px --block", [opened.pid, *passing])
