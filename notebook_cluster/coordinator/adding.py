@@ -137,10 +137,11 @@ class Adding:
     async def _add_or_later(self, candidate: Candidate) -> list[str]:
         try:
             return await self.add_found(candidate)
-        except NotReached:
-            if self.follow:
-                self._hub.spawn(self._add_later(candidate))
-            raise
+        except NotReached as error:
+            if not self.follow:
+                raise
+            self._hub.spawn(self._add_later(candidate))
+            raise NotReached(candidate, error.reason, later=True) from None
 
     async def add_quietly(self, candidate: Candidate) -> None:
         """As :meth:`add_found`, for what nobody waits for: why it cannot be added becomes a line."""

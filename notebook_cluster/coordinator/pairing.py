@@ -23,7 +23,12 @@ MOST_AT_ONCE = 8
 
 
 class NotReached(RequestError):
-    """Nobody answered: no guess was made, and it may work in a moment."""
+    """Nobody answered at ``candidate``: no guess was made, and it may work in a moment. ``reason`` says how it failed."""
+
+    def __init__(self, candidate: Candidate, reason: str, *, later: bool = False) -> None:
+        said = "has not answered yet, it is tried again" if later else "was not paired"
+        super().__init__(f"{candidate.name} {said}: {reason}")
+        self.reason = reason
 
 
 class Attempts:
@@ -148,7 +153,7 @@ class Pairing:
                 self._context, candidate.hosts, candidate.pairing_port, candidate.key, timeout=ASK_TIMEOUT
             )
         except PairingError as error:
-            raise NotReached(f"{candidate.name} was not paired: {error}") from None
+            raise NotReached(candidate, str(error)) from None
         others = tuple(other for other in candidate.hosts if other != host)
         return dataclasses.replace(candidate, hosts=(host, *others))
 

@@ -205,7 +205,8 @@ class RecordBrowser(Generic[Record]):
                 self._ignored[instance] = reason
             changed = self._found.pop(instance, None) is not None
         if not known:
-            _log.warning("ignored mDNS record %.80r: %s", instance, reason)
+            level = logging.INFO if reason == _SILENT else logging.WARNING  # who has just left is silent, too
+            _log.log(level, "ignored mDNS record %.80r: %s", instance, reason)
         if changed:
             self._tell()
 
