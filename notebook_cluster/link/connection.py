@@ -108,8 +108,8 @@ class Connection:
         return self._up
 
     def send(self, frames: Sequence[bytes | memoryview]) -> bool:
-        # Without a connection nothing is queued: what is not delivered stays in the outbox. IMMEDIATE would do that too,
-        # but libzmq 4.3 aborts the process when such a connection breaks while a message of several parts is read.
+        # Without a connection nothing is queued: what is not delivered stays in the outbox. IMMEDIATE would do the
+        # same, but libzmq 4.3 aborts the process when such a connection breaks while it reads a message of parts.
         return self._up and self._pump.send(frames)
 
     def close(self) -> None:
