@@ -55,7 +55,7 @@ class PrivateAgent:
     def __exit__(self, *exception: object) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.wait(15)
+        self.process.wait(30)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -114,13 +114,13 @@ class SharedAgent:
 
     async def told(self, kind: str, *words: str, count: int = 1) -> SharingEvent:
         """The ``count``-th event of ``kind`` whose text has all ``words``, as soon as it is there."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 40
         while True:
             found = [e for e in self.events if e.kind == kind and all(word in e.text for word in words)]
             if len(found) >= count:
                 return found[count - 1]
             if time.monotonic() > deadline:
-                pytest.fail(f"waited 20 s for the event {kind} {words}; got {self.events[-8:]}")
+                pytest.fail(f"waited 40 s for the event {kind} {words}; got {self.events[-8:]}")
             await asyncio.sleep(0.02)
 
     async def pair(self, identity: Identity, code: str = "", *, port: int = 0, owner: str = "ada@desk") -> Partner:
@@ -177,7 +177,7 @@ class AgentClient:
             withdraw(self._announcement)
         self._context.destroy(linger=0)
 
-    async def until(self, condition: Callable[[], Value], what: str, timeout: float = 20.0) -> Value:
+    async def until(self, condition: Callable[[], Value], what: str, timeout: float = 40.0) -> Value:
         """The first true value of ``condition``, looked at after everything that happens."""
         deadline = time.monotonic() + timeout
         while not (value := condition()):
@@ -237,7 +237,7 @@ class AgentClient:
             if parts[0]["msg_type"] == kind and parts[1].get("msg_id") == identity
         ]
 
-    async def reply(self, identity: str, timeout: float = 20.0) -> dict[str, Any]:
+    async def reply(self, identity: str, timeout: float = 40.0) -> dict[str, Any]:
         """The content of the execute_reply to ``identity``."""
         return (await self.until(lambda: self.said(identity, "execute_reply"), "an execute_reply", timeout))[0]
 

@@ -8,7 +8,6 @@ with running_lab(folder) as lab, browser_page(lab) as page:
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nbformat
+import pytest
+
+from tests.conftest import MARK, end_processes, marked_processes, wait_until
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -30,9 +33,23 @@ CHROMIUM_OPTIONS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--no-first-run", "--disable-dev-shm-usage", "--hide-scrollbars",
 ]  # fmt: skip
+EXTENSION = Path(__file__).parents[1] / "notebook_cluster" / "labextension"
+"""The JupyterLab part, where it is built."""
+PATIENCE = 60_000
+"""Milliseconds for what a page shows only after kernels have started."""
+
+needs_chromium = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"),
+]
+needs_extension = [
+    *needs_chromium,
+    pytest.mark.skipif(not (EXTENSION / "schemas").exists(), reason="not built: make labextension"),
+]
+"""For ``pytestmark`` of files with tests in a browser."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Lab:
     """A running JupyterLab. ``settings`` is the folder of its user settings; a page that is opened later obeys them."""
 
@@ -40,13 +57,49 @@ class Lab:
     token: str
     folder: Path
     settings: Path
+    environment: dict[str, str]
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def private(self) -> Path:
+        """The folder of all its own files."""
+        return self.folder / ".lab"
+
+    def start(self) -> None:
+        """Run its server until :meth:`end`, at the same address each time; returns when it answers."""
+        command = [
+            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
+            f"--ServerApp.port={self.url.rpartition(':')[2]}", "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.folder}",
+            "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            f"--LabApp.user_settings_dir={self.settings}", f"--LabApp.workspaces_dir={self.private / 'workspaces'}",
+        ]  # fmt: skip
+        with (self.private / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        _wait_for_server(self, self._process, self.private / "server.log")
+
+    def end(self) -> None:
+        """End its server, which ends its kernels first."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
 
 
-def write_notebook(path: Path, cells: Sequence[str]) -> Path:
-    """A notebook with these code cells for the kernel ``python3``."""
+def write_notebook(path: Path, cells: Sequence[str], kernel: str = "python3") -> Path:
+    """A notebook with these code cells for the kernel of this name."""
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        metadata={"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}},
     )
     nbformat.write(notebook, path)
     return path
@@ -68,32 +121,27 @@ def running_lab(folder: Path, environment: dict[str, str] | None = None, dark: b
         Path(variables[name]).mkdir(parents=True, exist_ok=True, mode=0o700)
     settings = private / "settings"
     _write_settings(settings, dark)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    lab = Lab(f"http://127.0.0.1:{port}", secrets.token_hex(16), folder, settings)
-    command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={lab.token}",
-        f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", f"--LabApp.user_settings_dir={settings}",
-        f"--LabApp.workspaces_dir={private / 'workspaces'}",
-    ]  # fmt: skip
-    with (private / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
+    lab = Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), folder, settings, variables)
     try:
-        _wait_for_server(lab, process, private / "server.log")
+        lab.start()
         yield lab
     finally:
-        process.terminate()  # jupyter_server ends its kernels first
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        lab.end()
+
+
+@contextmanager
+def lab_with_extension(folder: Path, mark: str) -> Iterator[Lab]:
+    """:func:`running_lab` with our JupyterLab part as it was built, whatever is installed; no process with ``mark`` is
+    left."""
+    extensions = folder / "share" / "labextensions"
+    extensions.mkdir(parents=True)
+    (extensions / "notebook-cluster").symlink_to(EXTENSION)
+    try:
+        with running_lab(folder, {"JUPYTER_PATH": str(extensions.parent), MARK: mark}) as running:
+            yield running
+        wait_until(lambda: not marked_processes(mark), 20, lambda: f"the end of {marked_processes(mark)}")
+    finally:
+        end_processes(marked_processes(mark))
 
 
 @contextmanager
@@ -132,6 +180,12 @@ def wait_for_kernel(page: "Page", status: str = "idle", timeout: float = 60.0) -
 def run_all(page: "Page") -> None:
     """Run all cells of the open notebook; returns at once."""
     page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+
+
+def set_comms_over_subshells(lab: Lab, value: str) -> None:
+    """JupyterLab's setting of this name, for pages that are opened later: do comm messages go to subshells?"""
+    path = lab.settings / "@jupyterlab" / "apputils-extension" / "kernels-settings.jupyterlab-settings"
+    path.write_text(json.dumps({"commsOverSubshells": value}))
 
 
 def save(page: "Page") -> None:

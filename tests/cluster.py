@@ -3,12 +3,12 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
 
-from notebook_cluster.client import Cluster
+from notebook_cluster.client import Cluster, ClusterError, list_clusters
 from notebook_cluster.protocol.state import ClusterView, NodeView
 from notebook_cluster.protocol.views import CellEnded, CellOutput, Output
 from tests.conftest import wait_until
@@ -24,6 +24,14 @@ def running_cluster(name: str = "test", **options: Any) -> Iterator[Cluster]:
         if cluster.connection.closed is None:
             cluster.stop()
         cluster.close()
+
+
+def stop_all() -> None:
+    """End all clusters of these Jupyter folders; not with a magic, as a kernel may be busy with what a failed test has
+    left."""
+    for file in list_clusters():
+        with suppress(ClusterError), Cluster.attach(file.cluster) as cluster:
+            cluster.stop()
 
 
 def text_of(outputs: list[Output], node: str | None = None) -> str:
@@ -102,7 +110,7 @@ def stopped(pid: int) -> Iterator[None]:
     """The process stands still (SIGSTOP) as long as the block runs."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 10, f"process {pid} to stand still")
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 20, f"process {pid} to stand still")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

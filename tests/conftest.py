@@ -4,16 +4,24 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+
+from tests.command import COMMAND
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from tests.browser import Lab
+    from tests.strangers import Strangers
 
 Value = TypeVar("Value")
 
@@ -42,7 +50,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def wait_until(
-    condition: Callable[[], Value], timeout: float = 20.0, what: str | Callable[[], str] = "the condition"
+    condition: Callable[[], Value], timeout: float = 30.0, what: str | Callable[[], str] = "the condition"
 ) -> Value:
     """Call ``condition`` until it returns something true and return that; fail the test after ``timeout`` seconds.
 
@@ -88,9 +96,9 @@ def wait_until_fixture() -> Callable[..., object]:
     return wait_until
 
 
-@pytest.fixture
-def jupyter_dirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a short path that holds Jupyter's and IPython's data, runtime and configuration for this test."""
+@contextmanager
+def own_folders(patch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a short path that holds Jupyter's and IPython's data, runtime and configuration."""
     root = Path(tempfile.mkdtemp(prefix="nbt-", dir="/tmp"))
     for variable, folder in {
         "JUPYTER_DATA_DIR": "data",
@@ -99,24 +107,58 @@ def jupyter_dirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "IPYTHONDIR": "ipython",
     }.items():
         (root / folder).mkdir(mode=0o700)
-        monkeypatch.setenv(variable, str(root / folder))
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
+        patch.setenv(variable, str(root / folder))
+    patch.delenv("JPY_SESSION_NAME", raising=False)
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def nothing_left(patch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Fails the test, and ends them, when processes that were started meanwhile, directly or not, live 30 s longer."""
+    mark = uuid.uuid4().hex
+    patch.setenv(MARK, mark)
+    try:
+        yield mark
+    finally:
+        deadline = time.monotonic() + 30
+        while (left := marked_processes(mark)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        end_processes(left)
+    if left:
+        pytest.fail("processes left behind:\n" + "\n".join(f"  {pid}: {command}" for pid, command in left.items()))
+
+
+@contextmanager
+def shared_folders() -> Iterator[Path]:
+    """What ``jupyter_dirs`` and ``no_processes_left`` are for one test, for what all tests of a file share."""
+    with pytest.MonkeyPatch.context() as patch, own_folders(patch) as root, nothing_left(patch):
+        yield root
+
+
+@pytest.fixture
+def jupyter_dirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """:func:`own_folders` for this test."""
+    with own_folders(monkeypatch) as root:
+        yield root
 
 
 @pytest.fixture
 def no_processes_left(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fails the test, and ends them, when processes that it started, directly or not, are alive 15 s after its end."""
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)
-    yield mark
-    deadline = time.monotonic() + 15
-    while (left := marked_processes(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    end_processes(left)
-    if left:
-        pytest.fail("processes left behind:\n" + "\n".join(f"  {pid}: {command}" for pid, command in left.items()))
+    """:func:`nothing_left` for this test."""
+    with nothing_left(monkeypatch) as mark:
+        yield mark
+
+
+@pytest.fixture
+def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test runs in this folder, which is its own and its local nodes', and leaves no process."""
+    folder = jupyter_dirs / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 class Agents:
@@ -131,7 +173,7 @@ class Agents:
         for name in names:
             folder = self.root / "agents" / name
             folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            command = [str(Path(sys.executable).with_name("notebook-cluster")), "share", "--name", name]
+            command = [COMMAND, "share", "--name", name]
             with (folder / "output.txt").open("wb") as output:
                 self.processes[name] = subprocess.Popen(
                     [*command, "--data-dir", str(folder), *options],
@@ -139,7 +181,7 @@ class Agents:
                     env=os.environ | (environment or {}),
                 )  # fmt: skip
         for name in names:
-            wait_until(partial(self._is_up, name), 20, f"agent {name!r} to announce itself")
+            wait_until(partial(self._is_up, name), 40, f"agent {name!r} to announce itself")
 
     def _is_up(self, name: str) -> bool:
         from notebook_cluster.security.local_trust import same_user_keys
@@ -160,11 +202,11 @@ class Agents:
         process = self.processes.pop(name)
         process.send_signal(how)
         try:
-            return process.wait(10)
+            return process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
-            pytest.fail(f"agent {name!r} did not end within 10 s of {how.name}: {self.output(name)}")
+            process.wait(30)
+            pytest.fail(f"agent {name!r} did not end within 30 s of {how.name}: {self.output(name)}")
 
     def close(self) -> None:
         for name in list(self.processes):
@@ -178,3 +220,31 @@ def agents(jupyter_dirs: Path, no_processes_left: str) -> Iterator[Agents]:
     factory = Agents(jupyter_dirs)
     yield factory
     factory.close()
+
+
+@pytest.fixture
+def strangers(jupyter_dirs: Path, no_processes_left: str) -> Iterator["Strangers"]:
+    """``strangers("mini", "--code", ...)`` starts an agent that trusts nobody; all are ended with the test."""
+    from tests.strangers import running_strangers
+
+    with running_strangers(jupyter_dirs) as factory:
+        yield factory
+
+
+@pytest.fixture
+def lab(jupyter_dirs: Path, no_processes_left: str) -> Iterator["Lab"]:
+    """A JupyterLab for this test; its notebooks lie in ``lab.folder``."""
+    from tests.browser import running_lab
+
+    with running_lab(jupyter_dirs, environment=dict(os.environ)) as running:
+        yield running
+
+
+@pytest.fixture
+def page(lab: "Lab") -> Iterator["Page"]:
+    """A page of ``lab``, in Chromium; the kernels that it started are ended with the test."""
+    from tests.browser import browser_page, shut_down_kernels
+
+    with browser_page(lab) as opened:
+        yield opened
+        shut_down_kernels(opened)

@@ -14,11 +14,11 @@ from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
 
 from notebook_cluster.coordinator.cell_files import CellFiles
+from tests.command import COMMAND
 from tests.conftest import wait_until
 from tests.namespaces import Host
 from tests.notebook_kernel import NotebookKernel
 
-PROGRAM = str(Path(sys.executable).with_name("notebook-cluster"))
 CLUSTER = "lesson"
 
 
@@ -38,7 +38,7 @@ class Share:
         self._path = host.folder / f"share-{self.name}.txt"
         with self._path.open("wb") as output:
             self.process: subprocess.Popen[bytes] = host.popen(
-                [PROGRAM, "share", "--name", self.name, *options],
+                [COMMAND, "share", "--name", self.name, *options],
                 environment, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         wait_until(lambda: ready in self.output() or self.process.poll() is not None, 30, lambda: self.output())
@@ -55,7 +55,7 @@ class Share:
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(15)
+        self.process.wait(30)
 
 
 class HostNotebook(NotebookKernel):
@@ -148,7 +148,7 @@ def notebook_on(host: Host) -> Iterator[HostNotebook]:
     finally:
         if (notebook.cluster_folder / "connection.json").exists():
             # Not from the notebook: a test that failed may have left a cell running there.
-            host.run([PROGRAM, "stop", CLUSTER])
+            host.run([COMMAND, "stop", CLUSTER])
         notebook.close()
 
 

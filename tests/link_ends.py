@@ -1,8 +1,7 @@
 """Both ends of a link for the tests: what they were told, and clients that say whatever a test wants."""
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -13,16 +12,9 @@ from notebook_cluster.link import Condition, Dialer, DialOut, LinkSettings, List
 from notebook_cluster.link.frames import Hello
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, encode
 from notebook_cluster.protocol.peer import LogLines, ReadLog
+from tests.in_loop import until
 
 FAST = LinkSettings(heartbeat=0.1, suspect=0.4, lost=1.0, outbox_bytes=200_000, retry=0.3)
-
-
-async def until(condition: Callable[[], object], what: str, seconds: float = 20) -> None:
-    """Wait until ``condition()`` holds."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"no {what} after {seconds} s"
-        await asyncio.sleep(0.005)
 
 
 class Agent:
@@ -175,11 +167,33 @@ async def closing(*things: Agent | Coordinator | Front) -> AsyncIterator[None]:
             await thing.close()
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def with_deadline() -> None:
-        await asyncio.wait_for(main(), 60)
+@contextlib.asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Agent, Coordinator]]:
+    """An agent and a coordinator that is connected to it."""
+    agent = Agent()
+    agent.start()
+    coordinator = await Coordinator(agent).connected()
+    async with closing(coordinator, agent):
+        yield agent, coordinator
 
-    asyncio.run(with_deadline())
+
+@contextlib.asynccontextmanager
+async def agent_and_front(trusted: bool = True) -> AsyncIterator[tuple[Agent, Front]]:
+    """An agent and a reception at which it may dial in; ``trusted``: the reception knows it."""
+    agent = Agent()
+    agent.start()
+    front = Front(agent, trusted=trusted)
+    async with closing(agent, front):
+        yield agent, front
+
+
+@contextlib.asynccontextmanager
+async def waiting_for_agent() -> AsyncIterator[tuple[Agent, Front, Coordinator]]:
+    """An agent, the reception at which it may dial in, and the coordinator that waits for that."""
+    async with agent_and_front() as (agent, front):
+        coordinator = Coordinator(agent, front=front)
+        async with closing(coordinator):
+            yield agent, front, coordinator
 
 
 def exchange(agent: Agent, coordinator: Coordinator, numbers: range) -> None:

@@ -1,7 +1,6 @@
 """Nodes whose way to each other can be closed, and the coordinator's relaying between them, in one process."""
 
 import asyncio
-import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -25,14 +24,8 @@ from notebook_cluster.protocol.node import (
     UseRelay,
 )
 from tests.mesh_nodes import MeshNode, mesh_nodes
+from tests.ports import free_port
 from tests.relay import Relay
-
-
-def closed_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Hub:
@@ -133,7 +126,7 @@ def cluster_with_closed(*names: str, closed: str) -> Iterator[tuple[list[MeshNod
     """Nodes that know each other, on machines of their own; nobody can dial node ``closed``, which can dial others."""
     with mesh_nodes(*names, peers=list(names)) as nodes:
         hub = Hub(nodes)
-        roster = far_roster(nodes, {closed: closed_port()}, generation=2)
+        roster = far_roster(nodes, {closed: free_port()}, generation=2)
         for node in nodes:
             node.mesh.set_roster(roster)
         yield nodes, hub

@@ -76,7 +76,7 @@ class NodeKernel:
         wait_until(replied, timeout, lambda: f"the reply of {self.name}")
         text = ""
         while True:
-            message = self.client.get_iopub_msg(timeout=10)
+            message = self.client.get_iopub_msg(timeout=30)
             if message["parent_header"].get("msg_id") != message_id:
                 continue
             kind, content = message["msg_type"], message["content"]

@@ -12,13 +12,15 @@ from jupyter_client.manager import start_new_kernel
 
 
 class Cell:
-    """What one executed cell has shown so far: ``text`` (streams), ``displays``, ``kinds`` (MIME types), ``error``."""
+    """What one executed cell has shown so far: ``text`` (streams), ``displays`` (as text; ``bundles``: as
+    they came), ``kinds`` (MIME types), ``error``."""
 
     def __init__(self, request: str) -> None:
         self.request = request
         self.text = ""
         self.kinds: set[str] = set()
         self.displays: dict[str, str] = {}
+        self.bundles: dict[str, dict[str, Any]] = {}
         self.error: SimpleNamespace | None = None
         self.done = False
 
@@ -29,6 +31,7 @@ class Cell:
             self.kinds |= set(content["data"])
             key = content.get("transient", {}).get("display_id") or str(len(self.displays))
             self.displays[key] = content["data"].get("text/plain", "")
+            self.bundles[key] = content["data"]
         elif kind == "error":
             self.error = SimpleNamespace(name=content["ename"], value=content["evalue"])
         elif kind == "status":
@@ -91,7 +94,7 @@ class NotebookKernel:
     def kill(self) -> None:
         """SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
-        self.manager.provisioner.process.wait(10)
+        self.manager.provisioner.process.wait(30)
         self.client.stop_channels()
         self.manager.cleanup_resources()
 

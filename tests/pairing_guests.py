@@ -17,14 +17,6 @@ CODE = "tiger-lamp-42"
 WRONG = "tiger-lamp-43"
 
 
-async def until(condition: Callable[[], object], what: str, seconds: float = 20) -> None:
-    """Wait until ``condition()`` holds."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"no {what} after {seconds} s"
-        await asyncio.sleep(0.005)
-
-
 class Host:
     """A :class:`PairingHost` called mini, what it was told, and the guests' context."""
 

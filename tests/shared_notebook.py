@@ -1,17 +1,14 @@
 """One notebook with a cluster for all tests of a file: starting kernels takes most of a test's time."""
 
+import queue
 import re
-import shutil
-import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from notebook_cluster.client import Cluster
-from tests.conftest import MARK, Agents, end_processes, marked_processes, wait_until
+from tests.cluster import stop_all
+from tests.conftest import Agents, shared_folders, wait_until
 from tests.notebook_kernel import Cell, NotebookKernel
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,15 +51,12 @@ class SharedNotebook:
 
 @contextmanager
 def shared_notebook(start: str, *peers: str, options: tuple[str, ...] = ()) -> Iterator[SharedNotebook]:
-    """A notebook in which ``%cluster start`` with ``start`` was run; ``peers`` share themselves before."""
-    root, mark = Path(tempfile.mkdtemp(prefix="nbt-", dir="/tmp")), uuid.uuid4().hex
-    agents = Agents(root)
-    with pytest.MonkeyPatch.context() as patch:
-        for variable in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
-            folder = root / variable.split("_")[1].lower() if "_" in variable else root / "ipython"
-            folder.mkdir(mode=0o700)
-            patch.setenv(variable, str(folder))
-        patch.setenv(MARK, mark)
+    """A notebook in which ``%cluster start`` with ``start`` was run; ``peers`` share themselves before.
+
+    Kernel, cluster and peers are ended at the end, and leave no process.
+    """
+    with shared_folders() as root:
+        agents = Agents(root)
         notebook = None
         try:
             agents(*peers, options=options)
@@ -71,14 +65,37 @@ def shared_notebook(start: str, *peers: str, options: tuple[str, ...] = ()) -> I
             notebook.works(f"%cluster start {start} --no-panel")
             yield notebook
         finally:
+            stop_all()
             if notebook is not None:
-                try:
-                    notebook.kernel.run("%cluster stop")
-                finally:
-                    notebook.kernel.close()
+                notebook.kernel.close()
             agents.close()
-            try:
-                wait_until(lambda: not marked_processes(mark), 15, lambda: f"the end of {marked_processes(mark)}")
-            finally:
-                end_processes(marked_processes(mark))
-                shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def lesson(nodes: int = 2) -> Iterator[NotebookKernel]:
+    """The kernel of a notebook with a cluster of local nodes."""
+    with shared_notebook(f"--local {nodes}") as notebook:
+        yield notebook.kernel
+
+
+def error_of(notebook: NotebookKernel, code: str) -> str:
+    """What a cell that must fail ends with."""
+    cell = notebook.run(code)
+    assert cell.error is not None, cell.shown
+    return str(cell.error.value)
+
+
+def listen(notebook: NotebookKernel, *cells: Cell, until: str) -> None:
+    """Take what any of ``cells`` shows, also after its end, until the first of them shows ``until``."""
+
+    def shown() -> bool:
+        try:
+            message = notebook.client.get_iopub_msg(timeout=0.1)
+        except queue.Empty:
+            return until in cells[0].shown
+        for cell in cells:
+            if message["parent_header"].get("msg_id") == cell.request:
+                cell.take(message["msg_type"], message["content"])
+        return until in cells[0].shown
+
+    wait_until(shown, 30, lambda: f"{until!r} in {cells[0].shown}")

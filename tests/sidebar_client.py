@@ -49,6 +49,10 @@ class Stream:
         rows = self.overviews[-1]["clusters"] if self.overviews else []
         return next((row for row in rows if row["name"] == cluster), None)
 
+    def peers(self) -> dict[str, dict[str, Any]]:
+        """Name -> row of each peer in the newest overview."""
+        return {peer["name"]: peer for peer in self.overviews[-1]["peers"]} if self.overviews else {}
+
     def nodes(self, cluster: str) -> dict[str, dict[str, Any]]:
         """Name -> row of each node, empty before the cluster has answered."""
         row = self.row(cluster)

@@ -6,12 +6,12 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.command import COMMAND
 from tests.conftest import wait_until
 
 
@@ -29,7 +29,7 @@ class Stranger:
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [str(Path(sys.executable).with_name("notebook-cluster")), "share", "--name", self.name, "--no-qr"]
+        command = [COMMAND, "share", "--name", self.name, "--no-qr"]
         folders = {
             "JUPYTER_DATA_DIR": str(self.home / "data"),
             "JUPYTER_RUNTIME_DIR": str(self.home / "run"),
@@ -76,7 +76,7 @@ class Stranger:
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:
         if self.process.poll() is None:
             self.process.send_signal(how)
-            self.process.wait(15)
+            self.process.wait(30)
 
     def again(self) -> None:
         """Start it anew, with the key and the trust that it has."""

@@ -64,7 +64,7 @@ class TerminalProcess:
         if self.process.poll() is None:
             self.process.send_signal(how)
         try:
-            return self.process.wait(15)
+            return self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

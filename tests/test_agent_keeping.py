@@ -1,10 +1,7 @@
 """Before kernels end without being asked to, their training is kept; a machine that slept is not one that is alone."""
 
-import asyncio
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +11,7 @@ from notebook_cluster.agent.sleep import SleepWatch
 from notebook_cluster.link import LinkSettings
 from notebook_cluster.protocol import peer as p
 from tests.agent_client import AgentClient, MadeUpSensors, SharedAgent
+from tests.in_loop import in_loop
 from tests.relay import Relay
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
@@ -38,10 +36,6 @@ print('training')
 """
 
 
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 100))
-
-
 async def train(client: AgentClient, write: str = "pass") -> int:
     """Start a node with a job in it; its process id."""
     started = await client.start_node()
@@ -50,93 +44,83 @@ async def train(client: AgentClient, write: str = "pass") -> int:
     return started.pid
 
 
-def test_silent_coordinator_costs_the_kernels_but_not_the_training(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with SharedAgent(jupyter_dirs / "mini", lease=3, link=LINK) as agent:
-            async with AgentClient(agent.where, settings=LINK) as client:
-                pid = await train(client)
-            folder = jupyter_dirs / "mini" / "work" / "digits" / "checkpoints" / "digits"
-            await agent.told("kept", str(folder))
-            ended = await agent.told("node-ended", "silent for longer than the lease", f"kept in {folder}")
-            assert ended.node == "desk"
-            assert (folder / "state").read_text() == "kept"
-            assert not psutil.pid_exists(pid)
-            await agent.told("cluster-ended")
-            async with AgentClient(agent.where, identity=client.identity, epoch=2, settings=LINK) as client:
-                await client.start_node(incarnation=2)
-
-    run(scenario())
+@in_loop
+async def test_silent_coordinator_costs_the_kernels_but_not_the_training(jupyter_dirs: Path) -> None:
+    async with SharedAgent(jupyter_dirs / "mini", lease=3, link=LINK) as agent:
+        async with AgentClient(agent.where, settings=LINK) as client:
+            pid = await train(client)
+        folder = jupyter_dirs / "mini" / "work" / "digits" / "checkpoints" / "digits"
+        await agent.told("kept", str(folder))
+        ended = await agent.told("node-ended", "silent for longer than the lease", f"kept in {folder}")
+        assert ended.node == "desk"
+        assert (folder / "state").read_text() == "kept"
+        assert not psutil.pid_exists(pid)
+        await agent.told("cluster-ended")
+        async with AgentClient(agent.where, identity=client.identity, epoch=2, settings=LINK) as client:
+            await client.start_node(incarnation=2)
 
 
-def test_coordinator_that_comes_back_while_it_is_kept_finds_its_kernels(jupyter_dirs: Path, tmp_path: Path) -> None:
+@in_loop
+async def test_coordinator_that_comes_back_while_it_is_kept_finds_its_kernels(
+    jupyter_dirs: Path, tmp_path: Path
+) -> None:
     begun, go_on = tmp_path / "begun", tmp_path / "go on"
     write = (
         f"import pathlib, time; pathlib.Path({str(begun)!r}).touch()\n"
         f"            while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.05)"
     )
-
-    async def scenario() -> None:
-        async with (
-            SharedAgent(jupyter_dirs / "mini", lease=3, link=LINK) as agent,
-            Relay(agent.ready.port) as relay,
-            AgentClient(agent.where | {"port": relay.port}, settings=LINK) as client,
-        ):
-            await train(client, write)
-            relay.hold()
-            await client.until(begun.exists, "the checkpoint to be begun")
-            relay.resume()
-            await client.until(lambda: client.dialer.condition == "connected", "the return")
-            request = client.execute("print('still here')")
-            await client.printed(request, "still here")
-            go_on.touch()
-            await agent.told("kept")
-            request = client.execute("print('and here')")
-            await client.printed(request, "and here")
-            assert not [event for event in agent.events if event.kind == "node-ended"]
-
-    run(scenario())
+    async with (
+        SharedAgent(jupyter_dirs / "mini", lease=3, link=LINK) as agent,
+        Relay(agent.ready.port) as relay,
+        AgentClient(agent.where | {"port": relay.port}, settings=LINK) as client,
+    ):
+        await train(client, write)
+        relay.hold()
+        await client.until(begun.exists, "the checkpoint to be begun")
+        relay.resume()
+        await client.until(lambda: client.dialer.condition == "connected", "the return")
+        request = client.execute("print('still here')")
+        await client.printed(request, "still here")
+        go_on.touch()
+        await agent.told("kept")
+        request = client.execute("print('and here')")
+        await client.printed(request, "and here")
+        assert not [event for event in agent.events if event.kind == "node-ended"]
 
 
-def test_node_that_cannot_keep_its_training_is_named_and_ends(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with SharedAgent(jupyter_dirs / "mini", lease=2, link=LINK) as agent:
-            async with AgentClient(agent.where, settings=LINK) as client:
-                await train(client, "raise OSError('no space left')")
-            await agent.told("warning", "node desk of cluster digits kept no checkpoint", "no space left")
-            await agent.told("node-ended", "silent")
-
-    run(scenario())
+@in_loop
+async def test_node_that_cannot_keep_its_training_is_named_and_ends(jupyter_dirs: Path) -> None:
+    async with SharedAgent(jupyter_dirs / "mini", lease=2, link=LINK) as agent:
+        async with AgentClient(agent.where, settings=LINK) as client:
+            await train(client, "raise OSError('no space left')")
+        await agent.told("warning", "node desk of cluster digits kept no checkpoint", "no space left")
+        await agent.told("node-ended", "silent")
 
 
-def test_node_that_does_not_answer_is_not_waited_for_for_ever(
+@in_loop
+async def test_node_that_does_not_answer_is_not_waited_for_for_ever(
     jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notebook_cluster.agent.keeping.KEEP_S", 0.5)
-
-    async def scenario() -> None:
-        async with SharedAgent(jupyter_dirs / "mini", lease=2, link=LINK) as agent:
-            async with AgentClient(agent.where, settings=LINK) as client:
-                await train(client, "import time; time.sleep(60)")
-            await agent.told("warning", "it did not answer within")
-            await agent.told("node-ended", "silent")
-
-    run(scenario())
+    async with SharedAgent(jupyter_dirs / "mini", lease=2, link=LINK) as agent:
+        async with AgentClient(agent.where, settings=LINK) as client:
+            await train(client, "import time; time.sleep(60)")
+        await agent.told("warning", "it did not answer within")
+        await agent.told("node-ended", "silent")
 
 
-def test_owner_who_comes_back_finds_the_training_kept(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        sensors = MadeUpSensors()
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(idle_only=True), sensors=sensors) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            await train(client)
-            sensors.idle = 1
-            reason = (await client.receive(p.NodeEnded)).reason
-            assert "nobody uses it" in reason
-            assert "checkpoint kept in" in reason
-
-    run(scenario())
+@in_loop
+async def test_owner_who_comes_back_finds_the_training_kept(jupyter_dirs: Path) -> None:
+    sensors = MadeUpSensors()
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(idle_only=True), sensors=sensors) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        await train(client)
+        sensors.idle = 1
+        reason = (await client.receive(p.NodeEnded)).reason
+        assert "nobody uses it" in reason
+        assert "checkpoint kept in" in reason
 
 
 class Clocks:
@@ -152,26 +136,24 @@ class Clocks:
         return SleepWatch(self.through, time.monotonic)
 
 
-def test_every_coordinator_hears_of_the_sleep_also_one_that_was_away(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        clocks = Clocks()
-        async with (
-            SharedAgent(jupyter_dirs / "mini", link=LINK, sleep=clocks.watch()) as agent,
-            Relay(agent.ready.port) as relay,
-            AgentClient(agent.where, cluster="digits", settings=LINK) as here,
-            AgentClient(agent.where | {"port": relay.port}, cluster="text", settings=LINK) as away,
-        ):
-            await here.receive(p.PeerInfo)
-            await away.receive(p.PeerInfo)
-            relay.hold()
-            await away.until(lambda: away.dialer.condition == "lost", "the loss")
-            clocks.slept = 3600
-            assert (await here.receive(p.Slept)).seconds == pytest.approx(3600, abs=2)
-            relay.resume()
-            assert (await away.receive(p.Slept)).seconds == pytest.approx(3600, abs=2)
-            await agent.told("slept", "3600 s")
-
-    run(scenario())
+@in_loop
+async def test_every_coordinator_hears_of_the_sleep_also_one_that_was_away(jupyter_dirs: Path) -> None:
+    clocks = Clocks()
+    async with (
+        SharedAgent(jupyter_dirs / "mini", link=LINK, sleep=clocks.watch()) as agent,
+        Relay(agent.ready.port) as relay,
+        AgentClient(agent.where, cluster="digits", settings=LINK) as here,
+        AgentClient(agent.where | {"port": relay.port}, cluster="text", settings=LINK) as away,
+    ):
+        await here.receive(p.PeerInfo)
+        await away.receive(p.PeerInfo)
+        relay.hold()
+        await away.until(lambda: away.dialer.condition == "lost", "the loss")
+        clocks.slept = 3600
+        assert (await here.receive(p.Slept)).seconds == pytest.approx(3600, abs=2)
+        relay.resume()
+        assert (await away.receive(p.Slept)).seconds == pytest.approx(3600, abs=2)
+        await agent.told("slept", "3600 s")
 
 
 def test_sleep_is_told_once_and_short_gaps_are_none() -> None:

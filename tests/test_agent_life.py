@@ -1,12 +1,11 @@
 """How an agent ends, and that its kernels always end with it."""
 
-import asyncio
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,11 @@ from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import same_user_keys
 from tests.agent_client import AgentClient, PrivateAgent
 from tests.conftest import Agents
+from tests.in_loop import in_loop
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
 WORKER = "import subprocess\nchild = subprocess.Popen(['sleep', '300'])\nprint('child', child.pid, flush=True)"
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 def alive(pid: int) -> bool:
@@ -39,19 +35,17 @@ async def start_with_child(client: AgentClient) -> list[int]:
     return [started.pid, int(client.text(request).split()[1])]
 
 
-def test_kernels_and_what_they_started_end_when_the_agent_is_killed(
+@in_loop
+async def test_kernels_and_what_they_started_end_when_the_agent_is_killed(
     jupyter_dirs: Path, wait_until: Callable[..., Any]
 ) -> None:
-    async def scenario() -> None:
-        with PrivateAgent(jupyter_dirs / "cluster") as agent:
-            async with AgentClient(agent.ready) as client:
-                pids = await start_with_child(client)
-                request = client.execute("import time\nprint('busy')\ntime.sleep(300)")
-                await client.printed(request, "busy")
-                agent.process.kill()
-                await client.until(lambda: not any(map(alive, pids)), "the kernel and its child to end", 15)
-
-    run(scenario())
+    with PrivateAgent(jupyter_dirs / "cluster") as agent:
+        async with AgentClient(agent.ready) as client:
+            pids = await start_with_child(client)
+            request = client.execute("import time\nprint('busy')\ntime.sleep(300)")
+            await client.printed(request, "busy")
+            agent.process.kill()
+            await client.until(lambda: not any(map(alive, pids)), "the kernel and its child to end", 15)
 
 
 def test_kernels_say_agent_ended_when_it_is_terminated(jupyter_dirs: Path) -> None:
@@ -67,7 +61,7 @@ def test_kernels_say_agent_ended_when_it_is_terminated(jupyter_dirs: Path) -> No
                 assert agent.process.returncode == 0
                 assert not any(map(alive, pids))
 
-    run(scenario())
+    in_loop(scenario)()
     assert same_user_keys("agent") == {}
 
 
@@ -91,9 +85,9 @@ def test_kernels_end_when_the_coordinator_is_silent_for_longer_than_the_lease(
             async with AgentClient(agent.ready) as client:
                 pids.extend(await start_with_child(client))
 
-        run(scenario())
+        in_loop(scenario)()
         wait_until(lambda: not any(map(alive, pids)), 20, "the kernels to end")
-        assert agent.process.wait(15) == 0
+        assert agent.process.wait(30) == 0
         assert "silent" in agent.log() or "no word" in agent.log()
 
 
@@ -103,31 +97,25 @@ def test_private_agent_without_any_coordinator_ends_after_its_lease(jupyter_dirs
         assert "no coordinator came within the lease" in agent.log()
 
 
-def test_lease_does_not_run_out_while_the_coordinator_is_there(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        with PrivateAgent(jupyter_dirs / "cluster", "--lease", "2.2") as agent:
-            async with AgentClient(agent.ready) as client:
-                await client.start_node()
-                # A sample a second: five of them are longer than the lease.
-                await client.until(
-                    lambda: sum(isinstance(m, p.PeerSample) for m in client.messages) >= 5, "five samples"
-                )
-                request = client.execute("print('here')")
-                await client.printed(request, "here")
-
-    run(scenario())
+@in_loop
+async def test_lease_does_not_run_out_while_the_coordinator_is_there(jupyter_dirs: Path) -> None:
+    with PrivateAgent(jupyter_dirs / "cluster", "--lease", "2.2") as agent:
+        async with AgentClient(agent.ready) as client:
+            await client.start_node()
+            # A sample a second: five of them are longer than the lease.
+            await client.until(lambda: sum(isinstance(m, p.PeerSample) for m in client.messages) >= 5, "five samples")
+            request = client.execute("print('here')")
+            await client.printed(request, "here")
 
 
-def test_private_agent_keeps_its_log_and_kernel_logs_to_its_user(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        with PrivateAgent(jupyter_dirs / "cluster") as agent:
-            async with AgentClient(agent.ready) as client:
-                await client.start_node()
-            assert (agent.folder / "agent").stat().st_mode & 0o777 == 0o700
-            assert (agent.folder / "agent.log").stat().st_mode & 0o777 == 0o600
-            assert (agent.folder / "agent" / "logs" / "digits" / "desk" / "1.log").stat().st_mode & 0o777 == 0o600
-
-    run(scenario())
+@in_loop
+async def test_private_agent_keeps_its_log_and_kernel_logs_to_its_user(jupyter_dirs: Path) -> None:
+    with PrivateAgent(jupyter_dirs / "cluster") as agent:
+        async with AgentClient(agent.ready) as client:
+            await client.start_node()
+        assert (agent.folder / "agent").stat().st_mode & 0o777 == 0o700
+        assert (agent.folder / "agent.log").stat().st_mode & 0o777 == 0o600
+        assert (agent.folder / "agent" / "logs" / "digits" / "desk" / "1.log").stat().st_mode & 0o777 == 0o600
 
 
 def share(name: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -177,7 +165,7 @@ def test_shared_agent_says_who_may_run_code_and_ends_with_ctrl_c(
 def test_shared_agent_stays_when_a_cluster_is_over(agents: Agents, wait_until: Callable[..., Any]) -> None:
     agents("mini")
     key = next(iter(same_user_keys("agent")))
-    said = wait_until(lambda: re.search(r"'mini', port (\d+),", agents.output("mini")), 10, "its port")
+    said = wait_until(lambda: re.search(r"'mini', port (\d+),", agents.output("mini")), 20, "its port")
     port = int(said[1])
 
     async def scenario() -> None:
@@ -188,5 +176,5 @@ def test_shared_agent_stays_when_a_cluster_is_over(agents: Agents, wait_until: C
                 await client.receive(p.Released)
                 assert not alive(started.pid)
 
-    run(scenario())
+    in_loop(scenario)()
     assert agents.processes["mini"].poll() is None

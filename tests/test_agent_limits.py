@@ -1,9 +1,8 @@
 """What the owner of a shared machine allows: each limit refuses in one line that names the limit and the way out."""
 
-import asyncio
 import time
-from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,15 +13,12 @@ from notebook_cluster.agent.devices import CpuProbe, Devices, RocmProbe
 from notebook_cluster.agent.presence import Battery
 from notebook_cluster.protocol import peer as p
 from tests.agent_client import AgentClient, MadeUpSensors, SharedAgent
+from tests.in_loop import in_loop
 from tests.test_devices import make_card
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
 EAGER = "x = bytearray(300_000_000)\nfor i in range(0, len(x), 4096): x[i] = 1\nprint('full')"
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 100))
 
 
 async def refusal(client: AgentClient, node: str, incarnation: int = 1, **fields: Any) -> str:
@@ -32,205 +28,185 @@ async def refusal(client: AgentClient, node: str, incarnation: int = 1, **fields
     return reason
 
 
-def test_number_of_nodes_counts_all_clusters_together(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(max_nodes=1)) as agent,
-            AgentClient(agent.where, cluster="digits") as digits,
-            AgentClient(agent.where, cluster="text") as text,
-        ):
-            assert (await digits.receive(p.PeerInfo)).limits == ["at most 1 node"]
-            await digits.start_node()
-            reason = await refusal(text, "mini")
-            assert "mini allows 1 node at a time and has 1 node" in reason
-            assert "--max-nodes" in reason
-            digits.send(p.StopNode(node="desk", incarnation=1))
-            await digits.receive(p.NodeEnded)
-            await text.start_node("mini", incarnation=2)
-
-    run(scenario())
+@in_loop
+async def test_number_of_nodes_counts_all_clusters_together(jupyter_dirs: Path) -> None:
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(max_nodes=1)) as agent,
+        AgentClient(agent.where, cluster="digits") as digits,
+        AgentClient(agent.where, cluster="text") as text,
+    ):
+        assert (await digits.receive(p.PeerInfo)).limits == ["at most 1 node"]
+        await digits.start_node()
+        reason = await refusal(text, "mini")
+        assert "mini allows 1 node at a time and has 1 node" in reason
+        assert "--max-nodes" in reason
+        digits.send(p.StopNode(node="desk", incarnation=1))
+        await digits.receive(p.NodeEnded)
+        await text.start_node("mini", incarnation=2)
 
 
-def test_only_shared_devices_are_shown_and_given(jupyter_dirs: Path) -> None:
+@in_loop
+async def test_only_shared_devices_are_shown_and_given(jupyter_dirs: Path) -> None:
     make_card(jupyter_dirs / "drm", 0)
     make_card(jupyter_dirs / "drm", 1)
-
-    async def scenario() -> None:
-        agent = SharedAgent(jupyter_dirs / "mini", limits=Limits(devices=("rocm:1",)))
-        agent.agent._devices = Devices([RocmProbe(jupyter_dirs / "drm", jupyter_dirs), CpuProbe()])
-        async with agent, AgentClient(agent.where) as client:
-            assert [device.id for device in (await client.receive(p.PeerInfo)).devices] == ["rocm:1"]
-            reason = await refusal(client, "first", device="cpu")
-            assert "mini does not share cpu" in reason
-            assert "rocm:1" in reason
-            assert "has no device 'cuda:7'" in await refusal(client, "second", device="cuda:7")
-            assert (await client.start_node("third", device="")).device == "rocm:1"
-            reason = await refusal(client, "fourth", device="")
-            assert "none of them free" in reason
-            assert "--devices" in reason
-
-    run(scenario())
+    agent = SharedAgent(jupyter_dirs / "mini", limits=Limits(devices=("rocm:1",)))
+    agent.agent._devices = Devices([RocmProbe(jupyter_dirs / "drm", jupyter_dirs), CpuProbe()])
+    async with agent, AgentClient(agent.where) as client:
+        assert [device.id for device in (await client.receive(p.PeerInfo)).devices] == ["rocm:1"]
+        reason = await refusal(client, "first", device="cpu")
+        assert "mini does not share cpu" in reason
+        assert "rocm:1" in reason
+        assert "has no device 'cuda:7'" in await refusal(client, "second", device="cuda:7")
+        assert (await client.start_node("third", device="")).device == "rocm:1"
+        reason = await refusal(client, "fourth", device="")
+        assert "none of them free" in reason
+        assert "--devices" in reason
 
 
-def test_memory_of_all_nodes_together_ends_the_largest(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(memory_bytes=400_000_000)) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            info = await client.receive(p.PeerInfo)
-            assert info.limits == ["400 MB of memory for all nodes together"]
-            assert [device.memory_bytes for device in info.devices if device.kind == "cpu"] == [400_000_000]
-            small = await client.start_node("small")
-            await client.start_node("large")
-            client.execute(EAGER, node="large")
-            ended = await client.receive(p.NodeEnded)
-            assert (ended.node, ended.asked) == ("large", False)
-            assert "its owner allows 400 MB" in ended.reason
-            assert "used the most" in ended.reason
-            assert psutil.pid_exists(small.pid)
-            await agent.told("limit", "node large", "400 MB")
-
-    run(scenario())
+@in_loop
+async def test_memory_of_all_nodes_together_ends_the_largest(jupyter_dirs: Path) -> None:
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(memory_bytes=400_000_000)) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        info = await client.receive(p.PeerInfo)
+        assert info.limits == ["400 MB of memory for all nodes together"]
+        assert [device.memory_bytes for device in info.devices if device.kind == "cpu"] == [400_000_000]
+        small = await client.start_node("small")
+        await client.start_node("large")
+        client.execute(EAGER, node="large")
+        ended = await client.receive(p.NodeEnded)
+        assert (ended.node, ended.asked) == ("large", False)
+        assert "its owner allows 400 MB" in ended.reason
+        assert "used the most" in ended.reason
+        assert psutil.pid_exists(small.pid)
+        await agent.told("limit", "node large", "400 MB")
 
 
-def test_memory_counts_what_a_node_started(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(memory_bytes=300_000_000)) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            await client.start_node()
-            code = EAGER + "\nimport time; time.sleep(100)"
-            client.execute(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}])")
-            assert "its owner allows 300 MB" in (await client.receive(p.NodeEnded)).reason
-
-    run(scenario())
+@in_loop
+async def test_memory_counts_what_a_node_started(jupyter_dirs: Path) -> None:
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(memory_bytes=300_000_000)) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        await client.start_node()
+        code = EAGER + "\nimport time; time.sleep(100)"
+        client.execute(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}])")
+        assert "its owner allows 300 MB" in (await client.receive(p.NodeEnded)).reason
 
 
-def test_machine_in_use_takes_no_node(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        sensors = MadeUpSensors()
-        sensors.idle = 20
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(idle_only=True), sensors=sensors) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            reason = await refusal(client, "desk")
-            assert "somebody did 20 s ago" in reason
-            assert "--idle-only" in reason
-            sensors.idle = 400
-            await client.start_node(incarnation=2)
-
-    run(scenario())
+@in_loop
+async def test_machine_in_use_takes_no_node(jupyter_dirs: Path) -> None:
+    sensors = MadeUpSensors()
+    sensors.idle = 20
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(idle_only=True), sensors=sensors) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        reason = await refusal(client, "desk")
+        assert "somebody did 20 s ago" in reason
+        assert "--idle-only" in reason
+        sensors.idle = 400
+        await client.start_node(incarnation=2)
 
 
-def test_owner_who_comes_back_ends_the_nodes_but_not_the_sharing(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        sensors = MadeUpSensors()
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(idle_only=True), sensors=sensors) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            started = await client.start_node()
-            sensors.idle = 1
-            ended = await client.receive(p.NodeEnded)
-            assert not ended.asked
-            assert "shared only while nobody uses it" in ended.reason
-            assert not psutil.pid_exists(started.pid)
-            sensors.idle = 1000
-            await client.start_node(incarnation=2)
-
-    run(scenario())
+@in_loop
+async def test_owner_who_comes_back_ends_the_nodes_but_not_the_sharing(jupyter_dirs: Path) -> None:
+    sensors = MadeUpSensors()
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(idle_only=True), sensors=sensors) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        started = await client.start_node()
+        sensors.idle = 1
+        ended = await client.receive(p.NodeEnded)
+        assert not ended.asked
+        assert "shared only while nobody uses it" in ended.reason
+        assert not psutil.pid_exists(started.pid)
+        sensors.idle = 1000
+        await client.start_node(incarnation=2)
 
 
-def test_low_battery_takes_no_node_and_ends_those_that_run(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        sensors = MadeUpSensors()
-        sensors.power = Battery(30, plugged=False)
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(on_power=40), sensors=sensors) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            assert (await client.receive(p.PeerInfo)).portable
-            reason = await refusal(client, "desk")
-            assert "on battery at 30 %, below the 40 %" in reason
-            assert "plug it in" in reason
-            sensors.power = Battery(30, plugged=True)
-            await client.start_node(incarnation=2)
-            sensors.power = Battery(39, plugged=False)
-            assert "on battery at 39 %" in (await client.receive(p.NodeEnded)).reason
-            sensors.power = Battery(41, plugged=False)
-            await client.start_node(incarnation=3)
-
-    run(scenario())
+@in_loop
+async def test_low_battery_takes_no_node_and_ends_those_that_run(jupyter_dirs: Path) -> None:
+    sensors = MadeUpSensors()
+    sensors.power = Battery(30, plugged=False)
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(on_power=40), sensors=sensors) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        assert (await client.receive(p.PeerInfo)).portable
+        reason = await refusal(client, "desk")
+        assert "on battery at 30 %, below the 40 %" in reason
+        assert "plug it in" in reason
+        sensors.power = Battery(30, plugged=True)
+        await client.start_node(incarnation=2)
+        sensors.power = Battery(39, plugged=False)
+        assert "on battery at 39 %" in (await client.receive(p.NodeEnded)).reason
+        sensors.power = Battery(41, plugged=False)
+        await client.start_node(incarnation=3)
 
 
-def test_person_is_asked_before_each_start(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(confirm=True)) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            client.request_node("yes")
-            question = await agent.told("confirm", "node yes of cluster digits")
-            assert agent.agent.answer(question.ticket, True)
-            await client.receive(p.NodeStarted)
-            client.request_node("no")
-            question = await agent.told("confirm", "node no")
-            assert agent.agent.answer(question.ticket, False)
-            assert "did not allow it" in (await client.receive(p.NodeRefused)).reason
-            assert not agent.agent.answer(question.ticket, True)
-
-    run(scenario())
+@in_loop
+async def test_person_is_asked_before_each_start(jupyter_dirs: Path) -> None:
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(confirm=True)) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        client.request_node("yes")
+        question = await agent.told("confirm", "node yes of cluster digits")
+        assert agent.agent.answer(question.ticket, True)
+        await client.receive(p.NodeStarted)
+        client.request_node("no")
+        question = await agent.told("confirm", "node no")
+        assert agent.agent.answer(question.ticket, False)
+        assert "did not allow it" in (await client.receive(p.NodeRefused)).reason
+        assert not agent.agent.answer(question.ticket, True)
 
 
-def test_question_without_an_answer_is_a_no(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_question_without_an_answer_is_a_no(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notebook_cluster.agent.admission.ANSWER_S", 0.2)
-
-    async def scenario() -> None:
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(confirm=True)) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            assert "nobody at mini answered" in await refusal(client, "desk")
-            question = await agent.told("confirm")
-            assert (await agent.told("confirm-over")).ticket == question.ticket
-
-    run(scenario())
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(confirm=True)) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        assert "nobody at mini answered" in await refusal(client, "desk")
+        question = await agent.told("confirm")
+        assert (await agent.told("confirm-over")).ticket == question.ticket
 
 
-def test_question_ends_when_the_node_is_not_wanted_any_more(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with (
-            SharedAgent(jupyter_dirs / "mini", limits=Limits(confirm=True, max_nodes=1)) as agent,
-            AgentClient(agent.where) as client,
-        ):
-            client.request_node()
-            question = await agent.told("confirm")
-            client.send(p.StopNode(node="desk", incarnation=1))
-            assert "not wanted any more" in (await client.receive(p.NodeRefused)).reason
-            assert (await agent.told("confirm-over")).ticket == question.ticket
-            # Its place is free again.
-            client.request_node("next")
-            agent.agent.answer((await agent.told("confirm", "next")).ticket, True)
-            await client.receive(p.NodeStarted)
-
-    run(scenario())
+@in_loop
+async def test_question_ends_when_the_node_is_not_wanted_any_more(jupyter_dirs: Path) -> None:
+    async with (
+        SharedAgent(jupyter_dirs / "mini", limits=Limits(confirm=True, max_nodes=1)) as agent,
+        AgentClient(agent.where) as client,
+    ):
+        client.request_node()
+        question = await agent.told("confirm")
+        client.send(p.StopNode(node="desk", incarnation=1))
+        assert "not wanted any more" in (await client.receive(p.NodeRefused)).reason
+        assert (await agent.told("confirm-over")).ticket == question.ticket
+        # Its place is free again.
+        client.request_node("next")
+        agent.agent.answer((await agent.told("confirm", "next")).ticket, True)
+        await client.receive(p.NodeStarted)
 
 
-def test_sharing_ends_at_its_hour(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        until = time.time() + 6
-        async with SharedAgent(jupyter_dirs / "mini", limits=Limits(until=until)) as agent:
-            async with AgentClient(agent.where) as client:
-                await client.start_node()
-                reason = (await client.receive(p.NodeEnded)).reason
-                assert reason == f"mini was shared until {time.strftime('%H:%M', time.localtime(until))}"
-                assert (await client.receive(p.Farewell)).reason == reason
-            assert await agent.running == reason
-
-    run(scenario())
+@in_loop
+async def test_sharing_ends_at_its_hour(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    until = time.time() + 3600
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, strftime=time.strftime, localtime=time.localtime)
+    monkeypatch.setattr("notebook_cluster.agent.life.time", clock)
+    async with SharedAgent(jupyter_dirs / "mini", limits=Limits(until=until)) as agent:
+        async with AgentClient(agent.where) as client:
+            await client.start_node()
+            assert not agent.running.done()
+            clock.time = lambda: until
+            reason = (await client.receive(p.NodeEnded)).reason
+            assert reason == f"mini was shared until {time.strftime('%H:%M', time.localtime(until))}"
+            assert (await client.receive(p.Farewell)).reason == reason
+        assert await agent.running == reason
 
 
 @pytest.mark.parametrize(

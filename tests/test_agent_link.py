@@ -3,9 +3,8 @@ loop here, so that limits and times can be small."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from notebook_cluster.agent.devices import CpuProbe, Devices, RocmProbe
 from notebook_cluster.link import LinkSettings
 from notebook_cluster.protocol import peer as p
 from tests.agent_client import AgentClient
+from tests.in_loop import in_loop
 from tests.relay import Relay
 from tests.test_devices import make_card
 
@@ -21,10 +21,6 @@ pytestmark = pytest.mark.usefixtures("no_processes_left")
 
 # Wide enough apart that a busy machine makes no silence of its own.
 SETTINGS = LinkSettings(heartbeat=0.25, suspect=1.5, lost=3.0, outbox_bytes=50_000)
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 @contextlib.asynccontextmanager
@@ -49,64 +45,56 @@ async def connected(folder: Path) -> AsyncIterator[tuple[AgentClient, Relay]]:
             yield client, relay
 
 
-def test_full_link_shortens_prints_visibly_and_keeps_replies(jupyter_dirs: Path) -> None:
+@in_loop
+async def test_full_link_shortens_prints_visibly_and_keeps_replies(jupyter_dirs: Path) -> None:
     done = jupyter_dirs / "done"
     code = (
         "import pathlib, sys, time\nprint('begun', flush=True)\ntime.sleep(1)\n"
         "for i in range(200): print(i, 'x' * 2000, flush=True)\n"
         f"pathlib.Path({str(done)!r}).touch()"
     )
-
-    async def scenario() -> None:
-        async with connected(jupyter_dirs / "agent") as (client, relay):
-            await client.start_node()
-            request = client.execute(code)
-            await client.printed(request, "begun")
-            relay.hold()
-            await client.until(done.exists, "the cell to print everything")
-            relay.resume()
-            assert (await client.reply(request))["status"] == "ok"
-            await client.printed(request, "messages left out: the link was full]")
-            assert len(client.text(request)) < 200 * 2000
-
-    run(scenario())
+    async with connected(jupyter_dirs / "agent") as (client, relay):
+        await client.start_node()
+        request = client.execute(code)
+        await client.printed(request, "begun")
+        relay.hold()
+        await client.until(done.exists, "the cell to print everything")
+        relay.resume()
+        assert (await client.reply(request))["status"] == "ok"
+        await client.printed(request, "messages left out: the link was full]")
+        assert len(client.text(request)) < 200 * 2000
 
 
-def test_after_a_silence_the_agent_says_which_kernels_it_still_has(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with connected(jupyter_dirs / "agent") as (client, relay):
-            started = await client.start_node()
-            relay.hold()
-            await client.until(lambda: client.dialer.condition == "lost", "the loss")
-            relay.resume()
-            await client.until(lambda: client.dialer.condition == "connected", "the return")
-            await client.receive(p.Inventory, lambda message: message.nodes == [started])
-            request = client.execute("print('still here')")
-            await client.printed(request, "still here")
-
-    run(scenario())
+@in_loop
+async def test_after_a_silence_the_agent_says_which_kernels_it_still_has(jupyter_dirs: Path) -> None:
+    async with connected(jupyter_dirs / "agent") as (client, relay):
+        started = await client.start_node()
+        relay.hold()
+        await client.until(lambda: client.dialer.condition == "lost", "the loss")
+        relay.resume()
+        await client.until(lambda: client.dialer.condition == "connected", "the return")
+        await client.receive(p.Inventory, lambda message: message.nodes == [started])
+        request = client.execute("print('still here')")
+        await client.printed(request, "still here")
 
 
-def test_accelerator_serves_one_cluster_at_a_time(jupyter_dirs: Path) -> None:
+@in_loop
+async def test_accelerator_serves_one_cluster_at_a_time(jupyter_dirs: Path) -> None:
     make_card(jupyter_dirs / "drm", 0)
     devices = Devices([RocmProbe(jupyter_dirs / "drm", jupyter_dirs), CpuProbe()])
+    async with serving(jupyter_dirs / "agent", devices) as ready:
+        found = {"port": ready.port, "public_key": ready.public_key}
+        async with AgentClient(found, cluster="digits") as digits, AgentClient(found, cluster="text") as text:
+            assert (await digits.start_node(device="")).device == "rocm:0"
+            await text.receive(p.PeerInfo, lambda info: info.leased == {"rocm:0": "digits"})
+            text.request_node(device="rocm:0")
+            refused = await text.receive(p.NodeRefused)
+            assert "rocm:0 of mini is used by digits" in refused.reason
+            assert (await text.start_node(incarnation=2, device="")).device == "cpu"
 
-    async def scenario() -> None:
-        async with serving(jupyter_dirs / "agent", devices) as ready:
-            found = {"port": ready.port, "public_key": ready.public_key}
-            async with AgentClient(found, cluster="digits") as digits, AgentClient(found, cluster="text") as text:
-                assert (await digits.start_node(device="")).device == "rocm:0"
-                await text.receive(p.PeerInfo, lambda info: info.leased == {"rocm:0": "digits"})
-                text.request_node(device="rocm:0")
-                refused = await text.receive(p.NodeRefused)
-                assert "rocm:0 of mini is used by digits" in refused.reason
-                assert (await text.start_node(incarnation=2, device="")).device == "cpu"
-
-                request = digits.execute("import os; print(os.environ['HIP_VISIBLE_DEVICES'])")
-                await digits.printed(request, "0")
-                digits.send(p.StopNode(node="desk", incarnation=1))
-                await text.receive(p.PeerInfo, lambda info: info.leased == {} and bool(info.devices))
-                await digits.receive(p.NodeEnded)
-                assert (await text.start_node("second", device="rocm:0")).device == "rocm:0"
-
-    run(scenario())
+            request = digits.execute("import os; print(os.environ['HIP_VISIBLE_DEVICES'])")
+            await digits.printed(request, "0")
+            digits.send(p.StopNode(node="desk", incarnation=1))
+            await text.receive(p.PeerInfo, lambda info: info.leased == {} and bool(info.devices))
+            await digits.receive(p.NodeEnded)
+            assert (await text.start_node("second", device="rocm:0")).device == "rocm:0"

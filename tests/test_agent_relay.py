@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,9 @@ import zmq
 import zmq.asyncio
 
 from notebook_cluster.agent.relay import DELIMITER, KernelRelay
+from tests.in_loop import in_loop
 
 KEY = b"secret of the kernel"
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
 
 
 def signed(text: str, *, key: bytes = KEY, kind: str = "stream", parts: int = 4) -> list[bytes]:
@@ -71,14 +68,12 @@ async def kernel(folder: Path) -> AsyncIterator[Kernel]:
         context.destroy(linger=0)
 
 
-def test_signed_message_is_passed_on_without_its_signature(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with kernel(jupyter_dirs) as fake:
-            await fake.say(signed("hello"))
-            await fake.until(lambda: fake.heard == ["hello"])
-            assert fake.relay.dropped == 0
-
-    run(scenario())
+@in_loop
+async def test_signed_message_is_passed_on_without_its_signature(jupyter_dirs: Path) -> None:
+    async with kernel(jupyter_dirs) as fake:
+        await fake.say(signed("hello"))
+        await fake.until(lambda: fake.heard == ["hello"])
+        assert fake.relay.dropped == 0
 
 
 @pytest.mark.parametrize(
@@ -94,26 +89,22 @@ def test_signed_message_is_passed_on_without_its_signature(jupyter_dirs: Path) -
         [DELIMITER, hmac.new(KEY, b"not json" * 4, hashlib.sha256).hexdigest().encode(), *[b"not json"] * 4],
     ],
 )
-def test_message_with_a_wrong_signature_or_shape_is_dropped_and_counted(
+@in_loop
+async def test_message_with_a_wrong_signature_or_shape_is_dropped_and_counted(
     jupyter_dirs: Path, frames: list[bytes]
 ) -> None:
-    async def scenario() -> None:
-        async with kernel(jupyter_dirs) as fake:
-            await fake.say(frames)
-            await fake.say(signed("after it"))
-            await fake.until(lambda: fake.heard)
-            assert fake.heard == ["after it"]
-            assert fake.relay.dropped == 1
-
-    run(scenario())
+    async with kernel(jupyter_dirs) as fake:
+        await fake.say(frames)
+        await fake.say(signed("after it"))
+        await fake.until(lambda: fake.heard)
+        assert fake.heard == ["after it"]
+        assert fake.relay.dropped == 1
 
 
-def test_request_that_is_no_message_does_not_reach_the_kernel(jupyter_dirs: Path) -> None:
-    async def scenario() -> None:
-        async with kernel(jupyter_dirs) as fake:
-            fake.relay.send("shell", [b"{}"])
-            fake.relay.send("shell", [b"not json", b"{}", b"{}", b"{}"])
-            fake.relay.send("iopub", [b"{}"] * 4)
-            assert fake.relay.dropped == 3
-
-    run(scenario())
+@in_loop
+async def test_request_that_is_no_message_does_not_reach_the_kernel(jupyter_dirs: Path) -> None:
+    async with kernel(jupyter_dirs) as fake:
+        fake.relay.send("shell", [b"{}"])
+        fake.relay.send("shell", [b"not json", b"{}", b"{}", b"{}"])
+        fake.relay.send("iopub", [b"{}"] * 4)
+        assert fake.relay.dropped == 3

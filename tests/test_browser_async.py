@@ -1,22 +1,16 @@
 """An ``--async`` cell in a real JupyterLab: output below its own cell, a Stop button, a notebook that stays plain."""
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nbformat
-import pytest
 
 from tests.browser import (
-    CHROMIUM,
+    PATIENCE,
     Lab,
-    browser_page,
+    needs_chromium,
     open_notebook,
     run_all,
-    running_lab,
     save,
-    shut_down_kernels,
     write_notebook,
 )
 from tests.conftest import wait_until
@@ -24,30 +18,13 @@ from tests.conftest import wait_until
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"),
-]
+pytestmark = needs_chromium
 
-PATIENCE = 60_000
 CELLS = [
     "%load_ext notebook_cluster\n%cluster start --local 2 --no-panel",
     "%%on_all --async -o handle\nimport time\nfor step in range(100_000): print('step', step); time.sleep(0.05)",
     "import time\nwhile not handle.done:\n    time.sleep(0.05)\nprint('it is', handle.status)",
 ]
-
-
-@pytest.fixture
-def lab(jupyter_dirs: Path, no_processes_left: str) -> Iterator[Lab]:
-    with running_lab(jupyter_dirs, environment=dict(os.environ)) as running:
-        yield running
-
-
-@pytest.fixture
-def page(lab: Lab) -> Iterator["Page"]:
-    with browser_page(lab) as opened:
-        yield opened
-        shut_down_kernels(opened)
 
 
 def test_an_async_cell_shows_its_output_and_stops_while_another_cell_runs(page: "Page", lab: Lab) -> None:

@@ -1,23 +1,18 @@
 """Stop and Restart in a real JupyterLab while a cell runs on a real cluster."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nbformat
-import pytest
 
 from notebook_cluster.client import Cluster
 from tests.browser import (
-    CHROMIUM,
+    PATIENCE,
     Lab,
-    browser_page,
+    needs_chromium,
     open_notebook,
     run_all,
-    running_lab,
     save,
-    shut_down_kernels,
     wait_for_kernel,
     write_notebook,
 )
@@ -25,12 +20,8 @@ from tests.browser import (
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"),
-]
+pytestmark = needs_chromium
 
-PATIENCE = 60_000
 START = "%load_ext notebook_cluster\n%cluster start --local 2 --no-panel"
 COUNT = """%%on_all
 import time
@@ -43,19 +34,6 @@ while True:
     time.sleep(0.01)
 """
 AFTER = "print('the cell', 'after')"
-
-
-@pytest.fixture
-def lab(jupyter_dirs: Path, no_processes_left: str) -> Iterator[Lab]:
-    with running_lab(jupyter_dirs, environment=dict(os.environ)) as running:
-        yield running
-
-
-@pytest.fixture
-def page(lab: Lab) -> Iterator["Page"]:
-    with browser_page(lab) as opened:
-        yield opened
-        shut_down_kernels(opened)
 
 
 def run_all_until(page: "Page", lab: Lab, text: str) -> None:

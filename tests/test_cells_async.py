@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import list_clusters
-from tests.cells_notebook import cells_notebook, error_of, listen
 from tests.cluster import kill
 from tests.notebook_kernel import NotebookKernel
+from tests.shared_notebook import error_of, lesson, listen
 
 TELL_WHEN_WAITING = """
 import sys, threading, time, traceback
@@ -23,7 +23,7 @@ threading.Thread(target=tell).start()
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[NotebookKernel]:
-    with cells_notebook() as kernel:
+    with lesson() as kernel:
         yield kernel
 
 
@@ -161,7 +161,7 @@ def test_where_nobody_looks_the_waiting_cell_shows_the_output(notebook: Notebook
 
 def test_the_coordinators_death_ends_the_waiting_and_the_cell_is_found_again(tmp_path: Path) -> None:
     opened = tmp_path / "open"
-    with cells_notebook(nodes=1) as notebook:
+    with lesson(nodes=1) as notebook:
         source = f"import os, time\nwhile not os.path.exists({str(opened)!r}): time.sleep(0.01)\n'at last'"
         notebook.works(f"%%on_all --async -o handle\n{source}")
         waiting = notebook.start(TELL_WHEN_WAITING + "handle.wait()")

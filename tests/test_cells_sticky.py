@@ -10,15 +10,15 @@ from nbclient import NotebookClient
 
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.sticky import goes_to_nodes
-from tests.cells_notebook import cells_notebook, error_of
 from tests.notebook_kernel import NotebookKernel
+from tests.shared_notebook import error_of, lesson
 
 MARK = "on all 2 nodes \u00b7 %cluster cells local ends this"
 
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[NotebookKernel]:
-    with cells_notebook() as running:
+    with lesson() as running:
         yield running
 
 
@@ -126,7 +126,7 @@ def test_code_that_is_not_typed_runs_here(notebook: NotebookKernel) -> None:
 
 
 def test_the_mode_ends_with_the_cluster_and_with_the_extension() -> None:
-    with cells_notebook() as notebook:
+    with lesson() as notebook:
         notebook.works("%cluster cells all")
         notebook.works("%reload_ext notebook_cluster")
         assert notebook.works("print('here')") == "here\n"

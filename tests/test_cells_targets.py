@@ -8,8 +8,8 @@ from notebook_cluster.magics.completion import complete
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.targets import choose_canary, memory_words, resolve
 from notebook_cluster.protocol.state import NodeView
-from tests.cells_notebook import cells_notebook, error_of
 from tests.notebook_kernel import NotebookKernel
+from tests.shared_notebook import error_of, lesson
 
 GB = 10**9
 
@@ -102,7 +102,7 @@ def test_tab_offers_targets(text: str, found: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[NotebookKernel]:
-    with cells_notebook(nodes=3) as kernel:
+    with lesson(nodes=3) as kernel:
         yield kernel
 
 

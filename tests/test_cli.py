@@ -9,42 +9,8 @@ import pytest
 
 from notebook_cluster.cli import main
 from notebook_cluster.protocol import VERSION
-from tests.conftest import Agents
-
-COMMAND = str(Path(sys.executable).with_name("notebook-cluster"))
-
-
-def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False,
-        env=os.environ | (environment or {}),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], ["COMMAND", "--help"]),
-        (["shar"], ["shar", "share"]),
-        (["share", "--nam", "mini"], ["--nam"]),
-        (["share", "--name", "a/b"], ["a/b", "letters"]),
-        (["share", "--name", "local"], ["local", "another name"]),
-        (["share", "--port", "70000"], ["70000", "65535"]),
-        (["share", "--lease", "0"], ["0", "seconds"]),
-        (["stop"], ["CLUSTER"]),
-        (["stop", "nowhere"], ["nowhere", "no cluster runs"]),
-        (["detach", "nowhere"], ["nowhere"]),
-        (["status", "nowhere"], ["nowhere"]),
-    ],
-)
-def test_unknown_input_is_one_line_and_exit_code_2(
-    jupyter_dirs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
-) -> None:
-    assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.strip().splitlines()) == 1
-    assert all(word in said.err for word in words)
+from tests.command import run_command
+from tests.conftest import Agents, wait_until
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,14 +44,18 @@ def test_no_command_imports_torch(jupyter_dirs: Path) -> None:
 
 
 def test_peers_lists_who_is_there_and_why_one_cannot_be_added(agents: Agents, jupyter_dirs: Path) -> None:
-    agents("mini")
-    mine = run("peers", "--seconds", "3")
-    assert mine.returncode == 0, mine.stderr
-    row = next(line for line in mine.stdout.splitlines() if "mini" in line)
-    assert "yes" in row
-    foreign = run("peers", "--seconds", "3", environment={"JUPYTER_RUNTIME_DIR": str(jupyter_dirs / "other")})
-    row = next(line for line in foreign.stdout.splitlines() if "mini" in line)
-    assert "no: " in row
+    name = f"mini-{os.getpid()}"  # others on this network may share a machine called mini as well
+    agents(name)
+
+    def row(environment: dict[str, str] | None = None) -> str:
+        """Of this agent, once it is announced."""
+        listed = run_command("peers", "--seconds", "3", **(environment or {}))
+        assert listed.returncode == 0, listed.stderr
+        return next((line for line in listed.stdout.splitlines() if name in line), "")
+
+    assert "yes" in wait_until(row, 30, f"{name} to be listed")
+    other = {"JUPYTER_RUNTIME_DIR": str(jupyter_dirs / "other")}
+    assert "no: " in wait_until(lambda: row(other), 30, f"{name} to be listed for others")
 
 
 def test_help_loads_nothing_that_is_slow() -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -20,15 +19,8 @@ from notebook_cluster.security import (
     trusted_coordinators,
     trusted_peers,
 )
+from tests.command import COMMAND, run_command
 from tests.conftest import Agents, wait_until
-
-COMMAND = str(Path(sys.executable).with_name("notebook-cluster"))
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, env=os.environ | environment
-    )
 
 
 @pytest.fixture
@@ -62,19 +54,19 @@ def assert_paired(agents: Agents, name: str, done: subprocess.CompletedProcess[s
 def test_pairing_by_name_pins_both_keys(agents: Agents, name: str) -> None:
     agents(name)
     code, _ = code_of(agents, name)
-    assert_paired(agents, name, run("pair", name, "--code", code.upper().replace("-", " ")))
+    assert_paired(agents, name, run_command("pair", name, "--code", code.upper().replace("-", " ")))
 
 
 def test_pairing_by_address_pins_both_keys(agents: Agents, name: str) -> None:
     agents(name)
     code, place = code_of(agents, name)
-    assert_paired(agents, name, run("pair", place, "--code", code))
+    assert_paired(agents, name, run_command("pair", place, "--code", code))
 
 
 def test_a_wrong_code_says_how_many_tries_are_left(agents: Agents, name: str) -> None:
     agents(name)
     _, place = code_of(agents, name)
-    done = run("pair", place, "--code", "wrong-code-99")
+    done = run_command("pair", place, "--code", "wrong-code-99")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     # 19, or less where another cluster on this network has tried its class code meanwhile.
@@ -92,19 +84,19 @@ def test_a_known_name_with_another_key_is_refused_before_the_code_is_used(
     known = Trusted(name, new_identity().public_key, "anna@mini")
     store.add(known)
     for target in (name, place):
-        done = run("pair", target, "--code", code, **stranger)
+        done = run_command("pair", target, "--code", code, **stranger)
         assert done.returncode == 1
         assert fingerprint(known.key) in done.stderr
         assert f"notebook-cluster trust remove {name}" in done.stderr
     assert store.entries() == [known]
-    assert run("trust", "remove", name, **stranger).returncode == 0
-    assert run("pair", place, "--code", code, **stranger).returncode == 0
+    assert run_command("trust", "remove", name, **stranger).returncode == 0
+    assert run_command("pair", place, "--code", code, **stranger).returncode == 0
     assert [entry.key for entry in store.entries()] != [known.key]
 
 
 def test_nobody_of_that_name_says_what_to_do(jupyter_dirs: Path) -> None:
     name = f"xylophone-{uuid.uuid4().hex[:6]}"  # like no peer that another test shares meanwhile
-    done = run("pair", name, "--code", "tiger-lamp-42")
+    done = run_command("pair", name, "--code", "tiger-lamp-42")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert f"notebook-cluster share --name {name}" in done.stderr
@@ -112,7 +104,7 @@ def test_nobody_of_that_name_says_what_to_do(jupyter_dirs: Path) -> None:
 
 def test_a_peer_without_a_code_says_so(agents: Agents, name: str) -> None:
     agents(name, options=("--no-code",))
-    done = run("pair", name, "--code", "tiger-lamp-42")
+    done = run_command("pair", name, "--code", "tiger-lamp-42")
     assert done.returncode == 1
     assert "no code open" in done.stderr
 
@@ -122,7 +114,7 @@ def test_peers_says_who_has_a_code_open_and_who_has_none(agents: Agents, jupyter
     agents(name)
     agents(shut, options=("--no-code",))
     stranger = {"JUPYTER_RUNTIME_DIR": str(jupyter_dirs / "r"), "JUPYTER_DATA_DIR": str(jupyter_dirs / "d")}
-    listed = run("peers", "--seconds", "5", **stranger)
+    listed = run_command("peers", "--seconds", "5", **stranger)
     assert (listed.returncode, listed.stderr) == (0, "")
     words = " ".join(listed.stdout.split())
     assert f"%cluster add {name} --code CODE" in words
@@ -134,7 +126,7 @@ def test_peers_lists_typed_addresses_with_what_is_there(agents: Agents, jupyter_
     _, place = code_of(agents, name)
     port = place.rpartition(":")[2]
     known = f"127.0.0.1:{port},127.0.0.1:1"
-    listed = run("peers", "--seconds", "0.1", NOTEBOOK_CLUSTER_PEERS=known)
+    listed = run_command("peers", "--seconds", "0.1", NOTEBOOK_CLUSTER_PEERS=known)
     assert (listed.returncode, listed.stderr) == (0, "")
     assert any(name in line for line in listed.stdout.splitlines())
     assert any("127.0.0.1:1 " in line for line in listed.stdout.splitlines())
@@ -152,7 +144,7 @@ def test_two_peers_of_one_name_are_both_listed_with_the_way_out(agents: Agents, 
     )
     try:
         for _ in range(5):
-            listed = run("peers", "--seconds", "3")
+            listed = run_command("peers", "--seconds", "3")
             if f"2 peers are called {name}" in listed.stdout:
                 break
         else:
@@ -171,7 +163,7 @@ def test_peers_lists_clusters_that_invite_machines(jupyter_dirs: Path, name: str
     cluster.start()
     try:
         for _ in range(5):
-            listed = run("peers", "--seconds", "3")
+            listed = run_command("peers", "--seconds", "3")
             if name in listed.stdout:
                 break
         else:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
@@ -19,11 +18,11 @@ from notebook_cluster.link import pair
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import Trusted, agent_directory, new_identity, trusted_coordinators
 from tests.agent_client import AgentClient
+from tests.command import COMMAND
 from tests.conftest import Agents, wait_until
 from tests.inviting_cluster import InvitingCluster
 from tests.terminal import TerminalProcess
 
-COMMAND = str(Path(sys.executable).with_name("notebook-cluster"))
 DOWN = "\x1b[B"
 
 Share = Callable[..., TerminalProcess]
@@ -308,7 +307,7 @@ def test_in_the_background_the_keyboard_belongs_to_the_shell(jupyter_dirs: Path,
         shell.type("kill %1\n")
         shell.until("not shared any more: stopped by SIGTERM")
         shell.type("exit\n")
-        shell.process.wait(10)
+        shell.process.wait(30)
     finally:
         shell.close(signal.SIGKILL)
 

@@ -1,8 +1,5 @@
 """``notebook-cluster trust`` as people type it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,14 +13,7 @@ from notebook_cluster.security import (
     trusted_coordinators,
     trusted_peers,
 )
-
-COMMAND = str(Path(sys.executable).with_name("notebook-cluster"))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, env=os.environ.copy()
-    )
+from tests.command import run_command
 
 
 def entry(name: str, owner: str, address: str = "") -> Trusted:
@@ -37,7 +27,7 @@ def agent(directory: Path) -> Path:
 
 
 def test_nobody_is_trusted_at_first(jupyter_dirs: Path) -> None:
-    listed = run("trust", "list")
+    listed = run_command("trust", "list")
     assert (listed.returncode, listed.stderr) == (0, "")
     assert listed.stdout.startswith("nobody is trusted")
 
@@ -50,14 +40,14 @@ def test_both_directions_are_listed(jupyter_dirs: Path) -> None:
     elsewhere = entry("other", "bob@tower")
     trusted_coordinators(agent(jupyter_dirs / "elsewhere")).add(elsewhere)
 
-    listed = run("trust", "list", "--data-dir", str(jupyter_dirs / "elsewhere"))
+    listed = run_command("trust", "list", "--data-dir", str(jupyter_dirs / "elsewhere"))
     assert (listed.returncode, listed.stderr) == (0, "")
     row = next(line for line in listed.stdout.splitlines() if "anna@mini" in line)
     assert all(word in row for word in ("your notebooks may use it", "mini", fingerprint(mini.key), "192.0.2.7:4711"))
     row = next(line for line in listed.stdout.splitlines() if "teacher@laptop" in line)
     assert all(word in row for word in ("may run code on desk", "lesson", fingerprint(teacher.key), "2023-11-1"))
     assert "bob@tower" in listed.stdout
-    assert "bob@tower" not in run("trust", "list").stdout
+    assert "bob@tower" not in run_command("trust", "list").stdout
 
 
 @pytest.mark.parametrize("what", ["lesson", "teacher@laptop", "fingerprint"])
@@ -66,7 +56,7 @@ def test_trust_is_taken_back_by_name_owner_or_fingerprint(jupyter_dirs: Path, wh
     teacher, other = entry("lesson", "teacher@laptop"), entry("course", "bob@tower")
     for one in (teacher, other):
         trusted_coordinators(directory).add(one)
-    done = run("trust", "remove", fingerprint(teacher.key) if what == "fingerprint" else what)
+    done = run_command("trust", "remove", fingerprint(teacher.key) if what == "fingerprint" else what)
     assert (done.returncode, done.stderr) == (0, "")
     assert "removed: lesson of teacher@laptop" in done.stdout
     assert "in force at once" in done.stdout
@@ -75,7 +65,7 @@ def test_trust_is_taken_back_by_name_owner_or_fingerprint(jupyter_dirs: Path, wh
 
 def test_removing_somebody_unknown_names_those_who_are_trusted(jupyter_dirs: Path) -> None:
     trusted_peers().add(entry("mini", "anna@mini"))
-    done = run("trust", "remove", "mimi")
+    done = run_command("trust", "remove", "mimi")
     assert done.returncode == 1
     assert done.stderr == (
         "notebook-cluster: nobody with name, owner or fingerprint 'mimi' is trusted: trusted are mini\n"
@@ -86,7 +76,7 @@ def test_a_folder_that_is_no_agents_is_refused_and_left_alone(jupyter_dirs: Path
     folder = jupyter_dirs / "photos"
     folder.mkdir()
     folder.chmod(0o755)
-    done = run("trust", "list", "--data-dir", str(folder))
+    done = run_command("trust", "list", "--data-dir", str(folder))
     assert done.returncode == 1
     assert "holds no agent" in done.stderr
     assert folder.stat().st_mode & 0o777 == 0o755
@@ -96,7 +86,7 @@ def test_a_damaged_store_is_named(jupyter_dirs: Path) -> None:
     store = trusted_peers()
     store.add(entry("mini", "anna@mini"))
     store.path.write_text("[{]")
-    done = run("trust", "list")
+    done = run_command("trust", "list")
     assert done.returncode == 1
     assert str(store.path) in done.stderr
     assert len(done.stderr.splitlines()) == 1

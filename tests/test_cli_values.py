@@ -14,6 +14,17 @@ from notebook_cluster.cli.values import next_time
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ([], ["COMMAND", "--help"]),
+        (["shar"], ["shar", "share"]),
+        (["share", "--nam", "mini"], ["--nam"]),
+        (["share", "--name", "a/b"], ["a/b", "letters"]),
+        (["share", "--name", "local"], ["local", "another name"]),
+        (["share", "--port", "70000"], ["70000", "65535"]),
+        (["share", "--lease", "0"], ["0", "seconds"]),
+        (["stop"], ["CLUSTER"]),
+        (["stop", "nowhere"], ["nowhere", "no cluster runs"]),
+        (["detach", "nowhere"], ["nowhere"]),
+        (["status", "nowhere"], ["nowhere"]),
         (["share", "--code", "cat"], ["'cat'", "6"]),
         (["share", "--code", "123456"], ["too easy"]),
         (["share", "--code-minutes", "soon"], ["'soon'", "minutes"]),

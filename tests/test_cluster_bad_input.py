@@ -1,14 +1,12 @@
 """What people get wrong in training cells, on a real cluster: one line that names it and the way out; nothing hangs."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from notebook_cluster.client import Cluster
 from tests.cluster import run, running_cluster, text_of
+from tests.conftest import shared_folders
 from tests.training_cells import SETUP, commits, counted, job
 
 NODES = ["local", "local-2", "local-3"]
@@ -17,16 +15,9 @@ NODES = ["local", "local-2", "local-3"]
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Cluster]:
     """Three nodes for all tests of this file, each of which trains a job of its own name."""
-    root = Path(tempfile.mkdtemp(prefix="nbt-", dir="/tmp"))
-    with pytest.MonkeyPatch.context() as patch:
-        for variable, folder in {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "run", "IPYTHONDIR": "ip"}.items():
-            (root / folder).mkdir(mode=0o700)
-            patch.setenv(variable, str(root / folder))
-        patch.delenv("JPY_SESSION_NAME", raising=False)
-        with running_cluster(local=3, directory=str(root)) as cluster:
-            run(cluster, SETUP)
-            yield cluster
-    shutil.rmtree(root, ignore_errors=True)
+    with shared_folders() as root, running_cluster(local=3, directory=str(root)) as cluster:
+        run(cluster, SETUP)
+        yield cluster
 
 
 def test_a_node_with_another_shape_is_named_and_the_others_train(shared: Cluster) -> None:

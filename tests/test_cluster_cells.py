@@ -154,11 +154,11 @@ def test_output_streams_while_the_cell_runs_and_a_later_view_sees_it_all(cluster
 
 def test_detach_frees_the_view_and_the_cell_goes_on(cluster: Cluster) -> None:
     watcher = Watcher(cluster.execute("import time, os\nwhile not os.path.exists('go'): time.sleep(0.01)\nx = 5"))
-    wait_until(lambda: cluster.state().cell.status == "running", 10, "the cell to run")
+    wait_until(lambda: cluster.state().cell.status == "running", 20, "the cell to run")
     cluster.detach()
     assert watcher.wait_end().status == "detached"
     open("go", "w").close()
-    wait_until(lambda: cluster.state().cell.status == "ok", 10, "the cell to end")
+    wait_until(lambda: cluster.state().cell.status == "ok", 20, "the cell to end")
     assert run(cluster, "print(x)")["local"] == "5\n"
 
 
@@ -213,7 +213,7 @@ def test_memory_of_every_node_is_sampled(cluster: Cluster) -> None:
 
 def test_logs_of_a_node(cluster: Cluster) -> None:
     run(cluster, "import os; os.system('echo from the terminal >&2')", ("local",))
-    wait_until(lambda: any("from the terminal" in line for line in cluster.logs("local")), 10, "the log line")
+    wait_until(lambda: any("from the terminal" in line for line in cluster.logs("local")), 20, "the log line")
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,17 @@ def test_bad_requests_are_one_line_that_names_the_thing(cluster: Cluster, reques
 def test_peers_found_over_mdns_become_nodes(agents: Agents) -> None:
     agents("mini", "desk")
     with running_cluster(local=1, peers=["all"]) as cluster:
+        # Who is announced late joins later.
+        wait_until(
+            lambda: [row.condition for row in cluster.state().nodes] == ["ok"] * 3,
+            30,
+            lambda: f"three nodes: {cluster.state().nodes} {cluster.state().events}",
+        )
         state = cluster.state()
         assert sorted(row.name for row in state.nodes) == ["desk", "local", "mini"]
-        assert {peer.name: peer.found_by for peer in state.peers} == {"local": "local", "mini": "mdns", "desk": "mdns"}
+        # Others on this network may share a machine too; it is shown, and not used.
+        used = {peer.name: peer.found_by for peer in state.peers if peer.trusted}
+        assert used == {"local": "local", "mini": "mdns", "desk": "mdns"}
         said = run(cluster, "import numpy as np; print(nc.all_reduce(np.ones(2)))")
         assert all(text == "[3. 3.]\n" for text in said.values())
 

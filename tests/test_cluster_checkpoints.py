@@ -10,14 +10,7 @@ from tests.cluster import Watcher, run, running_cluster, text_of
 from tests.conftest import wait_until
 from tests.training_cells import SETUP, commits, job
 
-
-@pytest.fixture(autouse=True)
-def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in a folder of its own, which its nodes share, and leaves no process."""
-    folder = jupyter_dirs / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("work")
 
 
 TRAIN = """

@@ -1,23 +1,21 @@
 """``notebook-cluster status|detach|stop`` in a terminal, against a cluster that a notebook uses."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from notebook_cluster.client import list_clusters
+from tests.command import run_command
 from tests.conftest import marked_processes, wait_until
 from tests.notebook_kernel import NotebookKernel
 
-COMMAND = str(Path(sys.executable).with_name("notebook-cluster"))
 WAIT = "%%on_all\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)"
 
 
 def command(*arguments: str) -> str:
     """Run ``notebook-cluster`` with ``arguments``, which must work; what it printed."""
-    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = run_command(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.notebook_kernel import NotebookKernel
-from tests.strangers import running_strangers
+from tests.shared_notebook import error_of
+from tests.strangers import Strangers
 
 
 @pytest.fixture
@@ -19,13 +20,6 @@ def notebook(jupyter_dirs: Path, no_processes_left: str) -> Iterator[NotebookKer
     kernel.works("%cluster start --local 2 --no-panel")
     yield kernel
     kernel.close()
-
-
-def error_of(notebook: NotebookKernel, code: str) -> str:
-    """The one line that a cell that must fail ends with."""
-    error = notebook.run(code).error
-    assert error is not None
-    return error.value
 
 
 def test_a_cell_that_ends_a_nodes_process_does_not_end_its_next_kernel_for_ever(notebook: NotebookKernel) -> None:
@@ -47,7 +41,6 @@ def test_what_is_said_about_nodes_tells_the_dead_ones(notebook: NotebookKernel) 
 
 
 def test_progress_bars_for_notebooks_are_text_that_moves(notebook: NotebookKernel) -> None:
-    pytest.importorskip("tqdm")
     for imported in ("from tqdm.auto import tqdm", "from tqdm.notebook import tqdm", "import tqdm.notebook as tqdm"):
         call = "tqdm.tqdm" if imported.startswith("import") else "tqdm"
         shown = notebook.works(f"%%on 0\n{imported}\nfor _ in {call}(range(30)): pass")
@@ -72,14 +65,13 @@ def test_the_doctor_reports_in_the_notebook(notebook: NotebookKernel) -> None:
     assert "multicast" in told.lower()
 
 
-def test_a_peer_that_is_not_paired_is_refused_with_what_to_type(notebook: NotebookKernel, jupyter_dirs: Path) -> None:
-    with running_strangers(jupyter_dirs) as strangers:
-        mini = strangers("mini")
-        code = mini.code
-        wait_until(lambda: mini.name in notebook.works("%cluster peers"), 20, f"{mini.name} to be heard")
-        assert f"%cluster add {mini.name} --code CODE" in error_of(notebook, f"%cluster add {mini.name}")
-        assert "18 tries left" in "".join(
-            error_of(notebook, f"%cluster add {mini.name} --code wrong-code-77") for _ in range(2)
-        )
-        assert f"added {mini.name}; 3 nodes" in notebook.works(f"%cluster add {mini.name} --code {code}")
-        assert mini.name in notebook.works("%cluster peers")
+def test_a_peer_that_is_not_paired_is_refused_with_what_to_type(notebook: NotebookKernel, strangers: Strangers) -> None:
+    mini = strangers("mini")
+    code = mini.code
+    wait_until(lambda: mini.name in notebook.works("%cluster peers"), 20, f"{mini.name} to be heard")
+    assert f"%cluster add {mini.name} --code CODE" in error_of(notebook, f"%cluster add {mini.name}")
+    assert "18 tries left" in "".join(
+        error_of(notebook, f"%cluster add {mini.name} --code wrong-code-77") for _ in range(2)
+    )
+    assert f"added {mini.name}; 3 nodes" in notebook.works(f"%cluster add {mini.name} --code {code}")
+    assert mini.name in notebook.works("%cluster peers")

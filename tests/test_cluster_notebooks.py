@@ -15,14 +15,7 @@ from notebook_cluster.client import list_clusters
 from tests.conftest import marked_processes, wait_until
 from tests.notebook_kernel import NotebookKernel
 
-
-@pytest.fixture(autouse=True)
-def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in a folder of its own and leaves no process."""
-    folder = jupyter_dirs / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("work")
 
 
 @pytest.fixture

@@ -23,15 +23,6 @@ print('counted')
 
 
 @pytest.fixture
-def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own, and no process is left."""
-    folder = jupyter_dirs / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
 def notebook(work: Path) -> Iterator[NotebookKernel]:
     """A notebook kernel with a running cluster of two nodes; both are ended."""
     kernel = NotebookKernel(work)

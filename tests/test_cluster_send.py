@@ -180,7 +180,7 @@ def test_a_file_that_changes_while_it_is_sent(
     (place,) = send_here(cluster, notebook, source, targets=["desk"], on_progress=change)
     assert "changing.bin changed while it was sent: send it again" in place.error  # type: ignore[attr-defined]
     folder = notebook.folder_of("desk")
-    wait_until(lambda: not parts_in(folder), 10, "the part to be removed")
+    wait_until(lambda: not parts_in(folder), 20, "the part to be removed")
     assert not (folder / "changing.bin").exists()
 
 
@@ -198,7 +198,7 @@ def test_stop_leaves_no_partial_file(notebook: SharedNotebook, cluster: Cluster,
         send_here(cluster, notebook, tmp_path / "half.bin", targets=["mini", "desk"], on_progress=stop)
     for peer in ("mini", "desk"):
         folder = notebook.folder_of(peer)
-        wait_until(lambda folder=folder: not parts_in(folder), 10, "the part to be removed")  # type: ignore[misc]
+        wait_until(lambda folder=folder: not parts_in(folder), 20, "the part to be removed")  # type: ignore[misc]
         assert not (folder / "half.bin").exists()
 
 

@@ -11,17 +11,10 @@ from tests.cluster import Watcher, kernel_pid, kill, node, run, running_cluster
 from tests.conftest import wait_until
 from tests.training_cells import SETUP, commits, counted, job, replay, wait_for_commit
 
+pytestmark = pytest.mark.usefixtures("work")
+
 ELEMENTS = 120_000
 """More than a block of slices per node, and several chunks on the mesh."""
-
-
-@pytest.fixture(autouse=True)
-def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in a folder of its own, which its nodes share, and leaves no process."""
-    folder = jupyter_dirs / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
 
 
 ROUNDS = """

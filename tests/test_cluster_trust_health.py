@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,9 @@ import pytest
 from notebook_cluster.protocol.state import PeerView
 from tests.cluster import kernel_pid, node, run, running_cluster
 from tests.conftest import wait_until
-from tests.strangers import Strangers, running_strangers
+from tests.strangers import Strangers
+
+pytestmark = pytest.mark.usefixtures("work")
 
 BATTERY = """
 import psutil
@@ -32,22 +33,6 @@ import time
 here = time.time
 time.time = lambda: here() + 86_400.0
 """
-
-
-@pytest.fixture(autouse=True)
-def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test here runs in a folder of its own and leaves no process."""
-    folder = jupyter_dirs / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
-def strangers(jupyter_dirs: Path, no_processes_left: str) -> Iterator[Strangers]:
-    """``strangers("mini")`` starts an agent that trusts nobody; all are ended with the test."""
-    with running_strangers(jupyter_dirs) as factory:
-        yield factory
 
 
 def test_a_portable_machine_that_falls_silent_is_asleep_and_comes_back_with_what_it_holds(

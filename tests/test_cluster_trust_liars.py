@@ -6,7 +6,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import zmq
@@ -20,14 +19,7 @@ from notebook_cluster.security import Trusted, new_identity, trusted_peers
 from tests.cluster import node, run, running_cluster
 from tests.conftest import wait_until
 
-
-@pytest.fixture(autouse=True)
-def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test here runs in a folder of its own and leaves no process."""
-    folder = jupyter_dirs / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("work")
 
 
 class Liar:
@@ -119,7 +111,7 @@ def test_an_agent_speaks_for_its_own_nodes_only() -> None:
         ))))  # fmt: skip
         # Messages of one link are in order: when this one has an effect, those before it had none.
         agent.say(p.Slept(seconds=77.0))
-        wait_until(lambda: any("liar slept for 77 s" in event.text for event in cluster.state().events), 10, "its end")
+        wait_until(lambda: any("liar slept for 77 s" in event.text for event in cluster.state().events), 20, "its end")
         row = node(cluster.state(), "local")
         assert (row.condition, row.incarnation) == ("ok", 1)
         outputs = []

@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import namespaces
+from tests.command import COMMAND
 from tests.conftest import wait_until
 from tests.namespaces import Host, Network
 
@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "there are some"),
 ]
 CODE = "tiger-lamp-42"
-COMMAND = str(Path(sys.executable).with_name("notebook-cluster"))
 PORT = 4500
 Findings = list[dict[str, Any]]
 

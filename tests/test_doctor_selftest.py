@@ -93,7 +93,7 @@ def test_tcp_says_whether_a_port_is_open_refused_or_silently_dropped(network: Ne
     finally:
         network["mini"].open_firewall()
         server.terminate()
-        server.wait(10)
+        server.wait(30)
     assert opened == f"{target}:4000"
     assert answers["closed"] == f"no: {target}:4002 refused the connection"
     assert answers["dropped"] == f"no: {target}:4001 did not answer in 2 s"

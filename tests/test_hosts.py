@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests import namespaces
+from tests.command import COMMAND
 from tests.conftest import wait_until
-from tests.hosts import CLUSTER, PROGRAM, HostNotebook, Share, notebook_on, numbers
+from tests.hosts import CLUSTER, HostNotebook, Share, notebook_on, numbers
 from tests.namespaces import Host, Network
 
 pytestmark = [
@@ -93,7 +94,7 @@ connection.sendall(bytes.fromhex("{CONTROL_MARK.hex()}") * 100)
     assert process.stdout.readline() == b"listening\n"
     done = sender.run([sys.executable, "-c", send])
     assert done.returncode == 0, done.stderr
-    process.wait(10)
+    process.wait(30)
     process.stdout.close()
 
 
@@ -330,10 +331,10 @@ def test_trust_that_is_removed_ends_a_running_cell_at_once(network: Network) -> 
         cell = notebook.start(SLEEPING)
         wait_until(lambda: "pid" in notebook.printed("mini"), 30, "the cell to run on mini")
         pid = int(notebook.printed("mini").split()[1])
-        removed = mini.run([PROGRAM, "trust", "remove", f"{getpass.getuser()}@desk"])
+        removed = mini.run([COMMAND, "trust", "remove", f"{getpass.getuser()}@desk"])
         began = time.monotonic()
         assert removed.returncode == 0, removed.stderr
-        wait_until(lambda: not Path("/proc", str(pid)).exists(), 10, "the end of the kernel")
+        wait_until(lambda: not Path("/proc", str(pid)).exists(), 20, "the end of the kernel")
         notebook.until(cell, timeout=20)
         print(f"{time.monotonic() - began:.1f} s after the removal: {cell.error} {notebook.nodes()}")
         assert cell.error is not None
@@ -341,7 +342,7 @@ def test_trust_that_is_removed_ends_a_running_cell_at_once(network: Network) -> 
         assert any("mini" in line and "trust" in line for line in notebook.events()), notebook.events()
         assert "slept" not in notebook.printed("mini")
         # Nothing of the desk is connected to the peer any more, and nothing can be.
-        wait_until(lambda: not connections(mini, share.port(), desk.address), 10, "the end of the open connection")
+        wait_until(lambda: not connections(mini, share.port(), desk.address), 20, "the end of the open connection")
         again = notebook.run("%cluster add mini")
         print(again.error)
         assert again.error is not None

@@ -11,8 +11,8 @@ from notebook_cluster.coordinator.introspection import ANSWER_S
 from notebook_cluster.magics.remote_names import RemotePart, remote_part
 from tests.cluster import Watcher, kernel_pid, stopped
 from tests.conftest import wait_until
-from tests.lesson import lesson
 from tests.notebook_kernel import NotebookKernel
+from tests.shared_notebook import lesson
 
 SETUP = """
 recipe = {"flour": 1}

@@ -27,18 +27,8 @@ from notebook_cluster.link.frames import (
 )
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.peer import LogLines, ReadLog
-from tests.link_ends import (
-    Agent,
-    Coordinator,
-    Front,
-    RawClient,
-    closing,
-    exchange,
-    hello,
-    raw_client,
-    run,
-    until,
-)
+from tests.in_loop import in_loop, until
+from tests.link_ends import Agent, Coordinator, Front, RawClient, closing, exchange, hello, raw_client
 from tests.relay import Relay
 
 HUGE = (1 << 62) - 1
@@ -230,175 +220,155 @@ def test_no_frame_of_a_trusted_agent_breaks_the_reception(caplog: pytest.LogCapt
     no_errors(caplog)
 
 
-def test_a_welcome_that_was_not_asked_for_does_not_bring_old_messages_back() -> None:
-    async def main() -> None:
-        agent = HostileAgent()
-        coordinator = Coordinator(agent)
-        async with closing(coordinator):
-            said = await agent.welcome()
-            await coordinator.connected()
-            message = encode(LogLines(node="1", lines=[]))
-            agent.send([encode(Data("class", 1, said.session, 1, 0)), message])
-            await until(lambda: coordinator.received, "message")
-            agent.send([encode(Welcome("class", 1, said.session, 0, 0, 1, True))])
-            agent.send([encode(Data("class", 1, said.session, 1, 0)), message])
-            agent.send([encode(Data("class", 1, said.session, 2, 0)), encode(LogLines(node="2", lines=[]))])
-            await until(lambda: coordinator.numbers()[-1] == 2, "next message")
-            assert coordinator.numbers() == [1, 2]
-        await agent.close()
-
-    run(main)
+@in_loop
+async def test_a_welcome_that_was_not_asked_for_does_not_bring_old_messages_back() -> None:
+    agent = HostileAgent()
+    coordinator = Coordinator(agent)
+    async with closing(coordinator):
+        said = await agent.welcome()
+        await coordinator.connected()
+        message = encode(LogLines(node="1", lines=[]))
+        agent.send([encode(Data("class", 1, said.session, 1, 0)), message])
+        await until(lambda: coordinator.received, "message")
+        agent.send([encode(Welcome("class", 1, said.session, 0, 0, 1, True))])
+        agent.send([encode(Data("class", 1, said.session, 1, 0)), message])
+        agent.send([encode(Data("class", 1, said.session, 2, 0)), encode(LogLines(node="2", lines=[]))])
+        await until(lambda: coordinator.numbers()[-1] == 2, "next message")
+        assert coordinator.numbers() == [1, 2]
+    await agent.close()
 
 
-def test_a_flood_of_clusters_is_refused_with_the_way_out() -> None:
-    async def main() -> None:
-        agent = Agent()
-        agent.start()
-        async with raw_client(agent) as client:
-            for number in range(50):
-                await client.send(hello(cluster=f"c{number}", session=1))
-            refusals = 0
-            while refusals < 18:
-                await until(lambda: client.socket.poll(0), "answer")
-                answer = decode(client.socket.recv_multipart()[0], AnyHeader)
-                if isinstance(answer, Refusal):
-                    refusals += 1
-                    assert "32 clusters of key" in answer.reason
-                    assert "stop one of them first" in answer.reason
-            assert len(agent.listener.sessions) == len(agent.sessions) == 32
-            # Another key is not concerned, and a cluster that is there may come back.
-            await client.send(hello(cluster="c0", session=2))
-            other = await Coordinator(agent).connected()
-            await other.close()
-        await agent.close()
-
-    run(main)
+@in_loop
+async def test_a_flood_of_clusters_is_refused_with_the_way_out() -> None:
+    agent = Agent()
+    agent.start()
+    async with raw_client(agent) as client:
+        for number in range(50):
+            await client.send(hello(cluster=f"c{number}", session=1))
+        refusals = 0
+        while refusals < 18:
+            await until(lambda: client.socket.poll(0), "answer")
+            answer = decode(client.socket.recv_multipart()[0], AnyHeader)
+            if isinstance(answer, Refusal):
+                refusals += 1
+                assert "32 clusters of key" in answer.reason
+                assert "stop one of them first" in answer.reason
+        assert len(agent.listener.sessions) == len(agent.sessions) == 32
+        # Another key is not concerned, and a cluster that is there may come back.
+        await client.send(hello(cluster="c0", session=2))
+        other = await Coordinator(agent).connected()
+        await other.close()
+    await agent.close()
 
 
-def test_asking_again_and_again_is_not_answered_every_time() -> None:
-    async def main() -> None:
-        agent = Agent()
-        agent.start()
-        async with raw_client(agent) as client:
-            await client.send(hello())
-            await until(lambda: agent.sessions, "session")
-            agent.sessions[0].send(LogLines(node="0", lines=[]))
-            for _ in range(200):
-                await client.send(encode(Resend("class", 1, 1, 0, HUGE)))
-            await until(lambda: agent.listener.dropped["resends"] > 100, "count")
-        await agent.close()
-
-    run(main)
+@in_loop
+async def test_asking_again_and_again_is_not_answered_every_time() -> None:
+    agent = Agent()
+    agent.start()
+    async with raw_client(agent) as client:
+        await client.send(hello())
+        await until(lambda: agent.sessions, "session")
+        agent.sessions[0].send(LogLines(node="0", lines=[]))
+        for _ in range(200):
+            await client.send(encode(Resend("class", 1, 1, 0, HUGE)))
+        await until(lambda: agent.listener.dropped["resends"] > 100, "count")
+    await agent.close()
 
 
-def test_an_acknowledgement_of_what_was_never_sent_is_garbage() -> None:
-    async def main() -> None:
-        agent = Agent()
-        agent.start()
-        async with raw_client(agent) as client:
-            await client.send(hello())
-            await client.send(encode(Ack("class", 1, 1, HUGE)))
-            await until(lambda: agent.listener.dropped["garbage"] == 1, "count")
-        await agent.close()
-
-    run(main)
+@in_loop
+async def test_an_acknowledgement_of_what_was_never_sent_is_garbage() -> None:
+    agent = Agent()
+    agent.start()
+    async with raw_client(agent) as client:
+        await client.send(hello())
+        await client.send(encode(Ack("class", 1, 1, HUGE)))
+        await until(lambda: agent.listener.dropped["garbage"] == 1, "count")
+    await agent.close()
 
 
-def test_an_old_session_that_is_said_again_is_dropped() -> None:
-    async def main() -> None:
-        agent = Agent()
-        agent.start()
-        async with raw_client(agent) as client:
-            message = encode(ReadLog(node="n", lines=1))
-            await client.send(hello(session=1))
-            await client.send(encode(Data("class", 1, 1, 1, 0)), message)
-            await client.send(hello(session=2))
-            await until(lambda: agent.numbers() == [1], "message")
-            await client.send(hello(session=1))
-            await client.send(encode(Data("class", 1, 1, 2, 0)), message)
-            await until(lambda: agent.listener.dropped["stale"] == 2, "count")
-            assert agent.numbers() == [1]
-            assert agent.sessions[0].number == 2
-        await agent.close()
-
-    run(main)
+@in_loop
+async def test_an_old_session_that_is_said_again_is_dropped() -> None:
+    agent = Agent()
+    agent.start()
+    async with raw_client(agent) as client:
+        message = encode(ReadLog(node="n", lines=1))
+        await client.send(hello(session=1))
+        await client.send(encode(Data("class", 1, 1, 1, 0)), message)
+        await client.send(hello(session=2))
+        await until(lambda: agent.numbers() == [1], "message")
+        await client.send(hello(session=1))
+        await client.send(encode(Data("class", 1, 1, 2, 0)), message)
+        await until(lambda: agent.listener.dropped["stale"] == 2, "count")
+        assert agent.numbers() == [1]
+        assert agent.sessions[0].number == 2
+    await agent.close()
 
 
-def test_what_a_connection_does_not_take_waits_and_arrives_once_and_in_order() -> None:
-    async def main() -> None:
-        agent = Agent()
-        async with Relay(agent.start()) as relay:
-            coordinator = await Coordinator(agent, relay.port).connected()
-            async with closing(coordinator, agent):
-                relay.hold()
-                body = bytes(20_000)
-                for number in range(3000):
-                    agent.sessions[0].send(LogLines(node=str(number), lines=[]), [body])
-                assert agent.sessions[0].conversation._waiting is not None
-                relay.resume()
-                await until(lambda: len(coordinator.received) == 3000, "all messages", 40)
-                assert coordinator.numbers() == list(range(3000))
-
-    run(main)
+@in_loop
+async def test_what_a_connection_does_not_take_waits_and_arrives_once_and_in_order() -> None:
+    agent = Agent()
+    async with Relay(agent.start()) as relay:
+        coordinator = await Coordinator(agent, relay.port).connected()
+        async with closing(coordinator, agent):
+            relay.hold()
+            body = bytes(20_000)
+            for number in range(3000):
+                agent.sessions[0].send(LogLines(node=str(number), lines=[]), [body])
+            assert agent.sessions[0].conversation._waiting is not None
+            relay.resume()
+            await until(lambda: len(coordinator.received) == 3000, "all messages", 40)
+            assert coordinator.numbers() == list(range(3000))
 
 
-def test_a_frame_over_the_limit_ends_the_connection_before_it_is_read() -> None:
-    async def main() -> None:
-        agent = Agent()
-        agent.start()
-        coordinator = await Coordinator(agent).connected()
-        async with closing(coordinator, agent), raw_client(agent) as client:
-            monitor = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            await client.send(hello(cluster="other"))
-            await until(lambda: len(agent.sessions) == 2, "session")
-            await client.send(encode(Data("other", 1, 1, 1, 0)), bytes(2 << 20))
-            await until(lambda: monitor.poll(0), "end of the connection")
-            exchange(agent, coordinator, range(0))
-            coordinator.dialer.send(ReadLog(node="n", lines=0))
-            await until(lambda: agent.numbers() == [0], "message of the honest one")
-            client.socket.disable_monitor()
-
-    run(main)
+@in_loop
+async def test_a_frame_over_the_limit_ends_the_connection_before_it_is_read() -> None:
+    agent = Agent()
+    agent.start()
+    coordinator = await Coordinator(agent).connected()
+    async with closing(coordinator, agent), raw_client(agent) as client:
+        monitor = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        await client.send(hello(cluster="other"))
+        await until(lambda: len(agent.sessions) == 2, "session")
+        await client.send(encode(Data("other", 1, 1, 1, 0)), bytes(2 << 20))
+        await until(lambda: monitor.poll(0), "end of the connection")
+        exchange(agent, coordinator, range(0))
+        coordinator.dialer.send(ReadLog(node="n", lines=0))
+        await until(lambda: agent.numbers() == [0], "message of the honest one")
+        client.socket.disable_monitor()
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux says how much came over a connection")
-def test_a_message_of_endless_parts_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_message_of_endless_parts_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "MAX_UNDELIVERED", 4 << 20)
     monkeypatch.setattr(backlog, "LOOK_EVERY", 0.01)
-
-    async def main() -> None:
-        agent = Agent()
-        async with Relay(agent.start()) as relay:
-            coordinator = await Coordinator(agent).connected()
-            agent.port = relay.port
-            async with closing(coordinator, agent), raw_client(agent) as client:
-                # Through a relay, which needs this loop: the message takes longer than a look.
-                await client.send(encode(Data("other", 1, 1, 1, 0)), *[bytes(100_000)] * 300)
-                await until(lambda: agent.listener.dropped["endless"], "count")
-                coordinator.dialer.send(ReadLog(node="n", lines=0))
-                await until(lambda: agent.numbers() == [0], "message of the honest one")
-
-    run(main)
+    agent = Agent()
+    async with Relay(agent.start()) as relay:
+        coordinator = await Coordinator(agent).connected()
+        agent.port = relay.port
+        async with closing(coordinator, agent), raw_client(agent) as client:
+            # Through a relay, which needs this loop: the message takes longer than a look.
+            await client.send(encode(Data("other", 1, 1, 1, 0)), *[bytes(100_000)] * 300)
+            await until(lambda: agent.listener.dropped["endless"], "count")
+            coordinator.dialer.send(ReadLog(node="n", lines=0))
+            await until(lambda: agent.numbers() == [0], "message of the honest one")
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux says how much came over a connection")
-def test_many_messages_that_are_taken_are_no_endless_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_many_messages_that_are_taken_are_no_endless_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "MAX_UNDELIVERED", 10 << 20)
     monkeypatch.setattr(backlog, "LOOK_EVERY", 0.01)
-
-    async def main() -> None:
-        agent = Agent()
-        async with Relay(agent.start()) as relay:
-            coordinator = await Coordinator(agent, relay.port).connected()
-            async with closing(coordinator, agent):
-                for turn in range(1, 6):
-                    for _ in range(100):
-                        coordinator.dialer.send(ReadLog(node="n"), [bytes(50_000)])
-                        agent.sessions[0].send(LogLines(node="1", lines=[]), [bytes(50_000)])
-                    await until(
-                        lambda count=100 * turn: len(agent.received) == len(coordinator.received) == count, "messages"
-                    )
-                assert agent.listener.dropped["endless"] == coordinator.dialer.dropped["endless"] == 0
-                assert relay.accepted == 1
-
-    run(main)
+    agent = Agent()
+    async with Relay(agent.start()) as relay:
+        coordinator = await Coordinator(agent, relay.port).connected()
+        async with closing(coordinator, agent):
+            for turn in range(1, 6):
+                for _ in range(100):
+                    coordinator.dialer.send(ReadLog(node="n"), [bytes(50_000)])
+                    agent.sessions[0].send(LogLines(node="1", lines=[]), [bytes(50_000)])
+                await until(
+                    lambda count=100 * turn: len(agent.received) == len(coordinator.received) == count, "messages"
+                )
+            assert agent.listener.dropped["endless"] == coordinator.dialer.dropped["endless"] == 0
+            assert relay.accepted == 1

@@ -12,7 +12,8 @@ from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import MeasurePair, PairMeasured, RelayFrame, RelayTaken, UseRelay
 from tests.conftest import wait_until
 from tests.mesh_nodes import MeshNode, mesh_nodes
-from tests.mesh_relay import Hub, closed_port, cluster_with_closed, far_roster, wire_to
+from tests.mesh_relay import Hub, cluster_with_closed, far_roster, wire_to
+from tests.ports import free_port
 
 
 def frame(number: int) -> JobFrame:
@@ -46,7 +47,7 @@ def test_it_is_said_once_in_a_generation_until_the_relay_is_allowed() -> None:
     with mesh_nodes("mini", "desk", peers=["mini", "desk"]) as nodes:
         mini, said = nodes[0], []
         mini.mesh.on_unreachable = lambda node, incarnation, endpoint: said.append((node, incarnation))
-        ports = {"desk": closed_port()}
+        ports = {"desk": free_port()}
         mini.mesh.set_roster(far_roster(nodes, ports, 2))
         wait_until(lambda: said == [("desk", 1)])
         mini.loop.call(lambda: [mini.mesh._tick(0.0) for _ in range(5)])
@@ -318,7 +319,7 @@ def test_a_way_is_measured_directly_and_over_the_links() -> None:
 def test_a_way_without_an_answer_says_where_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "TIMEOUT_SECONDS", 0.5)
     with mesh_nodes("mini", "desk", peers=["mini", "desk"]) as nodes:
-        port = closed_port()
+        port = free_port()
         nodes[0].mesh.set_roster(far_roster(nodes, {"desk": port}, 2))
         result = measure(nodes[0], MeasurePair(ticket=1, node="desk"))
         assert result.error == f"mini got no answer from desk at tcp://127.0.0.1:{port}"

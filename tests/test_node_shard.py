@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_cluster.node.shard import Shard, epoch_indices, shard
 from notebook_cluster.training.runtime import set_runtime
-
-torch = pytest.importorskip("torch")
 
 
 class Place:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from notebook_cluster.protocol.comms import WIDGET_MIME
-from tests.conftest import wait_until
+from tests.cluster import stop_all
+from tests.conftest import shared_folders, wait_until
 from tests.notebook_kernel import Cell, NotebookKernel
 
 START = "%load_ext notebook_cluster\n%cluster start --local 2 --no-panel"
@@ -92,19 +93,15 @@ class Browser(NotebookKernel):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with pytest.MonkeyPatch.context() as patch:
-        root = tmp_path_factory.mktemp("widgets")
-        for variable in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
-            (root / variable).mkdir(mode=0o700)
-            patch.setenv(variable, str(root / variable))
+def browser() -> Iterator[Browser]:
+    with shared_folders() as root:
         (root / "work").mkdir()
         kernel = Browser(root / "work")
         try:
             kernel.works(START)
             yield kernel
         finally:
-            kernel.run("%cluster stop")
+            stop_all()
             kernel.close()
 
 

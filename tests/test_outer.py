@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from notebook_cluster.training import outer
 from notebook_cluster.training.outer import float_bits, outer_step, state_hash, weighted_sum
@@ -68,7 +69,6 @@ def test_the_default_learning_rate_grows_with_the_number_of_members(members, lr)
 
 
 def test_flushing_subnormals_is_noticed():
-    torch = pytest.importorskip("torch")
     assert not outer.flushes_subnormals()
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormals")

@@ -15,162 +15,145 @@ from notebook_cluster.link import PairingError, Pump, pairing_host, visitors
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, decode, encode
 from notebook_cluster.protocol.pairing import Accepted, Begin, Challenge, Denied, FromGuest, Here, Prove, Who
 from notebook_cluster.security.pairing import PAIRING_IDENTITY
-from tests.pairing_guests import CODE, WRONG, Host, RawGuest, hosting, until
+from tests.in_loop import in_loop, until
+from tests.pairing_guests import CODE, WRONG, Host, RawGuest, hosting
 
 # ---- guessing ------------------------------------------------------------------------------------------------
 
 
-def test_brute_force_at_full_speed_reaches_the_check_five_times(capsys: pytest.CaptureFixture[str]) -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            guests = [RawGuest(host.guests, address) for _ in range(6)]
+@in_loop
+async def test_brute_force_at_full_speed_reaches_the_check_five_times(capsys: pytest.CaptureFixture[str]) -> None:
+    async with hosting() as host:
+        address = host.open()
+        guests = [RawGuest(host.guests, address) for _ in range(6)]
 
-            async def guess(guest: RawGuest, number: int) -> list[Denied]:
-                return [await guest.attempt(f"tiger-lamp-{number * 100 + count}") for count in range(100, 150)]
+        async def guess(guest: RawGuest, number: int) -> list[Denied]:
+            return [await guest.attempt(f"tiger-lamp-{number * 100 + count}") for count in range(100, 150)]
 
-            answers = await asyncio.gather(*(guess(guest, number) for number, guest in enumerate(guests)))
-            for guest in guests:
-                guest.close()
-            checked = [answer for row in answers for answer in row if answer.tries_left is not None]
-            assert sum(map(len, answers)) == 300
-            assert host.host.checked == len(checked) == 5
-            with capsys.disabled():
-                print(f"\n300 codes tried from one address: {host.host.checked} reached the check")
-            assert host.host.attempts["refused"] == 295
-            # The flood is a few lines in the log, not 300.
-            assert len(host.lines) < 20
-            host.host.close()
-            assert "more attempts refused" in host.lines[-1]
-            assert host.paired == []
-
-    asyncio.run(main())
+        answers = await asyncio.gather(*(guess(guest, number) for number, guest in enumerate(guests)))
+        for guest in guests:
+            guest.close()
+        checked = [answer for row in answers for answer in row if answer.tries_left is not None]
+        assert sum(map(len, answers)) == 300
+        assert host.host.checked == len(checked) == 5
+        with capsys.disabled():
+            print(f"\n300 codes tried from one address: {host.host.checked} reached the check")
+        assert host.host.attempts["refused"] == 295
+        # The flood is a few lines in the log, not 300.
+        assert len(host.lines) < 20
+        host.host.close()
+        assert "more attempts refused" in host.lines[-1]
+        assert host.paired == []
 
 
-def test_twenty_wrong_codes_from_many_addresses_end_the_code() -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            guests = [RawGuest(host.guests, address, f"127.0.0.{number}") for number in range(2, 6)]
-            answers = [await guest.attempt(WRONG) for guest in guests for _ in range(5)]
-            assert [answer.tries_left for answer in answers] == list(range(19, -1, -1))
-            assert "the code is dead" in answers[-1].reason
-            assert host.closed == ["20 wrong codes were tried"]
-            for guest in guests:
-                guest.close()
-            with pytest.raises(PairingError, match="no code is open there"):
-                await host.pair(address)
-            assert host.host.checked == 20
-
-    asyncio.run(main())
+@in_loop
+async def test_twenty_wrong_codes_from_many_addresses_end_the_code() -> None:
+    async with hosting() as host:
+        address = host.open()
+        guests = [RawGuest(host.guests, address, f"127.0.0.{number}") for number in range(2, 6)]
+        answers = [await guest.attempt(WRONG) for guest in guests for _ in range(5)]
+        assert [answer.tries_left for answer in answers] == list(range(19, -1, -1))
+        assert "the code is dead" in answers[-1].reason
+        assert host.closed == ["20 wrong codes were tried"]
+        for guest in guests:
+            guest.close()
+        with pytest.raises(PairingError, match="no code is open there"):
+            await host.pair(address)
+        assert host.host.checked == 20
 
 
-def test_attempts_that_run_at_the_same_time_count() -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            guests = [RawGuest(host.guests, address) for _ in range(12)]
-            answers = []
-            for guest in guests:
-                answers.append(await guest.ask(guest.begin(WRONG, host.here)[1]))
-            assert [type(answer) for answer in answers] == [Challenge] * 5 + [Denied] * 7
-            assert host.host.checked == 5
-            for guest in guests:
-                guest.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_attempts_that_run_at_the_same_time_count() -> None:
+    async with hosting() as host:
+        address = host.open()
+        guests = [RawGuest(host.guests, address) for _ in range(12)]
+        answers = []
+        for guest in guests:
+            answers.append(await guest.ask(guest.begin(WRONG, host.here)[1]))
+        assert [type(answer) for answer in answers] == [Challenge] * 5 + [Denied] * 7
+        assert host.host.checked == 5
+        for guest in guests:
+            guest.close()
 
 
-def test_an_attempt_without_an_end_is_wrong_and_its_proof_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_an_attempt_without_an_end_is_wrong_and_its_proof_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairing_host, "ATTEMPT_SECONDS", 0.2)
-
-    async def main() -> None:
-        async with hosting() as host:
-            guest = RawGuest(host.guests, host.open())
-            exchange, begin = guest.begin(CODE, host.here)
-            challenge = await guest.ask(begin)
-            await until(lambda: host.host.attempts["wrong"], "end of the attempt")
-            answer = await guest.ask(guest.prove(exchange, challenge, host.here, begin))
-            assert isinstance(answer, Denied)
-            assert "this attempt is over" in answer.reason
-            assert host.paired == []
-            assert host.host.code is not None
-            assert host.host.code.tries_left == 19
-            guest.close()
-
-    asyncio.run(main())
+    async with hosting() as host:
+        guest = RawGuest(host.guests, host.open())
+        exchange, begin = guest.begin(CODE, host.here)
+        challenge = await guest.ask(begin)
+        await until(lambda: host.host.attempts["wrong"], "end of the attempt")
+        answer = await guest.ask(guest.prove(exchange, challenge, host.here, begin))
+        assert isinstance(answer, Denied)
+        assert "this attempt is over" in answer.reason
+        assert host.paired == []
+        assert host.host.code is not None
+        assert host.host.code.tries_left == 19
+        guest.close()
 
 
-def test_whoever_guesses_does_not_keep_others_out() -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            eve = RawGuest(host.guests, address, "127.0.0.2")
-            for _ in range(10):
-                await eve.attempt(WRONG)
-            assert (await host.pair(address)).name == "mini"
-            eve.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_whoever_guesses_does_not_keep_others_out() -> None:
+    async with hosting() as host:
+        address = host.open()
+        eve = RawGuest(host.guests, address, "127.0.0.2")
+        for _ in range(10):
+            await eve.attempt(WRONG)
+        assert (await host.pair(address)).name == "mini"
+        eve.close()
 
 
-def test_points_that_are_none_are_counted_and_denied() -> None:
+@in_loop
+async def test_points_that_are_none_are_counted_and_denied() -> None:
     """Zero, a point of low order, one off the curve: nothing is computed with them."""
-
-    async def main() -> None:
-        async with hosting() as host:
-            guest = RawGuest(host.guests, host.open())
-            for point in (b"\1" + bytes(31), bytes(32), b"\2" + bytes(31)):
-                answer = await guest.ask(guest.begin(CODE, host.here, message=b"A" + point)[1])
-                assert isinstance(answer, Denied)
-                assert "not a SPAKE2 message" in answer.reason
-            assert host.host.checked == 3
-            guest.close()
-
-    asyncio.run(main())
+    async with hosting() as host:
+        guest = RawGuest(host.guests, host.open())
+        for point in (b"\1" + bytes(31), bytes(32), b"\2" + bytes(31)):
+            answer = await guest.ask(guest.begin(CODE, host.here, message=b"A" + point)[1])
+            assert isinstance(answer, Denied)
+            assert "not a SPAKE2 message" in answer.reason
+        assert host.host.checked == 3
+        guest.close()
 
 
 # ---- recordings and somebody in between ------------------------------------------------------------------------
 
 
-def test_a_recorded_pairing_replayed_is_refused() -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            guest = RawGuest(host.guests, address)
-            exchange, begin = guest.begin(CODE, host.here)
-            prove = guest.prove(exchange, await guest.ask(begin), host.here, begin)
-            assert isinstance(await guest.ask(prove), Accepted)
+@in_loop
+async def test_a_recorded_pairing_replayed_is_refused() -> None:
+    async with hosting() as host:
+        address = host.open()
+        guest = RawGuest(host.guests, address)
+        exchange, begin = guest.begin(CODE, host.here)
+        prove = guest.prove(exchange, await guest.ask(begin), host.here, begin)
+        assert isinstance(await guest.ask(prove), Accepted)
 
-            thief = RawGuest(host.guests, address)
-            assert "attempt is over" in (await thief.ask(prove)).reason
-            challenge = await thief.ask(begin)
-            assert isinstance(challenge, Challenge)
-            # The old proof for the new attempt: the host's part of the secret is another one.
-            assert (await thief.ask(Prove(attempt=challenge.attempt, proof=prove.proof))).tries_left == 19
-            # On the connection it was recorded on, too.
-            assert "attempt is over" in (await guest.ask(prove)).reason
-            assert len(host.paired) == 1
-            assert host.host.dropped["stale"] == 2
-            guest.close()
-            thief.close()
-
-    asyncio.run(main())
+        thief = RawGuest(host.guests, address)
+        assert "attempt is over" in (await thief.ask(prove)).reason
+        challenge = await thief.ask(begin)
+        assert isinstance(challenge, Challenge)
+        # The old proof for the new attempt: the host's part of the secret is another one.
+        assert (await thief.ask(Prove(attempt=challenge.attempt, proof=prove.proof))).tries_left == 19
+        # On the connection it was recorded on, too.
+        assert "attempt is over" in (await guest.ask(prove)).reason
+        assert len(host.paired) == 1
+        assert host.host.dropped["stale"] == 2
+        guest.close()
+        thief.close()
 
 
-def test_an_attempt_belongs_to_the_connection_that_began_it() -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            guest, thief = RawGuest(host.guests, address), RawGuest(host.guests, address)
-            exchange, begin = guest.begin(CODE, host.here)
-            prove = guest.prove(exchange, await guest.ask(begin), host.here, begin)
-            assert "attempt is over" in (await thief.ask(prove)).reason
-            assert isinstance(await guest.ask(prove), Accepted)
-            guest.close()
-            thief.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_an_attempt_belongs_to_the_connection_that_began_it() -> None:
+    async with hosting() as host:
+        address = host.open()
+        guest, thief = RawGuest(host.guests, address), RawGuest(host.guests, address)
+        exchange, begin = guest.begin(CODE, host.here)
+        prove = guest.prove(exchange, await guest.ask(begin), host.here, begin)
+        assert "attempt is over" in (await thief.ask(prove)).reason
+        assert isinstance(await guest.ask(prove), Accepted)
+        guest.close()
+        thief.close()
 
 
 class Between:
@@ -217,15 +200,12 @@ async def paired_through(host: Host, change: Callable[[Message], Message | None]
         between.close()
 
 
-def test_somebody_between_who_changes_nothing_gains_nothing() -> None:
+@in_loop
+async def test_somebody_between_who_changes_nothing_gains_nothing() -> None:
     """The keys that were pinned are those of the two ends."""
-
-    async def main() -> None:
-        async with hosting() as host:
-            await paired_through(host, lambda message: message)
-            assert len(host.paired) == 1
-
-    asyncio.run(main())
+    async with hosting() as host:
+        await paired_through(host, lambda message: message)
+        assert len(host.paired) == 1
 
 
 @pytest.mark.parametrize(
@@ -239,58 +219,52 @@ def test_somebody_between_who_changes_nothing_gains_nothing() -> None:
         (Here, {"name": "maxi"}),
     ],
 )
-def test_nothing_that_somebody_between_changes_is_pinned(kind: type[Message], change: dict[str, object]) -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            with pytest.raises(PairingError, match="is wrong at"):
-                await paired_through(
-                    host,
-                    lambda message: msgspec.structs.replace(message, **change) if type(message) is kind else message,
-                )
-            assert host.paired == []
-            assert host.host.attempts["wrong"] == 1
-
-    asyncio.run(main())
+@in_loop
+async def test_nothing_that_somebody_between_changes_is_pinned(kind: type[Message], change: dict[str, object]) -> None:
+    async with hosting() as host:
+        with pytest.raises(PairingError, match="is wrong at"):
+            await paired_through(
+                host,
+                lambda message: msgspec.structs.replace(message, **change) if type(message) is kind else message,
+            )
+        assert host.paired == []
+        assert host.host.attempts["wrong"] == 1
 
 
-def test_somebody_who_pretends_to_have_the_code_is_told_apart() -> None:
-    async def main() -> None:
-        async with hosting() as host:
+@in_loop
+async def test_somebody_who_pretends_to_have_the_code_is_told_apart() -> None:
+    async with hosting() as host:
 
-            def pretend(message: Message) -> Message:
-                if isinstance(message, Denied):
-                    return Accepted(attempt=bytes(16), proof=os.urandom(32))
-                return msgspec.structs.replace(message, key=key) if isinstance(message, Here) else message
+        def pretend(message: Message) -> Message:
+            if isinstance(message, Denied):
+                return Accepted(attempt=bytes(16), proof=os.urandom(32))
+            return msgspec.structs.replace(message, key=key) if isinstance(message, Here) else message
 
-            key = security.new_identity().public_key
-            with pytest.raises(PairingError, match="does not know the code: somebody between it and this machine"):
-                await paired_through(host, pretend)
-
-    asyncio.run(main())
+        key = security.new_identity().public_key
+        with pytest.raises(PairingError, match="does not know the code: somebody between it and this machine"):
+            await paired_through(host, pretend)
 
 
-def test_a_known_owner_with_another_key_is_refused_on_both_sides(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            store = security.trusted_coordinators(tmp_path)
+@in_loop
+async def test_a_known_owner_with_another_key_is_refused_on_both_sides(tmp_path: Path) -> None:
+    async with hosting() as host:
+        store = security.trusted_coordinators(tmp_path)
 
-            def pin(partner: pairing_host.Partner) -> str | None:
-                try:
-                    store.add(security.Trusted(partner.name, partner.key, partner.owner))
-                except security.KeyChanged as error:
-                    return str(error)
-                return None
+        def pin(partner: pairing_host.Partner) -> str | None:
+            try:
+                store.add(security.Trusted(partner.name, partner.key, partner.owner))
+            except security.KeyChanged as error:
+                return str(error)
+            return None
 
-            host.refuse = pin
-            address = host.open()
+        host.refuse = pin
+        address = host.open()
+        await host.pair(address)
+        [known] = store.entries()
+        with pytest.raises(PairingError, match=r"'bob@desk' is known with key .* trust remove bob@desk"):
             await host.pair(address)
-            [known] = store.entries()
-            with pytest.raises(PairingError, match=r"'bob@desk' is known with key .* trust remove bob@desk"):
-                await host.pair(address)
-            assert store.entries() == [known]
-            assert any("refused, 'bob@desk' is known with key" in line for line in host.lines)
-
-    asyncio.run(main())
+        assert store.entries() == [known]
+        assert any("refused, 'bob@desk' is known with key" in line for line in host.lines)
 
 
 # ---- garbage -------------------------------------------------------------------------------------------------
@@ -323,91 +297,76 @@ def frames_of_garbage() -> list[list[bytes]]:
         {"message": b"A" + bytes(33)},
     ],
 )
-def test_a_guest_with_an_absurd_description_is_dropped_uncounted(fields: dict[str, object]) -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            guest = RawGuest(host.guests, host.open())
-            guest.send(guest.begin(CODE, host.here, **fields)[1])
-            await until(lambda: host.host.dropped["garbage"] == 1, "drop")
-            assert host.host.checked == 0
-            guest.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_a_guest_with_an_absurd_description_is_dropped_uncounted(fields: dict[str, object]) -> None:
+    async with hosting() as host:
+        guest = RawGuest(host.guests, host.open())
+        guest.send(guest.begin(CODE, host.here, **fields)[1])
+        await until(lambda: host.host.dropped["garbage"] == 1, "drop")
+        assert host.host.checked == 0
+        guest.close()
 
 
-def test_garbage_is_dropped_and_counted_and_people_pair_afterwards() -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            guest = RawGuest(host.guests, address)
-            frames = frames_of_garbage()
-            for message in frames:
-                guest.send(*message)
-            await until(lambda: host.host.dropped["garbage"] == len(frames), "all drops")
-            assert host.host.checked == 0
-            # It still answers whoever sent all that, and anybody else.
-            assert await guest.ask(Who(protocol=PROTOCOL_VERSION)) == host.here
-            assert (await host.pair(address)).name == "mini"
-            guest.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_garbage_is_dropped_and_counted_and_people_pair_afterwards() -> None:
+    async with hosting() as host:
+        address = host.open()
+        guest = RawGuest(host.guests, address)
+        frames = frames_of_garbage()
+        for message in frames:
+            guest.send(*message)
+        await until(lambda: host.host.dropped["garbage"] == len(frames), "all drops")
+        assert host.host.checked == 0
+        # It still answers whoever sent all that, and anybody else.
+        assert await guest.ask(Who(protocol=PROTOCOL_VERSION)) == host.here
+        assert (await host.pair(address)).name == "mini"
+        guest.close()
 
 
-def test_a_frame_over_the_limit_ends_its_connection_only() -> None:
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            guest = RawGuest(host.guests, address)
-            await guest.ask(Who(protocol=PROTOCOL_VERSION))
-            guest.send(bytes(4097))
-            await until(lambda: len(host.host._port._visitors) == 0, "end of the connection")
-            assert host.host.dropped == {}
-            assert (await host.pair(address)).name == "mini"
-            guest.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_a_frame_over_the_limit_ends_its_connection_only() -> None:
+    async with hosting() as host:
+        address = host.open()
+        guest = RawGuest(host.guests, address)
+        await guest.ask(Who(protocol=PROTOCOL_VERSION))
+        guest.send(bytes(4097))
+        await until(lambda: len(host.host._port._visitors) == 0, "end of the connection")
+        assert host.host.dropped == {}
+        assert (await host.pair(address)).name == "mini"
+        guest.close()
 
 
-def test_who_sends_without_end_is_cut() -> None:
+@in_loop
+async def test_who_sends_without_end_is_cut() -> None:
     """libzmq keeps all parts of a message until the last one came: no limit of its own ends that."""
-
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            guest = RawGuest(host.guests, address)
-            await guest.ask(Who(protocol=PROTOCOL_VERSION))
-            guest.send(*[bytes(4000)] * 2000)
-            await until(lambda: host.host.dropped["too much"], "cut")
-            assert (await host.pair(address)).name == "mini"
-            guest.close()
-
-    asyncio.run(main())
+    async with hosting() as host:
+        address = host.open()
+        guest = RawGuest(host.guests, address)
+        await guest.ask(Who(protocol=PROTOCOL_VERSION))
+        guest.send(*[bytes(4000)] * 2000)
+        await until(lambda: host.host.dropped["too much"], "cut")
+        assert (await host.pair(address)).name == "mini"
+        guest.close()
 
 
-def test_connections_of_one_source_are_bounded_and_others_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_connections_of_one_source_are_bounded_and_others_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visitors, "MAX_OF_ONE_SOURCE", 4)
-
-    async def main() -> None:
-        async with hosting() as host:
-            address = host.open()
-            crowd = [await asyncio.open_connection(*address.split(":"), local_addr=("127.0.0.2", 0)) for _ in range(20)]
-            await until(lambda: host.host.dropped["too many"] == 16, "cuts")
-            assert len(host.host._port._visitors) == 4
-            assert (await host.pair(address)).name == "mini"
-            for _, writer in crowd:
-                writer.close()
-
-    asyncio.run(main())
-
-
-def test_who_stays_without_a_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitors, "MAX_SECONDS", 0.2)
-
-    async def main() -> None:
-        async with hosting() as host:
-            reader, writer = await asyncio.open_connection(*host.open().split(":"))
-            await until(lambda: host.host.dropped["too long"], "cut")
-            await reader.read()
+    async with hosting() as host:
+        address = host.open()
+        crowd = [await asyncio.open_connection(*address.split(":"), local_addr=("127.0.0.2", 0)) for _ in range(20)]
+        await until(lambda: host.host.dropped["too many"] == 16, "cuts")
+        assert len(host.host._port._visitors) == 4
+        assert (await host.pair(address)).name == "mini"
+        for _, writer in crowd:
             writer.close()
 
-    asyncio.run(main())
+
+@in_loop
+async def test_who_stays_without_a_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitors, "MAX_SECONDS", 0.2)
+    async with hosting() as host:
+        reader, writer = await asyncio.open_connection(*host.open().split(":"))
+        await until(lambda: host.host.dropped["too long"], "cut")
+        await reader.read()
+        writer.close()

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,14 +28,17 @@ from notebook_cluster.protocol.pairing import Begin, Challenge, FromHost, Here, 
 from notebook_cluster.security import Gate, Identity, OpenCode, load_identity, new_identity, same_user_keys
 from notebook_cluster.security.pairing import PAIRING_IDENTITY, GuestExchange
 from tests.cluster import run, running_cluster
+from tests.command import COMMAND
 from tests.conftest import Agents, wait_until
+from tests.ports import free_port
 from tests.raw_link import ACCEPTED, REFUSED, RawClient, RawLink, execute, try_to_execute
 from tests.recording import Recorder, replay
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = str(Path(sys.executable).with_name("notebook-cluster"))
 CODE = "tiger-lamp-42"
 GUESSER = new_identity().public_key
+MINI = f"mini-{os.getpid()}"
+"""Others on this network may share a machine called mini as well."""
 
 
 # ---- CURVE servers without their ZAP handler -----------------------------------------------------------------
@@ -165,17 +167,6 @@ def test_a_server_whose_zap_handler_is_gone_lets_nobody_in(make: MakeServer) -> 
 # ---- somebody tries to run code on a peer --------------------------------------------------------------------
 
 
-def free_ports() -> int:
-    """A port P that is free now, as is P + 1."""
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                two.bind(("127.0.0.1", port + 1))
-                return port
-
-
 @dataclass
 class Peer:
     """``notebook-cluster share`` of somebody else: its folders are not ours, so there is no same-user trust."""
@@ -198,19 +189,19 @@ class Peer:
 
     def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [PROGRAM, *words], env=self.environment, capture_output=True, text=True, timeout=60, check=False
+            [COMMAND, *words], env=self.environment, capture_output=True, text=True, timeout=60, check=False
         )
 
 
 @contextlib.contextmanager
-def shared_peer(root: Path, *options: str, name: str = "mini") -> Iterator[Peer]:
+def shared_peer(root: Path, *options: str) -> Iterator[Peer]:
     folder = root / "theirs"
     environment = dict(os.environ)
     for variable in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "HOME"):
         (folder / variable.lower()).mkdir(mode=0o700, parents=True)
         environment[variable] = str(folder / variable.lower())
-    port = free_ports()
-    command = [PROGRAM, "share", "--name", name, "--port", str(port), "--data-dir", str(folder / "data"), *options]
+    port = free_port(neighbours=1)
+    command = [COMMAND, "share", "--name", MINI, "--port", str(port), "--data-dir", str(folder / "data"), *options]
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
@@ -224,7 +215,7 @@ def shared_peer(root: Path, *options: str, name: str = "mini") -> Iterator[Peer]
     finally:
         process.terminate()
         try:
-            process.wait(15)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -236,19 +227,28 @@ def _answers(port: int) -> bool:
     return False
 
 
-def paired(peer: Peer, identity: Identity, name: str = "class") -> None:
-    """``identity`` becomes a coordinator that the peer trusts."""
+def pair_now(peer: Peer, owner: str) -> Identity:
+    """Pair with the right code; the coordinator that the peer trusts from now on."""
+    identity = new_identity()
 
     async def ask() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        await pair(
-            context, f"127.0.0.1:{peer.port + 1}", CODE, identity_key=identity.public_key, role="cluster", name=name,
-            owner="ada@desk",
-        )  # fmt: skip
-        context.destroy(linger=0)
+        try:
+            await pair(
+                context, f"127.0.0.1:{peer.port + 1}", CODE, identity_key=identity.public_key, role="cluster",
+                name="class", owner=owner,
+            )  # fmt: skip
+        finally:
+            context.destroy(linger=0)
 
-    wait_until(lambda: _answers(peer.port + 1), 20, lambda: f"the pairing port: {peer.output()}")
     asyncio.run(ask())
+    return identity
+
+
+def paired(peer: Peer) -> Identity:
+    """:func:`pair_now`, as soon as the peer's code is open."""
+    wait_until(lambda: _answers(peer.port + 1), 20, lambda: f"the pairing port: {peer.output()}")
+    return pair_now(peer, "ada@desk")
 
 
 def touch(file: Path) -> str:
@@ -263,8 +263,7 @@ def test_an_unpaired_client_is_refused_and_a_paired_one_is_not(
             seen = try_to_execute(link, touch(tmp_path / "stranger"))
         print(f"an unpaired client: {seen}")
         assert seen == REFUSED
-        teacher = new_identity()
-        paired(peer, teacher)
+        teacher = paired(peer)
         with RawLink(peer.endpoint, peer.key, teacher) as link:
             assert try_to_execute(link, touch(tmp_path / "teacher")) == "executed"
         assert [path.name for path in tmp_path.iterdir()] == ["teacher"]
@@ -274,8 +273,7 @@ def test_a_removed_coordinator_is_refused_and_its_open_connection_is_dead(
     jupyter_dirs: Path, no_processes_left: str, tmp_path: Path
 ) -> None:
     with shared_peer(jupyter_dirs, "--code", CODE) as peer:
-        teacher = new_identity()
-        paired(peer, teacher)
+        teacher = paired(peer)
         with RawLink(peer.endpoint, peer.key, teacher) as link:
             assert try_to_execute(link, "import os; " + touch(tmp_path / "before")) == "executed"
             done = peer.command("trust", "remove", "ada@desk", "--data-dir", str(peer.folder / "data"))
@@ -322,10 +320,10 @@ own = mesh._identity
 
 def test_a_node_cannot_run_code_on_another_peer(agents: Agents, tmp_path: Path) -> None:
     """It dials the other agent's link with the only key it has, its mesh key."""
-    agents("mini", options=("--port", str(port := free_ports())))
-    key = next(key for key, name in same_user_keys("agent").items() if name == "mini")
+    agents(MINI, options=("--port", str(port := free_port(neighbours=1))))
+    key = next(key for key, name in same_user_keys("agent").items() if name == MINI)
     with running_cluster("class", local=1, directory=str(tmp_path)) as cluster:
-        cluster.add("mini")
+        cluster.add(MINI)
         said = run(
             cluster,
             ATTACK
@@ -342,14 +340,15 @@ with RawLink("tcp://127.0.0.1:{port}", {key!r}, own) as link:
 
 def test_a_node_of_the_same_cluster_can_only_send_numbers(agents: Agents, tmp_path: Path) -> None:
     """The mesh lets it in, and drops everything that is not a frame of numbers."""
-    agents("mini")
+    agents(MINI)
     with running_cluster("class", local=1, directory=str(tmp_path)) as cluster:
-        (node,) = cluster.add("mini")
+        (node,) = cluster.add(MINI)
         said = run(
             cluster,
             ATTACK
             + f"""
-print("dropped", mesh.dropped, flush=True)
+before = mesh.dropped
+print("dropped", before, flush=True)
 nc.barrier()
 if nc.node() == "local":
     target = mesh._nodes[{node!r}]
@@ -364,8 +363,12 @@ if nc.node() == "local":
             [code.encode(), b""],
         ):
             client.send(message)
-        time.sleep(0.5)
-nc.barrier()
+        nc.barrier()
+else:
+    end = time.monotonic() + 20
+    while mesh.dropped < before + 5 and time.monotonic() < end:
+        time.sleep(0.01)
+    nc.barrier()
 print("dropped", mesh.dropped)
 """,
         )
@@ -379,13 +382,13 @@ print("dropped", mesh.dropped)
 
 
 def test_a_node_of_another_cluster_is_refused_by_link_and_mesh(agents: Agents, tmp_path: Path) -> None:
-    agents("mini", options=("--port", str(port := free_ports())))
-    key = next(key for key, name in same_user_keys("agent").items() if name == "mini")
+    agents(MINI, options=("--port", str(port := free_port(neighbours=1))))
+    key = next(key for key, name in same_user_keys("agent").items() if name == MINI)
     with (
         running_cluster("class", local=1, directory=str(tmp_path)) as cluster,
         running_cluster("other", local=1, directory=str(tmp_path)) as other,
     ):
-        (node,) = cluster.add("mini")
+        (node,) = cluster.add(MINI)
         told = run(cluster, ATTACK + "print(mesh.port, mesh.key)", (node,))
         mesh_port, mesh_key = told[node].split()
         said = run(
@@ -448,8 +451,7 @@ def test_a_recorded_session_replayed_is_refused_and_starts_nothing(
     jupyter_dirs: Path, no_processes_left: str, tmp_path: Path
 ) -> None:
     with shared_peer(jupyter_dirs, "--code", CODE) as peer:
-        teacher = new_identity()
-        paired(peer, teacher)
+        teacher = paired(peer)
         with Recorder(peer.port) as recorder, RawLink(f"tcp://127.0.0.1:{recorder.port}", peer.key, teacher) as link:
             assert try_to_execute(link, touch(tmp_path / "file")) == "executed"
         recorded = sum(len(data) for of_client, data in recorder.turns if of_client)
@@ -490,10 +492,10 @@ def test_wrong_codes_at_full_speed_do_not_get_past_the_limit(
         assert sum(tried) > allowed
         assert checked == allowed
         if allowed < 20:
-            pair_now(peer)  # others are not kept out by one who guesses
+            pair_now(peer, "eve@net")  # others are not kept out by one who guesses
         else:
             with pytest.raises(PairingError) as error:
-                pair_now(peer)
+                pair_now(peer, "eve@net")
             print(f"the right code, afterwards: {error.value}")
 
 
@@ -519,19 +521,3 @@ def guess(port: int, source: str, stop: float) -> int:
                     client.send([encode(Prove(attempt=challenge.attempt, proof=os.urandom(32)))])
                     client.receive(0.5)
     return tried
-
-
-def pair_now(peer: Peer) -> None:
-    """Pair with the right code."""
-
-    async def ask() -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            await pair(
-                context, f"127.0.0.1:{peer.port + 1}", CODE, identity_key=new_identity().public_key, role="cluster",
-                name="class", owner="eve@net", timeout=3.0,
-            )  # fmt: skip
-        finally:
-            context.destroy(linger=0)
-
-    asyncio.run(ask())

@@ -12,8 +12,8 @@ from notebook_cluster.protocol.asking import InputRequested, InputWithdrawn
 from notebook_cluster.protocol.views import CellOutput
 from tests.cluster import kernel_pid, text_of
 from tests.conftest import wait_until
-from tests.lesson import error_of, lesson
 from tests.notebook_kernel import NotebookKernel
+from tests.shared_notebook import error_of, lesson
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,7 @@
 """Messages for a kernel's subshell: answered while a cell runs, in order, also by a kernel without subshells."""
 
-import asyncio
 import json
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,7 @@ import pytest
 
 from notebook_cluster.agent.subshell import FEATURE, MOST_HELD, Subshell
 from tests.agent_client import AgentClient, PrivateAgent
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
+from tests.in_loop import in_loop
 
 
 @pytest.fixture
@@ -32,31 +28,29 @@ async def matches(client: AgentClient, request: str) -> list[str]:
     return list(replies[0]["matches"])
 
 
-def test_busy_kernel_answers_on_its_subshell(agent: PrivateAgent) -> None:
-    async def scenario() -> None:
-        async with AgentClient(agent.ready) as client:
-            await client.start_node()
-            busy = client.execute("import time\nrecipe = 1\nprint('began')\nwhile True: time.sleep(0.01)")
-            await client.printed(busy, "began")
-            assert await matches(client, complete(client, "reci")) == ["recipe"]
-            assert await matches(client, complete(client, "recipe.numer")) == [".numerator"]
-            assert not client.said(busy, "execute_reply")
-            assert not client.said(busy, "create_subshell_reply")
-
-    run(scenario())
+@in_loop
+async def test_busy_kernel_answers_on_its_subshell(agent: PrivateAgent) -> None:
+    async with AgentClient(agent.ready) as client:
+        await client.start_node()
+        busy = client.execute("import time\nrecipe = 1\nprint('began')\nwhile True: time.sleep(0.01)")
+        await client.printed(busy, "began")
+        assert await matches(client, complete(client, "reci")) == ["recipe"]
+        assert await matches(client, complete(client, "recipe.numer")) == [".numerator"]
+        assert not client.said(busy, "execute_reply")
+        assert not client.said(busy, "create_subshell_reply")
 
 
-def test_kernel_that_has_only_just_started_makes_its_subshell_when_its_main_shell_runs(agent: PrivateAgent) -> None:
-    async def scenario() -> None:
-        async with AgentClient(agent.ready) as client:
-            client.request_node()
-            early = complete(client, "enumer")
-            assert "enumerate" in await matches(client, early)
-            listing = client.to_kernel("control", "list_subshell_request", {})
-            replies = await client.until(lambda: client.said(listing, "list_subshell_reply"), "the subshells")
-            assert len(replies[0]["subshell_id"]) == 1
-
-    run(scenario())
+@in_loop
+async def test_kernel_that_has_only_just_started_makes_its_subshell_when_its_main_shell_runs(
+    agent: PrivateAgent,
+) -> None:
+    async with AgentClient(agent.ready) as client:
+        client.request_node()
+        early = complete(client, "enumer")
+        assert "enumerate" in await matches(client, early)
+        listing = client.to_kernel("control", "list_subshell_request", {})
+        replies = await client.until(lambda: client.said(listing, "list_subshell_reply"), "the subshells")
+        assert len(replies[0]["subshell_id"]) == 1
 
 
 class FakeKernel:
