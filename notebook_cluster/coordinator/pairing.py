@@ -23,7 +23,7 @@ MOST_AT_ONCE = 8
 
 
 class NotReached(RequestError):
-    """Nobody answered at ``candidate``: no guess was made, and it may work in a moment. ``reason`` says how it failed."""
+    """Nobody answered at ``candidate``: no guess was made, and it may work in a moment. ``reason``: how it failed."""
 
     def __init__(self, candidate: Candidate, reason: str, *, later: bool = False) -> None:
         said = "has not answered yet, it is tried again" if later else "was not paired"
