@@ -1,6 +1,5 @@
 """The panel as people see it: a real JupyterLab, a real kernel, the system's Chromium."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,41 +10,33 @@ import nbformat
 import pytest
 
 from tests.browser import (
-    CHROMIUM,
+    PATIENCE,
     Lab,
     browser_page,
+    needs_chromium,
     open_notebook,
     run_all,
     running_lab,
     save,
+    set_comms_over_subshells,
     shut_down_kernels,
     write_notebook,
 )
 from tests.conftest import wait_until
+from tests.panel_notebook import (
+    BUSY_UNTIL_ADDED,
+    SHOW,
+    run,
+    wait_for_curves,
+    wait_for_progress,
+    wait_until_running,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"),
-]
+pytestmark = needs_chromium
 
-PATIENCE = 60_000
-SHOW = f"""
-import sys, threading, time
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from tests.fake_cluster import FakeCluster
-from notebook_cluster.widgets import close_panel, show_panel
-cluster = FakeCluster()
-show_panel(cluster)
-"""
-BUSY_UNTIL_ADDED = """
-end = time.monotonic() + 60
-while ("add", "attic") not in cluster.calls and time.monotonic() < end:
-    time.sleep(0.02)
-print("the cell saw", cluster.calls)
-"""
 REAL_CLUSTER = """
 from notebook_cluster.client import Cluster
 from notebook_cluster.widgets import show_panel
@@ -84,48 +75,11 @@ def page(lab: Lab) -> Iterator["Page"]:
         shut_down_kernels(opened)
 
 
-def run(page: "Page", lab: Lab, name: str, *cells: str) -> None:
-    """Run SHOW and ``cells`` in a new notebook and wait until the panel is there."""
-    write_notebook(lab.folder / name, [SHOW, *cells])
-    open_notebook(page, name)
-    run_all(page)
-    page.wait_for_selector(".nbc-node", timeout=60_000)
-
-
-def wait_until_running(page: "Page", cell: int) -> None:
-    """Wait until cell ``cell`` (from 0) runs: the kernel's own status also tells of other threads."""
-    page.wait_for_function(
-        "cell => document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')[cell]?.textContent.includes('*')",
-        arg=cell,
-        timeout=PATIENCE,
-    )
-
-
-def wait_for_progress(page: "Page") -> None:
-    """Wait until the first node's step has changed twice."""
-    for _ in range(2):
-        page.wait_for_function(
-            "before => document.querySelector('.nbc-number').textContent !== before",
-            arg=page.locator(".nbc-number").first.text_content(),
-            timeout=PATIENCE,
-        )
-
-
-def wait_for_curves(page: "Page", count: int) -> None:
-    """Wait until plotly has drawn ``count`` lines."""
-    page.wait_for_function(
-        "count => document.querySelectorAll('.js-plotly-plot .scatterlayer .js-line').length >= count",
-        arg=count,
-        timeout=PATIENCE,
-    )
-
-
 @pytest.mark.parametrize("comms_over_subshells", ["perCommTarget", "disabled"])
 def test_panel_moves_and_acts_while_a_cell_runs(
     page: "Page", lab: Lab, tmp_path: Path, comms_over_subshells: str
 ) -> None:
-    path = lab.settings / "@jupyterlab" / "apputils-extension" / "kernels-settings.jupyterlab-settings"
-    path.write_text(json.dumps({"commsOverSubshells": comms_over_subshells}))
+    set_comms_over_subshells(lab, comms_over_subshells)
     run(page, lab, f"busy-{comms_over_subshells}.ipynb", BUSY_UNTIL_ADDED)
     wait_until_running(page, 1)
     assert page.locator(".nbc-node .nbc-node-name").all_text_contents() == ["laptop", "mini", "desk"]

@@ -36,8 +36,8 @@ CURVE_SECONDS = 1.0
 MANY_NODES = 16
 """So many are sent at these intervals; more of them less often, so that traffic and work do not grow with them."""
 _NO_SUBSHELL = (
-    "The buttons answer when the running cell has ended: this kernel's ipykernel has no subshells. Until then use "
-    "'notebook-cluster' in a terminal, or upgrade to ipykernel 7.4."
+    "While a cell runs these buttons wait for its end: use the sidebar, or 'notebook-cluster' in a terminal. "
+    "This kernel has ipykernel {version}; with 7 and later they act at once."
 )
 _panels: list["Panel"] = []
 
@@ -87,7 +87,7 @@ class Panel:
         self._box = VBox([self._widget])
         self._widget.on_msg(lambda widget, content, buffers: self._clicked(content))
         if not reroute(kernel, [self._widget], self._inbox.put):
-            self._notice = _NO_SUBSHELL
+            self._notice = _NO_SUBSHELL.format(version=_ipykernel_version())
         self._widget.comm.on_close(lambda message: self._inbox.put(self._leave))
         # Subscribed first, so that no point is lost between the history and the first event.
         self._unsubscribe = cluster.subscribe(lambda event: self._inbox.put(partial(self._event, event)))
@@ -111,7 +111,7 @@ class Panel:
                 "version_minor": 0,
                 "model_id": self._box.model_id,
             },
-            **_static_bundle(self._latest),
+            **_static_bundle(self._latest, self._cluster.series()),
         }
         display(bundle, raw=True, display_id=self._display_id)
 
@@ -242,6 +242,12 @@ def _widget_kernel() -> Any:
 
     shell = get_ipython()
     return getattr(shell, "kernel", None)
+
+
+def _ipykernel_version() -> str:
+    import ipykernel
+
+    return plain(getattr(ipykernel, "__version__", "of an unknown version"), 40)
 
 
 def _static_bundle(state: ClusterView, series: Sequence[Series] = (), ended: str = "") -> dict[str, str]:

@@ -4,7 +4,8 @@ A kernel handles one shell message at a time, so a click waits for the running c
 that handle shell messages of their own. Which one a comm's message goes to differs:
 
 - 7.4 and later ask the comm (``_reply_subshell_for``); a comm opened in a cell answers "the main shell".
-- 7.0 to 7.3 follow the message's header, which JupyterLab fills by itself (its setting ``commsOverSubshells``).
+- 7.0 to 7.3 follow the message's header only. JupyterLab from 4.4 fills it, unless its setting ``commsOverSubshells``
+  is off. Here they are taught to ask the comm too.
 - before 7 there are none: clicks wait, and :func:`reroute` says so.
 
 On the subshell nothing is done but posting: a subshell that is blocked blocks the kernel's shutdown, and a print or an
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import zmq
 
 Post = Callable[[Callable[[], None]], None]
 _subshells: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
@@ -36,7 +39,7 @@ def reroute(kernel: Any, widgets: Iterable[Any], post: Post) -> bool:
     for comm in (widget.comm for widget in widgets):
         # Without the pre_execute and post_execute hooks: matplotlib flushes in them, on the main thread only.
         comm.handle_msg = partial(_post_message, comm, post)
-        if subshell is not None and hasattr(comm, "_reply_subshell_for"):
+        if subshell is not None:
             comm._reply_subshell_for = lambda data, default: subshell
     return subshell is not None
 
@@ -57,13 +60,43 @@ def _panel_subshell(kernel: Any) -> str | None:
     if known is None or known not in manager.list_subshell():
         made: concurrent.futures.Future[str] = concurrent.futures.Future()
         # Subshells may only be made on the thread that reads the shell channel.
-        channel.io_loop.add_callback(_create, manager, made)
+        channel.io_loop.add_callback(_create, kernel, manager, made)
         known = _subshells[kernel] = made.result(5)
     return known
 
 
-def _create(manager: Any, made: "concurrent.futures.Future[str]") -> None:
+def _create(kernel: Any, manager: Any, made: "concurrent.futures.Future[str]") -> None:
+    from ipykernel.comm.comm import BaseComm
+
     try:
-        made.set_result(manager._create_subshell())
+        subshell = manager._create_subshell()
+        if not hasattr(BaseComm, "_reply_subshell_for"):
+            kernel.shell_stream.on_recv(partial(_ask_the_comm, kernel), copy=False)
+        made.set_result(subshell)
     except Exception as error:
         made.set_exception(error)
+
+
+async def _ask_the_comm(kernel: Any, parts: list[Any]) -> None:
+    """Takes a shell message in place of ipykernel 7.0 to 7.3, which then finds in its header where it goes."""
+    try:
+        parts = _addressed(kernel, parts)
+    except Exception:
+        kernel.log.warning("cannot address this message to a subshell", exc_info=True)
+    await kernel.shell_channel_thread_main(parts)
+
+
+def _addressed(kernel: Any, parts: list[Any]) -> list[Any]:
+    """A message for a comm that names a subshell, with that in its header and signed again; others as they are."""
+    session = kernel.session
+    identities, rest = session.feed_identities(parts, copy=False)
+    message = session.deserialize(rest, content=False, copy=False)
+    if message["header"]["msg_type"] not in ("comm_msg", "comm_close"):
+        return parts
+    content = session.unpack(message["content"])
+    comm = kernel.comm_manager.get_comm(content["comm_id"])
+    if not hasattr(comm, "_reply_subshell_for"):
+        return parts
+    message["header"]["subshell_id"] = comm._reply_subshell_for(content.get("data"), None)
+    signed = session.serialize(message, identities)
+    return [zmq.Frame(part) for part in [*signed, *message["buffers"]]]

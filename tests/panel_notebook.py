@@ -1,0 +1,60 @@
+"""A notebook with a panel of an invented cluster, as tests in a browser open it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.browser import PATIENCE, Lab, open_notebook, run_all, write_notebook
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SHOW = f"""
+import sys, threading, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from tests.fake_cluster import FakeCluster
+from notebook_cluster.widgets import close_panel, show_panel
+cluster = FakeCluster()
+show_panel(cluster)
+"""
+BUSY_UNTIL_ADDED = """
+end = time.monotonic() + 60
+while ("add", "attic") not in cluster.calls and time.monotonic() < end:
+    time.sleep(0.02)
+print("the cell saw", cluster.calls)
+"""
+
+
+def run(page: "Page", lab: Lab, name: str, *cells: str, kernel: str = "python3") -> None:
+    """Run SHOW and ``cells`` in a new notebook and wait until the panel is there."""
+    write_notebook(lab.folder / name, [SHOW, *cells], kernel)
+    open_notebook(page, name)
+    run_all(page)
+    page.wait_for_selector(".nbc-node", timeout=PATIENCE)
+
+
+def wait_until_running(page: "Page", cell: int) -> None:
+    """Wait until cell ``cell`` (from 0) runs: the kernel's own status also tells of other threads."""
+    page.wait_for_function(
+        "cell => document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')[cell]?.textContent.includes('*')",
+        arg=cell,
+        timeout=PATIENCE,
+    )
+
+
+def wait_for_progress(page: "Page") -> None:
+    """Wait until the first node's step has changed twice."""
+    for _ in range(2):
+        page.wait_for_function(
+            "before => document.querySelector('.nbc-number').textContent !== before",
+            arg=page.locator(".nbc-number").first.text_content(),
+            timeout=PATIENCE,
+        )
+
+
+def wait_for_curves(page: "Page", count: int) -> None:
+    """Wait until plotly has drawn ``count`` lines."""
+    page.wait_for_function(
+        "count => document.querySelectorAll('.js-plotly-plot .scatterlayer .js-line').length >= count",
+        arg=count,
+        timeout=PATIENCE,
+    )

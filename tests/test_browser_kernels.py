@@ -1,0 +1,108 @@
+"""The panel in kernels with other versions of ipykernel: its buttons act in a busy cell, or it says what does.
+
+Each version comes from PyPI, alone, into a folder under build/ that a kernelspec puts in front of the path.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser import (
+    PATIENCE,
+    Lab,
+    needs_chromium,
+    running_lab,
+    set_comms_over_subshells,
+)
+from tests.panel_notebook import BUSY_UNTIL_ADDED, run, wait_for_progress, wait_until_running
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = needs_chromium
+
+CACHE = Path(__file__).parents[1] / "build" / "ipykernel"
+WITH_SUBSHELLS, WITHOUT_SUBSHELLS = "7.3.0", "6.31.0"
+"""The newest before 7.4, which is what the other tests run with, and the newest before 7."""
+BUSY_UNTIL_FILE = """
+import pathlib
+end = time.monotonic() + 60
+while not pathlib.Path("go-on").exists() and time.monotonic() < end:
+    time.sleep(0.02)
+print("the cell saw", cluster.calls)
+"""
+
+
+def installed(version: str) -> Path:
+    """The folder that holds ipykernel of this version and nothing else; where pip gets none the test is skipped."""
+    folder = CACHE / version
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=CACHE))
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--retries", "1", "--timeout", "10"]
+        pip = subprocess.run(
+            [*command, "--target", str(made), f"ipykernel=={version}"], capture_output=True, text=True, timeout=120
+        )
+        if pip.returncode != 0:
+            shutil.rmtree(made)
+            reason = (pip.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            pytest.skip(f"pip could not get ipykernel {version}: {reason}")
+        try:
+            made.rename(folder)
+        except OSError:  # another run of the tests was faster
+            shutil.rmtree(made)
+    return folder
+
+
+def add_kernel(lab: Lab, version: str) -> str:
+    """A kernelspec of this Python with ipykernel of ``version``; returns its name."""
+    path = os.pathsep.join(filter(None, (str(installed(version)), os.environ.get("PYTHONPATH"))))
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "language": "python",
+        "display_name": f"ipykernel {version}", "env": {"PYTHONPATH": path},
+    }  # fmt: skip
+    folder = lab.private / "data" / "kernels" / f"ipykernel-{version}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    return folder.name
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with running_lab(tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("comms_over_subshells", ["perCommTarget", "disabled"])
+def test_buttons_act_while_a_cell_runs_before_ipykernel_7_4(page: "Page", lab: Lab, comms_over_subshells: str) -> None:
+    set_comms_over_subshells(lab, comms_over_subshells)
+    kernel = add_kernel(lab, WITH_SUBSHELLS)
+    version = f"import ipykernel\nprint('ipykernel', ipykernel.__version__)\n{BUSY_UNTIL_ADDED}"
+    run(page, lab, f"busy-{comms_over_subshells}.ipynb", version, kernel=kernel)
+    wait_until_running(page, 1)
+    wait_for_progress(page)
+    page.get_by_role("button", name="Add attic").click()
+    page.get_by_text("attic added").wait_for(timeout=PATIENCE)
+    page.get_by_text("the cell saw [('add', 'attic')]").wait_for(timeout=PATIENCE)
+    assert page.get_by_text(f"ipykernel {WITH_SUBSHELLS}", exact=True).count() == 1
+
+
+def test_without_subshells_the_panel_says_to_use_the_sidebar_and_acts_after_the_cell(page: "Page", lab: Lab) -> None:
+    run(page, lab, "waits.ipynb", BUSY_UNTIL_FILE, kernel=add_kernel(lab, WITHOUT_SUBSHELLS))
+    wait_until_running(page, 1)
+    note = page.get_by_role("note").filter(has_text=f"This kernel has ipykernel {WITHOUT_SUBSHELLS}")
+    note.get_by_text("use the sidebar").wait_for(timeout=PATIENCE)
+    wait_for_progress(page)
+    page.get_by_role("button", name="Add attic").click()
+    page.get_by_text("Adding attic… No answer from the notebook's kernel yet.").wait_for(timeout=PATIENCE)
+    (lab.folder / "go-on").touch()
+    page.get_by_text("the cell saw []").wait_for(timeout=PATIENCE)
+    page.get_by_text("attic added").wait_for(timeout=PATIENCE)
