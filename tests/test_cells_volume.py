@@ -19,16 +19,26 @@ from tests.conftest import wait_until
 from tests.node_kernels import node_kernels
 from tests.shared_notebook import SharedNotebook, shared_notebook
 
-LINES = 250_000
 LINE = "{:9} " + "x" * 69 + "\n"
-"""80 characters: 20 MB of them on each node."""
-FLOOD = f"""
-for i in range({LINES}):
+"""80 characters."""
+
+
+def flood(lines: int) -> str:
+    """Source that prints so many of LINE on a node, and a last one with its name."""
+    return f"""
+for i in range({lines}):
     print({LINE!r}.format(i), end='')
 print('the end of', nc.node())
 """
+
+
+LINES = 250_000
+FLOOD = flood(LINES)
+"""20 MB."""
+MANY_LINES = 625_000
+"""50 MB on each of two nodes."""
 MORE_MEMORY = 60e6
-"""Bytes by which nobody who passes on 40 MB may grow."""
+"""Bytes by which nobody may grow who prints 50 MB, or passes on 100 MB."""
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +49,14 @@ def notebook() -> Iterator[SharedNotebook]:
 
 
 def memory(notebook: SharedNotebook) -> dict[str, int]:
-    """Resident bytes of who passes output on."""
+    """Resident bytes of who prints and who passes it on."""
     with notebook.attach() as view:
         coordinator = psutil.Process(view.connection.file.pid)
     agent = coordinator.children()[0]
     processes = {"notebook": psutil.Process(notebook.kernel.pid), "coordinator": coordinator, "agent": agent}
+    for kernel in agent.children():
+        if "ipykernel_launcher" in kernel.cmdline():
+            processes[f"kernel {kernel.pid}"] = kernel
     return {name: process.memory_info().rss for name, process in processes.items()}
 
 
@@ -55,11 +68,12 @@ def text_of(outputs: list[Output]) -> str:
     return "".join(output.content["text"] for output in outputs)
 
 
-def test_twenty_megabytes_of_two_nodes_are_folded_and_whole_in_a_text_file(notebook: SharedNotebook) -> None:
+def test_a_hundred_megabytes_of_two_nodes_are_folded_and_whole_in_text_files(notebook: SharedNotebook) -> None:
     before = memory(notebook)
-    cell = notebook.kernel.until(notebook.start(f"%%on_all --no-replay{FLOOD}"), timeout=180)
+    cell = notebook.kernel.until(notebook.start(f"%%on_all --no-replay{flood(MANY_LINES)}"), timeout=180)
     assert cell.error is None, cell.error
     grown = {name: size - before[name] for name, size in memory(notebook).items()}
+    assert len(grown) == 5
     assert max(grown.values()) < MORE_MEMORY, grown
     assert len(cell.shown) < 200_000
     for node in ("local", "local-2"):
@@ -71,9 +85,9 @@ def test_twenty_megabytes_of_two_nodes_are_folded_and_whole_in_a_text_file(noteb
         path = Path(folded[2])
         assert path.name == f"{node}.txt"
         assert path.stat().st_mode & 0o777 == 0o600
-        assert path.stat().st_size == LINES * 80 + len(f"the end of {node}\n")
+        assert path.stat().st_size == MANY_LINES * 80 + len(f"the end of {node}\n")
         with path.open() as file:
-            assert all(line == LINE.format(number) for number, line in zip(range(LINES), file, strict=False))
+            assert all(line == LINE.format(number) for number, line in zip(range(MANY_LINES), file, strict=False))
 
 
 def test_stop_ends_a_flood(notebook: SharedNotebook) -> None:
