@@ -13,7 +13,7 @@ import pytest
 from notebook_cluster.agent.cell_mark import CellMark as AgentsMark
 from notebook_cluster.magics.interrupts import Press, StopCounter, is_at_rest
 from notebook_cluster.node.cell_mark import CellMark as KernelsMark
-from tests.cluster import Watcher
+from tests.cluster import Watcher, node
 from tests.conftest import wait_until
 from tests.notebook_kernel import Cell
 from tests.shared_notebook import SharedNotebook, shared_notebook
@@ -67,6 +67,31 @@ def test_stop_right_after_the_start_is_not_lost(notebook: SharedNotebook) -> Non
         error = notebook.kernel.until(cell).error
         assert error is not None
         assert error.name == "KeyboardInterrupt"
+
+
+def test_a_second_stop_kills_what_is_still_busy_and_brings_it_back(notebook: SharedNotebook) -> None:
+    notebook.works("%%on_all\nbefore = rank + 7")
+    catches = "while True:\n    try:\n        if rank == 0: break\n        time.sleep(0.01)\n"
+    catches += "    except KeyboardInterrupt: print('not now', flush=True)"
+    cell = notebook.start(f"%%on_all --no-replay\nimport time\nprint('begun', flush=True)\n{catches}")
+    notebook.kernel.until(cell, "begun")
+    wait_until(lambda: busy_nodes(notebook) == ["local-2"], 20, "local-2 alone to be busy")
+    notebook.kernel.manager.interrupt_kernel()
+    notebook.kernel.until(cell, "still busy: local-2")
+    assert "not now" in cell.shown
+    notebook.kernel.manager.interrupt_kernel()
+    error = notebook.kernel.until(cell).error
+    assert error is not None
+    assert error.name == "KeyboardInterrupt"
+    with notebook.attach() as view:
+        wait_until(lambda: node(view.state(), "local-2").condition == "ok", 30, "local-2 to be back under its name")
+    assert "Out: 8" in notebook.works("%%on local-2\nbefore  # from a cell of the kernel that was killed")
+
+
+def busy_nodes(notebook: SharedNotebook) -> list[str]:
+    """Nodes that run a cell."""
+    with notebook.attach() as view:
+        return [node.name for node in view.state().nodes if node.busy]
 
 
 def is_busy(notebook: SharedNotebook) -> bool:

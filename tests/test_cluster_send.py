@@ -1,6 +1,7 @@
 """``%cluster send`` and ``%pip`` in a notebook with a real cluster: one node here, two on each of two peers."""
 
 import os
+import re
 import signal
 import zipfile
 from collections.abc import Iterator
@@ -200,6 +201,20 @@ def test_stop_leaves_no_partial_file(notebook: SharedNotebook, cluster: Cluster,
         folder = notebook.folder_of(peer)
         wait_until(lambda folder=folder: not parts_in(folder), 20, "the part to be removed")  # type: ignore[misc]
         assert not (folder / "half.bin").exists()
+
+
+def test_a_bar_shows_how_far_it_is_and_goes_at_the_end(notebook: SharedNotebook) -> None:
+    (notebook.work / "bar.bin").write_bytes(BIG)
+    notebook.works("from notebook_cluster.magics import progress\nbefore = progress._FIRST_AFTER, progress._EVERY")
+    notebook.works("progress._FIRST_AFTER = progress._EVERY = 0.0  # also for what is done at once")
+    sending = notebook.start("%cluster send bar.bin --to mini,desk")
+    notebook.kernel.until(sending, "sending bar.bin")
+    assert re.search(r"sending bar\.bin  █*░* +\d+%  [\d.,]+ of [\d.,]+ MB, ", sending.shown)
+    notebook.kernel.until(sending)
+    assert sending.error is None
+    assert "sent bar.bin" in sending.shown
+    assert "sending" not in sending.shown
+    notebook.works("progress._FIRST_AFTER, progress._EVERY = before")
 
 
 TELL_QUESTIONS = """
