@@ -148,7 +148,7 @@ def test_diloco_is_the_numpy_oracle_bit_for_bit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(flat(results["a"]), expected)
 
 
-@pytest.mark.parametrize("codec", ["float32", "fp16", "int8"])
+@pytest.mark.parametrize("codec", ["float32", "fp16", "bf16", "int8", "int4", "e3m0"])
 def test_every_codec_learns_and_all_nodes_end_equal(tmp_path: Path, codec: str) -> None:
     def cell(node: Node) -> nn.Module:
         model = build()
@@ -384,7 +384,7 @@ def test_low_precision_models_agree_and_keep_their_dtype(tmp_path: Path) -> None
         ({"outer_lr": float("nan")}, "outer_lr=nan: use a number above 0"),
         ({"outer_momentum": 1.0}, r"outer_momentum=1\.0: use a number from 0 to below 1"),
         ({"nesterov": "yes"}, "nesterov='yes': use True or False"),
-        ({"codec": "zip"}, "codec='zip': use one of 'float32', 'fp16', 'int8'"),
+        ({"codec": "zip"}, "codec='zip': use one of 'float32', 'fp16', 'bf16', 'int8'"),
         ({"resume": "a/b"}, "checkpoint name 'a/b' is not usable"),
         ({"optimizer": 3}, "optimizer=int: pass a torch.optim optimizer"),
     ],

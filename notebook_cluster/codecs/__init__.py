@@ -7,8 +7,22 @@ codecs is the caller's: ``residual = a - decode(encode(a))``.
 May import: protocol. Called by: ``training``.
 """
 
-from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError, Vector
-from notebook_cluster.codecs.registry import CODEC_NAMES, get_codec
+from notebook_cluster.codecs.codec import Buffer, Codec, DamagedError, NotFiniteError, Vector
+from notebook_cluster.codecs.power_sgd import PowerSgd
+from notebook_cluster.codecs.random_k import RandomK
+from notebook_cluster.codecs.registry import CHUNKED_NAMES, CODEC_NAMES, get_codec
 from notebook_cluster.codecs.wire_format import WireFormat
 
-__all__ = ["CODEC_NAMES", "Buffer", "Codec", "NotFiniteError", "Vector", "WireFormat", "get_codec"]
+__all__ = [
+    "CHUNKED_NAMES",
+    "CODEC_NAMES",
+    "Buffer",
+    "Codec",
+    "DamagedError",
+    "NotFiniteError",
+    "PowerSgd",
+    "RandomK",
+    "Vector",
+    "WireFormat",
+    "get_codec",
+]

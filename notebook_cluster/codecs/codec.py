@@ -21,9 +21,13 @@ class NotFiniteError(ValueError):
     """A vector to encode holds NaN or infinity."""
 
 
+class DamagedError(ValueError):
+    """Bytes to decode that no encoder writes."""
+
+
 class Codec(Protocol):
     """``count`` is always the number of elements of the whole vector, ``data`` the bytes of the vector it belongs
-    to."""
+    to. A run of whole blocks, or a run that goes to the end, is encoded and decoded as a vector of its own."""
 
     @property
     def name(self) -> str: ...
@@ -48,22 +52,25 @@ class Codec(Protocol):
         """
 
     def decode(self, data: Buffer, count: int) -> Vector:
-        """``count`` float32 values; may be a read-only view of ``data``.
+        """``count`` float32 values, the same bits on every machine; may be a read-only view of ``data``.
+
+        Codecs in which every element has a place of its own give NaN or infinity where the sender put them, so that
+        a round can name who sent them; those that keep some elements raise.
 
         Raises:
-            ValueError: ``data`` has not ``size(count)`` bytes.
+            DamagedError: ``data`` has not ``size(count)`` bytes, or no encoder writes such bytes.
         """
 
 
-def block_count(count: int) -> int:
-    """Blocks in a vector of ``count`` elements."""
-    return -(-count // BLOCK)
+def block_count(count: int, block: int = BLOCK) -> int:
+    """Blocks of ``block`` elements in a vector of ``count`` elements."""
+    return -(-count // block)
 
 
 def check_size(codec: str, data: Buffer, expected: int) -> None:
-    """Raise ValueError unless ``data`` has ``expected`` bytes."""
+    """Raise DamagedError unless ``data`` has ``expected`` bytes."""
     if len(data) != expected:
-        raise ValueError(
+        raise DamagedError(
             f"{len(data)} bytes are no {codec} vector of {expected} bytes: the sender uses another model or codec"
         )
 
@@ -71,3 +78,10 @@ def check_size(codec: str, data: Buffer, expected: int) -> None:
 def not_finite(start: int) -> NotFiniteError:
     """The error for a NaN or infinity in the chunk or block that begins at element ``start``."""
     return NotFiniteError(f"NaN or infinity at or after element {start}: lower the learning rate or clip gradients")
+
+
+def check_finite(values: Vector, start: int) -> None:
+    """Raise NotFiniteError where ``values`` (at least one) hold NaN or infinity; they begin at element ``start``."""
+    # max and min see NaN and both infinities, and leave nothing to allocate
+    if not (np.isfinite(values.max()) and np.isfinite(values.min())):
+        raise not_finite(start)

@@ -1,9 +1,9 @@
-"""fp16 and int8 with one float32 scale per block of 256: a record is the scale, then the values.
+"""fp16, int8, int4 and e3m0 with one float32 scale per block of 256: a record is the scale, then the codes.
 
-Symmetric: ``value = scale * code``. int8 codes are ``round(value * 127 / absmax)`` to nearest even and scale is
-``absmax / 127``; fp16 codes are ``value / absmax`` and scale is ``absmax``, so neither 1e5 overflows nor 1e-8
-vanishes. A block whose scale would be subnormal is sent as zeros: machines differ in whether they flush subnormals. A
-last block of one element travels as plain float32, else it would be longer than that.
+Symmetric: ``value = scale * code``, and the block's largest magnitude, absmax, becomes the largest code. fp16 codes are
+``value / absmax``, so neither 1e5 overflows nor 1e-8 vanishes. A block whose scale or smallest values would be
+subnormal is sent as zeros: machines differ in whether they flush subnormals. A last block of one element travels as
+plain float32, else it would be longer than that.
 """
 
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from notebook_cluster.codecs.codec import BLOCK, CHUNK, Buffer, Vector, check_size, not_finite
+from notebook_cluster.codecs.codes import Codes
 
-_SMALLEST_NORMAL = np.float32(2.0**-126)
+_BLOCKS = CHUNK // BLOCK
+"""Blocks worked on at a time."""
 
 
 class BlockScaled:
@@ -21,18 +23,16 @@ class BlockScaled:
     block = BLOCK
     lossy = True
 
-    def __init__(self, name: str, code: type[np.generic], largest: float) -> None:
-        """``code``: numpy type of the codes; ``largest``: the code that absmax becomes."""
+    def __init__(self, name: str, codes: Codes) -> None:
         self.name = name
-        self._code = np.dtype(code).newbyteorder("<")
-        self._largest = np.float32(largest)
-        self._round = self._code.kind == "i"
-        self._record = 4 + BLOCK * self._code.itemsize
+        self._codes = codes
+        self._largest = np.float32(codes.largest)
         self._largest_scale = _largest_scale(self._largest)
+        self._record = 4 + codes.size(BLOCK)
 
     def size(self, count: int) -> int:
         blocks, rest = divmod(count, BLOCK)
-        tail = 0 if rest == 0 else 4 if rest == 1 else 4 + rest * self._code.itemsize
+        tail = 0 if rest == 0 else 4 if rest == 1 else 4 + self._codes.size(rest)
         return blocks * self._record + tail
 
     def encode(self, flat: Vector) -> memoryview:
@@ -40,9 +40,9 @@ class BlockScaled:
         whole = blocks * BLOCK
         encoded = np.empty(self.size(flat.size), np.uint8)
         records = encoded[: blocks * self._record].reshape(blocks, self._record)
-        scratch = np.empty((min(blocks, CHUNK // BLOCK), BLOCK), np.float32)
-        for start in range(0, blocks, CHUNK // BLOCK):
-            stop = min(start + CHUNK // BLOCK, blocks)
+        scratch = np.empty((min(blocks, _BLOCKS), BLOCK), np.float32)
+        for start in range(0, blocks, _BLOCKS):
+            stop = min(start + _BLOCKS, blocks)
             values = flat[start * BLOCK : stop * BLOCK].reshape(-1, BLOCK)
             self._encode_blocks(values, records[start:stop], scratch[: stop - start], start * BLOCK)
         self._encode_tail(flat[whole:], encoded[blocks * self._record :], whole)
@@ -55,21 +55,22 @@ class BlockScaled:
         blocks, rest = divmod(count, BLOCK)
         flat = np.empty(count, np.float32)
         records = encoded[: blocks * self._record].reshape(blocks, self._record)
-        for start in range(0, blocks, CHUNK // BLOCK):
-            stop = min(start + CHUNK // BLOCK, blocks)
-            part = records[start:stop]
-            values = flat[start * BLOCK : stop * BLOCK].reshape(-1, BLOCK)
-            np.multiply(
-                part[:, 4:].view(self._code), part[:, :4].view("<f4"), out=values, casting="unsafe", dtype=np.float32
-            )
+        for start in range(0, blocks, _BLOCKS):
+            stop = min(start + _BLOCKS, blocks)
+            self._decode_blocks(records[start:stop], flat[start * BLOCK : stop * BLOCK].reshape(-1, BLOCK))
         tail = encoded[blocks * self._record :]
         if rest == 1:
             flat[-1:] = tail.view("<f4")
         elif rest:
-            np.multiply(
-                tail[4:].view(self._code), tail[:4].view("<f4"), out=flat[-rest:], casting="unsafe", dtype=np.float32
-            )
+            self._decode_blocks(tail[None, :], flat[None, -rest:])
         return flat
+
+    def _decode_blocks(self, records: Any, values: Any) -> None:
+        """``records`` (n, record bytes) into ``values`` (n, block)."""
+        self._codes.read(records[:, 4:], values)
+        scale = records[:, :4].view("<f4")
+        with np.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite: see Codec.decode
+            values *= scale
 
     def _encode_blocks(self, values: Any, records: Any, scratch: Any, start: int) -> None:
         """``values`` (n, block) into ``records`` (n, record bytes); ``start``: first element, for the error."""
@@ -78,14 +79,12 @@ class BlockScaled:
         if not np.isfinite(absmax).all():
             raise not_finite(start)
         scale = np.minimum(absmax / self._largest, self._largest_scale)
-        empty = scale < _SMALLEST_NORMAL
+        empty = scale < self._codes.smallest_scale
         scale[empty] = 0
         absmax[empty] = np.inf  # codes become 0
         np.multiply(values, self._largest / absmax, out=scratch)
-        if self._round:
-            np.rint(scratch, out=scratch)
         records[:, :4].view("<f4")[...] = scale
-        np.copyto(records[:, 4:].view(self._code), scratch, casting="unsafe")
+        self._codes.write(scratch, records[:, 4:])
 
     def _encode_tail(self, values: Vector, record: Any, start: int) -> None:
         """The last, shorter block."""

@@ -1,7 +1,8 @@
 """One contribution on the wire: trainable parameters in the job's codec, then normalisation buffers as float32.
 
 Buffers (a BatchNorm's running mean and variance) must not go through a lossy codec: a variance of 1 came back as
--0.026. To the rest of the program both parts are one run of blocks and one run of bytes.
+-0.026. To the rest of the program both parts are one run of blocks and one run of bytes, though the blocks of the
+parameters may be longer (4096 elements where a codec keeps some of them) than the 256 elements of the buffers'.
 """
 
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from notebook_cluster.codecs.codec import BLOCK, Buffer, Codec, NotFiniteError, Vector, block_count
+from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError, Vector, block_count
 from notebook_cluster.codecs.registry import get_codec
 
 
@@ -23,15 +24,16 @@ class _Part(NamedTuple):
 
 
 class WireFormat:
-    """Codec ``name`` for the first ``parameters`` elements, float32 for the ``buffers`` behind them."""
+    """``codec``, or the one of that name, for the first ``parameters`` elements, float32 for the ``buffers`` behind
+    them."""
 
-    def __init__(self, name: str, parameters: int, buffers: int = 0) -> None:
-        self.codec = get_codec(name)
+    def __init__(self, codec: str | Codec, parameters: int, buffers: int = 0) -> None:
+        self.codec = get_codec(codec) if isinstance(codec, str) else codec
         self.parameters = parameters
         self.buffers = buffers
         self.count = parameters + buffers
         self.size = self.codec.size(parameters) + 4 * buffers
-        self.blocks = block_count(parameters) + block_count(buffers)
+        self.blocks = block_count(parameters, self.codec.block) + block_count(buffers)
 
     @cached_property
     def _parts(self) -> tuple[_Part, _Part]:
@@ -40,7 +42,7 @@ class WireFormat:
             get_codec("float32"),
             self.buffers,
             self.parameters,
-            block_count(self.parameters),
+            block_count(self.parameters, self.codec.block),
             self.codec.size(self.parameters),
         )
         return first, second
@@ -106,8 +108,8 @@ class WireFormat:
 
     def _element(self, block: int) -> int:
         part = self._part_of(block)
-        return part.element + min((block - part.block) * BLOCK, part.elements)
+        return part.element + min((block - part.block) * part.codec.block, part.elements)
 
     def _byte(self, block: int) -> int:
         part = self._part_of(block)
-        return part.byte + part.codec.size(min((block - part.block) * BLOCK, part.elements))
+        return part.byte + part.codec.size(min((block - part.block) * part.codec.block, part.elements))

@@ -19,7 +19,7 @@ class DiLoCo(RoundSync):
         name: of the job; two models trained at the same time need two names. Also what views show.
         outer_lr: None chooses by the number of nodes at each round (0.4 / 0.6 / 0.6 / 0.8 for 1 / 2 / 4 / 8).
         outer_momentum: mu; nesterov: False for heavy-ball momentum.
-        codec: ``float32`` (exact), ``fp16`` or ``int8`` (smaller, with error feedback).
+        codec: ``float32`` (exact), or smaller, with error feedback: ``fp16``, ``bf16``, ``int8``, ``int4``, ``e3m0``.
         optimizer: a torch optimizer whose state checkpoints should hold; None leaves it out.
         resume: name of a checkpoint to begin from, when the cluster does not hold the job already.
         fresh: forget what the cluster holds for this job.

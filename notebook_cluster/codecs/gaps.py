@@ -1,0 +1,70 @@
+"""Sorted indices on the wire: Rice codes of the gaps between them, in a field of fixed length for each chunk.
+
+A gap is how many elements are left out before the next kept one. Rice(b) writes ``gap >> b`` in unary (so many zeros,
+then a one) and the lowest ``b`` bits as they are. All gaps of a chunk add up to at most ``chunk - keep``, so the unary
+codes need at most ``keep + (chunk - keep >> b)`` bits: with 64 of 4096 and b = 5 at most 190, in 24 bytes. That bound
+is what makes every record equally long, so that a run of chunks is a range of bytes. The lowest bits lie in ``b``
+planes of ``keep`` bits, then comes the unary code, which numpy reads for many chunks at once.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from notebook_cluster.codecs.codec import DamagedError
+
+
+class Gaps:
+    """``keep`` (a multiple of 8) different indices below ``chunk``, ascending."""
+
+    def __init__(self, chunk: int, keep: int) -> None:
+        self._chunk = chunk
+        self._keep = keep
+        self._bits = max((chunk // keep).bit_length() - 2, 0)
+        self._planes = self._bits * keep // 8
+        self._unary = -(-(keep + ((chunk - keep) >> self._bits)) // 8)
+        self.size = self._planes + self._unary
+        """Bytes for each chunk."""
+
+    def write(self, indices: Any, data: Any) -> None:
+        """int64 (chunks, keep) into uint8 (chunks, size)."""
+        gaps = np.diff(indices, axis=1, prepend=-1)
+        gaps -= 1
+        for bit in range(self._bits):
+            start = bit * self._keep // 8
+            plane = np.packbits(gaps & (1 << bit) != 0, axis=1)
+            data[:, start : start + plane.shape[1]] = plane
+        gaps >>= self._bits
+        gaps += 1
+        ones = np.cumsum(gaps, axis=1)
+        ones += np.arange(len(gaps))[:, None] * (8 * self._unary) - 1
+        unary = np.zeros((len(gaps), 8 * self._unary), np.uint8)
+        unary.ravel()[ones] = 1
+        data[:, self._planes :] = np.packbits(unary, axis=1)
+
+    def read(self, data: Any, below: int) -> Any:
+        """The indices, int64 (chunks, keep), all of them less than ``below``.
+
+        Raises:
+            DamagedError: too few or too many indices, or one that is too large.
+        """
+        width = 8 * self._unary
+        found = np.flatnonzero(np.unpackbits(data[:, self._planes :], axis=1))
+        if found.size != len(data) * self._keep:
+            raise DamagedError(f"{found.size} indices for {len(data)} chunks of {self._keep}")
+        ones = found.reshape(-1, self._keep)
+        ones -= np.arange(len(data))[:, None] * width
+        if (ones[:, 0] < 0).any() or (ones[:, -1] >= width).any():
+            raise DamagedError(f"a chunk has not {self._keep} indices")
+        gaps = np.diff(ones, axis=1, prepend=-1)
+        gaps -= 1
+        for bit in reversed(range(self._bits)):
+            start = bit * self._keep // 8
+            gaps <<= 1
+            gaps |= np.unpackbits(data[:, start : start + self._keep // 8], axis=1)
+        gaps += 1
+        indices = np.cumsum(gaps, axis=1)
+        indices -= 1
+        if (indices[:, -1] >= below).any():
+            raise DamagedError(f"index {indices[:, -1].max()} in a chunk of {below} elements")
+        return indices

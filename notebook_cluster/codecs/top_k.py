@@ -1,0 +1,37 @@
+"""The elements of largest magnitude in each chunk of 4096: a record is their values, then their indices.
+
+``topk`` keeps 64 values in bfloat16, 0.375 bits per parameter. ``sparse`` keeps 64 as well, with two bits each and two
+levels per chunk (SparseLoCo, arXiv 2508.15706): 84 bytes per chunk, 0.164 bits per parameter. Decoding copies bits
+and computes nothing.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
+from notebook_cluster.codecs.gaps import Gaps
+from notebook_cluster.codecs.levels import Values
+from notebook_cluster.codecs.selection import largest
+
+
+class TopK(Chunked):
+    """Keeps exactly ``keep`` elements of each chunk, of equal magnitudes the first ones; the others become 0."""
+
+    def __init__(self, name: str, keep: int, values: Values) -> None:
+        """``keep``: a multiple of 8; ``values``: how that many values are written."""
+        self._keep = keep
+        self._values = values
+        self._gaps = Gaps(ELEMENTS, keep)
+        super().__init__(name, values.size + self._gaps.size, fewest=keep)
+
+    def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
+        # padding is 0 and comes last, so among equal ones it is never taken: there are ``keep`` before it
+        indices = largest(np.abs(values), self._keep)
+        self._values.write(np.take_along_axis(values, indices, axis=1), records[:, : self._values.size])
+        self._gaps.write(indices, records[:, self._values.size :])
+
+    def read(self, records: Any, values: Any, chunk: int, used: int) -> None:
+        kept = self._values.read(records[:, : self._values.size])
+        indices = self._gaps.read(records[:, self._values.size :], used)
+        np.put_along_axis(values, indices, kept, axis=1)
