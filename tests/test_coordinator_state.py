@@ -1,5 +1,6 @@
 """The coordinator's pure parts: what the state is after events, and what a log gives back."""
 
+import math
 import random
 from pathlib import Path
 
@@ -7,12 +8,15 @@ import pytest
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.outputs import CellOutputs, batches, hint_missing_name
+from notebook_cluster.coordinator.remains import LastView, last_run, read_view, write_view
 from notebook_cluster.coordinator.runlog import RunLog, read_log
 from notebook_cluster.coordinator.series import SeriesStore
+from notebook_cluster.coordinator.series_file import GROWTH, SeriesFile, read_series
 from notebook_cluster.coordinator.state import State, apply, roster
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Output
+from tests.fake_cluster import cluster_view
 
 
 def hello(node: str, incarnation: int) -> NodeHello:
@@ -172,3 +176,117 @@ def test_a_long_curve_is_thinned_evenly_and_keeps_its_whole_range_and_its_peak()
     assert (series.step[0], series.step[-1], series.seen) == (0, 49_999, 50_000)
     assert 1e9 in series.value
     assert max(b - a for a, b in zip(series.step, series.step[1:], strict=False)) <= 250
+
+
+# ---- curves on disk ----------------------------------------------------------------------------------------------
+
+
+def taken_over(path: Path) -> SeriesStore:
+    """The store of a coordinator that is started again."""
+    store = SeriesStore()
+    store.take_over(read_series(path))
+    return store
+
+
+def test_curves_on_disk_are_those_in_memory_with_their_gaps(tmp_path: Path) -> None:
+    store = SeriesStore()
+    file = SeriesFile(tmp_path / "series.jsonl", store)
+    for step in range(300):
+        store.add("a", "loss", step, float(step), math.inf if step == 7 else step / 3)
+        store.add("", "loss", step, float(step), 0.25, job="model")
+        if step % 10 == 9:
+            file.append(store.take_fresh())
+    file.close()
+    assert (tmp_path / "series.jsonl").stat().st_mode & 0o777 == 0o600
+    loss, model = taken_over(tmp_path / "series.jsonl").all()
+    assert (loss.node, loss.job, model.node, model.job) == ("a", "", "", "model")
+    assert loss.step == list(range(300))
+    assert [place for place, value in enumerate(loss.value) if not math.isfinite(value)] == [7]
+    assert loss.value[8:] == [step / 3 for step in range(8, 300)]
+    assert model.value == [0.25] * 300
+
+
+def test_the_file_of_a_long_run_stays_small_and_keeps_range_and_peak(tmp_path: Path) -> None:
+    path, store = tmp_path / "series.jsonl", SeriesStore()
+    file, largest = SeriesFile(path, store), 0
+    for step in range(120_000):
+        store.add("a", "loss", step, 1e9 + step / 7, 1e9 if step == 12_345 else step / 7)
+        if step % 20 == 19:
+            file.append(store.take_fresh())
+            largest = max(largest, path.stat().st_size)
+    file.close()
+    assert GROWTH < largest < 1.2 * GROWTH
+    (series,) = taken_over(path).all()
+    assert len(series.step) <= MAX_POINTS
+    assert (series.step[0], series.step[-1]) == (0, 119_999)
+    assert 1e9 in series.value
+    assert series.seen >= 119_999
+
+
+def test_a_file_cut_by_a_crash_gives_what_is_whole(tmp_path: Path) -> None:
+    path, store = tmp_path / "series.jsonl", SeriesStore()
+    file = SeriesFile(path, store)
+    for step in range(10):
+        store.add("a", "loss", step, float(step), 1.0)
+        file.append(store.take_fresh())
+    file.close()
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [one.step for one in taken_over(path).all()] == [list(range(9))]
+    path.write_bytes(b"\xff\n[1]\n" + path.read_bytes())
+    assert [one.step for one in taken_over(path).all()] == [list(range(9))]
+    assert read_series(tmp_path / "none") == []
+
+
+def test_points_that_come_again_after_a_restart_are_left_out_and_a_new_run_is_not(tmp_path: Path) -> None:
+    path, store = tmp_path / "series.jsonl", SeriesStore()
+    file = SeriesFile(path, store)
+    for step in range(100):
+        store.add("a", "loss", step, 1000.0 + step / 10, 1.0)
+    file.append(store.take_fresh())
+    file.close()
+    again = taken_over(path)
+    for step in range(90, 110):
+        again.add("a", "loss", step, 1000.0 + step / 10 + 0.3, 1.0)
+    assert [one.step for one in again.all()] == [list(range(110))]
+    assert [one.step for one in again.take_fresh()] == [list(range(100, 110))]
+    new_run = taken_over(path)
+    for step in range(3):
+        new_run.add("a", "loss", step, 1100.0 + step, 1.0)
+    assert [one.step[-3:] for one in new_run.all()] == [[0, 1, 2]]
+
+
+def test_a_disk_that_is_full_costs_no_more_than_the_file(tmp_path: Path) -> None:
+    store = SeriesStore()
+    file = SeriesFile(tmp_path / "missing" / "series.jsonl", store)
+    store.add("a", "loss", 1, 1.0, 1.0)
+    file.append(store.take_fresh())
+    (tmp_path / "missing").mkdir()
+    store.add("a", "loss", 2, 2.0, 2.0)
+    file.append(store.take_fresh())
+    file.close()
+    assert [one.value for one in read_series(tmp_path / "missing" / "series.jsonl")] == [[1.0, 2.0]]
+
+
+def test_the_last_view_comes_back_as_it_was_and_a_damaged_one_not_at_all(tmp_path: Path) -> None:
+    state = cluster_view()
+    write_view(tmp_path, LastView(state=state, checkpoints=[], peers=[], ended="stopped"))
+    assert read_view(tmp_path) == LastView(state=state, checkpoints=[], peers=[], ended="stopped")
+    (tmp_path / "last.view").write_bytes(b"nonsense")
+    assert read_view(tmp_path) is None
+    assert last_run(tmp_path) is None
+    assert last_run(tmp_path / "none") is None
+
+
+def test_a_run_whose_coordinator_was_killed_says_so(tmp_path: Path) -> None:
+    write_view(tmp_path, LastView(state=cluster_view(), checkpoints=[], peers=[]))
+    run = last_run(tmp_path)
+    assert run is not None
+    assert run.ended.startswith("its coordinator was killed after ")
+    assert (run.series(), run.history().rounds, run.history().cells_seen) == ([], [], 0)
+
+
+def test_a_run_with_a_damaged_log_is_refused_with_the_line(tmp_path: Path) -> None:
+    write_view(tmp_path, LastView(state=cluster_view(), checkpoints=[], peers=[]))
+    (tmp_path / "run.jsonl").write_text('{"time": 1}\nnonsense\n{"time": 2}\n')
+    with pytest.raises(ValueError, match=r"run\.jsonl line 2 is not readable"):
+        last_run(tmp_path)

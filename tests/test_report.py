@@ -1,6 +1,8 @@
 """The report of a run: one page that needs no network, from the magic and from the terminal."""
 
 import math
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,11 +10,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
+import nbformat
 import pytest
+from nbconvert import HTMLExporter
 
-from notebook_cluster.coordinator.history import MAX_ROUNDS, History
+from notebook_cluster.coordinator.history import MAX_ROUNDS, Rounds
 from notebook_cluster.protocol.history import CheckpointView, PeerVersions, RoundView, RunHistory
 from notebook_cluster.protocol.state import CellView, EventView, Series
+from notebook_cluster.security import runtime_directory
 from notebook_cluster.widgets.report import render_report, write_report
 from tests.conftest import wait_until
 from tests.fake_cluster import cluster_view, node_view, series_until
@@ -175,8 +180,8 @@ def commit(number: int, wait: float) -> dict[str, object]:
             "bytes_sent": number, "hash_mismatches": 0}  # fmt: skip
 
 
-def kept_rounds(records: list[dict[str, object]]) -> History:
-    kept = History(None)  # type: ignore[arg-type]
+def kept_rounds(records: list[dict[str, object]]) -> Rounds:
+    kept = Rounds()
     for record in records:
         kept.replay(record)
     return kept
@@ -184,7 +189,7 @@ def kept_rounds(records: list[dict[str, object]]) -> History:
 
 def test_of_many_rounds_the_newest_and_the_longest_waits_stay() -> None:
     kept = kept_rounds([commit(number, 9.0 if number == 77 else 0.1) for number in range(1, 3 * MAX_ROUNDS)])
-    rounds = kept._rounds
+    rounds = kept.rounds
     assert len(rounds) <= MAX_ROUNDS
     assert rounds[-1].round == 3 * MAX_ROUNDS - 1
     assert 77 in [one.round for one in rounds]
@@ -193,7 +198,7 @@ def test_of_many_rounds_the_newest_and_the_longest_waits_stay() -> None:
 
 def test_a_round_that_is_void_is_forgotten() -> None:
     void = {"kind": "void", "job": "model", "round": 2}
-    assert [one.round for one in kept_rounds([commit(1, 0.1), commit(2, 0.1), void])._rounds] == [1]
+    assert [one.round for one in kept_rounds([commit(1, 0.1), commit(2, 0.1), void]).rounds] == [1]
 
 
 # ---- a real cluster --------------------------------------------------------------------------------------------
@@ -273,8 +278,52 @@ def test_a_panel_that_is_closed_and_opened_again_shows_the_curves_from_the_begin
     assert trained.works(ask).count("first loss 1.0") == 2
 
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.mark.parametrize("somebody_can_click", [True, False])
+def test_nbconvert_shows_a_panel_as_html_with_its_curves(trained: SharedNotebook, somebody_can_click: bool) -> None:
+    cell = trained.kernel.until(trained.kernel.start("%cluster panel", allow_stdin=somebody_can_click))
+    (bundle,) = [bundle for bundle in cell.bundles.values() if "text/html" in bundle]
+    assert (WIDGET in bundle) is somebody_can_click
+    shown = nbformat.v4.new_output("display_data", data=bundle)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%cluster panel", outputs=[shown])])
+    markup = HTMLExporter(template_name="lab").from_notebook_node(notebook)[0]
+    assert WIDGET not in markup
+    page = Page(markup[markup.index('class="nbc-panel"') :])
+    assert page.tags.count("svg") == 3
+    text = "\n".join(page.texts)
+    for part in ("lesson", "local-2", "Loss", "Memory (GB)", "Saved half-way at round 4", "Who was waited for"):
+        assert part in text, part
+    assert "lesson" in bundle["text/plain"]
+    assert "▁" in bundle["text/plain"]
+
+
+def test_after_the_stop_the_magic_writes_the_last_run(trained: SharedNotebook) -> None:
+    trained.works("%cluster stop")
+    said = trained.works("%cluster report after.html")
+    assert re.fullmatch(
+        r"the report of the last run of cluster 'lesson' \(ended at \d\d:\d\d:\d\d: stopped\) is in after\.html\n", said
+    )
+    page = Page((trained.work / "after.html").read_text())
+    text = "\n".join(page.texts)
+    for part in ("lesson", ": stopped", "local-2", "half-way", "import time, torch", "model: round 4", "Loss"):
+        assert part in text, part
+    assert "ended" in page.texts  # the state of both nodes
+    assert trained.fails("%cluster status").startswith("UsageError: no cluster is running in this notebook")
+
+
+def test_of_a_name_that_never_ran_there_is_no_report(trained: SharedNotebook) -> None:
+    shutil.rmtree(runtime_directory() / "clusters" / "lesson")
+    assert trained.fails("%cluster report none.html") == (
+        "ClusterError: no cluster 'lesson' runs on this machine, and none that ended has left a run: %cluster start"
+    )
+
+
 def test_without_a_cluster_the_terminal_says_so(jupyter_dirs: Path) -> None:
     command = [str(Path(sys.executable).with_name("notebook-cluster")), "report", "none", "here.html"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr == "notebook-cluster: no cluster is called 'none': no cluster runs on this machine\n"
+    assert done.stderr == (
+        "notebook-cluster: no cluster 'none' runs on this machine, and none that ended has left a run: %cluster start\n"
+    )

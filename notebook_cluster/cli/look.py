@@ -4,9 +4,10 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.steer import check_running
 from notebook_cluster.cli.tables import print_table
-from notebook_cluster.client import Cluster, find_peers, list_clusters
+from notebook_cluster.client import Cluster, ClusterError, find_peers, list_clusters, read_last_run
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.security import fingerprint
 from notebook_cluster.widgets.report import write_report
@@ -73,7 +74,14 @@ def status(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report of one running cluster and print where it is."""
-    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
-        print(write_report(cluster, options.file, overwrite=options.overwrite))
+    """Write the report of one cluster, or of the last run of one that is over, and print where it is."""
+    if options.cluster in [file.cluster for file in list_clusters()]:
+        with Cluster.attach(options.cluster, kind="cli", live=False) as cluster:
+            print(write_report(cluster, options.file, overwrite=options.overwrite))
+    else:
+        try:
+            run = read_last_run(options.cluster)
+        except ClusterError as error:
+            raise UsageError(str(error)) from None
+        print(write_report(run, options.file, overwrite=options.overwrite, ended=run.ended))
     return 0

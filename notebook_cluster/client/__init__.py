@@ -10,7 +10,7 @@ from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.files import Place, send_files
 from notebook_cluster.client.peers import PeerWatch, find_peers
 from notebook_cluster.client.sources import find_sources
-from notebook_cluster.client.start import find_clusters, list_clusters
+from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run
 from notebook_cluster.client.stream import CellStream
 from notebook_cluster.client.values import (
     MOST_REPLAYED,
@@ -43,6 +43,7 @@ __all__ = [
     "list_clusters",
     "new_ticket",
     "pack",
+    "read_last_run",
     "read_values",
     "send_files",
     "small_source",

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,9 @@ from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.version import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.security import cluster_directory, runtime_directory
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.remains import LastRun
 
 START_TIMEOUT = 20.0
 PEERS_VARIABLE = "NOTEBOOK_CLUSTER_PEERS"
@@ -80,6 +84,27 @@ def _crashed(directory: Path) -> bool:
         return False
     state = read_log(path).state
     return state.stopped is None and bool(state.nodes)
+
+
+def read_last_run(name: str) -> "LastRun":
+    """What the last run of cluster ``name``, which is over, left on disk; the next start under this name ends it.
+
+    Raises:
+        ClusterError: none of this name has run here, or what it left is damaged.
+    """
+    from notebook_cluster.coordinator.remains import last_run
+
+    try:
+        check_name(name, "cluster")
+        folder = runtime_directory() / "clusters" / name
+        if folder.is_dir():
+            with _only_one(folder):
+                run = last_run(folder)
+            if run is not None:
+                return run
+    except ValueError as error:
+        raise ClusterError(str(error)) from None
+    raise ClusterError(f"no cluster {name!r} runs on this machine, and none that ended has left a run: %cluster start")
 
 
 def ensure_coordinator(

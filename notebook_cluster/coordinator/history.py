@@ -20,14 +20,57 @@ _MAX_TEXT = 200
 _MAX_PACKAGES = 64
 
 
+class Rounds:
+    """The committed rounds of all jobs, from the records of the run log.
+
+    Attributes:
+        rounds: at most MAX_ROUNDS, oldest first; of two neighbours that are long past the one with the longer wait.
+        seen: how many there were.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[RoundView] = []
+        self.seen = 0
+
+    def replay(self, record: dict[str, Any]) -> None:
+        """Take over a record of the run log, as :meth:`History.annotated` made it."""
+        if record["kind"] == "void":
+            # The job is back at the round before: what was said about this one is no more.
+            self.rounds = [r for r in self.rounds if r.job != record["job"] or r.round < record["round"]]
+        if record["kind"] != "commit" or "time" not in record:
+            return
+        commit = record["commit"]
+        self.seen += 1
+        self.rounds.append(
+            RoundView(
+                job=record["job"], round=commit["round"], time=record["time"], members=list(commit["members"]),
+                waits=record["waits"], bytes_sent=record["bytes_sent"], hash_mismatches=record["hash_mismatches"],
+                state_hash=commit["state_hash"],
+            )
+        )  # fmt: skip
+        if len(self.rounds) > MAX_ROUNDS:
+            old, new = self.rounds[: MAX_ROUNDS // 2], self.rounds[MAX_ROUNDS // 2 :]
+            self.rounds = [max(pair, key=_longest) for pair in zip(old[::2], old[1::2], strict=False)] + new
+
+    def waits(self, job: str) -> list[RoundWait]:
+        """The last rounds of ``job`` for panels: for whom was waited, and how long at most."""
+        found = []
+        for one in reversed(self.rounds):
+            if one.job == job and len(one.waits) > 1:
+                found.append(RoundWait(round=one.round, node=min(one.waits, key=one.waits.__getitem__),
+                                       seconds=_longest(one)))  # fmt: skip
+            if len(found) == SHOWN_WAITS:
+                break
+        return found[::-1]
+
+
 class History:
     """Fed by :mod:`.rounds_host`; ``hub`` is asked for cells and peers."""
 
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
-        self._rounds: list[RoundView] = []
-        self._rounds_seen = 0
-        self._checkpoints: list[CheckpointView] = []
+        self.committed = Rounds()
+        self.checkpoints: list[CheckpointView] = []
         self._arrivals: dict[tuple[str, int], dict[str, float]] = {}
 
     def arrived(self, node: str, message: Arrived) -> None:
@@ -45,55 +88,25 @@ class History:
             last = max((places[name] for name in present), default=0.0)
             waits = {name: round(last - places[name], 3) for name in present}
             record = {**record, "time": time.time(), "waits": waits}
-        self.replay(record)
+        self.committed.replay(record)
         return record
-
-    def replay(self, record: dict[str, Any]) -> None:
-        """Take over a record of the run log, as :meth:`annotated` made it."""
-        if record["kind"] == "void":
-            # The job is back at the round before: what was said about this one is no more.
-            self._rounds = [r for r in self._rounds if r.job != record["job"] or r.round < record["round"]]
-        if record["kind"] != "commit" or "time" not in record:
-            return
-        commit = record["commit"]
-        self._rounds_seen += 1
-        self._rounds.append(
-            RoundView(
-                job=record["job"], round=commit["round"], time=record["time"], members=list(commit["members"]),
-                waits=record["waits"], bytes_sent=record["bytes_sent"], hash_mismatches=record["hash_mismatches"],
-                state_hash=commit["state_hash"],
-            )
-        )  # fmt: skip
-        if len(self._rounds) > MAX_ROUNDS:
-            old, new = self._rounds[: MAX_ROUNDS // 2], self._rounds[MAX_ROUNDS // 2 :]
-            self._rounds = [max(pair, key=_longest) for pair in zip(old[::2], old[1::2], strict=False)] + new
 
     def saved(self, message: Saved) -> None:
         """A checkpoint is on disk."""
         name, path = message.name[:_MAX_TEXT], message.path[:1000]
         view = CheckpointView(name=name, job=message.job[:_MAX_TEXT], round=message.round, path=path, time=time.time())
-        self._checkpoints = [*self._checkpoints, view][-MAX_CHECKPOINTS:]
-
-    def waits(self, job: str) -> list[RoundWait]:
-        """The last rounds of ``job`` for panels: for whom was waited, and how long at most."""
-        found = []
-        for one in reversed(self._rounds):
-            if one.job == job and len(one.waits) > 1:
-                found.append(RoundWait(round=one.round, node=min(one.waits, key=one.waits.__getitem__),
-                                       seconds=_longest(one)))  # fmt: skip
-            if len(found) == SHOWN_WAITS:
-                break
-        return found[::-1]
+        self.checkpoints = [*self.checkpoints, view][-MAX_CHECKPOINTS:]
 
     def view(self) -> RunHistory:
         """Everything, for a report."""
         cells = list(self._hub.state.cells.values())
         return RunHistory(
-            rounds=self._rounds, rounds_seen=self._rounds_seen, checkpoints=self._checkpoints,
-            cells=[cell_view(cell) for cell in cells[-MAX_CELLS:]], cells_seen=len(cells), peers=self._peers(),
+            rounds=self.committed.rounds, rounds_seen=self.committed.seen, checkpoints=self.checkpoints,
+            cells=[cell_view(cell) for cell in cells[-MAX_CELLS:]], cells_seen=len(cells), peers=self.peers(),
         )  # fmt: skip
 
-    def _peers(self) -> list[PeerVersions]:
+    def peers(self) -> list[PeerVersions]:
+        """What the connected peers said about themselves."""
         rows = []
         for link in self._hub.peers.links.values():
             if link.info is not None:

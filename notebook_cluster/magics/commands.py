@@ -154,12 +154,22 @@ def _status(session: Session, call: Invocation) -> None:
 def _report(session: Session, call: Invocation) -> None:
     from notebook_cluster.widgets import write_report
 
-    cluster = session.require()
+    overwrite = call.options.get("overwrite", False)
+    over = session.name_of_ended()
     try:
-        file = write_report(cluster, call.argument, overwrite=call.options.get("overwrite", False))
+        if over:
+            from notebook_cluster.client import read_last_run
+
+            run = read_last_run(over)
+            file = write_report(run, call.argument, overwrite=overwrite, ended=run.ended)
+            what = f"the last run of cluster {over!r} ({run.ended})"
+        else:
+            cluster = session.require()
+            file = write_report(cluster, call.argument, overwrite=overwrite)
+            what = f"cluster {cluster.name!r}"
     except (OSError, ValueError) as error:
         raise UsageError(f"%cluster report: {error}") from None
-    _say(f"the report of cluster {cluster.name!r} is in {file}")
+    _say(f"the report of {what} is in {file}")
 
 
 def _vars(session: Session, call: Invocation) -> None:

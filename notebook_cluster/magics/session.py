@@ -19,6 +19,7 @@ class Session:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.cluster: Cluster | None = None
+        self._last_name = ""
         self.sticky = False
         """Cells without a magic run on all nodes: ``%cluster cells all``."""
         self.handles: list[CellHandle] = []
@@ -50,11 +51,21 @@ class Session:
             raise UsageError("no cluster is running in this notebook: %cluster start")
         return self.cluster
 
+    def name_of_ended(self) -> str:
+        """Name of the notebook's cluster, or of the one it had last (default: the one of its own name), when that does
+        not run any more; empty while it runs."""
+        from notebook_cluster.client import list_clusters
+
+        if self.cluster is not None and self.cluster.connected:
+            return ""
+        name = self.cluster.name if self.cluster is not None else self._last_name or self.default_name
+        return "" if name in [file.cluster for file in list_clusters()] else name
+
     def hold(self, cluster: "Cluster") -> None:
         """Make ``cluster`` the notebook's; the one before is left alone and goes on."""
         if cluster is not self.cluster:
             self.let_go()
-            self.cluster = cluster
+            self.cluster, self._last_name = cluster, cluster.name
 
     def handle_of(self, cell: int) -> "CellHandle | None":
         """The handle of a cell that this notebook started with ``--async`` and that still runs."""

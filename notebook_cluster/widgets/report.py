@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from notebook_cluster.protocol.history import RoundView, RunHistory
 from notebook_cluster.protocol.state import CellView, ClusterView, Series
@@ -17,15 +17,24 @@ from notebook_cluster.widgets.model import panel_model
 from notebook_cluster.widgets.report_charts import charts
 from notebook_cluster.widgets.static_html import block, style, text_block
 
-if TYPE_CHECKING:
-    from notebook_cluster.client import Cluster
-
 ROUNDS_LISTED = 40
 _STYLE = Path(__file__).with_name("report.css")
 
 
-def write_report(cluster: "Cluster", path: str, *, overwrite: bool = False) -> Path:
-    """Write the report of ``cluster`` as it is now to ``path``; returns the file. It appears whole or not at all.
+class Run(Protocol):
+    """What a report is about: a running cluster, or what one that is over has left."""
+
+    def state(self) -> ClusterView: ...
+
+    def series(self) -> list[Series]: ...
+
+    def history(self) -> RunHistory: ...
+
+
+def write_report(run: Run, path: str, *, overwrite: bool = False, ended: str = "") -> Path:
+    """Write the report of ``run`` as it is now to ``path``; returns the file. It appears whole or not at all.
+
+    ``ended`` says why the cluster is no more, where that is so.
 
     Raises:
         OSError: ``path`` is a folder, is there already (without ``overwrite``), or cannot be written; one line.
@@ -33,7 +42,7 @@ def write_report(cluster: "Cluster", path: str, *, overwrite: bool = False) -> P
     """
     file = Path(path).expanduser()
     check_place(file, overwrite=overwrite)
-    page = render_report(cluster.state(), cluster.series(), cluster.history())
+    page = render_report(run.state(), run.series(), run.history(), ended=ended)
     try:
         handle, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         try:
@@ -61,9 +70,9 @@ def check_place(file: Path, *, overwrite: bool) -> None:
         raise OSError(f"{file} exists already: --overwrite replaces it")
 
 
-def render_report(state: ClusterView, series: Sequence[Series], history: RunHistory) -> str:
+def render_report(state: ClusterView, series: Sequence[Series], history: RunHistory, *, ended: str = "") -> str:
     """The page. Every text is escaped; there is no script and nothing is loaded from elsewhere."""
-    model = panel_model(state)
+    model = panel_model(state, ended)
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.now))
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.started))
     facts = [

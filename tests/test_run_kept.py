@@ -1,0 +1,205 @@
+"""What a real run leaves: the loss of the global model, curves that outlive a killed coordinator, and a report."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from notebook_cluster.client import Cluster, read_last_run
+from notebook_cluster.coordinator.remains import LastRun
+from notebook_cluster.coordinator.remembering import VIEW_PERIOD
+from notebook_cluster.protocol.history import RunHistory
+from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.widgets.report import render_report
+from tests.cluster import Watcher, kill, run, running_cluster
+from tests.conftest import MARK, end_processes, marked_processes, wait_until
+from tests.test_report import Page
+
+NODES = ("local", "local-2")
+GLOBAL = ("", "model", "loss")
+SETUP = """
+import os, time, torch
+torch.set_num_threads(1)
+
+def train(steps, until=""):
+    global sync
+    model = torch.nn.Linear(4, 1)
+    sync = nc.DiLoCo(model, every=2)
+    step = 0
+    while step < steps or (until and not os.path.exists(until)):
+        with torch.no_grad():
+            model.weight -= 0.01 * (rank + 1)
+        step += 1
+        if sync.step(loss=10.0 - step, samples=4):
+            measure(100.0)
+        if step > steps:
+            time.sleep(0.02)
+    sync.finish()
+
+def measure(base):
+    # Rank 1 sees it 2 higher: the point of a round is the mean.
+    with sync.global_model():
+        nc.report(loss=torch.tensor(base - sync.round + 2.0 * rank), accuracy=0.5)
+"""
+
+
+class Seen(NamedTuple):
+    """What a view saw at one moment."""
+
+    state: ClusterView
+    series: dict[tuple[str, str, str], Series]
+    history: RunHistory
+
+
+def look(cluster: Cluster) -> Seen:
+    series = {(one.node, one.job, one.name): one for one in cluster.series()}
+    return Seen(cluster.state(), series, cluster.history())
+
+
+def steps_of(cluster: Cluster, node: str) -> int:
+    """How many points the loss curve of ``node`` has."""
+    return next((len(one.step) for one in cluster.series() if (one.node, one.name) == (node, "loss")), 0)
+
+
+class Kept(NamedTuple):
+    """One run: trained, its coordinator killed in the middle of a second training cell, started again, stopped."""
+
+    trained: Seen
+    killed: Seen
+    back: Seen
+    end: Seen
+    folder: Path
+    stopped: LastRun
+    printed: str
+    page: str
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    root, mark = Path(tempfile.mkdtemp(prefix="nbt-", dir="/tmp")), uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
+            (root / variable.lower()).mkdir(mode=0o700)
+            patch.setenv(variable, str(root / variable.lower()))
+        patch.setenv(MARK, mark)
+        patch.chdir(root)
+        try:
+            yield live_through(root)
+        finally:
+            wait_until(lambda: not marked_processes(mark), 20, lambda: f"the end of {marked_processes(mark)}")
+            end_processes(marked_processes(mark))
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def live_through(root: Path) -> Kept:
+    first = Cluster.start("kept", local=2)
+    run(first, SETUP)
+    run(first, "train(6)")
+    run(first, "measure(50.0)")
+    wait_until(lambda: (row := first.state().jobs) and row[0].loss == 48.0, 20, "the loss of the last measurement")
+    wait_until(lambda: all(steps_of(first, name) == 6 for name in NODES), 20, "their losses")
+    trained = look(first)
+    watcher = Watcher(first.execute("train(4, 'enough')"))
+    wait_until(lambda: (first.state().jobs[0].loss_round or 0) >= 6, 60, "three more rounds")
+    killed = look(first)
+    # What is older than a moment is on disk.
+    wait_until(lambda: first.state().now > killed.state.now + VIEW_PERIOD + 0.5, 10, "a moment more")
+    kill(first.connection.file.pid)
+    first.close()
+    with running_cluster("kept", local=2) as cluster:
+        wait_until(lambda: cluster.state().jobs and not cluster.state().jobs[0].waiting_for, 60, "the nodes")
+        back = look(cluster)
+        (root / "enough").touch()
+        assert Watcher(cluster.watch(watcher.stream.cell)).wait_end().status == "ok"
+        cluster.checkpoint("last")
+        end = look(cluster)
+        folder = Path(cluster.connection.file.run_log).parent
+    command = [str(Path(sys.executable).with_name("notebook-cluster")), "report", "kept", "kept.html"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return Kept(trained, killed, back, end, folder, read_last_run("kept"), printed, (root / "kept.html").read_text())
+
+
+def test_what_is_reported_inside_global_model_is_the_curve_of_the_job(kept: Kept) -> None:
+    curve = kept.trained.series[GLOBAL]
+    assert curve.value == [100.0, 99.0, 98.0, 48.0]
+    assert curve.step == [2, 4, 6, 6]
+    assert curve.time == sorted(curve.time)
+    assert kept.trained.series["", "model", "accuracy"].value == [0.5] * 4
+    (job,) = kept.trained.state.jobs
+    assert (job.loss, job.loss_round) == (48.0, 3)
+
+
+def test_the_loss_of_the_global_model_is_not_in_the_curve_of_a_node(kept: Kept) -> None:
+    for name in NODES:
+        assert kept.trained.series[name, "", "loss"].value == [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]
+    assert [node.scalars for node in kept.trained.state.nodes] == [{"accuracy": 0.5}] * 2
+
+
+def test_curves_outlive_a_coordinator_that_was_killed(kept: Kept) -> None:
+    for key in (GLOBAL, ("local", "", "loss"), ("local-2", "", "loss"), ("local", "", "memory")):
+        before, after = kept.killed.series[key], kept.back.series[key]
+        count = len(before.value)
+        assert count > 0
+        assert after.value[:count] == before.value[:count]
+        assert after.time[:count] == before.time[:count]
+
+
+def test_nothing_is_twice_in_the_curves_of_a_restarted_coordinator(kept: Kept) -> None:
+    for name in NODES:
+        curve = kept.end.series[name, "", "loss"]
+        second = curve.step[6:]
+        assert second[0] == 1
+        assert second == sorted(set(second))
+    rounds = kept.end.series[GLOBAL].step[4:]
+    assert rounds == sorted(set(rounds))
+    (job,) = kept.end.state.jobs
+    assert job.loss_round is not None
+    assert job.loss_round >= job.round - 1  # the leftover step makes a last round that nobody measured
+    assert job.loss == 101.0 - job.loss_round
+
+
+def test_rounds_waits_and_events_outlive_it_too(kept: Kept) -> None:
+    before = [(one.round, one.waits) for one in kept.killed.history.rounds]
+    assert [(one.round, one.waits) for one in kept.back.history.rounds][: len(before)] == before
+    assert all(len(waits) == 2 for _, waits in before)
+    texts = [event.text for event in kept.back.state.events]
+    assert any(text.startswith("the coordinator was restarted") for text in texts)
+    assert "local is up on local (cpu)" in texts
+
+
+def test_after_the_stop_the_run_is_still_there_for_a_report(kept: Kept) -> None:
+    stopped = kept.stopped
+    assert stopped.ended.endswith(": stopped")
+    assert [node.name for node in stopped.state().nodes] == ["local", "local-2"]
+    assert {(one.node, one.job, one.name) for one in stopped.series()} == kept.end.series.keys()
+    loss = next(one for one in stopped.series() if (one.node, one.job, one.name) == GLOBAL)
+    assert loss.value == kept.end.series[GLOBAL].value
+    assert [one.round for one in stopped.history().rounds] == [one.round for one in kept.end.history.rounds]
+    assert [one.name for one in stopped.history().checkpoints] == ["last"]
+    assert [one.peer for one in stopped.history().peers] == ["local"]
+    assert stopped.history().cells_seen == 4
+    assert stopped.state().invitation == ""
+
+
+def test_the_terminal_writes_the_report_of_a_run_that_is_over(kept: Kept) -> None:
+    assert kept.printed == "kept.html\n"
+    page = Page(kept.page)
+    text = "\n".join(page.texts)
+    for part in ("kept", ": stopped", "local-2", "global model (dotted)", "train(6)", "last", "Global loss"):
+        assert part in text, part
+    assert kept.page.count("<svg") == 4
+    stopped = kept.stopped
+    again = render_report(stopped.state(), stopped.series(), stopped.history(), ended=stopped.ended)
+    assert again == kept.page
+
+
+def test_what_is_kept_is_private(kept: Kept) -> None:
+    for name in ("run.jsonl", "series.jsonl", "last.view"):
+        assert os.stat(kept.folder / name).st_mode & 0o077 == 0, name
