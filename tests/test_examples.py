@@ -85,6 +85,7 @@ def test_quickstart_runs_alone_on_one_machine(jupyter_dirs: Path, no_processes_l
     assert trained.startswith("[all 3 nodes]")
     assert trained.count("test accuracy") == 1
     assert number_after(trained, "test accuracy ") >= 0.95
+    assert "loss of the global model  " in text_of(notebook, "status")
     assert "3 nodes" in text_of(notebook, "traffic")
     assert "0 rounds in which nodes disagreed" in text_of(notebook, "traffic")
 

@@ -1,5 +1,6 @@
 """``%%on`` by amounts of memory."""
 
+import msgspec
 import pytest
 
 from notebook_cluster.magics.errors import UsageError
@@ -52,3 +53,10 @@ def test_an_amount_that_fits_nothing_says_what_there_is(word, parts):
     with pytest.raises(UsageError) as caught:
         resolve([word], NODES)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_a_node_whose_work_a_round_refused_runs_cells_all_the_same():
+    refused = msgspec.structs.replace(NODES[1], condition="refused", reason="the work of 'old' holds NaN")
+    nodes = [NODES[0], refused]
+    assert resolve(["old"], nodes) == ["old"]
+    assert resolve(["cuda"], nodes) == ["rig", "old"]

@@ -26,7 +26,9 @@ def series(step: list[int], value: list[float], node: str = "mini") -> list[s.Se
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:
-    curve = Curve(node="mini", name="loss", step=[1, 2, 3], time=[1.0, 2.0, 3.0], value=[math.nan, math.inf, 0.5])
+    curve = Curve(
+        node="mini", job="", name="loss", step=[1, 2, 3], time=[1.0, 2.0, 3.0], value=[math.nan, math.inf, 0.5]
+    )
     message = json.loads(to_json(Series(cluster="digits", reset=True, series=[curve])))
     assert message["series"][0]["value"] == [None, None, 0.5]
 

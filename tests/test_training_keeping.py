@@ -26,7 +26,7 @@ def keep(node: Node) -> Callable[[], Path] | None:
     found: SimpleQueue[Any] = SimpleQueue()
     job: Any = node.job("model")
     node.call_soon(lambda: found.put(job.keep()))
-    writer: Callable[[], Path] | None = found.get(timeout=10)
+    writer: Callable[[], Path] | None = found.get(timeout=30)
     return writer
 
 

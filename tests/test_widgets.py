@@ -3,6 +3,7 @@
 import math
 import queue
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from notebook_cluster.protocol.state import EventView, RoundWait, Series
+from notebook_cluster.protocol.history import RunHistory
+from notebook_cluster.protocol.state import ClusterView, EventView, RoundWait, Series
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
@@ -20,9 +22,11 @@ from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, nu
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.picture import Line, svg_chart
+from notebook_cluster.widgets.report import render_report
 from notebook_cluster.widgets.text import sparkline
 from tests.fake_cluster import cluster_view, node_view, peer_view, series_until
 
+NO_HISTORY = RunHistory(rounds=[], rounds_seen=0, checkpoints=[], cells=[], cells_seen=0, peers=[])
 ATTACK = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
 
 
@@ -67,12 +71,12 @@ def test_html_never_turns_text_of_a_node_into_markup() -> None:
     assert "&lt;img src=x onerror" in render_html(state, [curve])
 
 
-def test_html_of_an_ordinary_cluster_is_well_formed_and_has_both_curves() -> None:
+def test_html_of_an_ordinary_cluster_is_well_formed_and_has_its_curves() -> None:
     state = cluster_view()
     markup = render_html(state, series_until(120, state.started))
     assert_harmless(markup)
-    assert markup.count("<svg") == 2
-    assert markup.count("<path") == 6
+    assert markup.count("<svg") == 3
+    assert markup.count("<path") == 9
     assert all(word in markup for word in ("laptop", "mini", "desk", "attic", "NVIDIA RTX 4070", "12 GB"))
 
 
@@ -383,7 +387,11 @@ def test_a_card_shows_load_temperature_battery_and_link_where_they_are_known() -
     node = node_view(1, "mini", load=0.934, temperature=61.4, cpu=1.25)
     peer = peer_view("mini", condition="connected", battery=54.2, plugged=False, jitter_ms=0.4)
     (card,) = panel_model(cluster_view(nodes=[node], peers=[peer]))["nodes"]
-    assert card["vitals"] == "93% load · 61 °C · battery 54% · link 1.8 ms ± 0.4 ms · 1.2 CPU"
+    assert card["vitals"] == "GPU 93% · 61 °C · uses 1.2 CPU cores · battery 54% · link 1.8 ms ± 0.4 ms"
+    said = (
+        "mini: GPU 93% · 61 °C · uses 1.2 CPU cores · battery 54% · link 1.8 ms ± 0.4 ms · waited 0.4 s · 940 samples/s"
+    )
+    assert f"  {said} · saved digits at round 2, " in render_text(cluster_view(nodes=[node], peers=[peer]))
     (bare,) = panel_model(cluster_view(nodes=[node_view(0, "laptop")], peers=[]))["nodes"]
     assert bare["vitals"] == ""
 
@@ -392,7 +400,7 @@ def test_measurements_that_cannot_be_stay_short_or_are_left_out() -> None:
     node = node_view(1, "mini", load=1e300, temperature=1e300, cpu=1e300, samples_per_s=1e300)
     peer = peer_view("mini", condition="connected", battery=1e300, round_trip_ms=None)
     model = panel_model(cluster_view(nodes=[node], peers=[peer]))
-    assert model["nodes"][0]["vitals"] == "100% load · mains 100%"
+    assert model["nodes"][0]["vitals"] == "GPU 100% · mains 100%"
     assert len(model["nodes"][0]["extra"]) <= 40
     assert "Samples/s" not in {fact["label"] for fact in model["facts"]}
 
@@ -413,6 +421,8 @@ def test_who_was_waited_for_is_shown_newest_round_first() -> None:
         {"round": "1", "node": "mini", "time": "0.5 s", "fraction": 0.25},
     ]
     assert render_html(state).count('class="nbc-wait"') == 2
+    assert "who was waited for\n  round 2  desk  2.0 s\n  round 1  mini  0.5 s\n" in render_text(state)
+    assert "who was waited for" not in render_text(cluster_view())
     assert "Who was waited for" not in render_html(cluster_view())
 
 
@@ -433,3 +443,111 @@ def test_columns_are_thinned_as_points_are() -> None:
     steps, again = columns.by_step(curve)
     assert (steps[900], len(steps)) == (0.0, 1801)
     assert numpy.isnan(again[900])
+
+
+NOT_NUMBERS = [2.0, math.nan, 1.5, math.inf, 1.0, -math.inf, math.nan, 0.5]
+
+
+def broken_run() -> tuple[ClusterView, list[Series]]:
+    """A node called ATTACK whose loss is not finite now and then, and whose memory is no number at all."""
+    state = cluster_view(
+        nodes=[node_view(0, ATTACK, loss=math.nan, samples_per_s=math.nan, scalars={ATTACK: math.inf})]
+    )
+    places = list(range(len(NOT_NUMBERS)))
+    times = [state.started + place for place in places]
+    loss = Series(node=ATTACK, name="loss", step=places, time=times, value=NOT_NUMBERS)
+    memory = Series(node=ATTACK, name="memory", step=places, time=times, value=[math.nan] * len(places))
+    return state, [loss, memory]
+
+
+@pytest.mark.parametrize("render", [render_html, lambda *run: render_report(*run, NO_HISTORY)], ids=["html", "report"])
+def test_in_pictures_what_is_not_finite_is_a_gap(render: Callable[..., str]) -> None:
+    markup = render(*broken_run())
+    paths = re.findall(r'<path d="([^"]*)"', markup)
+    assert len(paths) == 2  # loss over steps and over time; nothing of the memory can be drawn
+    for path in paths:
+        assert path.count("M") == 4  # 2.0, 1.5, 1.0 and 0.5 stand alone
+        assert not re.search("nan|inf", path)
+    assert ">NaN<" in markup
+    assert not re.search("<img|<script", markup)
+
+
+def test_in_text_what_is_not_finite_is_left_out_and_named() -> None:
+    state, series = broken_run()
+    text = render_text(state, series)
+    assert re.search(r" NaN .* █▆▃▁$", text, re.MULTILINE)
+    assert "nan" not in text
+
+
+def test_in_the_figure_what_is_not_finite_is_a_gap_and_no_name_is_markup() -> None:
+    import numpy
+
+    from notebook_cluster.widgets.figure import CurvesFigure
+
+    figure = CurvesFigure()
+    state, series = broken_run()
+    assert figure.draw(Curves(series), {ATTACK: 0}, state.started) is True
+    loss, _, memory = figure.widget.data
+    assert [None if numpy.isnan(y) else float(y) for y in loss.y] == [2.0, None, 1.5, None, 1.0, None, None, 0.5]
+    assert numpy.isnan(memory.y).all()
+    assert not re.search("[<>]", loss.name)
+    before = figure.widget.data[0].y
+    figure.draw(Curves(series), {ATTACK: 0}, state.started)
+    assert figure.widget.data[0].y is before  # nothing is sent again because NaN is not NaN
+
+
+def test_the_model_of_a_run_full_of_nan_says_nothing_that_is_no_text() -> None:
+    import json
+
+    state, _ = broken_run()
+    model = panel_model(state)
+    json.dumps(model, allow_nan=False)
+    assert "nan" not in json.dumps(model)
+    (card,) = model["nodes"]
+    assert (card["loss"], card["extra"].endswith("∞")) == ("NaN", True)
+    assert "Samples/s" not in {fact["label"] for fact in model["facts"]}
+
+
+def test_stop_names_who_is_busy_after_a_while_only_and_kills_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notebook_cluster.widgets.actions.STOP_SECONDS", 0.2)
+    views = [cluster_view(), cluster_view(cell=None)]
+    asked: list[bool] = []
+
+    def interrupt(force: bool) -> list[str]:
+        asked.append(force)
+        return ["laptop", "mini"]
+
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    cluster = SimpleNamespace(interrupt=interrupt, state=lambda: views[0])
+    actions = Actions(cluster, ended.put)  # type: ignore[arg-type]
+
+    def stop() -> str:
+        actions.ask({"action": "interrupt", "id": str(len(asked))})
+        ended.get(timeout=10)()
+        return actions.answers()[-1]["text"]
+
+    assert stop() == "Still busy: laptop, mini. Stop cell again kills and restarts it"
+    assert stop() == "Killed and started again: laptop, mini"
+    views.pop(0)
+    assert stop() == "Interrupted"
+    assert asked == [False, True, False]
+
+
+def test_a_node_whose_work_was_refused_is_not_down_and_counts_on() -> None:
+    node = node_view(1, "mini", condition="refused", reason="the work of 'mini' for round 3 holds NaN or infinity")
+    model = panel_model(cluster_view(nodes=[node_view(0, "laptop"), node]))
+    assert (model["status"], model["level"]) == ("training · exchanging", "info")
+    card = model["nodes"][1]
+    assert (card["condition"], card["level"], card["reason"]) == ("refused", "warning", node.reason)
+    assert "refused: the work of 'mini' for round 3" in render_text(cluster_view(nodes=[node]))
+
+
+@pytest.mark.parametrize(
+    ("sent", "data_parallel", "saved"),
+    [(48_000_000, 4_800_000_000, "4.8 GB"), (5000, 4000, None), (0, 4000, None)],
+)
+def test_bytes_saved_are_said_where_any_were(sent: int, data_parallel: int, saved: str | None) -> None:
+    state = cluster_view()
+    job = msgspec.structs.replace(state.jobs[0], bytes_sent=sent, bytes_data_parallel=data_parallel)
+    facts = {fact["label"]: fact for fact in panel_model(msgspec.structs.replace(state, jobs=[job]))["facts"]}
+    assert (facts["Saved"]["value"] if "Saved" in facts else None) == saved

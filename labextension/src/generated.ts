@@ -68,6 +68,8 @@ export interface JobView {
   hash_mismatches: number;
   state_hash: string;
   waits: RoundWait[];
+  loss: number | null;
+  loss_round: number | null;
 }
 
 export interface CellView {
@@ -118,6 +120,7 @@ export interface Sharing {
   code: string;
   command: string;
   qr_svg_data_url: string;
+  keys: string[];
 }
 
 /** The server extension. */
@@ -135,9 +138,10 @@ export interface Overview {
   server: ServerInfo;
 }
 
-/** Points of one curve of a node: `loss`, `memory` (bytes) or a reported scalar. The lists are equally long. */
+/** Points of one curve: `loss`, `memory` (bytes) or a reported scalar. The lists are equally long. */
 export interface Curve {
   node: string;
+  job: string;
   name: string;
   step: number[];
   time: (number | null)[];

@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notebook_cluster.protocol import peer as p
-from notebook_cluster.protocol.node import Telemetry
+from notebook_cluster.protocol.node import GlobalMeasured, Telemetry
 from notebook_cluster.protocol.state import NodeView
 
 if TYPE_CHECKING:
@@ -32,22 +32,28 @@ class Measurements:
             return
         if new.waiting != before.waiting:
             self._hub.cells.notices.on_waiting(name, new.waiting)
-        ahead = self._clock_difference(name, new)
+        ahead = self._clock_difference(name, new.history[-1][1]) if new.history else 0.0
         for step, when, loss in new.history:
-            if math.isfinite(loss) and math.isfinite(when):
+            if math.isfinite(when):  # a loss that is not finite is a gap in the curve
                 self._hub.series.add(name, "loss", step, when + ahead, loss)
         if new.step is not None:
             for scalar, value in new.scalars.items():
-                if math.isfinite(value) and (new.step != before.step or value != before.scalars.get(scalar)):
+                if new.step != before.step or not _same(value, before.scalars.get(scalar)):
                     self._hub.series.add(name, scalar, new.step, time.time(), value)
         self._hub.dirty()
 
-    def _clock_difference(self, name: str, telemetry: Telemetry) -> float:
-        """Seconds that this machine's clock is ahead of the node's, about: of every message the time on the way is in
-        it, so the smallest is the best."""
-        if not telemetry.history or not math.isfinite(telemetry.history[-1][1]):
+    def on_global(self, name: str, message: GlobalMeasured) -> None:
+        """What a node has measured of a global model."""
+        if self._hub.state.nodes[name].is_in and math.isfinite(message.time):
+            when = message.time + self._clock_difference(name, message.time)
+            self._hub.global_models.told(name, message, when)
+
+    def _clock_difference(self, name: str, said: float) -> float:
+        """Seconds that this machine's clock is ahead of the node's, about, from the time that a message says: of
+        every one the time on the way is in it, so the smallest is the best."""
+        if not math.isfinite(said):
             return self._ahead.get(name, 0.0)
-        now = time.time() - telemetry.history[-1][1]
+        now = time.time() - said
         known = self._ahead.get(name, now)
         # A clock that was set is not a message that took half a day.
         self._ahead[name] = now if now - known > CLOCK_WAS_SET else min(known, now)
@@ -101,6 +107,7 @@ class Measurements:
             telemetry = self._telemetry.get(node.name, Telemetry())
             sample = self._samples.get(node.name)
             used, peak = self._memory(node.name)
+            facts = jobs.get(node.name, {})
             condition = node.condition
             reason = node.reason
             if condition == "ok" and link is not None and link.condition == "suspect":
@@ -109,9 +116,10 @@ class Measurements:
                 condition, reason = "asleep", link.why
             elif condition == "ok" and node.name in replaying:
                 condition = "rejoining"
+            elif condition == "ok" and facts.get("refused"):
+                condition, reason = "refused", facts["refused"]
             accelerator = node.device not in ("", "cpu")
             measured = self._devices.get(node.peer, {}).get(node.device or "cpu")
-            facts = jobs.get(node.name, {})
             rows.append(
                 NodeView(
                     name=node.name, rank=state.rank(node.name), peer=node.peer, device=node.device or "cpu",
@@ -123,11 +131,17 @@ class Measurements:
                     cpu=sample.cpu if sample is not None else 0.0,
                     load=_finite(measured.load) if measured is not None else None,
                     temperature=_finite(measured.temperature) if measured is not None else None, step=telemetry.step,
-                    loss=_finite(telemetry.loss), scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
-                    waiting=telemetry.waiting, **facts,
+                    loss=telemetry.loss, scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
+                    waiting=telemetry.waiting,
+                    **{name: value for name, value in facts.items() if name != "refused"},
                 )
             )  # fmt: skip
         return rows
+
+
+def _same(value: float, before: float | None) -> bool:
+    """NaN is the same as NaN."""
+    return value == before or (before is not None and math.isnan(value) and math.isnan(before))
 
 
 def _finite(value: float | None) -> float | None:

@@ -12,6 +12,7 @@ from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.introspection import Variables
 from notebook_cluster.protocol.node import (
     FromNodeBody,
+    GlobalMeasured,
     InterruptSeen,
     NodeHello,
     NodeLog,
@@ -139,6 +140,8 @@ class Members:
                 self._node_up(node, body)
             case Telemetry():
                 self._hub.measurements.on_telemetry(node.name, body)
+            case GlobalMeasured():
+                self._hub.measurements.on_global(node.name, body)
             case InterruptSeen():
                 self._hub.cells.runs.interrupt_seen(node.name, body.cell)
             case NodeLog():

@@ -13,8 +13,8 @@ from notebook_cluster.coordinator.history import History
 from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.rounds import Applied, Arrived, Saved
-from notebook_cluster.protocol.state import JobView
+from notebook_cluster.protocol.rounds import Applied, Arrived, Refused, RegisterRefused, Saved
+from notebook_cluster.protocol.state import JobView, NodeView
 from notebook_cluster.protocol.wire import Message
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAVE_TIMEOUT = 300.0
+KEPT_STEPS = 32
+"""Rounds of each node of which the step is known: a checkpoint is of one of the last."""
 
 
 class RoundsHost:
@@ -32,6 +34,7 @@ class RoundsHost:
         self._hub = hub
         self._state = rounds.RoundsState()
         self._facts: dict[str, dict[str, Any]] = {}
+        self._steps: dict[str, dict[tuple[str, int], int]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._tokens = itertools.count(1)
         self.history = History(hub)
@@ -42,7 +45,12 @@ class RoundsHost:
             match effect:
                 case jobs.Log():
                     self._hub.log.round(self.history.annotated(effect.record))
+                    if effect.record["kind"] == "commit":
+                        for name in effect.record["commit"]["members"]:
+                            self._facts.setdefault(name, {}).pop("refused", None)
                 case jobs.Send():
+                    if isinstance(effect.message, Refused | RegisterRefused):
+                        self._facts.setdefault(effect.node, {})["refused"] = effect.message.reason
                     self._hub.members.send(effect.node, effect.message)
                 case jobs.Tell():
                     self._hub.tell(effect.level, effect.text)
@@ -60,15 +68,23 @@ class RoundsHost:
             self.history.arrived(node, message)
         elif isinstance(message, Applied):
             facts["last_round"], facts["round_wait"] = message.round, message.wait
+            steps = self._steps.setdefault(node, {})
+            steps[message.job, message.round] = message.step
+            if len(steps) > KEPT_STEPS:
+                del steps[next(iter(steps))]
         elif isinstance(message, Saved) and not message.error:
             self.history.saved(message)
-            for facts in (self._facts.setdefault(name, {}) for name in self._hub.state.nodes):
-                facts["checkpoint"] = f"{message.name} at round {message.round}"
+            for name in self._hub.state.nodes:
+                step = self._steps.get(name, {}).get((message.job, message.round), 0)
+                facts = self._facts.setdefault(name, {})
+                facts["checkpoint"] = f"{message.name} at round {message.round}" + (f", step {step:,}" if step else "")
                 facts["checkpoint_time"] = time.time()
         self._feed(jobs.FromMember(node, incarnation, message))
         self._hub.dirty()
 
     def cell_started(self, cell: int, nodes: list[str]) -> None:
+        for name in nodes:
+            self._facts.get(name, {}).pop("refused", None)
         self._feed(jobs.CellStarted(cell, tuple(nodes)))
 
     def node_joined_cell(self, cell: int, node: str) -> None:
@@ -95,7 +111,7 @@ class RoundsHost:
     def recover(self, records: list[dict[str, Any]]) -> None:
         """After a restart of the coordinator: what was committed, and the open round."""
         for record in records:
-            self.history.replay(record)
+            self.history.committed.replay(record)
         nodes = tuple((node.name, node.incarnation) for node in self._hub.state.roster_nodes())
         cell = self._hub.state.running()
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
@@ -134,14 +150,28 @@ class RoundsHost:
 
     # ---- what views see
 
+    def committed(self, job: str) -> int | None:
+        """The last committed round of ``job``; None when there is no such job."""
+        return self._state.jobs[job].round if job in self._state.jobs else None
+
     def views(self) -> list[JobView]:
         return [
-            msgspec.structs.replace(job, waits=self.history.waits(job.name)) for job in rounds.job_views(self._state)
+            self._hub.global_models.shown_in(msgspec.structs.replace(job, waits=self.history.committed.waits(job.name)))
+            for job in rounds.job_views(self._state)
         ]
 
     def node_facts(self) -> dict[str, dict[str, Any]]:
-        """Per node: ``last_round``, ``round_wait``, ``checkpoint``, ``checkpoint_time``."""
+        """Per node: ``last_round``, ``round_wait``, ``checkpoint``, ``checkpoint_time``, and ``refused``: why its
+        newest work is in no round."""
         return self._facts
+
+    def take_over(self, nodes: list[NodeView]) -> None:
+        """The facts that the coordinator before this one has shown."""
+        for node in nodes:
+            self._facts[node.name] = {
+                "last_round": node.last_round, "round_wait": node.round_wait, "checkpoint": node.checkpoint,
+                "checkpoint_time": node.checkpoint_time,
+            }  # fmt: skip
 
     def close(self) -> None:
         for future in self._answers.values():

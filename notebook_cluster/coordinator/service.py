@@ -22,6 +22,7 @@ from notebook_cluster.coordinator.cells import Cells, cell_view
 from notebook_cluster.coordinator.comms import Comms
 from notebook_cluster.coordinator.door import Door
 from notebook_cluster.coordinator.examination import Examination
+from notebook_cluster.coordinator.global_model import GlobalModels
 from notebook_cluster.coordinator.incoming import Incoming
 from notebook_cluster.coordinator.inputs import Inputs
 from notebook_cluster.coordinator.introspection import Introspection
@@ -30,6 +31,7 @@ from notebook_cluster.coordinator.members import Members
 from notebook_cluster.coordinator.pairing import Pairing
 from notebook_cluster.coordinator.peers import LOCAL, Peers
 from notebook_cluster.coordinator.relaying import Relaying
+from notebook_cluster.coordinator.remembering import Memory
 from notebook_cluster.coordinator.replay import Replay
 from notebook_cluster.coordinator.requests import Requests
 from notebook_cluster.coordinator.rounds_host import RoundsHost
@@ -63,6 +65,7 @@ class Coordinator:
         self.recovered_sequences: dict[str, int] = {}
         self.state = State()
         self.series = SeriesStore()
+        self.memory = Memory(self)
         self.events: deque[EventView] = deque(maxlen=100)
         self._dirty = True
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -86,8 +89,10 @@ class Coordinator:
             self.state = recovered.state
             self.recovered_sequences = recovered.received
             self._round_records = recovered.rounds
+            self.memory.recall()
         else:
             self.streaming.discard_old()
+            self.memory.forget()
         cluster_id = self.state.cluster_id or f"{settings.cluster}-{secrets.token_hex(8)}"
         # Epochs also grow over fresh starts, so an agent never obeys a coordinator that was replaced.
         epoch = max(self.state.epoch + 1, time.time_ns() // 1_000_000)
@@ -112,6 +117,7 @@ class Coordinator:
         self.members = Members(self)
         self.adding = Adding(self)
         self.measurements = Measurements(self)
+        self.global_models = GlobalModels(self)
         self.streaming = Streaming(self, self.settings.runtime / "cells")
         self.comms = Comms(self)
         self.cells = Cells(self)
@@ -225,14 +231,13 @@ class Coordinator:
             self._last_needed = now
         elif now - self._last_needed > self.settings.lease:
             self._stop("nobody looked at it for its lease")
-        if not any(view.live for view in self.views.views.values()):
-            self.series.take_fresh()  # who comes asks for the whole curves: nothing piles up for nobody
-        elif self._dirty:
+        self.global_models.tick(now)
+        fresh = self.memory.keep(now)
+        if self._dirty and any(view.live for view in self.views.views.values()):
             self._dirty = False
             self.views.send_live(v.StateChanged(state=self.view()))
-            fresh = self.series.take_fresh()
-            if fresh:
-                self.views.send_live(v.SeriesAdded(series=fresh))
+        if fresh:
+            self.views.send_live(v.SeriesAdded(series=fresh))
 
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
@@ -258,6 +263,8 @@ class Coordinator:
         self._stopping.set()
         reason = self._stop_reason or "ended"
         log.info("cluster %s ends: %s", self.settings.cluster, reason)
+        self.global_models.close()
+        self.memory.close(reason)
         running = self.state.running()
         if running is not None:
             self.views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))

@@ -13,7 +13,7 @@ MEMORY_WORDS = ("vram>=", "ram>=")
 _RANKS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MEMORY = re.compile(r"(vram|ram)(>=|<=|>|<)(\d{1,7}(?:\.\d{1,3})?)(gb|gib|mb|mib)", re.IGNORECASE)
 _UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
-_GONE = ("dead", "lost", "refused", "stopping")
+_GONE = ("dead", "lost", "stopping")
 
 
 def resolve(words: Sequence[str], nodes: Sequence[NodeView]) -> list[str]:

@@ -3,9 +3,12 @@
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
+from notebook_cluster.node.telemetry import as_number
+from notebook_cluster.training.measuring import open_block
 from notebook_cluster.training.runtime import current_runtime
 
 if TYPE_CHECKING:
+    from notebook_cluster.collectives.choosing import AlgorithmName
     from notebook_cluster.node.runtime import NodeRuntime
 
 Reduction = Literal["sum", "mean", "max", "min"]
@@ -33,60 +36,70 @@ def node() -> str:
 
 def barrier() -> None:
     """Return when every node of the cell has called it."""
-    _runtime("barrier").collectives.barrier()
+    node_runtime("barrier").collectives.barrier()
 
 
-def all_reduce(x: Any, op: Reduction = "sum") -> Any:
+def all_reduce(x: Any, op: Reduction = "sum", algorithm: "AlgorithmName" = "auto") -> Any:
     """The ``op`` of ``x`` over all nodes of the cell: a new array, tensor or number, the same bits on every node.
 
-    Summed in rank order; half precision in float32; integers exactly. The result has no gradient.
+    Summed in rank order (nodes of one peer first where several share one); half precision in float32; integers exactly.
+    The result has no gradient. ``algorithm`` may say how: ``direct``, ``star``, ``tree``, ``slices``, ``ring``,
+    ``shared`` or ``hierarchical``; ``auto`` chooses by size, number of nodes and who shares a peer.
 
     Raises:
-        ValueError: shapes, dtypes or operations differ between nodes; the message names both.
+        ValueError: shapes, dtypes, operations or algorithms differ between nodes; the message names both.
         PeerLost: a node of the cell raised, ended or was lost.
     """
-    return _runtime("all_reduce").collectives.all_reduce(x, op)
+    return node_runtime("all_reduce").collectives.all_reduce(x, op, algorithm)
 
 
 def all_gather(x: Any) -> list[Any]:
     """The ``x`` of every node in rank order: arrays or tensors of any shape, numbers or plain data."""
-    return _runtime("all_gather").collectives.all_gather(x)
+    return node_runtime("all_gather").collectives.all_gather(x)
 
 
 def reduce_scatter(x: Any, op: Reduction = "sum") -> Any:
     """This node's rows of the ``op`` of ``x`` over all nodes; the first dimension divides by the number of nodes."""
-    return _runtime("reduce_scatter").collectives.reduce_scatter(x, op)
+    return node_runtime("reduce_scatter").collectives.reduce_scatter(x, op)
 
 
 def broadcast(x: Any = None, src: int = 0) -> Any:
     """The ``x`` of rank ``src`` on every node; a tensor goes to the device of the ``x`` that a receiver passes."""
-    return _runtime("broadcast").collectives.broadcast(x, src)
+    return node_runtime("broadcast").collectives.broadcast(x, src)
 
 
 def send(x: Any, dst: int) -> None:
     """Send ``x`` to rank ``dst``, which gets it with ``recv``. Returns at once while little is on its way."""
-    _runtime("send").collectives.send(x, dst)
+    node_runtime("send").collectives.send(x, dst)
 
 
 def recv(src: int) -> Any:
     """The next value that rank ``src`` has sent to this node, in order. Tensors arrive on the CPU."""
-    return _runtime("recv").collectives.recv(src)
+    return node_runtime("recv").collectives.recv(src)
 
 
 def report(*, loss: Any = None, step: int | None = None, samples_per_s: Any = None, **scalars: Any) -> None:
     """Show numbers of this node in the panel: ``nc.report(loss=loss, accuracy=0.9)``. Cheap enough for every step.
 
-    One-element tensors are read at most four times a second, so a GPU is not made to wait.
+    One-element tensors are read at most four times a second, so a GPU is not made to wait. Inside
+    ``with sync.global_model():`` the numbers are those of the global model; scalars are shown at the node as well.
 
     Raises:
         TypeError: a value is no number; names it.
     """
     if "waiting" in scalars:
         raise TypeError("report: the name 'waiting' is taken: use another one")
+    block = open_block()
+    if block is not None:
+        numbers = {name: as_number(name, value) for name, value in scalars.items()}
+        if loss is not None:
+            numbers["loss"] = as_number("loss", loss)
+        block.note(numbers, None if step is None else int(as_number("step", step)))
+        step = loss = None
     current_runtime().report(step=step, loss=loss, samples_per_s=samples_per_s, **scalars)
 
 
-def _runtime(operation: str) -> "NodeRuntime":
+def node_runtime(operation: str) -> "NodeRuntime":
     """This node's runtime, for an operation that others wait in too.
 
     Raises:

@@ -77,8 +77,15 @@ def cell_world(info: CellInfo, roster: Roster, name: str) -> CellWorld:
             "who started it: they work here from the next cell on (training rounds already do)"
         )
         taking_part = {name}
-    nodes = {node.name: node.rank for node in ranked(roster) if node.name in taking_part}
-    return CellWorld(cell=info.cell, generation=info.generation, nodes=nodes, excluded=excluded, replay=info.replay)
+    rows = [node for node in ranked(roster) if node.name in taking_part]
+    return CellWorld(
+        cell=info.cell,
+        generation=info.generation,
+        nodes={node.name: node.rank for node in rows},
+        excluded=excluded,
+        replay=info.replay,
+        peers={node.name: node.peer for node in rows},
+    )
 
 
 def address_seen_from(own: NodeAddress, other: NodeAddress) -> str:

@@ -170,6 +170,19 @@ class Telemetry(Message, frozen=True):
     """``all_reduce #3 for desk``, ``round 12``: what the node's main thread waits for."""
 
 
+class GlobalMeasured(Message, frozen=True):
+    """Node: what nc.report() was told inside ``with sync.global_model():``, once a block."""
+
+    job: str
+    round: int
+    """After which the model was measured; 0: before the first one."""
+    step: int
+    """Steps of this node when it took over that round."""
+    time: float
+    values: dict[str, float]
+    """``loss`` and scalars."""
+
+
 class NodeLog(Message, frozen=True):
     """Node: one line for the event list (``level`` info, warning or error)."""
 
@@ -209,6 +222,7 @@ ToNodeBody = (
 FromNodeBody = (
     NodeHello
     | Telemetry
+    | GlobalMeasured
     | NodeLog
     | InterruptSeen
     | Unreachable

@@ -180,6 +180,8 @@ class Applied(Message, frozen=True):
     wait: float = 0.0
     """Seconds between Arrived and Applied."""
     fragment: int = 0
+    step: int = 0
+    """Steps of the node's training loop at the boundary; 0: not known."""
 
 
 class Void(Message, frozen=True):

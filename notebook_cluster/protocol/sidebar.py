@@ -42,6 +42,8 @@ class Sharing(Message, frozen=True):
     """What is typed in a notebook to add this machine."""
     qr_svg_data_url: str
     """``command`` as a picture; empty without a code."""
+    keys: list[str] = []
+    """Of this user's agents on this machine: a peer with one of them is this machine."""
 
 
 class ServerInfo(Message, frozen=True):
@@ -62,9 +64,11 @@ class Overview(Message, frozen=True):
 
 
 class Curve(Message, frozen=True):
-    """Points of one curve of a node: ``loss``, ``memory`` (bytes) or a reported scalar. The lists are equally long."""
+    """Points of one curve: ``loss``, ``memory`` (bytes) or a reported scalar. The lists are equally long."""
 
     node: str
+    """Empty: what was measured of the global model of ``job``, which is empty for a node."""
+    job: str
     name: str
     step: list[int]
     time: list[float]
@@ -101,7 +105,8 @@ ServerMessage = Overview | Series | Done
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """What a person clicked.
 
-    - start: cluster ``cluster`` (default ``cluster``) with ``value`` nodes on this machine (default 1)
+    - start: cluster ``cluster`` (default ``cluster``) with ``value`` nodes on this machine (default 1) and on the
+      peers ``target`` (names or HOST:PORT with commas between, or ``all``), ``code`` for those that are not trusted yet
     - add: nodes of peer ``target`` (name, HOST:PORT, ``local`` or ``all``), ``value`` of them (default: one per
       accelerator); ``code`` when it is not trusted yet
     - remove, restart: node ``target``

@@ -38,7 +38,7 @@ class NodeView(Message, frozen=True):
     round_wait: float | None = None
     """Seconds this node waited in its last round."""
     checkpoint: str = ""
-    """``digits at round 12``, or empty."""
+    """``digits at round 12, step 1,200`` (of this node), or empty."""
     checkpoint_time: float | None = None
     waiting: str = ""
 
@@ -96,6 +96,10 @@ class JobView(Message, frozen=True):
     state_hash: str = ""
     waits: list[RoundWait] = []
     """Of the last rounds, oldest first."""
+    loss: float | None = None
+    """Of the global model, as it was measured last; None: nobody has measured it."""
+    loss_round: int | None = None
+    """The round after which it was measured."""
 
 
 class CellView(Message, frozen=True):
@@ -137,7 +141,10 @@ class ClusterView(Message, frozen=True):
 
 
 class Series(Message, frozen=True):
-    """One curve. ``name``: ``loss``, ``memory`` (bytes) or a reported scalar. At most 2,000 points, thinned."""
+    """One curve. ``name``: ``loss``, ``memory`` (bytes) or a reported scalar. At most 2,000 points, thinned.
+
+    A curve is that of a node, or that of the global model of a training job; then ``node`` is empty.
+    """
 
     node: str
     name: str
@@ -146,3 +153,4 @@ class Series(Message, frozen=True):
     value: list[float]
     seen: int = 0
     """How many measured points these stand for; 0: each for itself."""
+    job: str = ""

@@ -9,7 +9,8 @@ from notebook_cluster.protocol.thinning import ThinnedCurve, extremes
 SENT_POINTS = 200
 """Of a curve, to a browser that connects."""
 MAX_CURVES = 512
-Key = tuple[str, str]
+Key = tuple[str, str, str]
+"""Node, job, name."""
 
 
 class History:
@@ -26,14 +27,14 @@ class History:
         self._all, self._fresh = {}, {}
         self._overlaps = self._whole = True
         for curve in series[:MAX_CURVES]:
-            points = self._all[curve.node, curve.name] = ThinnedCurve()
+            points = self._all[curve.node, curve.job, curve.name] = ThinnedCurve()
             points.extend(curve.step, curve.time, curve.value, curve.seen)
 
     def add(self, series: list[state.Series]) -> None:
         """New points."""
         overlaps, self._overlaps = self._overlaps, False
         for curve in series:
-            key = (curve.node, curve.name)
+            key = curve.node, curve.job, curve.name
             if key not in self._all and len(self._all) >= MAX_CURVES:
                 continue
             known, fresh = self._all.setdefault(key, ThinnedCurve()), self._fresh.setdefault(key, ThinnedCurve())
@@ -61,8 +62,8 @@ class History:
 def _chosen(key: Key, points: ThinnedCurve, indices: list[int]) -> Curve:
     step, time, value = points.step, points.time, points.value
     return Curve(
-        node=key[0], name=key[1], step=[step[index] for index in indices], time=[time[index] for index in indices],
-        value=[value[index] for index in indices],
+        node=key[0], job=key[1], name=key[2], step=[step[index] for index in indices],
+        time=[time[index] for index in indices], value=[value[index] for index in indices],
     )  # fmt: skip
 
 

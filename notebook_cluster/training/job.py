@@ -58,6 +58,8 @@ class Job:
         self.name = name
         self.owner: object | None = None
         """The sync object that was made last: an older one must not go on."""
+        self.step = 0
+        """Steps of its training loop at the boundary that was reached last."""
         self.restored_part: Callable[[str, int, frozenset[str]], bytes | None] = lambda node, rank, used: None
         """Optimiser state of a node, from the checkpoint that this node resumed from."""
         self.resting_part: Callable[[], bytes] | None = None
@@ -217,6 +219,7 @@ class Job:
             bytes_sent=effect.bytes_sent,
             steps=effect.steps,
             wait=wait,
+            step=self.step,
         )
         self.runtime.send_control(applied)
 

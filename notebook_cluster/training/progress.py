@@ -18,7 +18,7 @@ class Progress:
         self.step = 0
         self._runtime = runtime
         self._read_at = 0.0
-        self._rate_from = time.monotonic()
+        self._rate_from = self._waits_from = time.monotonic()
         self._samples = 0.0
 
     def count(self, loss: Any, samples: float) -> None:
@@ -41,8 +41,12 @@ class Progress:
     def waiting(self, what: str) -> None:
         """The main thread waits for ``what``; empty: it goes on, and the wait does not count as slow training."""
         self._runtime.report(waiting=what)
-        if not what:
-            self._rate_from, self._samples = time.monotonic(), 0.0
+        now = time.monotonic()
+        if what:
+            self._waits_from = now
+        else:
+            # Rounds may follow each other faster than the rate is told, so the time of a wait is taken out of it.
+            self._rate_from += now - self._waits_from
 
     def _value(self, loss: Any, now: float) -> float | None:
         if loss is None or isinstance(loss, float | int):

@@ -6,6 +6,8 @@ loaded, so the difference is taken from the value that was loaded. A lossy codec
 ``e = a - decode(encode(a))`` for the next round, once the round is committed.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,6 +129,16 @@ class Replica:
     def discard(self) -> None:
         """REFUSED: error feedback 0, theta_m = theta."""
         self._reset(self.theta)
+
+    @contextlib.contextmanager
+    def global_parameters(self) -> Iterator[None]:
+        """The model is theta inside the block, and afterwards bit for bit what it was before."""
+        local = self.parameters.snapshot()
+        try:
+            self.parameters.load(self.theta)
+            yield
+        finally:
+            self.parameters.restore(local)
 
     # ---- the model ------------------------------------------------------------------------------------------
 

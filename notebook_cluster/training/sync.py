@@ -20,6 +20,7 @@ from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, parameters_of
 from notebook_cluster.training.job import Description, Job, Notice
 from notebook_cluster.training.keeping import PartWanted
+from notebook_cluster.training.measuring import Measuring
 from notebook_cluster.training.node_part import PartError, pack, unpack
 from notebook_cluster.training.progress import Progress
 from notebook_cluster.training.replica import Replica
@@ -45,6 +46,8 @@ class RoundSync:
         self._replica = Replica(parameters, WireFormat(strategy.codec, layout.size - layout.buffers, layout.buffers))
         self._description = Description(layout, strategy.as_settings())
         self._progress = Progress(self._runtime)
+        self._round_step = 0
+        """Steps taken here when the last round was taken over."""
         attached = self._runtime.job(strategy.name)
         self._job = attached if isinstance(attached, Job) else Job(self._runtime, strategy.name)
         if attached is None:
@@ -106,18 +109,28 @@ class RoundSync:
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[None]:
-        """The model holds the global parameters inside the block, and afterwards again what it held before."""
+        """The model holds the global parameters inside the block, and afterwards again what it held before.
+
+        What ``nc.report(loss=..., accuracy=...)`` says inside is said of the global model after its last round: panel
+        and report draw it as a curve of its own. While a cell is replayed the block runs with the model as it is, and
+        nothing is told.
+
+        Raises:
+            TrainingError: the model is not on yet, or this block is inside another one of the same job.
+        """
+        block = Measuring(self._job.name, self._replica.round, self._round_step)
+        if self._runtime.replaying():
+            with block.opened(lambda message: None):
+                yield
+            return
         self._check_usable()
         if not self._replica.started:
             raise TrainingError("the model is not on yet: call step() once before global_model()")
-        parameters = self._replica.parameters
-        local = parameters.snapshot()
         self._evaluating = True
         try:
-            parameters.load(self._replica.theta)
-            yield
+            with block.opened(self._runtime.send_control), self._replica.global_parameters():
+                yield
         finally:
-            parameters.restore(local)
             self._evaluating = False
 
     def checkpoint(self, name: str) -> Path | None:
@@ -218,6 +231,7 @@ class RoundSync:
             boundary = self._replica.contribution(finishing)
             with self._runtime.deferred_interrupts():
                 self._waiting, self._waiting_since, self._last = True, time.monotonic(), None
+                self._job.step = self._progress.step
                 self._job.post(boundary)
         self._pump(lambda: not self._waiting or self._finished, f"round {self._replica.round + 1}")
         return self._last
@@ -251,16 +265,18 @@ class RoundSync:
                 self._ready, self._waiting, self._finished = True, False, False
                 self._fresh, self._resume = False, ""
                 self._restore()
+                self._round_step = self._progress.step
             case types.Apply() if replica.started:
                 replica.apply(notice.round, notice.theta, notice.momentum, notice.state_hash, notice.counted)
                 wait = time.monotonic() - self._waiting_since if self._waiting else 0.0
                 self._last = Round(
                     notice.round, notice.members, wait, notice.bytes_sent, notice.state_hash, notice.counted
                 )
-                self._members = notice.members
+                self._members, self._round_step = notice.members, self._progress.step
                 self._waiting, self._finished = False, self._finished or notice.last
             case types.Rebase() if replica.started:
                 replica.rebase(notice.round, notice.theta, notice.momentum, notice.state_hash)
+                self._round_step = self._progress.step
             case types.DiscardContribution() if replica.started:
                 replica.discard()
                 self._refused(notice.reason)

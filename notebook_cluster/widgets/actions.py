@@ -6,7 +6,7 @@ thread hears about the end through ``post``.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = {"done": 8.0, "failed": 60.0}
 """How long an answer stays after the action ended."""
+STOP_SECONDS = 3.0
+"""How long a cell may take to end after a Stop until its nodes are called busy."""
 _AT_ONCE = 8
 _MAX_CODE = 64
 _STARTING = {
@@ -118,9 +120,24 @@ class Actions:
         return "The cluster was stopped"
 
     def _interrupt(self) -> str:
-        busy = tuple(self._cluster.interrupt(force=bool(self._stubborn)))
-        self._stubborn = busy
-        return plain(f"Still busy: {', '.join(busy)}. Stop cell again kills and restarts it") if busy else "Interrupted"
+        force, self._stubborn = bool(self._stubborn), ()
+        running = self._cluster.interrupt(force=force)
+        if force:
+            return plain(f"Killed and started again: {', '.join(running)}") if running else "Interrupted"
+        self._stubborn = self._still_busy(running)
+        names = ", ".join(self._stubborn)
+        return plain(f"Still busy: {names}. Stop cell again kills and restarts it") if names else "Interrupted"
+
+    def _still_busy(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of ``names`` that still run the cell when a Stop had STOP_SECONDS to reach them."""
+        until = time.monotonic() + STOP_SECONDS
+        while True:
+            cell = self._cluster.state().cell
+            running = cell.nodes if cell is not None and cell.status == "running" else {}
+            busy = tuple(name for name in names if running.get(name) == "running")
+            if not busy or time.monotonic() >= until:
+                return busy
+            time.sleep(0.1)
 
     def _end(self, answer: Answer, status: Literal["done", "failed"], text: str) -> None:
         answer.status, answer.text, answer.ended = status, text, time.monotonic()

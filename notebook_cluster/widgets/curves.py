@@ -30,18 +30,19 @@ class Curve(ThinnedCurve):
 
 
 class Curves:
-    """All curves by (node, name), in the order in which they appeared."""
+    """All curves in the order in which they appeared: of nodes, and of the global models of jobs."""
 
     def __init__(self, series: Iterable[Series] = ()) -> None:
-        self._curves: dict[tuple[str, str], Curve] = {}
+        self._curves: dict[tuple[str, str, str], Curve] = {}
         for one in series:
-            self._curves.setdefault((one.node, one.name), Curve()).extend(one.step, one.time, one.value, one.seen)
+            key = one.node, one.job, one.name
+            self._curves.setdefault(key, Curve()).extend(one.step, one.time, one.value, one.seen)
         self._history_ends = {key: max(curve.time, default=0.0) for key, curve in self._curves.items()}
 
     def add_new(self, series: Iterable[Series]) -> None:
         """Append points of SeriesAdded events, except those that the first series held already."""
         for one in series:
-            key = (one.node, one.name)
+            key = one.node, one.job, one.name
             end = self._history_ends.get(key, -math.inf)
             rows = [row for row in zip(one.step, one.time, one.value, strict=False) if row[1] > end]
             if rows:
@@ -54,22 +55,31 @@ class Curves:
         return [
             Series(
                 node=node,
+                job=job,
                 name=name,
                 step=list(curve.step),
                 time=list(curve.time),
                 value=list(curve.value),
                 seen=curve.seen,
             )
-            for (node, name), curve in self._curves.items()
+            for (node, job, name), curve in self._curves.items()
         ]
 
     def get(self, node: str, name: str) -> Curve:
         """The curve, or an empty one."""
-        return self._curves.get((node, name)) or Curve()
+        return self._curves.get((node, "", name)) or Curve()
 
     def nodes(self) -> list[str]:
         """Names of the nodes that have a curve, each once."""
-        return list(dict.fromkeys(node for node, _ in self._curves))
+        return list(dict.fromkeys(node for node, job, _ in self._curves if not job))
+
+    def of_model(self, job: str, name: str) -> Curve:
+        """The curve of what was measured of the global model of ``job``, or an empty one."""
+        return self._curves.get(("", job, name)) or Curve()
+
+    def models(self) -> list[str]:
+        """Names of the jobs whose global model's loss was measured, each once."""
+        return list(dict.fromkeys(job for _, job, name in self._curves if job and name == "loss"))
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:

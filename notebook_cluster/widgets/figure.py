@@ -1,9 +1,11 @@
-"""The plotly curves of a panel: loss over steps and over time, memory over time, one colour per rank.
+"""The plotly curves of a panel: loss over steps and over time, memory over time, one colour per rank, and the loss of
+the global model where it was measured.
 
 Loading plotly takes about a second and its widget ships about 5 MB of script, so a panel makes its figure on its own
 thread when the first point is there.
 """
 
+import math
 import re
 from copy import deepcopy
 from typing import Any
@@ -14,8 +16,8 @@ from plotly.subplots import make_subplots
 
 from notebook_cluster.widgets.columns import Column, by_step, by_time, thin
 from notebook_cluster.widgets.curves import Curves
-from notebook_cluster.widgets.formatting import plain
-from notebook_cluster.widgets.palette import rank_colour
+from notebook_cluster.widgets.formatting import global_label, plain
+from notebook_cluster.widgets.palette import GLOBAL, rank_colour
 
 POINTS_PER_CURVE = 300
 POINTS_IN_ALL = 7500
@@ -56,6 +58,7 @@ class CurvesFigure:
         figure.update_yaxes(rangemode="tozero", col=_CHARTS)  # a few kB more or less must not look like a leak
         self.widget = go.FigureWidget(figure)
         self._nodes: dict[str, int] = {}
+        self._models: dict[str, int] = {}
         self._drawn: dict[int, tuple[Any, ...]] = {}
 
     def draw(self, curves: Curves, ranks: dict[str, int | None], started: float) -> bool:
@@ -68,9 +71,14 @@ class CurvesFigure:
         new = [node for node in curves.nodes() if node not in self._nodes]
         for node in new:
             self._add(node)
+        jobs = curves.models()
+        new_models = [job for job in jobs if job not in self._models]
+        for job in new_models:
+            self._add_model(job, global_label(job, jobs))
         limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // (_CHARTS * max(len(self._nodes), 1)), 40))
         memory = {node: by_time(curves.get(node, "memory"), started) for node in self._nodes}
-        scale, unit = _unit(max((float(y.max()) for _, y in memory.values() if len(y)), default=0.0))
+        most = (float(y.max(initial=0.0, where=numpy.isfinite(y))) for _, y in memory.values())
+        scale, unit = _unit(max(most, default=0.0))
         minutes = max((float(x.max()) for x, _ in memory.values() if len(x)), default=0.0) > 300
         across = 60.0 if minutes else 1.0
         with self.widget.batch_update():
@@ -81,14 +89,19 @@ class CurvesFigure:
                 self._show(index + 1, seconds / across, losses, colour)
                 seconds, used = thin(*memory[node], limit)
                 self._show(index + 2, seconds / across, used / scale, colour)
+            for job, index in self._models.items():
+                loss = curves.of_model(job, "loss")
+                self._show(index, *thin(*by_step(loss), limit))
+                seconds, losses = thin(*by_time(loss, started), limit)
+                self._show(index + 1, seconds / across, losses)
             over = f"over {'minutes' if minutes else 'seconds'}"
             for place, title in ((1, f"Loss {over}"), (2, f"Memory ({unit}) {over}")):
                 if self.widget.layout.annotations[place].text != title:
                     self.widget.layout.annotations[place].text = title
         self._remember()
-        if new:
+        if new or new_models:
             self.widget.send_state(["_widget_data", "_widget_layout"])
-        return bool(new)
+        return bool(new or new_models)
 
     def _remember(self) -> None:
         """Keep up to date what a new view or a reloaded page reads: plotly leaves it as it was at the beginning.
@@ -101,23 +114,38 @@ class CurvesFigure:
     def _add(self, node: str) -> None:
         """The traces of ``node``, one in each chart: one entry in the legend switches all."""
         self._nodes[node] = len(self.widget.data)
-        # Plotly reads a little HTML in names and hover texts; a node's name has no use for any.
-        label = re.sub("[<>&]", " ", plain(node, 64))
-        common = {"mode": "lines", "name": label, "legendgroup": node, "x": [], "y": []}
+        common = {"mode": "lines", "name": _label(node), "legendgroup": node, "x": [], "y": []}
         traces = [go.Scatter(**common, showlegend=chart == _CHARTS - 1) for chart in range(_CHARTS)]
         self.widget.add_traces(traces, rows=[1] * _CHARTS, cols=list(range(1, _CHARTS + 1)))
 
-    def _show(self, index: int, x: Column, y: Column, colour: str) -> None:
-        ends = (float(x[0]), float(x[-1]), float(y[-1])) if len(x) else ()
+    def _add_model(self, job: str, label: str) -> None:
+        """The traces of the global model of ``job``: its loss, a dot for each time it was measured."""
+        self._models[job] = len(self.widget.data)
+        common = {
+            "mode": "lines+markers", "name": _label(label), "legendgroup": f"global model {job}", "x": [], "y": [],
+            "line": {"color": GLOBAL, "width": 2, "dash": "dot"}, "marker": {"color": GLOBAL, "size": 6},
+        }  # fmt: skip
+        traces = [go.Scatter(**common, showlegend=chart == 1) for chart in range(_CHARTS - 1)]
+        self.widget.add_traces(traces, rows=[1] * len(traces), cols=list(range(1, _CHARTS)))
+
+    def _show(self, index: int, x: Column, y: Column, colour: str = "") -> None:
+        # What is not finite is a gap; NaN would not equal itself in what was drawn.
+        ends = (float(x[0]), float(x[-1]), float(y[-1]) if math.isfinite(y[-1]) else None) if len(x) else ()
         seen = (len(x), *ends, colour)
         if self._drawn.get(index) == seen:
             return
         self._drawn[index] = seen
         trace = self.widget.data[index]
         # Arrays travel as binary buffers, a sixth of the size of JSON numbers; 24 bits are finer than a screen.
-        trace.x = x.astype(numpy.float64 if ends and ends[1] > _EXACT_STEPS else numpy.float32)
-        trace.y = numpy.clip(y, -_LARGEST, _LARGEST).astype(numpy.float32)
-        trace.line = {"color": colour, "width": 2}
+        trace.x = x.astype(numpy.float64 if len(x) and x[-1] > _EXACT_STEPS else numpy.float32)
+        trace.y = numpy.clip(numpy.where(numpy.isfinite(y), y, numpy.nan), -_LARGEST, _LARGEST).astype(numpy.float32)
+        if colour:
+            trace.line = {"color": colour, "width": 2}
+
+
+def _label(name: str) -> str:
+    """Plotly reads a little HTML in names and hover texts; the name of a node or job has no use for any."""
+    return re.sub("[<>&]", " ", plain(name, 64))
 
 
 def _unit(largest: float) -> tuple[float, str]:

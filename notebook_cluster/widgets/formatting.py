@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 ABSENT = "\u2013"
 """Stands where there is no value."""
@@ -78,6 +79,11 @@ def number(value: float | None) -> str:
         return f"{value:.3e}"
     digits = 4 if abs(value) < 10 else 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1
     return f"{value:,.{digits}f}"
+
+
+def global_label(job: str, jobs: Sequence[str]) -> str:
+    """What the curve of the global model of ``job`` is called; ``jobs``: all that have one."""
+    return plain("global model" if len(jobs) == 1 else f"global model {job}", 64)
 
 
 def plural(count: int, word: str) -> str:

@@ -27,6 +27,7 @@ _MOST = 1e12
 """A rate above it is not one."""
 _NODE_LEVELS = {
     "ok": "good", "starting": "info", "rejoining": "info", "stopping": "info", "suspect": "warning", "asleep": "asleep",
+    "refused": "warning",
 }  # fmt: skip
 _PEER_LEVELS = {
     "connected": "good", "found": "info", "connecting": "info", "suspect": "warning", "untrusted": "muted",
@@ -127,12 +128,13 @@ def _rank_order(node: NodeView) -> tuple[bool, int, str]:
 
 
 def _status(state: ClusterView) -> tuple[str, str]:
-    broken = [node.name for node in state.nodes if node.condition in ("lost", "dead", "refused")]
+    broken = [node.name for node in state.nodes if node.condition in ("lost", "dead")]
     if broken:
         return plain(f"{', '.join(broken)} {'is' if len(broken) == 1 else 'are'} down"), "bad"
     asleep = [node.name for node in state.nodes if node.condition == "asleep"]
     if state.cell is not None and state.cell.status == "running":
-        return (f"training · {plain(state.jobs[0].phase, 40)}" if state.jobs else "running a cell"), "info"
+        phase = plain(state.jobs[0].phase, 40) if state.jobs else ""
+        return ("training" if phase == "training" else f"training · {phase}" if phase else "running a cell"), "info"
     if any(node.condition == "starting" for node in state.nodes):
         return "starting", "info"
     if asleep:
@@ -144,11 +146,18 @@ def _facts(state: ClusterView) -> list[dict[str, str]]:
     facts = [{"label": "Nodes", "value": str(len(state.nodes)), "note": f"generation {state.generation}"}]
     for job in state.jobs[:1]:
         facts.append({"label": "Round", "value": integer(job.round), "note": _job_note(job)})
-        facts.append({"label": "Sent", "value": byte_count(job.bytes_sent), "note": _traffic_note(job)})
+        facts.append({"label": "Sent", "value": byte_count(job.bytes_sent), "note": "by all nodes"})
+        saved = job.bytes_data_parallel - job.bytes_sent
+        if job.bytes_sent > 0 and saved > 0:
+            note = f"{job.bytes_data_parallel / job.bytes_sent:,.0f}\u00d7 less than data parallel"
+            facts.append({"label": "Saved", "value": byte_count(saved), "note": note})
+        if job.loss is not None:
+            note = f"measured at round {integer(job.loss_round)}"
+            facts.append({"label": "Global loss", "value": number(job.loss), "note": note})
         if job.hash_mismatches:
             facts.append({"label": "Hash mismatches", "value": integer(job.hash_mismatches), "note": "see events"})
-    there = [node.samples_per_s for node in state.nodes if node.condition in ("ok", "suspect")]
-    rates = [rate for rate in there if rate is not None and 0 <= rate < _MOST]
+    there = [node.samples_per_s for node in state.nodes if node.condition in ("ok", "suspect", "refused")]
+    rates = [rate for rate in there if rate is not None and _is_rate(rate)]
     if rates and state.cell is not None and state.cell.status == "running":
         facts.append({"label": "Samples/s", "value": f"{sum(rates):,.0f}", "note": f"of {plural(len(rates), 'node')}"})
     facts.append({"label": "Up", "value": duration(state.now - state.started), "note": ""})
@@ -173,12 +182,6 @@ def _waits(job: JobView) -> list[dict[str, Any]]:
         }
         for wait in reversed(job.waits)
     ]
-
-
-def _traffic_note(job: JobView) -> str:
-    if job.bytes_sent <= 0 or job.bytes_data_parallel <= job.bytes_sent:
-        return "by all nodes"
-    return f"{job.bytes_data_parallel / job.bytes_sent:,.0f}\u00d7 less than data parallel"
 
 
 def _cell(cell: CellView | None, now: float) -> dict[str, Any] | None:
@@ -236,22 +239,28 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
 
 
 def _vitals(node: NodeView, peers: Sequence[PeerView]) -> list[str]:
-    """Load and temperature of its device, power of its machine, and the link to it."""
-    facts = [] if node.load is None else [f"{min(max(node.load, 0.0), 1.0):.0%} load"]
+    """Load and temperature of its device, processors that it keeps busy, power of its machine, and the link to it."""
+    kind = "CPU" if node.device == "cpu" else "GPU"
+    facts = [] if node.load is None else [f"{kind} {min(max(node.load, 0.0), 1.0):.0%}"]
     if node.temperature is not None and abs(node.temperature) < 1000:
         facts.append(f"{node.temperature:.0f} °C")
+    if 0.05 <= node.cpu < _MOST:
+        facts.append(f"uses {node.cpu:.1f} CPU cores")
     peer = next((peer for peer in peers if peer.name == node.peer), None)
     if peer is not None and peer.battery is not None:
         facts.append(f"{'mains' if peer.plugged else 'battery'} {min(max(peer.battery, 0.0), 100.0):.0f}%")
     if peer is not None and peer.round_trip_ms is not None and peer.found_by != "local":
         facts.append(f"link {round_trip(peer.round_trip_ms, peer.jitter_ms)}")
-    if node.device != "cpu" and 0 < node.cpu < _MOST:
-        facts.append(f"{node.cpu:.1f} CPU")
     return facts
 
 
+def _is_rate(rate: float | None) -> bool:
+    """False for what is not known, not a number, or cannot be."""
+    return rate is not None and 0 <= rate < _MOST
+
+
 def _extra(node: NodeView) -> list[str]:
-    rate = [] if node.samples_per_s is None else [plain(f"{node.samples_per_s:,.0f} samples/s", 40)]
+    rate = [] if not _is_rate(node.samples_per_s) else [f"{node.samples_per_s:,.0f} samples/s"]
     return rate + [f"{plain(name, 30)} {number(value)}" for name, value in sorted(node.scalars.items())[:4]]
 
 

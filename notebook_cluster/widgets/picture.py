@@ -13,11 +13,12 @@ _POINTS = 200
 
 
 class Line(NamedTuple):
-    """One curve of a picture; ``colour`` is ``#rrggbb``."""
+    """One curve of a picture; ``colour`` is ``#rrggbb``. ``dotted``: a broken line with a dot at each point."""
 
     label: str
     colour: str
     points: Sequence[Point]
+    dotted: bool = False
 
 
 def svg_chart(title: str, horizontal: str, lines: Sequence[Line], *, from_zero: bool = False) -> str:
@@ -69,16 +70,21 @@ class _Axis:
 
 
 def _path(line: Line, across: _Axis, upward: _Axis) -> str:
-    commands, pen_down = [], False
+    commands, dots, pen_down = [], [], False
     for x, y in thin(line.points, _POINTS):
         if math.isfinite(y):
             # h0 draws a dot where a single value has nothing to be joined to.
             place = f"{across.place(x):.1f} {upward.place(y):.1f}"
             commands.append(f"L{place}" if pen_down else f"M{place}h0")
+            dots.append(f"M{place}h0")
         pen_down = math.isfinite(y)
+    stroke = f'fill="none" stroke="{_escaped(line.colour)}" stroke-linejoin="round" stroke-linecap="round"'
+    title = f"<title>{_escaped(line.label)}</title>"
+    if not line.dotted:
+        return f'<path d="{"".join(commands)}" {stroke} stroke-width="1.8">{title}</path>'
     return (
-        f'<path d="{"".join(commands)}" fill="none" stroke="{_escaped(line.colour)}" stroke-width="1.8" '
-        f'stroke-linejoin="round" stroke-linecap="round"><title>{_escaped(line.label)}</title></path>'
+        f'<path d="{"".join(commands)}" {stroke} stroke-width="1.8" stroke-dasharray="1 5">{title}</path>'
+        f'<path d="{"".join(dots)}" {stroke} stroke-width="5">{title}</path>'
     )
 
 

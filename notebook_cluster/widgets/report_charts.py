@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from notebook_cluster.protocol.history import RoundView
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.widgets.curves import Curves, Point
-from notebook_cluster.widgets.formatting import plain
-from notebook_cluster.widgets.palette import rank_colour
+from notebook_cluster.widgets.formatting import global_label, plain
+from notebook_cluster.widgets.palette import GLOBAL, rank_colour
 from notebook_cluster.widgets.picture import Line, svg_chart
 from notebook_cluster.widgets.static_html import block, text_block
 
@@ -21,6 +21,7 @@ _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "secon
 def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> list[str]:
     """Legend and pictures: loss over steps and time, memory over time, the wait of each round."""
     colours = {node.name: rank_colour(node.rank) for node in state.nodes}
+    jobs = curves.models()
     names = [node for node in curves.nodes() if curves.get(node, "loss").value or curves.get(node, "memory").value]
 
     def lines(name: str, *, steps: bool = False, scale: float = 1.0) -> list[Line]:
@@ -30,10 +31,15 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
             points = curve.by_step() if steps else curve.by_time(state.started)
             colour = colours.get(node, rank_colour(None))
             found.append(Line(plain(node, 64), colour, [(x, y / scale) for x, y in points]))
+        if name == "loss":
+            for job in jobs:
+                curve = curves.of_model(job, name)
+                points = curve.by_step() if steps else curve.by_time(state.started)
+                found.append(Line(global_label(job, jobs), GLOBAL, points, dotted=True))
         return found
 
     by_step = lines("loss", steps=True)
-    mean = _mean(by_step)
+    mean = _mean([line for line in by_step if not line.dotted])
     if mean:
         by_step.append(Line(_MEAN, _MEAN_COLOUR, mean))
     drawn = [
@@ -47,6 +53,7 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
         return [text_block("nbc-empty", "Nothing was measured yet: nc.report(step=, loss=) and nc.DiLoCo make curves.")]
     legend = [(plain(node, 64), colours.get(node, rank_colour(None))) for node in names]
     legend += [(_MEAN, _MEAN_COLOUR)] if mean else []
+    legend += [(f"{global_label(job, jobs)} (dotted)", GLOBAL) for job in jobs]
     keys = [
         block("nbc-key", [block("nbc-swatch", [], style=f"background:{colour}"), text_block("", name)])
         for name, colour in legend
@@ -57,7 +64,7 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
 def _over_time(title: str, lines: list[Line], *, from_zero: bool = False) -> str:
     last = max((x for line in lines for x, _ in line.points), default=0.0)
     _, scale, unit = next(row for row in _UNITS if last >= row[0] or row[0] == 0.0)
-    scaled = [Line(line.label, line.colour, [(x / scale, y) for x, y in line.points]) for line in lines]
+    scaled = [line._replace(points=[(x / scale, y) for x, y in line.points]) for line in lines]
     return svg_chart(title, unit, scaled, from_zero=from_zero)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.widgets.curves import Curves
+from notebook_cluster.widgets.formatting import global_label
 from notebook_cluster.widgets.model import panel_model, peer_row
-from notebook_cluster.widgets.palette import rank_colour
+from notebook_cluster.widgets.palette import GLOBAL, rank_colour
 from notebook_cluster.widgets.picture import Line, svg_chart
 
 _FEW_POINTS = 3
@@ -176,12 +177,24 @@ def _event(event: dict[str, Any]) -> str:
 
 def _charts(state: ClusterView, curves: Curves) -> str:
     ranks = {node.name: node.rank for node in state.nodes}
-    loss, memory = [], []
+    loss, over_time, memory = [], [], []
     for node in curves.nodes():
         colour = rank_colour(ranks.get(node))
-        loss.append(Line(node, colour, curves.get(node, "loss").by_step()))
+        curve = curves.get(node, "loss")
+        loss.append(Line(node, colour, curve.by_step()))
+        over_time.append(Line(node, colour, curve.by_time(state.started)))
         points = curves.get(node, "memory").by_time(state.started)
         memory.append(Line(node, colour, [(seconds, value / 1e9) for seconds, value in points]))
-    loss, memory = ([] if all(len(line.points) < _FEW_POINTS for line in lines) else lines for lines in (loss, memory))
-    charts = [svg_chart("Loss", "steps", loss), svg_chart("Memory (GB)", "seconds", memory, from_zero=True)]
-    return block("nbc-charts", charts) if any(charts) else ""
+    jobs = curves.models()
+    for job in jobs:
+        curve, label = curves.of_model(job, "loss"), global_label(job, jobs)
+        loss.append(Line(label, GLOBAL, curve.by_step(), dotted=True))
+        over_time.append(Line(label, GLOBAL, curve.by_time(state.started), dotted=True))
+    drawn = (("Loss", "steps", loss), ("Loss", "seconds", over_time), ("Memory (GB)", "seconds", memory))
+    charts = [
+        svg_chart(title, unit, lines, from_zero=lines is memory)
+        for title, unit, lines in drawn
+        if any(len(line.points) >= _FEW_POINTS for line in lines)
+    ]
+    note = [text_block("nbc-small nbc-muted", "Dotted: the global model, where it was measured")] if jobs else []
+    return "".join([block("nbc-charts", charts), *note]) if any(charts) else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.widgets.curves import Curves, thin
+from notebook_cluster.widgets.formatting import ABSENT, global_label, integer, number
 from notebook_cluster.widgets.model import panel_model, peer_row
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -25,7 +26,11 @@ def render_text(state: ClusterView, series: Sequence[Series] = (), *, ended: str
         lines.append(f"peers may join, on each: {model['invitation']['command']}")
     if model["cell"]:
         lines.append(_cell(model["cell"]))
-    lines += ["", *_nodes(model["nodes"], Curves(series))]
+    curves = Curves(series)
+    lines += ["", *_nodes(model["nodes"], curves), *_models(curves)]
+    if model["waits"]:
+        rows = [[f"round {wait['round']}", wait["node"], wait["time"]] for wait in model["waits"]]
+        lines += ["", "who was waited for", *(f"  {line}" for line in aligned(rows, right={2}))]
     if model["peers"]:
         lines += ["", *_peers(model["peers"])]
     if model["events"]:
@@ -72,7 +77,38 @@ def _nodes(nodes: list[dict[str, Any]], curves: Curves) -> list[str]:
             [node["rank"], node["name"], node["device"], f"{memory['used']} of {memory['total']}", memory["peak"]]
             + [node["step"], node["loss"], node["round"], state, sparkline(curves.get(node["name"], "loss").value)]
         )
-    return aligned(rows, right={0, 3, 4, 5, 6, 7})
+    details = [
+        f"  {node['name']}: {' · '.join(parts)}"
+        for node in nodes
+        if (parts := [part for part in (node["vitals"], _wait(node), node["extra"], _saved(node)) if part])
+    ]
+    return [*aligned(rows, right={0, 3, 4, 5, 6, 7}), *details]
+
+
+def _wait(node: dict[str, Any]) -> str:
+    return f"waited {node['wait']}" if node["wait"] != ABSENT else ""
+
+
+def _saved(node: dict[str, Any]) -> str:
+    checkpoint: str = node["checkpoint"]
+    return checkpoint[:1].lower() + checkpoint[1:] if checkpoint.startswith("Saved") else ""
+
+
+def _models(curves: Curves) -> list[str]:
+    rows = []
+    jobs = curves.models()
+    for job in jobs:
+        curve = curves.of_model(job, "loss")
+        shown = sparkline(curve.value)
+        rows.append(
+            [
+                f"loss of the {global_label(job, jobs)}",
+                number(curve.value[-1]),
+                f"step {integer(curve.step[-1])}",
+                shown,
+            ]
+        )
+    return aligned(rows, right={1})
 
 
 def _peers(peers: list[dict[str, Any]]) -> list[str]:

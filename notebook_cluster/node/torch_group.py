@@ -1,0 +1,161 @@
+"""``nc.torch_distributed()``: torch's own process group between the nodes of a cell, so that DDP, FSDP and Accelerate
+code runs unchanged. It ends with the cell."""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from notebook_cluster.node.api import node_runtime
+from notebook_cluster.node.world import address_seen_from, find
+from notebook_cluster.protocol.node import NodeAddress
+
+if TYPE_CHECKING:
+    from notebook_cluster.node.runtime import NodeRuntime
+
+Backend = Literal["gloo", "nccl"]
+_BACKENDS: tuple[Backend, ...] = ("gloo", "nccl")
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_LOOPBACK = "127.0.0.1"
+
+
+def torch_distributed(backend: Backend = "gloo", timeout: float = 300.0) -> None:
+    """Set torch's default process group up between the nodes that run this cell; every one of them calls it.
+
+    After it ``torch.distributed`` and what builds on it (``DistributedDataParallel``, FSDP, Accelerate) work as under
+    torchrun: ranks are those of the cell's nodes in their order. The group is destroyed when the cell ends, however it
+    ends; the next cell calls this again, with the nodes that are there then. A second call in one cell does nothing.
+
+    torch does not encrypt: between machines its numbers can be read on the network, unlike those of ``nc.all_reduce``.
+    While torch waits for a node, Stop does not reach it: a second Stop restarts the kernel.
+
+    Args:
+        backend: ``gloo`` (any device) or ``nccl`` (a CUDA GPU on every node).
+        timeout: seconds that one operation may wait for the other nodes.
+
+    Raises:
+        ValueError: ``backend`` is unknown or not possible here, or differs between nodes; the message names the nodes.
+        RuntimeError: torch is not installed, or code of the user has set a group up already.
+        PeerLost: a node of the cell raised, ended or was lost before all were in.
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(f"torch_distributed: backend={backend!r} is unknown: use 'gloo' or 'nccl'")
+    if not timeout > 0:
+        raise ValueError(f"torch_distributed: timeout={timeout!r} must be more than 0 seconds")
+    runtime = node_runtime("torch_distributed")
+    try:
+        import torch.distributed as distributed
+    except ImportError:
+        raise RuntimeError(f"torch is not installed on {runtime.name!r}: pip install torch there") from None
+    if _ours(runtime):
+        return
+    said = runtime.collectives.all_gather([runtime.name, backend, _why_not(backend, runtime), timeout])
+    _check(said, distributed.is_initialized())
+    names = [str(name) for name, *_ in said]
+    rows = _rows(runtime, names)
+    rank = names.index(runtime.name)
+    alone = all(row.machine == rows[0].machine for row in rows)
+    server = _listen(_LOOPBACK if alone else "") if rank == 0 else None
+    port = int(runtime.collectives.broadcast(server.getsockname()[1] if server is not None else None, src=rows[0].rank))
+    store = _store(server, _LOOPBACK if alone else address_seen_from(rows[rank], rows[0]), port, len(rows), timeout)
+    with _interface(rows[rank], alone):
+        distributed.init_process_group(
+            backend, store=store, rank=rank, world_size=len(rows), timeout=timedelta(seconds=timeout)
+        )
+    _cells[runtime.name] = (runtime.incarnation, runtime.cell())
+    runtime.at_cell_end(lambda status: _destroy(runtime))
+
+
+_cells: dict[str, tuple[int, int]] = {}
+"""Node -> (incarnation, cell) whose group stands."""
+
+
+def _ours(runtime: "NodeRuntime") -> bool:
+    return _cells.get(runtime.name) == (runtime.incarnation, runtime.cell())
+
+
+def _destroy(runtime: "NodeRuntime") -> None:
+    import torch.distributed as distributed
+
+    _cells.pop(runtime.name, None)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _why_not(backend: str, runtime: "NodeRuntime") -> str:
+    """Why ``backend`` does not work on this node; empty when it does."""
+    import torch.distributed as distributed
+
+    if distributed.is_initialized():
+        return "has a process group of the cell's own code: call torch.distributed.destroy_process_group() first"
+    if backend == "nccl" and not runtime.device().startswith("cuda"):
+        return f"computes on {runtime.device()}, and nccl needs a CUDA GPU on every node: use 'gloo'"
+    available = distributed.is_nccl_available() if backend == "nccl" else distributed.is_gloo_available()
+    return "" if available else f"has a torch without {backend}: use the other backend"
+
+
+def _check(said: list[Any], initialized: bool) -> None:
+    """All nodes have heard the same, so all raise the same."""
+    reasons = [f"{name!r} {reason}" for name, _, reason, _ in said if reason]
+    if reasons:
+        error = RuntimeError if initialized else ValueError
+        raise error(f"torch_distributed: {'; '.join(reasons)}")
+    if len({(backend, timeout) for _, backend, _, timeout in said}) > 1:
+        sides = ", ".join(f"{name!r} wants {backend} with timeout={timeout:g}" for name, backend, _, timeout in said)
+        raise ValueError(f"torch_distributed: {sides}: they must be equal on all nodes")
+
+
+def _rows(runtime: "NodeRuntime", names: list[str]) -> list[NodeAddress]:
+    roster = runtime.roster
+    rows = [find(roster, name) if roster is not None else None for name in names]
+    missing = [name for name, row in zip(names, rows, strict=True) if row is None]
+    if missing:
+        raise RuntimeError(f"torch_distributed: {', '.join(missing)} left the cluster: run the cell again")
+    return [row for row in rows if row is not None]
+
+
+def _listen(host: str) -> socket.socket:
+    """The socket of torch's store: on loopback only while all nodes are on one machine."""
+    server = socket.create_server((host, 0))
+    server.set_inheritable(False)
+    return server
+
+
+def _store(server: socket.socket | None, host: str, port: int, size: int, timeout: float) -> Any:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined, unused-ignore]
+
+    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False}
+    if server is None:
+        return TCPStore(host, port, size, False, **options)
+    return TCPStore(host, port, size, True, master_listen_fd=server.detach(), **options)
+
+
+@contextlib.contextmanager
+def _interface(own: NodeAddress, alone: bool) -> Iterator[None]:
+    """Tell torch on which network to listen: by itself it takes the host name's address, which on many systems is a
+    loopback address. What the user has set stays."""
+    name = _interface_of([_LOOPBACK] if alone else own.hosts)
+    ours = {variable: name for variable in _INTERFACES if name and variable not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for variable in ours:
+            os.environ.pop(variable, None)
+
+
+def _interface_of(hosts: list[str]) -> str:
+    """The network interface that has the first of ``hosts`` that is not loopback, if there is one."""
+    if sys.platform == "win32":
+        return ""  # gloo knows no interfaces there
+    import psutil
+
+    wanted = [host for host in hosts if not host.startswith("127.") and host != "::1"] or hosts
+    for host in wanted:
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(address.address.partition("%")[0] == host for address in addresses):
+                return str(name)
+    return ""
