@@ -11,8 +11,8 @@ and scripts call its addresses, which all need the server's token or login:
 
 :mod:`.hub` holds one live connection to each cluster (:mod:`.watching`, :mod:`.history`) and tells the browsers
 (:mod:`.browser`); :mod:`.actions` does what is clicked, :mod:`.sharing` shares this machine; :mod:`.handlers` and
-:mod:`.as_json` translate; :mod:`.metrics` adds gauges to the server's ``/metrics``; :mod:`.typescript` writes the types
-for ``labextension/``.
+:mod:`.as_json` translate; :mod:`.metrics` adds gauges to the server's ``/metrics``; :mod:`.settings` is what may be
+configured; :mod:`.typescript` writes the types for ``labextension/``.
 """
 
 from typing import TYPE_CHECKING
@@ -33,8 +33,9 @@ def _load_jupyter_server_extension(server: "ServerApp") -> None:
     from notebook_cluster.server.handlers import handlers
     from notebook_cluster.server.hub import Hub
     from notebook_cluster.server.metrics import show
+    from notebook_cluster.server.settings import NotebookCluster
 
-    hub = Hub(server.root_dir)
+    hub = Hub(server.root_dir, NotebookCluster(parent=server).unreachable_after)
     server.web_app.settings["notebook_cluster_hub"] = hub
     server.web_app.add_handlers(".*$", handlers(server.web_app.settings["base_url"], hub))
     server.io_loop.add_callback(hub.start)

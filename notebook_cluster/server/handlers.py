@@ -38,7 +38,7 @@ class ClustersHandler(_Handler):
     @authorized  # type: ignore[untyped-decorator]
     async def get(self) -> None:
         """Answer with the list as JSON."""
-        await self.finish(json.dumps(await describe_clusters(), allow_nan=False))
+        await self.finish(json.dumps(await describe_clusters(self.hub), allow_nan=False))
 
 
 class OverviewHandler(_Handler):

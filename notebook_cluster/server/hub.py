@@ -29,11 +29,16 @@ _SERVER = ServerInfo(version=VERSION, protocol=PROTOCOL_VERSION)
 
 
 class Hub:
-    """From :meth:`start` to :meth:`close`, on the server's loop. ``root``: where local nodes of clusters that are
-    started here work."""
+    """From :meth:`start` to :meth:`close`, on the server's loop.
 
-    def __init__(self, root: str) -> None:
+    Args:
+        root: where local nodes of clusters that are started here work.
+        unreachable_after: seconds without a word from a coordinator until its cluster is shown as unreachable.
+    """
+
+    def __init__(self, root: str, unreachable_after: float = 15.0) -> None:
         self.root = root
+        self._unreachable_after = unreachable_after
         self.clusters: dict[str, WatchedCluster] = {}
         self._unusable: dict[str, str] = {}
         self._peers: list[PeerView] = []
@@ -102,7 +107,7 @@ class Hub:
                 continue
             if known is not None:
                 await threads.look(known.close)
-            self.clusters[name] = WatchedCluster(file, bool(self._browsers))
+            self.clusters[name] = WatchedCluster(file, bool(self._browsers), self._unreachable_after)
         ended = sorted(
             (cluster for cluster in self.clusters.values() if cluster.ended_at is not None),
             key=lambda cluster: -(cluster.ended_at or 0.0),

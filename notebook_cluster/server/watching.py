@@ -12,17 +12,20 @@ from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.sidebar import ClusterCondition, ClusterRow
 from notebook_cluster.server.history import History
 
-QUIET_AFTER = 5.0
-"""Seconds without a word after which the coordinator is asked for one."""
-UNREACHABLE_AFTER = 15.0
 ANSWERS_WITHIN = 2.0
 
 
 class WatchedCluster:
-    """Begins at once; :meth:`row` is what browsers see. Everything here runs on the loop."""
+    """Begins at once; :meth:`row` is what browsers see. Everything here runs on the loop.
 
-    def __init__(self, file: v.ConnectionFile, looked_at: bool) -> None:
+    Args:
+        looked_at: there is a browser, see :meth:`look_at`.
+        unreachable_after: seconds without a word from the coordinator; after a third of them it is asked for one.
+    """
+
+    def __init__(self, file: v.ConnectionFile, looked_at: bool, unreachable_after: float) -> None:
         self.file = file
+        self._unreachable_after = unreachable_after
         self.state: s.ClusterView | None = None
         self.condition: ClusterCondition = "unreachable"
         self.reason = f"cluster {file.cluster!r}: its coordinator (process {file.pid}) has not answered yet"
@@ -57,19 +60,34 @@ class WatchedCluster:
     def check(self) -> None:
         """Call every second: a coordinator that stands still says nothing, not even that."""
         silent = time.monotonic() - self._heard
-        if self.condition == "ended" or silent < QUIET_AFTER:
+        if self.condition == "ended" or silent < self._unreachable_after / 3:
             return
         if not self._asked:
             self._asked = True
             with contextlib.suppress(ClusterError):
                 asked = self.connection.request(v.GetState(), s.ClusterView)
                 asked.add_done_callback(lambda future: self._on_loop(self._attached, future))
-        if silent > UNREACHABLE_AFTER:
+        if silent > self._unreachable_after:
             self.condition = "unreachable"
             self.reason = (
                 f"the coordinator of cluster {self.file.cluster!r} (process {self.file.pid}) has not answered for "
                 f"{silent:.0f} s: if that stays so, end that process"
             )
+
+    async def ask_state(self, seconds: float) -> s.ClusterView:
+        """The state as it is now.
+
+        Raises:
+            ClusterError: the cluster has ended.
+            TimeoutError: its coordinator did not answer within ``seconds``.
+        """
+        asked = asyncio.wrap_future(self.connection.request(v.GetState(), s.ClusterView))
+        # Not wait_for: that cancels what the connection's thread still wants to answer.
+        done, _ = await asyncio.wait([asked], timeout=seconds)
+        if not done:
+            raise TimeoutError
+        state: s.ClusterView = asked.result()
+        return state
 
     def _attached(self, future: Any) -> None:
         first = self.state is None
