@@ -1,2 +1,3 @@
-// jsdom has no drag and drop, which @lumino/widgets names when it is loaded.
+// jsdom has neither drag and drop nor pointers, which @lumino names.
 globalThis.DragEvent ??= class DragEvent extends MouseEvent {};
+globalThis.PointerEvent ??= class PointerEvent extends MouseEvent {};

@@ -211,6 +211,30 @@ async def test_a_cluster_is_started_stopped_and_shown_as_ended(connect: Connect,
     assert await stream.refused("detach", cluster="fresh") == "cluster 'fresh' has ended: stopped"
 
 
+async def test_a_cluster_is_started_with_local_nodes_and_the_peers_that_are_chosen(
+    connect: Connect, strangers: Strangers
+) -> None:
+    chosen, other = strangers("chosen", "--code", "class-code-7"), strangers("other", "--code", "class-code-7")
+    await asyncio.to_thread(lambda: (chosen.code, other.code))
+    stream = await connect()
+    await stream.until(lambda: {chosen.name, other.name} <= stream.peers().keys())
+    said = await stream.ask("start", cluster="class", value=2, target=f"{chosen.name}, ", code="class-code-7")
+    assert said == ["local: local, local-2", f"{chosen.name}: {chosen.name}"]
+    await stream.until(lambda: set(stream.nodes("class")) == {"local", "local-2", chosen.name})
+    await stream.ask("stop", cluster="class")
+
+
+async def test_a_cluster_is_not_started_when_a_chosen_peer_refuses_the_code(
+    connect: Connect, strangers: Strangers
+) -> None:
+    peer = strangers("mini", "--code", "right-code-1")
+    address = await asyncio.to_thread(lambda: peer.pairing)
+    stream = await connect()
+    said = await stream.refused("start", cluster="class", value=1, target=address, code="wrong-code-1")
+    assert f"the code 'wrong-code-1' is wrong at {peer.name}" in said
+    await stream.until(lambda: (stream.row("class") or {"condition": "ended"})["condition"] == "ended")
+
+
 async def test_a_cluster_whose_coordinator_is_killed_ends_with_the_way_to_bring_it_back(connect: Connect) -> None:
     stream = await connect()
     cluster = await asyncio.to_thread(Cluster.start, "killed", local=0)
@@ -271,11 +295,10 @@ async def test_peers_on_the_network_are_seen_while_a_browser_is_there(connect: C
     code = await asyncio.to_thread(lambda: peer.code)
     stream = await connect()
 
-    def row() -> dict[str, Any] | None:
-        return next((row for row in stream.overviews[-1]["peers"] if row["name"] == peer.name), None)
-
-    await stream.until(lambda: bool(stream.overviews) and row())
-    assert (row()["trusted"], row()["pairing"]) == (False, True)
+    await stream.until(lambda: peer.name in stream.peers())
+    row = stream.peers()[peer.name]
+    assert (row["trusted"], row["pairing"]) == (False, True)
+    assert row["key"] not in stream.overviews[-1]["sharing"]["keys"]
     assert await stream.ask("add", cluster="shown", target=peer.name, code=code) == [peer.name]
     await stream.until(lambda: is_running(stream, 3))
     await stream.ask("remove", cluster="shown", target=peer.name)
@@ -293,6 +316,8 @@ async def test_this_machine_is_shared_and_not_shared_any_more(connect: Connect) 
         (agent,) = shared_machines()
         assert agent.pid != os.getpid()
         assert os.getsid(agent.pid) == agent.pid
+        own = await stream.until(lambda: [row for row in stream.peers().values() if row["key"] in shared["keys"]])
+        assert [row["name"] for row in own] == [shared["name"]]
     finally:
         after = await stream.ask("share_off")
     assert after["on"] is False

@@ -9,9 +9,10 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
-import { addCommands, CommandIDs } from './sidebar/commands';
+import { addCommands, CommandIDs, insertCells } from './sidebar/commands';
 import { Connection } from './sidebar/connection';
 import { Dashboard } from './sidebar/dashboard';
+import { dragCluster } from './sidebar/dragging';
 import { clusterIcon } from './sidebar/icon';
 import { jupyterServer } from './sidebar/server';
 import { StatusItem } from './sidebar/statusItem';
@@ -45,7 +46,11 @@ function activate(
   const open = (cluster: string): void => void app.commands.execute(CommandIDs.dashboard, { cluster });
   const show = (): void => app.shell.activateById(SIDEBAR);
 
-  const sidebar = ReactWidget.create(<Sidebar store={store} act={act} tryNow={tryNow} onOpen={open} />);
+  const handling = {
+    ...{ act, onOpen: open, onInsert: (cluster: string) => insertCells(notebooks, cluster) },
+    onDrag: (cluster: string, x: number, y: number) => void dragCluster(cluster, x, y)
+  };
+  const sidebar = ReactWidget.create(<Sidebar store={store} tryNow={tryNow} {...handling} />);
   sidebar.id = SIDEBAR;
   sidebar.title.icon = clusterIcon;
   sidebar.title.caption = 'Clusters';

@@ -26,6 +26,7 @@ class SharedMachine(msgspec.Struct, frozen=True):
     port: int
     pairing_port: int
     code: str
+    public_key: str = ""
 
 
 class SharingFile:
@@ -40,8 +41,8 @@ class SharingFile:
         self._write(
             SharedMachine(
                 name=ready.name, pid=ready.pid, started=psutil.Process(ready.pid).create_time(),
-                host=ready.hosts[0] if ready.hosts else "127.0.0.1", port=ready.port,
-                pairing_port=ready.pairing_port, code=ready.code,
+                host=ready.host, port=ready.port,
+                pairing_port=ready.pairing_port, code=ready.code, public_key=ready.public_key,
             )
         )  # fmt: skip
 

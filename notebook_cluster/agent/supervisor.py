@@ -71,13 +71,15 @@ class KernelProcess:
         manager = _new_manager(options.sockets)
         # An agent may run below another Jupyter process, whose JPY_ variables would mislead the kernel.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("JPY_")}
+        # Else the debugger that ipykernel loads warns of itself, in the middle of the first cell.
+        quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         descriptor = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             await manager.start_kernel(
                 stdout=descriptor,
                 stderr=descriptor,
                 cwd=str(options.directory),
-                env=inherited | options.environment,
+                env=quiet | inherited | options.environment,
             )
         finally:
             os.close(descriptor)

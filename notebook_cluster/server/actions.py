@@ -55,7 +55,10 @@ def _start(action: Action, root: str) -> list[str]:
     """The lines that are said meanwhile."""
     said: list[str] = []
     local = _count(action, None)
-    with Cluster.start(action.cluster or "cluster", local=local, directory=root, on_progress=said.append):
+    peers = [name for part in action.target.split(",") if (name := part.strip())]
+    with Cluster.start(
+        action.cluster or "cluster", local=local, peers=peers, code=action.code, directory=root, on_progress=said.append
+    ):
         return said
 
 

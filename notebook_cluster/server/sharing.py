@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,18 +30,20 @@ def sharing() -> Sharing:
     for process in [process for process in _started if process.poll() is not None]:
         with contextlib.suppress(ValueError):
             _started.remove(process)
-    found = shared_machines()
-    return _shown(found[0]) if found else Sharing(on=False, name="", code="", command="", qr_svg_data_url="")
+    return _shown(shared_machines())
 
 
-def _shown(machine: SharedMachine) -> Sharing:
+def _shown(machines: Sequence[SharedMachine]) -> Sharing:
+    if not machines:
+        return Sharing(on=False, name="", code="", command="", qr_svg_data_url="")
+    machine, keys = machines[0], [machine.public_key for machine in machines]
     if not machine.code:
         command = f"%cluster add {machine.name}"
-        return Sharing(on=True, name=machine.name, code="", command=command, qr_svg_data_url="")
+        return Sharing(on=True, name=machine.name, code="", command=command, qr_svg_data_url="", keys=keys)
     command = f"%cluster add {machine.host}:{machine.pairing_port} --code {machine.code}"
     return Sharing(
-        on=True, name=machine.name, code=machine.code, command=command, qr_svg_data_url=_picture(command)
-    )  # fmt: skip
+        on=True, name=machine.name, code=machine.code, command=command, qr_svg_data_url=_picture(command), keys=keys
+    )
 
 
 @lru_cache(maxsize=8)
@@ -71,9 +74,9 @@ def _start() -> Sharing:
     _started.append(process)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        for machine in shared_machines():
-            if machine.pid == process.pid:
-                return _shown(machine)
+        machines = shared_machines()
+        if any(machine.pid == process.pid for machine in machines):
+            return _shown(machines)
         time.sleep(0.05)
     if process.poll() is None:
         process.terminate()

@@ -5,6 +5,7 @@ import { act } from 'react';
 import { createRoot, Root } from 'react-dom/client';
 
 import type { ClusterRow, ClusterView, Curve, NodeView, Overview, PeerView } from '../generated';
+import type { IHandling } from '../sidebar/clusters';
 import type { IAnswer, ISocket, Request } from '../sidebar/connection';
 
 (globalThis as any).IS_REACT_ACT_ENVIRONMENT = true;
@@ -49,22 +50,47 @@ export const RUNNING = {
 } as const;
 
 export function overview(changes: Partial<Overview> = {}): Overview {
-  const sharing = { on: false, name: '', code: '', command: '', qr_svg_data_url: '' };
+  const sharing = { on: false, name: '', code: '', command: '', qr_svg_data_url: '', keys: [] };
   return { type: 'Overview', peers: [], clusters: [], sharing, server: { version: '0.1.0', protocol: 1 }, ...changes };
 }
 
-export function curve(nodeName: string, name: string, value: (number | null)[]): Curve {
-  return { node: nodeName, name, step: value.map((_, index) => index), time: value.map((_, index) => index), value };
+export function curve(nodeName: string, name: string, value: (number | null)[], job = ''): Curve {
+  return {
+    node: nodeName,
+    job,
+    name,
+    step: value.map((_, index) => index),
+    time: value.map((_, index) => index),
+    value
+  };
 }
 
 /** What is asked of it, and the answer that it gives. */
 export class Answers {
   readonly asked: Request[] = [];
   answer: IAnswer = { error: '', value: null };
+  /** What it waits for first. */
+  gate: Promise<void> = Promise.resolve();
   readonly act = async (request: Request): Promise<IAnswer> => {
     this.asked.push(request);
+    await this.gate;
     return this.answer;
   };
+}
+
+/** What the sidebar may do, with a note of all of it. */
+export class Handling extends Answers implements IHandling {
+  readonly opened: string[] = [];
+  readonly inserted: string[] = [];
+  readonly pulled: [string, number, number][] = [];
+  /** Why nothing is inserted. */
+  obstacle = '';
+  readonly onOpen = (cluster: string): void => void this.opened.push(cluster);
+  readonly onInsert = (cluster: string): string => {
+    this.inserted.push(cluster);
+    return this.obstacle;
+  };
+  readonly onDrag = (cluster: string, x: number, y: number): void => void this.pulled.push([cluster, x, y]);
 }
 
 /** A WebSocket whose other end is the test. */

@@ -7,7 +7,7 @@ import { Store } from '../sidebar/store';
 import { Sidebar } from '../sidebar/view';
 import {
   act,
-  Answers,
+  Handling,
   button,
   cluster,
   curve,
@@ -22,11 +22,10 @@ import {
 } from './overviews';
 
 let store: Store;
-let answers: Answers;
-let opened: string[];
+let answers: Handling;
 
 beforeEach(() => {
-  [store, answers, opened] = [new Store(), new Answers(), []];
+  [store, answers] = [new Store(), new Handling()];
   store.connected();
 });
 
@@ -34,7 +33,7 @@ afterEach(erase);
 
 function sidebar(state: Overview): HTMLElement {
   store.show(state);
-  return draw(<Sidebar store={store} act={answers.act} tryNow={() => {}} onOpen={name => opened.push(name)} />);
+  return draw(<Sidebar store={store} tryNow={() => {}} {...answers} />);
 }
 
 it('shows peers, clusters, nodes and how far they are', () => {
@@ -100,7 +99,14 @@ it('shows names with HTML as they are', () => {
   const evil = '<img src=x onerror="window.hacked = 1">';
   const nodes = [node(evil, 0, { condition: 'lost', reason: evil, device_name: evil, checkpoint: evil })];
   const clusters = [cluster(evil, { nodes, invitation: evil })];
-  const sharing = { on: true, name: evil, code: evil, command: evil, qr_svg_data_url: `javascript:${evil}` };
+  const sharing = {
+    on: true,
+    name: evil,
+    code: evil,
+    command: evil,
+    qr_svg_data_url: `javascript:${evil}`,
+    keys: [evil]
+  };
   const host = sidebar(overview({ peers: [peer(evil, { device: evil, reason: evil })], clusters, sharing }));
   expect(host.querySelectorAll('img, script')).toHaveLength(0);
   expect(host.textContent!.split(evil).length).toBeGreaterThan(8);
@@ -189,19 +195,12 @@ it('switches sharing on and shows the code and its picture', async () => {
     name: 'desk',
     code: 'a-b',
     command: '%cluster add desk',
-    qr_svg_data_url: 'data:image/svg+xml,x'
+    qr_svg_data_url: 'data:image/svg+xml,x',
+    keys: ['key of desk']
   };
   act(() => store.show(overview({ sharing })));
   expect(host.querySelector('.nbc-side-shared')!.textContent).toContain('Shared as deskCode a-b');
   expect(host.querySelector('img')!.getAttribute('src')).toBe('data:image/svg+xml,x');
-});
-
-it('starts a cluster by name', async () => {
-  const host = sidebar(overview());
-  expect(button(host, 'Start a cluster').disabled).toBe(true);
-  type(host, 'Name of a new cluster', 'lesson');
-  await press(host, 'Start a cluster');
-  expect(answers.asked).toEqual([{ action: 'start', cluster: 'lesson' }]);
 });
 
 it('keeps what it knows under a banner while there is no connection, with all buttons off', () => {
@@ -216,7 +215,7 @@ it('keeps what it knows under a banner while there is no connection, with all bu
 
 it('says what is missing when the server has no such address', () => {
   store.disconnected('missing', Date.now() + 4000);
-  const host = draw(<Sidebar store={store} act={answers.act} tryNow={() => {}} onOpen={() => {}} />);
+  const host = draw(<Sidebar store={store} tryNow={() => {}} {...answers} />);
   expect(host.textContent).toContain('The Jupyter server has no notebook-cluster extension: install notebook-cluster');
 });
 
@@ -231,13 +230,62 @@ it('opens the tab of a cluster, which shows curves, nodes and events, and says w
   const events = [{ time: 1000, level: 'warning', text: "node 'mini' is <b>suspect</b>" } as const];
   const host = sidebar(overview({ clusters: [cluster('lesson', { events })] }));
   await press(host, 'Dashboard');
-  expect(opened).toEqual(['lesson']);
+  expect(answers.opened).toEqual(['lesson']);
   const series = [curve('desk', 'loss', [2, 1])];
   act(() => store.extend({ type: 'Series', cluster: 'lesson', reset: true, series }));
   const tab = draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
   expect(tab.querySelector('svg')!.getAttribute('aria-label')).toBe('Loss over 1 s, from 1.0000 to 2.0000');
   expect(tab.querySelectorAll('tbody tr')).toHaveLength(2);
-  expect(tab.querySelector('.nbc-dash-events')!.textContent).toContain("node 'mini' is <b>suspect</b>");
+  expect(tab.querySelector('.nbc-dash-events')!.textContent).toContain("warning: node 'mini' is <b>suspect</b>");
   act(() => store.show(overview()));
   expect(tab.textContent).toContain('This cluster does not run.');
+});
+
+it('draws the loss of the global model over those of the nodes, each job as its own', () => {
+  const jobs = [{ name: 'model' }, { name: 'other' }] as any;
+  store.show(overview({ clusters: [cluster('lesson', { jobs })] }));
+  const tab = draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
+  act(() => {
+    const series = [
+      curve('desk', 'loss', [2, 1]),
+      curve('', 'loss', [4, 3], 'model'),
+      curve('', 'loss', [6, 5], 'other')
+    ];
+    store.extend({ type: 'Series', cluster: 'lesson', reset: true, series });
+  });
+  const legend = [...tab.querySelector('.nbc-dash-legend')!.children].map(item => item.textContent!.trim());
+  expect(legend).toEqual(['desk', 'mini', 'global model of model', 'global model of other']);
+  expect(tab.querySelector('svg')!.getAttribute('aria-label')).toContain('from 1.0000 to 6.0000');
+  expect(tab.innerHTML).not.toContain('NaN');
+});
+
+it('says why a cluster that was on the page has ended, and keeps nothing to press for it', () => {
+  const host = sidebar(overview({ clusters: [cluster('lesson', RUNNING)] }));
+  expect(button(host, 'Stop cluster').disabled).toBe(false);
+  const reason = "cluster 'lesson' has ended: stopped";
+  act(() => store.show(overview({ clusters: [{ ...cluster('lesson'), condition: 'ended', reason }] })));
+  const section = host.querySelector<HTMLElement>('[aria-label="cluster lesson"]')!;
+  expect(section.textContent).toBe(`lessonended${reason}`);
+  expect(section.querySelectorAll('button, .nbc-mod-pulled')).toHaveLength(0);
+});
+
+it('says each time that a code was wrong, and lets another be typed', async () => {
+  const attic = peer('attic', { trusted: false, pairing: true });
+  const host = sidebar(overview({ peers: [attic], clusters: [cluster('lesson')] }));
+  for (const [code, left] of [
+    ['one', 19],
+    ['two', 18],
+    ['three', 17]
+  ] as const) {
+    answers.answer = { error: `the code '${code}' is wrong at attic: ${left} tries left`, value: null };
+    type(host, 'Code that attic shows', code);
+    await press(host, 'Add attic to lesson');
+    const problem = host.querySelector('[aria-label="peer attic"] [role=alert]')!;
+    expect(problem.textContent).toBe(`the code '${code}' is wrong at attic: ${left} tries left`);
+  }
+  answers.answer = { error: '', value: ['attic'] };
+  type(host, 'Code that attic shows', 'four');
+  await press(host, 'Add attic to lesson');
+  expect(host.querySelector('[aria-label="peer attic"] [role=alert]')).toBeNull();
+  expect(answers.asked.map(request => request.code)).toEqual(['one', 'two', 'three', 'four']);
 });

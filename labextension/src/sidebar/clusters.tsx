@@ -4,18 +4,26 @@ import * as React from 'react';
 
 import type { ClusterRow, ClusterView, NodeView } from '../generated';
 import type { Request } from './connection';
-import { Act, Button, Problem, useAction } from './controls';
+import { Act, Button, Problem, useAction, usePull } from './controls';
 import { Curves, curveKey, newest } from './curves';
 import { ago, byteCount, number, plural } from './format';
 import { rankColour } from './palette';
 import { Sparkline } from './sparkline';
 
-interface ICluster {
-  readonly row: ClusterRow;
-  readonly curves: Curves;
+/** What is done with clusters outside the sidebar's own part of the page. */
+export interface IHandling {
   readonly act: Act;
   /** Opens the tab with the whole cluster. */
-  readonly onOpen: (name: string) => void;
+  readonly onOpen: (cluster: string) => void;
+  /** Puts its cells into the notebook; returns why not, or nothing. */
+  readonly onInsert: (cluster: string) => string;
+  /** It is pulled from its place here, with the pointer at x, y of the page. */
+  readonly onDrag: (cluster: string, x: number, y: number) => void;
+}
+
+interface ICluster extends IHandling {
+  readonly row: ClusterRow;
+  readonly curves: Curves;
 }
 
 const MARKS: Partial<Record<NodeView['condition'], string>> = {
@@ -29,13 +37,21 @@ const MARKS: Partial<Record<NodeView['condition'], string>> = {
 const FAILED = '✖';
 
 /** One cluster. */
-export function Cluster({ row, curves, act, onOpen }: ICluster): React.JSX.Element {
+export function Cluster({ row, curves, act, onOpen, onInsert, onDrag }: ICluster): React.JSX.Element {
   const [send, problem, clear] = useAction(act);
+  const [noNotebook, setNoNotebook] = React.useState('');
+  const pull = usePull((x, y) => onDrag(row.name, x, y));
   const state = row.condition === 'running' ? row.state : null;
   return (
     <section className="nbc-side-cluster" aria-label={`cluster ${row.name}`}>
       <h3>
-        <span className="nbc-side-name">{row.name}</span>
+        {state ? (
+          <span className="nbc-side-name nbc-mod-pulled" title="Drag it into a notebook" onPointerDown={pull}>
+            {row.name}
+          </span>
+        ) : (
+          <span className="nbc-side-name">{row.name}</span>
+        )}
         <span className="nbc-side-progress">{state ? progress(state) : row.condition}</span>
       </h3>
       {row.reason && (
@@ -45,8 +61,9 @@ export function Cluster({ row, curves, act, onOpen }: ICluster): React.JSX.Eleme
       )}
       {state && (
         <>
-          <ClusterButtons state={state} send={send} onOpen={onOpen} />
+          <ClusterButtons state={state} send={send} onOpen={onOpen} onInsert={name => setNoNotebook(onInsert(name))} />
           <Problem text={problem} onClose={clear} />
+          <Problem text={noNotebook} onClose={() => setNoNotebook('')} />
           <ul className="nbc-side-list">
             {state.nodes.map(node => (
               <Node key={node.name} node={node} state={state} curves={curves} send={send} />
@@ -90,9 +107,10 @@ interface IButtons {
   readonly state: ClusterView;
   readonly send: Act;
   readonly onOpen: (name: string) => void;
+  readonly onInsert: (name: string) => void;
 }
 
-function ClusterButtons({ state, send, onOpen }: IButtons): React.JSX.Element {
+function ClusterButtons({ state, send, onOpen, onInsert }: IButtons): React.JSX.Element {
   const cluster = state.name;
   const press =
     (action: 'checkpoint' | 'invite' | 'stop', rest: Partial<Request> = {}) =>
@@ -102,6 +120,11 @@ function ClusterButtons({ state, send, onOpen }: IButtons): React.JSX.Element {
   return (
     <div className="nbc-side-buttons" role="group" aria-label={`actions of ${cluster}`}>
       <Button label="Dashboard" title="Curves, nodes and events in a tab" onPress={() => onOpen(cluster)} />
+      <Button
+        label="Insert cell"
+        title="Put a cell that runs on all nodes into the notebook"
+        onPress={() => onInsert(cluster)}
+      />
       {/* The key: what a cell's nodes did when it was stopped says nothing about the next cell. */}
       <CellButtons key={state.cell?.id} state={state} send={send} />
       <Button

@@ -6,6 +6,7 @@ import { IMainMenu } from '@jupyterlab/mainmenu';
 import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
 import { Menu } from '@lumino/widgets';
 
+import { cellsOf } from './cells';
 import type { Act } from './controls';
 import { currentCluster } from './statusItem';
 import type { Store } from './store';
@@ -20,7 +21,6 @@ export namespace CommandIDs {
   export const stop = 'notebook-cluster:stop';
 }
 
-const CELL = '%%on_all\n';
 const CATEGORY = 'Cluster';
 
 /** What the commands work with. */
@@ -43,7 +43,7 @@ export function addCommands(tools: ITools, palette: ICommandPalette | null, menu
     label: 'Insert Cluster Cell Below',
     caption: 'A cell that runs on all nodes',
     isEnabled: () => Boolean(tools.notebooks?.currentWidget),
-    execute: () => insertCell(tools.notebooks)
+    execute: args => insertCells(tools.notebooks, args.cluster as string | undefined)
   });
   commands.addCommand(CommandIDs.dashboard, {
     label: args => (args.cluster ? `Dashboard of ${args.cluster as string}` : 'Cluster Dashboard'),
@@ -102,13 +102,17 @@ async function isSure(cluster: string): Promise<boolean> {
   return answer.button.accept;
 }
 
-function insertCell(notebooks: INotebookTracker | null): void {
+/** Put the cells of `cluster` below the active one, the cursor in the last; returns why not, or nothing. */
+export function insertCells(notebooks: INotebookTracker | null, cluster?: string): string {
   const notebook = notebooks?.currentWidget?.content;
   if (!notebook) {
-    return;
+    return 'there is no open notebook: open one, then insert the cell again';
   }
-  NotebookActions.insertBelow(notebook);
-  notebook.activeCell?.model.sharedModel.setSource(CELL);
+  for (const source of cellsOf(cluster)) {
+    NotebookActions.insertBelow(notebook);
+    notebook.activeCell?.model.sharedModel.setSource(source);
+  }
   notebook.mode = 'edit';
   notebook.activeCell?.editor?.setCursorPosition({ line: 1, column: 0 });
+  return '';
 }

@@ -91,6 +91,35 @@ export function useAction(act: Act): [Act, string, () => void] {
   return [send, problem, () => setProblem('')];
 }
 
+const PULL_PIXELS = 5;
+
+/** A handler for `onPointerDown`: calls `onPull` once the pointer was moved a little with its button held. */
+export function usePull(onPull: (x: number, y: number) => void): React.PointerEventHandler {
+  const end = React.useRef<() => void>(() => undefined);
+  React.useEffect(() => () => end.current(), []);
+  return ({ button, clientX, clientY }) => {
+    if (button !== 0) {
+      return;
+    }
+    const move = (event: PointerEvent): void => {
+      if (Math.hypot(event.clientX - clientX, event.clientY - clientY) >= PULL_PIXELS) {
+        end.current();
+        onPull(event.clientX, event.clientY);
+      }
+    };
+    const stop = (): void => end.current();
+    end.current();
+    end.current = () => {
+      document.removeEventListener('pointermove', move, true);
+      document.removeEventListener('pointerup', stop, true);
+      document.removeEventListener('pointercancel', stop, true);
+    };
+    document.addEventListener('pointermove', move, true);
+    document.addEventListener('pointerup', stop, true);
+    document.addEventListener('pointercancel', stop, true);
+  };
+}
+
 function useMounted(): React.RefObject<boolean> {
   const here = React.useRef(false) as React.MutableRefObject<boolean>;
   React.useEffect(() => {

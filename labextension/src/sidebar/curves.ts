@@ -8,21 +8,21 @@ export interface IPoint {
   readonly value: number | null;
 }
 
-/** `node` and name of a curve -> its points, oldest first. */
+/** Key of a curve -> its points, oldest first. */
 export type Curves = ReadonlyMap<string, readonly IPoint[]>;
 
 const MOST_POINTS = 400;
 
-/** The key of a curve. Node names hold no line break. */
-export function curveKey(node: string, name: string): string {
-  return `${node}\n${name}`;
+/** The key of curve `name` of a node, or of the global model of `job`. Neither name holds a line break. */
+export function curveKey(node: string, name: string, job = ''): string {
+  return `${node}\n${job}\n${name}`;
 }
 
 /** `curves` with what `news` adds. Points that are known are left out; a long curve loses every second point. */
 export function extend(curves: Curves, news: readonly Curve[]): Curves {
   const next = new Map(curves);
   for (const curve of news) {
-    const key = curveKey(curve.node, curve.name);
+    const key = curveKey(curve.node, curve.name, curve.job);
     const known = next.get(key) ?? [];
     const newest = known.length ? known[known.length - 1].time : -Infinity;
     const count = Math.min(curve.time.length, curve.value.length);

@@ -28,7 +28,8 @@ export function Dashboard({
   const row = state.overview?.clusters.find(candidate => candidate.name === name);
   const cluster = row?.state;
   return (
-    <div className="nbc-side nbc-dash">
+    // It can be focused, so that the arrow keys scroll it.
+    <div className="nbc-side nbc-dash" role="region" aria-label={`dashboard of ${name}`} tabIndex={0}>
       <Banner state={state} tryNow={tryNow} />
       <h2>
         {name} <span className="nbc-side-progress">{cluster && row.condition === 'running' && progress(cluster)}</span>
@@ -50,9 +51,15 @@ function Charts({ cluster, curves }: { cluster: ClusterView; curves: Curves }): 
       colour: rankColour(node.rank),
       points: curves.get(curveKey(node.name, name)) ?? []
     }));
+  // Drawn last, so that it lies above those of the nodes.
+  const globals: ILine[] = cluster.jobs.flatMap(job => {
+    const points = curves.get(curveKey('', 'loss', job.name)) ?? [];
+    const name = cluster.jobs.length > 1 ? `global model of ${job.name}` : 'global model';
+    return points.length ? [{ name, colour: 'var(--jp-ui-font-color1)', points }] : [];
+  });
   return (
     <div className="nbc-dash-charts">
-      <Chart title="Loss" lines={lines('loss')} format={number} />
+      <Chart title="Loss" lines={[...lines('loss'), ...globals]} format={number} />
       <Chart title="Memory" lines={lines('memory')} format={byteCount} />
     </div>
   );
@@ -143,7 +150,9 @@ function Events({ events }: { events: readonly EventView[] }): React.JSX.Element
       <ol className="nbc-dash-events">
         {[...events].reverse().map((event, index) => (
           <li key={events.length - index} data-level={event.level}>
-            <time>{event.time === null ? '' : new Date(event.time * 1000).toLocaleTimeString()}</time> {event.text}
+            <time>{event.time === null ? '' : new Date(event.time * 1000).toLocaleTimeString()}</time>{' '}
+            {event.level !== 'info' && <b>{event.level}: </b>}
+            {event.text}
           </li>
         ))}
       </ol>

@@ -2,17 +2,22 @@
 
 import * as React from 'react';
 
-import type { ClusterRow, PeerView, Sharing } from '../generated';
+import type { ClusterRow, Overview, PeerView, Sharing } from '../generated';
 import { Act, Button, Problem, useAction } from './controls';
 
 interface IPeers {
-  readonly peers: readonly PeerView[];
-  readonly clusters: readonly ClusterRow[];
+  readonly overview: Overview;
   readonly act: Act;
 }
 
+/** By which name or address `peer` is asked for: its address where others have its name too. */
+export function targetOf(peer: PeerView, peers: readonly PeerView[]): string {
+  return peers.filter(other => other.name === peer.name).length > 1 ? peer.address : peer.name;
+}
+
 /** All peers that were found. With several clusters a menu says which one they are added to. */
-export function Peers({ peers, clusters, act }: IPeers): React.JSX.Element {
+export function Peers({ overview, act }: IPeers): React.JSX.Element {
+  const { peers, clusters, sharing } = overview;
   const names = clusters.filter(row => row.condition === 'running').map(row => row.name);
   const [chosen, setChosen] = React.useState('');
   const cluster = names.includes(chosen) ? chosen : (names[0] ?? '');
@@ -37,7 +42,15 @@ export function Peers({ peers, clusters, act }: IPeers): React.JSX.Element {
       {peers.length > 0 && !cluster && <p className="nbc-side-hint">Start a cluster below to add them to it.</p>}
       <ul className="nbc-side-list">
         {peers.map(peer => (
-          <Peer key={peer.key || peer.address} peer={peer} cluster={cluster} clusters={clusters} act={act} />
+          <Peer
+            key={peer.key || peer.address}
+            peer={peer}
+            target={targetOf(peer, peers)}
+            isHere={sharing.keys.includes(peer.key)}
+            cluster={cluster}
+            clusters={clusters}
+            act={act}
+          />
         ))}
       </ul>
     </section>
@@ -46,13 +59,17 @@ export function Peers({ peers, clusters, act }: IPeers): React.JSX.Element {
 
 interface IPeer {
   readonly peer: PeerView;
+  /** What it is asked for by. */
+  readonly target: string;
+  /** It is this machine, which is shared. */
+  readonly isHere: boolean;
   /** Name of the cluster that it is added to, or empty. */
   readonly cluster: string;
   readonly clusters: readonly ClusterRow[];
   readonly act: Act;
 }
 
-function Peer({ peer, cluster, clusters, act }: IPeer): React.JSX.Element {
+function Peer({ peer, target, isHere, cluster, clusters, act }: IPeer): React.JSX.Element {
   const [code, setCode] = React.useState('');
   const [send, problem] = useAction(act);
   const state = clusters.find(row => row.name === cluster)?.state;
@@ -60,7 +77,7 @@ function Peer({ peer, cluster, clusters, act }: IPeer): React.JSX.Element {
   const isRefused = peer.condition === 'refused';
   const needsCode = Boolean(cluster) && !peer.trusted && !isIn && !isRefused;
   const add = async (): Promise<void> => {
-    const { error } = await send({ action: 'add', cluster, target: peer.name, code: code.trim() });
+    const { error } = await send({ action: 'add', cluster, target, code: code.trim() });
     if (!error) {
       setCode('');
     }
@@ -80,7 +97,7 @@ function Peer({ peer, cluster, clusters, act }: IPeer): React.JSX.Element {
         <span className="nbc-side-name" title={peer.address}>
           {peer.name}
         </span>
-        <span className="nbc-side-device">{peer.device}</span>
+        <span className="nbc-side-device">{[isHere && 'this computer', peer.device].filter(Boolean).join(', ')}</span>
         {isIn ? <span className="nbc-side-in">in {cluster}</span> : !needsCode && button}
       </div>
       {needsCode && (

@@ -2,34 +2,34 @@
 
 import * as React from 'react';
 
-import { Cluster } from './clusters';
-import { Act, Button, Problem, useAction } from './controls';
+import { Cluster, IHandling } from './clusters';
+import { Button } from './controls';
 import { Peers, SharePart } from './peers';
+import { StartPart } from './start';
 import { curvesOf, IState, Link, Store } from './store';
 
-interface ISidebar {
+interface ISidebar extends IHandling {
   readonly store: Store;
-  readonly act: Act;
   readonly tryNow: () => void;
-  readonly onOpen: (cluster: string) => void;
 }
 
 /** Draws itself anew when the store changes. */
-export function Sidebar({ store, act, tryNow, onOpen }: ISidebar): React.JSX.Element {
+export function Sidebar({ store, tryNow, ...handling }: ISidebar): React.JSX.Element {
   const state = React.useSyncExternalStore(store.subscribe, store.state);
   const { overview } = state;
+  const { act } = handling;
   return (
     <div className="nbc-side">
       <Banner state={state} tryNow={tryNow} />
       {overview && (
         // Disabled as a whole while there is no connection: what is shown may be old, and no button would do anything.
         <fieldset className="nbc-side-all" disabled={state.link !== 'live'}>
-          <Peers peers={overview.peers} clusters={overview.clusters} act={act} />
+          <Peers overview={overview} act={act} />
           <SharePart sharing={overview.sharing} act={act} />
           {overview.clusters.map(row => (
-            <Cluster key={row.name} row={row} curves={curvesOf(state, row.name)} act={act} onOpen={onOpen} />
+            <Cluster key={row.name} row={row} curves={curvesOf(state, row.name)} {...handling} />
           ))}
-          <StartPart act={act} none={overview.clusters.length === 0} />
+          <StartPart overview={overview} act={act} />
         </fieldset>
       )}
     </div>
@@ -76,42 +76,4 @@ function useSecondsUntil(moment: number): number {
     return () => clearInterval(timer);
   }, [moment]);
   return Math.max(Math.ceil((moment - now) / 1000), 0);
-}
-
-function StartPart({ act, none }: { act: Act; none: boolean }): React.JSX.Element {
-  const [name, setName] = React.useState('');
-  const [send, problem] = useAction(act);
-  const start = async (): Promise<void> => {
-    const { error } = await send({ action: 'start', cluster: name.trim() });
-    if (!error) {
-      setName('');
-    }
-  };
-  return (
-    <section aria-label="Start a cluster">
-      {none && (
-        <p className="nbc-side-hint">
-          No cluster runs. Type <code>%cluster start</code> in a notebook, or start one here.
-        </p>
-      )}
-      <form
-        className="nbc-side-line"
-        onSubmit={event => {
-          event.preventDefault();
-          void start();
-        }}
-      >
-        <input
-          value={name}
-          onChange={event => setName(event.target.value)}
-          placeholder="name of a new cluster"
-          aria-label="Name of a new cluster"
-          autoComplete="off"
-          spellCheck={false}
-        />
-        <Button label="Start" name="Start a cluster" disabled={!name.trim()} onPress={start} />
-      </form>
-      <Problem text={problem} />
-    </section>
-  );
 }

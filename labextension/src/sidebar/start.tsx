@@ -1,0 +1,175 @@
+/** Starts a cluster: its name, how many nodes on this machine, and on which peers. */
+
+import * as React from 'react';
+
+import type { Overview, PeerView } from '../generated';
+import { Act, Button, Problem, useAction } from './controls';
+import { targetOf } from './peers';
+
+const MOST_LOCAL = 64;
+const ALL = 'all';
+
+interface IStart {
+  readonly overview: Overview;
+  readonly act: Act;
+}
+
+/** A name alone starts a cluster with one node here. */
+export function StartPart({ overview, act }: IStart): React.JSX.Element {
+  const [name, setName] = React.useState('');
+  const [count, setCount] = React.useState('1');
+  const [chosen, setChosen] = React.useState<ReadonlySet<string>>(new Set());
+  const [code, setCode] = React.useState('');
+  const [isStarting, setStarting] = React.useState(false);
+  const [said, setSaid] = React.useState<readonly string[]>([]);
+  const [send, problem, clear] = useAction(act);
+
+  const peers = overview.peers.filter(peer => peer.condition !== 'refused');
+  const targets = new Map(peers.map(peer => [targetOf(peer, overview.peers), peer]));
+  // A peer that is gone is not asked for any more.
+  const picked = [...chosen].filter(target => target === ALL || targets.has(target));
+  const needsCode = picked.some(target => target === ALL || !targets.get(target)?.trusted);
+  const missing = picked.find(target => targets.get(target)?.trusted === false);
+  const obstacle = isStarting
+    ? 'Starting …'
+    : whyNot(name.trim(), count, picked.length, overview) ||
+      (missing && !code.trim() && !picked.includes(ALL) ? `It needs the code that ${missing} shows.` : '');
+
+  const start = async (): Promise<void> => {
+    setSaid([]);
+    setStarting(true);
+    const { error, value } = await send({
+      action: 'start',
+      cluster: name.trim(),
+      value: Number(count),
+      target: picked.includes(ALL) ? ALL : picked.join(','),
+      code: needsCode ? code.trim() : ''
+    });
+    setStarting(false);
+    if (!error) {
+      setName('');
+      setChosen(new Set());
+      setCode('');
+      setSaid(Array.isArray(value) ? value.map(String) : []);
+    }
+  };
+  const pick = (target: string, isOn: boolean): void => {
+    const next = new Set(chosen);
+    isOn ? next.add(target) : next.delete(target);
+    setChosen(next);
+  };
+  return (
+    <section aria-label="Start a cluster">
+      <h3>Start a cluster</h3>
+      {overview.clusters.length === 0 && (
+        <p className="nbc-side-hint">
+          No cluster runs. Type <code>%cluster start</code> in a notebook, or start one here.
+        </p>
+      )}
+      <form
+        onSubmit={event => {
+          event.preventDefault();
+          if (!obstacle) {
+            void start();
+          }
+        }}
+      >
+        <div className="nbc-side-line">
+          <input
+            value={name}
+            onChange={event => setName(event.target.value)}
+            placeholder="name of a new cluster"
+            aria-label="Name of a new cluster"
+            autoComplete="off"
+            spellCheck={false}
+          />
+        </div>
+        <label className="nbc-side-line">
+          with
+          <input
+            type="number"
+            min={0}
+            max={MOST_LOCAL}
+            value={count}
+            onChange={event => setCount(event.target.value)}
+          />
+          {Number(count) === 1 ? 'node here' : 'nodes here'}
+        </label>
+        {targets.size > 0 && <Choice targets={targets} picked={picked} onPick={pick} own={overview.sharing.keys} />}
+        <div className="nbc-side-line">
+          {needsCode && (
+            <input
+              value={code}
+              onChange={event => setCode(event.target.value)}
+              placeholder="the code that they show"
+              aria-label="Code that the chosen peers show"
+              autoComplete="off"
+              spellCheck={false}
+            />
+          )}
+          <Button label="Start" name="Start a cluster" disabled={obstacle !== ''} onPress={start} />
+          {/* Enter in a field of a form with several of them works with a button of this kind only. */}
+          <button type="submit" hidden />
+        </div>
+      </form>
+      {obstacle && name.trim() && (
+        <p className="nbc-side-hint" role="status">
+          {obstacle}
+        </p>
+      )}
+      <Problem text={problem} onClose={clear} />
+      {said.length > 0 && (
+        <p className="nbc-side-hint" role="status">
+          {said.join(' · ')}
+        </p>
+      )}
+    </section>
+  );
+}
+
+/** Why a cluster cannot be started with this; empty when it can. */
+function whyNot(name: string, count: string, peers: number, { clusters }: Overview): string {
+  const nodes = Number(count);
+  if (!name) {
+    return 'It needs a name.';
+  }
+  if (clusters.some(row => row.name === name && row.condition !== 'ended')) {
+    return `${name} runs already: choose another name.`;
+  }
+  if (count.trim() === '' || !Number.isInteger(nodes) || nodes < 0 || nodes > MOST_LOCAL) {
+    return `Nodes here: a number from 0 to ${MOST_LOCAL}.`;
+  }
+  return nodes === 0 && peers === 0 ? 'It needs a node here, or a peer.' : '';
+}
+
+interface IChoice {
+  readonly targets: ReadonlyMap<string, PeerView>;
+  readonly picked: readonly string[];
+  readonly own: readonly string[];
+  readonly onPick: (target: string, isOn: boolean) => void;
+}
+
+function Choice({ targets, picked, own, onPick }: IChoice): React.JSX.Element {
+  const box = (target: string, text: string, isOff = false): React.JSX.Element => (
+    <label key={target} className="nbc-side-choice">
+      <input
+        type="checkbox"
+        value={target}
+        checked={picked.includes(target)}
+        disabled={isOff}
+        onChange={event => onPick(target, event.target.checked)}
+      />
+      {text}
+    </label>
+  );
+  const isAll = picked.includes(ALL);
+  return (
+    <fieldset className="nbc-side-choices">
+      <legend>and on</legend>
+      {box(ALL, 'all that may be used')}
+      {[...targets].map(([target, peer]) =>
+        box(target, own.includes(peer.key) ? `${target} (this computer)` : target, isAll)
+      )}
+    </fieldset>
+  );
+}
