@@ -1,79 +1,95 @@
-"""The sidebar in a real JupyterLab: a real cluster of two nodes, a peer of somebody else that is found on the network.
+"""The sidebar in a real JupyterLab: a cluster of three nodes trains, with two peers of other people on the network.
 
 The tests are one lesson in the order of the file: each goes on where the one before it ended.
 """
 
 import contextlib
-import os
 import re
-import signal
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import axe
 from tests.browser import (
-    CHROMIUM,
+    PATIENCE,
     Lab,
     browser_page,
+    lab_with_extension,
+    needs_extension,
     open_notebook,
-    running_lab,
     shut_down_kernels,
     wait_for_kernel,
     write_notebook,
 )
-from tests.conftest import MARK, end_processes, marked_processes, wait_until
-from tests.strangers import Stranger, running_strangers
+from tests.conftest import wait_until
+from tests.sidebar_page import (
+    CLUSTER,
+    close_dialogs,
+    cluster,
+    loss,
+    node,
+    peer,
+    round_number,
+    run_cell,
+    show_sidebar,
+    sources,
+    use_theme,
+    wait_for_other_text,
+    wait_for_round,
+)
+from tests.strangers import Strangers, running_strangers
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Page
 
-EXTENSION = Path(__file__).parents[1] / "notebook_cluster" / "labextension"
+pytestmark = needs_extension
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"),
-    pytest.mark.skipif(not (EXTENSION / "schemas").exists(), reason="not built: make labextension"),
-]
-
-PATIENCE = 60_000
 MARK_OF_LAB = uuid.uuid4().hex
-START = "%load_ext notebook_cluster\n%cluster start lesson --local 2 --no-panel"
+START = f"%load_ext notebook_cluster\n%cluster start {CLUSTER} --local 2 --no-panel"
 TRAIN = """%%on_all
 import itertools, time
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(16, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+sync = nc.DiLoCo(model, every=20)
 for step in itertools.count():
-    nc.report(step=step, loss=2.0 / (1 + step / 50))
+    x = torch.randn(32, 16)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    sync.step(loss=loss.item(), samples=len(x))
     time.sleep(0.02)
 """
+ATTACH = f"%load_ext notebook_cluster\n%cluster attach {CLUSTER}"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab with the extension as it was built, whatever is installed; nothing that it started is left."""
-    folder = tmp_path_factory.mktemp("lab")
-    extensions = folder / "share" / "labextensions"
-    extensions.mkdir(parents=True)
-    (extensions / "notebook-cluster").symlink_to(EXTENSION)
-    try:
-        with running_lab(folder, {"JUPYTER_PATH": str(extensions.parent), MARK: MARK_OF_LAB}) as running:
-            yield running
-        wait_until(lambda: not marked_processes(MARK_OF_LAB), 20, lambda: f"the end of {marked_processes(MARK_OF_LAB)}")
-    finally:
-        end_processes(marked_processes(MARK_OF_LAB))
+    with lab_with_extension(tmp_path_factory.mktemp("lab"), MARK_OF_LAB) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
-    with running_strangers(tmp_path_factory.mktemp("peers")) as strangers:
-        stranger = strangers("mini")
-        assert stranger.code
-        yield stranger
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strangers]:
+    """``mini`` and ``attic``, which show their codes."""
+    with running_strangers(tmp_path_factory.mktemp("peers")) as started:
+        started("mini")
+        started("attic")
+        assert all(stranger.code for stranger in started.all)
+        yield started
 
 
 @pytest.fixture(scope="module")
-def page(lab: Lab, mini: Stranger) -> Iterator["Page"]:
+def mini(strangers: Strangers) -> str:
+    return strangers.unique("mini")
+
+
+@pytest.fixture(scope="module")
+def page(lab: Lab, strangers: Strangers) -> Iterator["Page"]:
     """A notebook with a cluster of two nodes, and the sidebar open beside it."""
     from playwright.sync_api import Error
 
@@ -84,70 +100,71 @@ def page(lab: Lab, mini: Stranger) -> Iterator["Page"]:
         show_sidebar(opened)
         cluster(opened).get_by_role("listitem").nth(1).wait_for(timeout=PATIENCE)
         yield opened
-        with contextlib.suppress(Error):  # the last test ends the server, and with it the kernels
+        with contextlib.suppress(Error):  # the server was ended, and with it the kernels
             shut_down_kernels(opened)
 
 
-def run_cell(page: "Page", cell: int) -> None:
-    """Start cell ``cell`` (from 0)."""
-    page.evaluate(
-        """cell => {
-            const { commands, shell } = window.jupyterapp;
-            shell.currentWidget.content.activeCellIndex = cell;
-            void commands.execute('notebook:run-cell');
-        }""",
-        cell,
-    )
+def test_both_peers_are_seen_and_wrong_codes_are_said_beside_the_one_that_they_were_for(
+    page: "Page", strangers: Strangers, mini: str
+) -> None:
+    for stranger in strangers.all:
+        peer(page, stranger.name).wait_for(timeout=PATIENCE)
+    row = peer(page, mini)
+    field = row.get_by_role("textbox", name=f"Code that {mini} shows")
+    left = []
+    for code in ("wrong-words-0", "wrong-words-1", "wrong-words-2"):
+        field.fill(code)
+        field.press("Enter")
+        said = row.get_by_role("alert").get_by_text(f"{mini} was not paired: the code '{code}' is wrong at {mini}")
+        said.wait_for(timeout=PATIENCE)
+        left.append(int(re.findall(r"(\d+) tries left", said.inner_text())[0]))
+    assert 20 > left[0] > left[1] > left[2]
+    assert peer(page, strangers.unique("attic")).get_by_role("alert").count() == 0
 
 
-def show_sidebar(page: "Page") -> None:
-    """Open it, once JupyterLab has put its parts where they were."""
-    page.wait_for_function("window.jupyterapp?.commands?.hasCommand('notebook-cluster:show')", timeout=PATIENCE)
-    page.evaluate(
-        "window.jupyterapp.restored.then(() => void window.jupyterapp.commands.execute('notebook-cluster:show'))"
-    )
+def test_a_peer_is_added_with_a_click(page: "Page", strangers: Strangers, mini: str) -> None:
+    row = peer(page, mini)
+    row.get_by_role("textbox", name=f"Code that {mini} shows").fill(strangers.all[0].code)
+    row.get_by_role("button", name=f"Add {mini} to {CLUSTER}").click()
+    row.get_by_text(f"in {CLUSTER}").wait_for(timeout=PATIENCE)
+    page.get_by_role("listitem", name=f"node {mini}, ok").wait_for(timeout=PATIENCE)
+    assert peer(page, strangers.unique("attic")).get_by_role("textbox").count() == 1
 
 
-def cluster(page: "Page") -> "Locator":
-    return page.get_by_role("region", name="cluster lesson")
+def test_a_cluster_is_dragged_into_the_notebook_as_cells(page: "Page") -> None:
+    name = cluster(page).locator(".nbc-mod-pulled").bounding_box()
+    last = page.locator(".jp-Notebook-footer").bounding_box()
+    assert name is not None
+    assert last is not None
+    page.mouse.move(name["x"] + 5, name["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(name["x"] + 40, name["y"] + 40, steps=3)
+    page.locator(".nbc-side-drag").wait_for(timeout=PATIENCE)
+    page.mouse.move(last["x"] + 200, last["y"] + last["height"] / 2, steps=5)
+    page.mouse.up()
+    wait_until(lambda: len(sources(page)) == 4, 10, "two more cells")
+    assert sources(page)[2:] == [ATTACH, "%%on_all\n"]
+    page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
 
 
-def peer(page: "Page", name: str) -> "Locator":
-    return page.get_by_role("listitem", name=f"peer {name}", exact=True)
-
-
-def node(page: "Page", name: str) -> "Locator":
-    return cluster(page).get_by_role("listitem", name=re.compile(rf"^node {re.escape(name)},"))
-
-
-def wait_for_other_text(page: "Page", found: "Locator") -> None:
-    """Wait until the text of ``found`` has changed twice."""
-    for _ in range(2):
-        before = found.inner_text()
-        wait_until(lambda before=before: found.inner_text() != before, 30, f"another text than {before!r}")
-
-
-def test_a_wrong_code_is_said_beside_the_peer_and_the_right_one_adds_it(page: "Page", mini: Stranger) -> None:
-    row = peer(page, mini.name)
-    row.wait_for(timeout=PATIENCE)
-    field = row.get_by_role("textbox", name=f"Code that {mini.name} shows")
-    field.fill("wrong-words-000")
-    field.press("Enter")
-    row.get_by_role("alert").wait_for(timeout=PATIENCE)
-    assert "was not paired: the code 'wrong-words-000' is wrong" in row.get_by_role("alert").inner_text()
-    field.fill(mini.code)
-    row.get_by_role("button", name=f"Add {mini.name} to lesson").click()
-    row.get_by_text("in lesson").wait_for(timeout=PATIENCE)
-    page.get_by_role("listitem", name=f"node {mini.name}, ok").wait_for(timeout=PATIENCE)
-
-
-def test_loss_and_memory_move_while_the_cell_runs(page: "Page") -> None:
+def test_rounds_loss_and_memory_move_while_the_cell_trains(page: "Page", mini: str) -> None:
+    names = ("local", "local-2", mini)
+    before = {name: node(page, name).get_by_role("meter").inner_text() for name in names}
     run_cell(page, 1)
-    for name in ("local", "local-2"):
-        wait_for_other_text(page, node(page, name).locator(".nbc-side-loss"))
+    wait_for_round(page, 2)
+    for name in names:
+        wait_for_other_text(loss(page, name))
         node(page, name).locator(".nbc-side-spark path").wait_for(state="attached", timeout=PATIENCE)
-        assert re.fullmatch(r"\d.* MB of .* GB", node(page, name).get_by_role("meter").inner_text().strip())
-    assert re.match(r"lesson: cell \d+ running · 3 nodes · loss ", page.locator(".nbc-side-status").inner_text())
+        used = node(page, name).get_by_role("meter").inner_text()
+        assert re.fullmatch(r"\d.* MB of .* GB", used.strip())
+        assert used != before[name]  # it holds torch now
+    text = page.locator(".nbc-side-status").inner_text()
+    assert re.match(rf"{CLUSTER}: cell \d+ running · 3 nodes · round \d+ · loss \d", text)
+
+
+def test_the_model_that_trains_is_saved_with_a_click(page: "Page") -> None:
+    cluster(page).get_by_role("button", name="Checkpoint").click()
+    node(page, "local").get_by_text("✓ checkpoint model-round-").wait_for(timeout=PATIENCE)
 
 
 def test_it_goes_on_after_a_reload_in_mid_cell_with_the_whole_curve(page: "Page") -> None:
@@ -156,26 +173,72 @@ def test_it_goes_on_after_a_reload_in_mid_cell_with_the_whole_curve(page: "Page"
     spark = node(page, "local").locator(".nbc-side-spark path")
     spark.wait_for(state="attached", timeout=PATIENCE)
     assert spark.get_attribute("d").count("L") > 3  # type: ignore[union-attr]
-    wait_for_other_text(page, node(page, "local").locator(".nbc-side-loss"))
+    wait_for_other_text(loss(page, "local"))
 
 
-def test_it_goes_on_while_the_kernel_restarts_and_detach_and_stop_are_a_click(page: "Page") -> None:
+def test_it_goes_on_while_the_notebooks_kernel_restarts_in_mid_cell(page: "Page") -> None:
+    before = round_number(page)
+    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    wait_for_kernel(page)
+    wait_for_other_text(loss(page, "local"))
+    wait_for_round(page, before + 1)
+
+
+def test_the_cell_that_waits_in_the_notebook_is_freed_with_a_click(page: "Page") -> None:
+    run_cell(page, sources(page).index(ATTACH))
+    wait_for_kernel(page, "busy")
+    page.locator(".jp-OutputArea").get_by_text("attached to cluster").wait_for(timeout=PATIENCE)
     cluster(page).get_by_role("button", name="Detach").click()
     wait_for_kernel(page)
-    wait_for_other_text(page, node(page, "local").locator(".nbc-side-loss"))
-    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    wait_for_other_text(page, node(page, "local").locator(".nbc-side-loss"))
-    cluster(page).get_by_role("button", name="Stop cell").click()
-    wait_until(lambda: "running" not in cluster(page).locator("h3").inner_text(), 30, "the end of the cell")
+    wait_for_other_text(loss(page, "local"))
 
 
-def test_the_tab_of_a_cluster_shows_curves_nodes_and_events(page: "Page", mini: Stranger) -> None:
+def test_a_banner_says_that_the_server_is_gone_until_it_is_back(page: "Page", lab: Lab) -> None:
+    assert page.locator(".nbc-side-banner").count() == 0
+    before = round_number(page)
+    lab.end()
+    page.get_by_text("No connection to the Jupyter server.").wait_for(timeout=PATIENCE)
+    assert page.get_by_role("button", name="Try now").is_enabled()
+    assert page.get_by_role("switch").is_disabled()
+    assert cluster(page).get_by_role("button", name="Stop cell").is_disabled()
+    assert node(page, "local").count() == 1  # what was known stays
+    lab.start()
+    close_dialogs(page)
+    page.get_by_role("button", name="Try now").click()
+    page.locator(".nbc-side-banner").wait_for(state="detached", timeout=PATIENCE)
+    assert page.get_by_role("switch").is_enabled()
+    wait_for_round(page, before + 1)
+    wait_for_other_text(loss(page, "local"))
+
+
+@pytest.mark.skipif(not axe.SCRIPT.exists(), reason="no axe-core: npm ci in labextension/")
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_everyone_can_use_sidebar_and_dashboard(page: "Page", theme: str) -> None:
+    close_dialogs(page)
+    use_theme(page, theme)
+    name = page.get_by_role("textbox", name="Name of a new cluster")
+    name.fill(CLUSTER)
+    page.get_by_text(f"{CLUSTER} runs already").wait_for(timeout=PATIENCE)
+    cluster(page).get_by_role("button", name="Dashboard").click()
+    page.get_by_role("img", name=re.compile("^Loss over ")).wait_for(timeout=PATIENCE)
+    for part in (".nbc-side:not(.nbc-dash)", ".nbc-dash", ".nbc-side-status"):
+        assert axe.violations(page, part) == []
+    name.fill("")
+    page.evaluate("window.jupyterapp.shell.currentWidget.close()")
+
+
+def test_the_tab_of_a_cluster_shows_curves_nodes_and_events(page: "Page", mini: str) -> None:
     cluster(page).get_by_role("button", name="Dashboard").click()
     page.get_by_role("img", name=re.compile("^Loss over ")).wait_for(timeout=PATIENCE)
     page.get_by_role("img", name=re.compile("^Memory over ")).wait_for(timeout=PATIENCE)
     assert page.locator(".nbc-dash-table tbody tr").count() == 3
-    assert mini.name in page.locator(".nbc-dash-events").inner_text()
+    assert mini in page.locator(".nbc-dash-events").inner_text()
     page.evaluate("window.jupyterapp.shell.currentWidget.close()")
+
+
+def test_the_cell_is_stopped_on_all_nodes_with_a_click(page: "Page") -> None:
+    cluster(page).get_by_role("button", name="Stop cell").click()
+    wait_until(lambda: "running" not in cluster(page).locator("h3").inner_text(), 30, "the end of the cell")
 
 
 def test_a_cluster_cell_is_put_below_the_active_one(page: "Page") -> None:
@@ -184,24 +247,55 @@ def test_a_cluster_cell_is_put_below_the_active_one(page: "Page") -> None:
     assert page.evaluate(source) == "%%on_all\n"
 
 
-def test_a_node_is_removed_after_a_second_click(page: "Page", mini: Stranger) -> None:
-    row = node(page, mini.name)
-    row.get_by_role("button", name=f"Remove {mini.name}").click()
+def test_this_machine_is_shared_with_a_switch_that_shows_code_and_picture(page: "Page") -> None:
+    switch = page.get_by_role("switch", name="Share this machine")
+    switch.click()
+    shared = page.locator(".nbc-side-shared")
+    shared.wait_for(timeout=PATIENCE)
+    name = shared.locator("b").inner_text()
+    code = shared.locator(".nbc-side-code").inner_text()
+    assert re.fullmatch(r"\w+-\w+-\w+.*", code)
+    assert re.fullmatch(rf"%cluster add \S+:\d+ --code {code}", shared.locator(".nbc-side-command").inner_text())
+    picture = shared.get_by_role("img", name="The code as a QR code")
+    assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") > 20
+    peer(page, name).get_by_text("this computer").wait_for(timeout=PATIENCE)
+    page.get_by_role("switch", name="Share this machine").click()
+    shared.wait_for(state="detached", timeout=PATIENCE)
+
+
+def test_a_node_is_removed_after_a_second_click(page: "Page", mini: str) -> None:
+    row = node(page, mini)
+    row.get_by_role("button", name=f"Remove {mini}").click()
     row.get_by_role("button", name="Remove?").click()
     row.wait_for(state="detached", timeout=PATIENCE)
 
 
-def test_the_cluster_is_stopped_after_a_second_click(page: "Page") -> None:
+def test_the_cluster_is_stopped_after_a_second_click_and_says_so(page: "Page") -> None:
     cluster(page).get_by_role("button", name="Stop cluster").click()
     cluster(page).get_by_role("button", name="End all its kernels?").click()
     cluster(page).get_by_role("button", name="Stop cluster").wait_for(state="detached", timeout=PATIENCE)
+    cluster(page).get_by_text(f"cluster '{CLUSTER}' has ended: stopped").wait_for(timeout=PATIENCE)
     assert page.locator(".nbc-side-status").count() == 0
 
 
-def test_a_banner_says_that_the_server_is_gone_and_nothing_can_be_pressed(page: "Page", lab: Lab) -> None:
-    assert page.locator(".nbc-side-banner").count() == 0
-    (server,) = [pid for pid, command in marked_processes(MARK_OF_LAB).items() if f"root_dir={lab.folder}" in command]
-    os.kill(server, signal.SIGTERM)
-    page.get_by_text("No connection to the Jupyter server.").wait_for(timeout=PATIENCE)
-    assert page.get_by_role("button", name="Try now").is_enabled()
-    assert page.get_by_role("switch").is_disabled()
+def test_a_cluster_is_started_with_the_keyboard_alone(page: "Page", strangers: Strangers, mini: str) -> None:
+    page.get_by_role("textbox", name="Name of a new cluster").focus()
+    page.keyboard.type("evening")
+    page.keyboard.press("Tab")
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("0")
+    box = page.get_by_role("checkbox", name=mini)
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if box.evaluate("one => one === document.activeElement"):
+            break
+    page.keyboard.press("Space")
+    assert box.is_checked()
+    assert page.get_by_role("textbox", name="Code that the chosen peers show").count() == 0  # it was paired before
+    page.get_by_role("textbox", name="Name of a new cluster").press("Enter")
+    page.get_by_role("listitem", name=f"node {mini}, ok").wait_for(timeout=PATIENCE)
+    evening = page.get_by_role("region", name="cluster evening")
+    assert evening.get_by_role("listitem").count() == 1
+    evening.get_by_role("button", name="Stop cluster").click()
+    evening.get_by_role("button", name="End all its kernels?").click()
+    evening.get_by_role("button", name="Stop cluster").wait_for(state="detached", timeout=PATIENCE)

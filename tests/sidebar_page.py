@@ -1,0 +1,86 @@
+"""The sidebar of a page, for tests in a browser: how it is opened, and where its parts are."""
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.browser import PATIENCE
+from tests.conftest import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+CLUSTER = "lesson"
+
+
+def run_cell(page: "Page", cell: int) -> None:
+    """Start cell ``cell`` (from 0) of the open notebook."""
+    page.evaluate(
+        """cell => {
+            const { commands, shell } = window.jupyterapp;
+            shell.currentWidget.content.activeCellIndex = cell;
+            void commands.execute('notebook:run-cell');
+        }""",
+        cell,
+    )
+
+
+def sources(page: "Page") -> list[str]:
+    """What is in the cells of the open notebook."""
+    found: list[str] = page.evaluate(
+        "window.jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model.sharedModel.getSource())"
+    )
+    return found
+
+
+def show_sidebar(page: "Page") -> None:
+    """Open it, once JupyterLab has put its parts where they were."""
+    page.wait_for_function("window.jupyterapp?.commands?.hasCommand('notebook-cluster:show')", timeout=PATIENCE)
+    page.evaluate(
+        "window.jupyterapp.restored.then(() => void window.jupyterapp.commands.execute('notebook-cluster:show'))"
+    )
+
+
+def cluster(page: "Page") -> "Locator":
+    return page.get_by_role("region", name=f"cluster {CLUSTER}")
+
+
+def peer(page: "Page", name: str) -> "Locator":
+    return page.get_by_role("listitem", name=f"peer {name}", exact=True)
+
+
+def node(page: "Page", name: str) -> "Locator":
+    return cluster(page).get_by_role("listitem", name=re.compile(rf"^node {re.escape(name)},"))
+
+
+def loss(page: "Page", name: str) -> "Locator":
+    return node(page, name).locator(".nbc-side-loss")
+
+
+def round_number(page: "Page") -> int:
+    """The round that the cluster's line shows, 0 without one."""
+    found = re.search(r"round (\d+)", cluster(page).locator("h3").inner_text())
+    return int(found[1]) if found else 0
+
+
+def wait_for_round(page: "Page", number: int) -> None:
+    """Wait until the cluster's line shows this round, or a later one."""
+    wait_until(lambda: round_number(page) >= number, 60, lambda: f"round {number} in: {cluster(page).inner_text()}")
+
+
+def wait_for_other_text(found: "Locator") -> None:
+    """Wait until the text of ``found`` has changed twice."""
+    for _ in range(2):
+        before = found.inner_text()
+        wait_until(lambda before=before: found.inner_text() != before, 30, f"another text than {before!r}")
+
+
+def use_theme(page: "Page", name: str) -> None:
+    """Change to theme ``name`` and wait until the page has it."""
+    page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', { theme: name })", name)
+    page.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached", timeout=PATIENCE)
+
+
+def close_dialogs(page: "Page") -> None:
+    """JupyterLab's own, about a server or a kernel that is gone."""
+    while (button := page.locator(".jp-Dialog-button").first).count():
+        button.click()
