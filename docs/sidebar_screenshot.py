@@ -27,7 +27,10 @@ START = f"%load_ext notebook_cluster\n%cluster start {CLUSTER} --local 1 --no-pa
 LOOK = "%%on_all\nprint(nc.node(), 'computes on', device)"
 PATIENCE = 60_000
 # Who else is on this network is nobody's business.
-ONLY_OURS = '.nbc-side-peer:not([aria-label="peer attic"], [aria-label="peer studio"]) { display: none }'
+ONLY_OURS = """
+.nbc-side-peer:not([aria-label="peer attic"], [aria-label="peer studio"]),
+.nbc-side-choice:not(:has([value="all"], [value="attic"], [value="studio"])) { display: none }
+"""
 
 
 def cells() -> list[str]:
