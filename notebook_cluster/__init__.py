@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         world_size,
     )
     from notebook_cluster.node.shard import shard
+    from notebook_cluster.node.torch_group import torch_distributed
     from notebook_cluster.protocol.version import VERSION as __version__
     from notebook_cluster.training import DiLoCo, LocalSGD
 
@@ -39,6 +40,7 @@ _HOMES = {
     "LocalSGD": "notebook_cluster.training",
     "PeerLost": "notebook_cluster.collectives",
     "shard": "notebook_cluster.node.shard",
+    "torch_distributed": "notebook_cluster.node.torch_group",
 } | dict.fromkeys(
     (
         "all_gather", "all_reduce", "barrier", "broadcast", "device", "rank", "recv", "reduce_scatter", "report",
@@ -65,6 +67,7 @@ __all__ = [
     "report",
     "send",
     "shard",
+    "torch_distributed",
     "unload_ipython_extension",
     "world_size",
 ]

@@ -20,6 +20,7 @@ class MeshNode:
     def __init__(self, name: str, directory: Path, incarnation: int = 1, settings: CollectiveSettings | None = None):
         self.name = name
         self.incarnation = incarnation
+        self.peer = ""
         self.mesh_directory = directory
         self.loop = IOThread(f"io-{name}")
         self.loop.start()
@@ -36,6 +37,7 @@ class MeshNode:
             self.frames.append((sender, header, bytes(payload)))
 
     def address(self, rank: int, peer: str, machine: str = "one-machine") -> NodeAddress:
+        self.peer = peer
         return NodeAddress(
             name=self.name, incarnation=self.incarnation, rank=rank, local_rank=rank, peer=peer, machine=machine,
             device="cpu", hosts=["127.0.0.1"], mesh_key=self.mesh.key, mesh_port=self.mesh.port,
@@ -64,6 +66,7 @@ def mesh_nodes(
         roster = make_roster(nodes, peers or ["one"] * len(nodes))
         for node in nodes:
             node.mesh.set_roster(roster)
+            node.loop.call(lambda: None)  # a cell begins when the roster is there
         yield nodes
     finally:
         for node in nodes:
@@ -75,7 +78,12 @@ def run_cell(
     nodes: list[MeshNode], body: Callable[[Collectives, int], Any], cell: int = 1, timeout: float = 30
 ) -> list[Any]:
     """Run ``body(collectives, rank)`` on every node at once, as a cell; results or exceptions in rank order."""
-    world = CellWorld(cell=cell, generation=1, nodes={node.name: rank for rank, node in enumerate(nodes)})
+    world = CellWorld(
+        cell=cell,
+        generation=1,
+        nodes={node.name: rank for rank, node in enumerate(nodes)},
+        peers={node.name: node.peer for node in nodes},
+    )
     results: list[Any] = [None] * len(nodes)
 
     def play(rank: int, node: MeshNode) -> None:

@@ -291,6 +291,21 @@ def test_empty_frames_of_a_later_cell_are_bounded() -> None:
         assert inside.dropped > 900
 
 
+def test_questions_for_what_will_never_come_are_bounded() -> None:
+    with mesh_nodes("mini") as (mini,):
+        mini.collectives.begin_cell(CellWorld(cell=1, generation=1, nodes={"mini": 0, "desk": 1}))
+        inside = mini.collectives.inbox
+
+        def flood() -> None:
+            for operation in range(1, 5001):
+                header = CellFrame(cell=1, generation=1, operation=operation, name="want", kind="collective")
+                inside.on_frame("desk", header, memoryview(b""))
+
+        mini.loop.call(flood)
+        assert 0 < len(inside.outbox._asked) <= 1000
+        assert mini.mesh.bytes_sent == 0
+
+
 def test_empty_values_that_nobody_asked_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "_MOST_PARCELS", 50)
     with mesh_nodes("mini") as (mini,):

@@ -2,11 +2,14 @@
 ``send`` and ``recv`` between the nodes that run it.
 
 - :mod:`.values`: what may travel (arrays of numpy, torch and mlx, numbers, plain data) and how it becomes bytes
-- :mod:`.reduction`: sum, mean, max and min in rank order, a pure function of arrays
+- :mod:`.reduction`: sum, mean, max and min in rank order, pure functions of arrays
 - :mod:`.parcels`: one value on its way: chunks, what of it is here, what is kept until the other side has it
-- :mod:`.inbox`: what came from the others in this cell, and who is lost; lives on the I/O thread
+- :mod:`.waits`, :mod:`.inbox`: what came from the others, who is lost, what is waited for; on the I/O thread
 - :mod:`.checks`: whether another node's header is what this operation expects
-- :mod:`.operations`: the collectives as people call them, on the main thread
+- :mod:`.steps`: send a phase, wait for a phase; on the main thread, as all below
+- :mod:`.algorithms`, :mod:`.hierarchical`: ways to add up an array in such steps; :mod:`.choosing`: which one
+- :mod:`.shared_group`, :mod:`.shared_reduce`: the same through memory that nodes of one peer share
+- :mod:`.operations`: the collectives as people call them
 
 May import: ``mesh``, ``security``, ``protocol``. Called by: ``node``. Importing this room imports neither
 numpy nor torch.

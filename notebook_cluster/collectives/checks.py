@@ -27,14 +27,28 @@ def same_array(world: CellWorld, own: str, wire: Wire, size: int | None = None) 
     def check(sender: str, header: CellFrame) -> str | None:
         theirs = describe(header.kind, header.dtype, header.shape)
         if theirs != wire.describe():
-            sides = sorted([(world.nodes[sender], sender, theirs), (world.nodes[own], own, wire.describe())])
-            text = ", ".join(f"{node!r} (rank {rank}) has {what}" for rank, node, what in sides)
-            return f"{header.name.partition('(')[0]}: {text}: shape and dtype must be equal on all nodes"
+            return _unlike(world, own, wire.describe(), sender, header, theirs)
         if size is not None and header.total != size:
             return f"{header.name}: {sender!r} sends {header.total} bytes where {size} belong"
         return None
 
     return check
+
+
+def same_description(world: CellWorld, own: str, text: str) -> Check:
+    """Others must describe what they have as ``text``: in the dtype of plain data, or by being such an array."""
+
+    def check(sender: str, header: CellFrame) -> str | None:
+        theirs = header.dtype if header.kind == "json" else describe(header.kind, header.dtype, header.shape)
+        return None if theirs == text else _unlike(world, own, text, sender, header, theirs)
+
+    return check
+
+
+def _unlike(world: CellWorld, own: str, text: str, sender: str, header: CellFrame, theirs: str) -> str:
+    sides = sorted([(world.nodes[sender], sender, theirs), (world.nodes[own], own, text)])
+    both = ", ".join(f"{node!r} (rank {rank}) has {what}" for rank, node, what in sides)
+    return f"{header.name.partition('(')[0]}: {both}: shape and dtype must be equal on all nodes"
 
 
 def any_value(sender: str, header: CellFrame) -> str | None:

@@ -1,16 +1,14 @@
 """What came from the other nodes in this cell, who is lost, and what the main thread waits for.
 
-Everything here runs on the I/O thread; the main thread hands in a :class:`Wait` and sleeps on its queue. So there is no
-lock that a KeyboardInterrupt could leave taken.
+Everything here runs on the I/O thread; the main thread hands in a :class:`~.waits.Wait` and sleeps on its queue. So
+there is no lock that a KeyboardInterrupt could leave taken.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from notebook_cluster.collectives.checks import Check
 from notebook_cluster.collectives.errors import PeerLost
 from notebook_cluster.collectives.parcels import (
     ACKNOWLEDGE,
@@ -27,27 +25,9 @@ from notebook_cluster.collectives.parcels import (
     may_be_kept,
     reserve,
 )
+from notebook_cluster.collectives.waits import Wait
 from notebook_cluster.protocol.mesh import CellFrame
 from notebook_cluster.protocol.node import CellDone
-
-
-@dataclass(eq=False)
-class Wait:
-    """What the main thread waits for: one parcel of each of ``senders``; ``outcome`` gets them, or the error."""
-
-    name: str
-    operation: int
-    phase: int
-    channel: Channel
-    senders: tuple[str, ...]
-    check: Check
-    started: float = field(default_factory=time.monotonic)
-    outcome: "SimpleQueue[dict[str, Parcel] | Exception]" = field(default_factory=SimpleQueue)
-
-    @property
-    def label(self) -> str:
-        return self.name.partition("(")[0] if self.channel == "collective" else "message"
-
 
 _Key = tuple[str, Channel, int, int]
 _FRAME_COST = 1024
@@ -61,6 +41,8 @@ class Inbox:
 
     Attributes:
         dropped: frames that were old, unusable or over a limit.
+        places: (sender, operation, phase) -> where the bytes of that parcel go; put there by the main thread before it
+            sends anything of the operation. Elsewhere, or of another size, parcels get memory of their own.
         on_waiting: called with what the main thread waits for (``all_reduce #3 for desk``), or ``""``, when that has
             taken longer than half a second.
     """
@@ -68,6 +50,7 @@ class Inbox:
     def __init__(self, transport: Transport, settings: CollectiveSettings) -> None:
         self.dropped = 0
         self.on_waiting: Callable[[str], None] = lambda text: None
+        self.places: dict[tuple[str, int, int], memoryview] = {}
         self.outbox = Outbox(transport)
         self._transport = transport
         self._settings = settings
@@ -178,7 +161,10 @@ class Inbox:
             if not may_be_kept(header, room) or len(self._parcels) >= _MOST_PARCELS:
                 self.dropped += 1
                 return
-            parcel = self._parcels[key] = Parcel(sender, header, reserve(header.total))
+            place = self.places.pop((sender, header.operation, header.phase), None) if channel == "collective" else None
+            if place is None or len(place) != header.total:
+                place = reserve(header.total)
+            parcel = self._parcels[key] = Parcel(sender, header, place)
             self._parcel_bytes += header.total
         if not parcel.add(header, payload):
             self.dropped += 1
@@ -190,21 +176,13 @@ class Inbox:
     def _refuse_now(self, sender: str, header: CellFrame) -> bool:
         """Fail the wait, before anything is allocated, when this parcel is not what it is for."""
         wait = self._wait
-        if wait is None or not self._concerns(wait, sender, header):
+        if wait is None or not wait.concerns(sender, header):
             return False
         error = wait.check(sender, header)
         if error is None:
             return False
         self._settle(wait, ValueError(error))
         return True
-
-    @staticmethod
-    def _concerns(wait: Wait, sender: str, header: CellFrame) -> bool:
-        if wait.channel == "message":
-            return False
-        if channel_of(header) != "collective" or header.operation != wait.operation:
-            return False
-        return header.name != wait.name or (sender in wait.senders and header.phase == wait.phase)
 
     # ---- messages
 
@@ -252,6 +230,9 @@ class Inbox:
             if self._wait is wait:
                 self._refuse_now(parcel.sender, parcel.header)
         self._judge()
+        if wait.ask and self._wait is wait:
+            for node in self._missing(wait):
+                self._ask(wait, node, time.monotonic())
 
     def _judge(self) -> None:
         """Settle the wait when everything is here, or when it can never be."""
@@ -293,15 +274,19 @@ class Inbox:
                 self._settle(wait, PeerLost(f"{node} finished the cell without this {wait.label}"))
                 return
             if now - max(quiet_since, self._asked.get(node, 0.0)) > self._settings.want_after:
-                self._asked[node] = now
-                parcel = self._parcels.get(self._key(wait, node))
-                header = CellFrame(
-                    cell=world.cell, generation=world.generation, operation=wait.operation, name=WANT,
-                    phase=wait.phase, kind=wait.channel, offset=parcel.first_missing() if parcel is not None else 0,
-                )  # fmt: skip
-                self._transport.send(node, header)
+                self._ask(wait, node, now)
         if missing and now - wait.started > self._settings.want_after:
             self._say(f"{wait.label} #{wait.operation} for {', '.join(missing)}")
+
+    def _ask(self, wait: Wait, node: str, now: float) -> None:
+        assert self._world is not None
+        self._asked[node] = now
+        parcel = self._parcels.get(self._key(wait, node))
+        header = CellFrame(
+            cell=self._world.cell, generation=self._world.generation, operation=wait.operation, name=WANT,
+            phase=wait.phase, kind=wait.channel, offset=parcel.first_missing() if parcel is not None else 0,
+        )  # fmt: skip
+        self._transport.send(node, header)
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -1,6 +1,6 @@
 """One value on its way between two nodes: cut into chunks, collected again, kept until the other side has it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -26,6 +26,9 @@ _PIECE_BYTES = 4096
 """A parcel comes in at most 16 pieces and one for each 4 KiB: each costs memory, however small it is."""
 
 
+_MOST_QUESTIONS = 1000
+
+
 class Transport(Protocol):
     """What collectives need from the mesh; all methods may be called from any thread."""
 
@@ -38,6 +41,9 @@ class Transport(Protocol):
     def waiting(self, node: str) -> int:
         """Frames for ``node`` that have not left this process."""
 
+    def ipc_path(self, node: str) -> str:
+        """Where the ipc socket of ``node`` (also of this node) is; empty unless it is on this node's peer."""
+
     def call_soon(self, callback: Callable[[], None]) -> None: ...
 
 
@@ -47,6 +53,7 @@ class CellWorld:
 
     Attributes:
         nodes: name -> rank, in rank order.
+        peers: name -> the peer that it runs on; those of one peer may share memory.
         excluded: why this node cannot use collectives in this cell; empty when it can.
         replay: the cell ran before and is repeated on this node alone.
     """
@@ -56,6 +63,7 @@ class CellWorld:
     nodes: dict[str, int]
     excluded: str = ""
     replay: bool = False
+    peers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,20 @@ class CollectiveSettings:
     small_bytes: int = 16 * 1024
     """Arrays up to this size are reduced in one step: everybody gets everything and sums it."""
     want_after: float = 0.5
+    shared_memory: bool = True
+    """Nodes of one peer exchange arrays through memory that they share."""
+    shared_block: int = 16 << 20
+    """Of a larger array so much is in shared memory at a time, from each node."""
+    shared_direct: int = 1 << 20
+    """With two nodes, arrays up to this size are added up in shared memory by everybody; with more, smaller ones."""
+    shared_patience: float = 0.02
+    """A node looks so long for the others in shared memory before it asks them and sleeps."""
+    block_bytes: int = 8 << 20
+    """Over sockets, larger arrays are reduced in blocks of so much from each node."""
+    ring_block: int = 1 << 20
+    """Bytes that go round a ring in one piece."""
+    scratch_bytes: int = 256 << 20
+    """Memory of this size is used again by the next operation, a larger one is given back."""
     give_up_after: float = 1.0
     """Wait this long without a byte from a node that has finished the cell."""
 
@@ -155,20 +177,48 @@ class Outbox:
 
     A collective's parcel is forgotten when its receiver shows a later operation (nobody can be in operation n + 1
     without all of n), a message's when the receiver acknowledges it.
+
+    Attributes:
+        holding: parcels of collectives are kept that :meth:`forget_before` could let go.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self.holding = False
         self._sent: dict[tuple[str, Channel], dict[tuple[int, int], _Sent]] = {}
+        self._reached: dict[int, CellFrame] = {}
+        self._asked: set[tuple[str, int, int]] = set()
 
     def clear(self) -> None:
         self._sent.clear()
+        self._reached.clear()
+        self._asked.clear()
+
+    def reach(self, header: CellFrame) -> None:
+        """This node has come to the phase of ``header``; who asks for it gets the header, everybody else sees it in
+        shared memory. Called on the main thread, which alone writes here."""
+        self._reached[header.operation] = header
+        self._reached.pop(header.operation - 2, None)
+        if self._asked:
+            self._transport.call_soon(self._answer)
+
+    def _answer(self) -> None:
+        for node, operation, phase in list(self._asked):
+            reached = self._reached.get(operation)
+            if (operation, phase) in self._sent.get((node, "collective"), {}):
+                self._asked.discard((node, operation, phase))  # it was sent since then
+            elif reached is not None and reached.phase >= phase:
+                self._asked.discard((node, operation, phase))
+                self._transport.send(node, msgspec.structs.replace(reached, phase=phase))
+            elif operation < max(self._reached, default=0) - 1:
+                self._asked.discard((node, operation, phase))
 
     def post(self, node: str, header: CellFrame, data: Payload) -> None:
         """Send ``data`` to ``node`` in chunks; ``data`` must not change any more."""
         header = msgspec.structs.replace(header, total=len(data))
         key = (header.operation, header.phase)
         self._sent.setdefault((node, channel_of(header)), {})[key] = _Sent(header, data)
+        self.holding = True
         self._transmit(node, header, data, 0)
 
     def send_again(self, node: str, want: CellFrame) -> None:
@@ -177,12 +227,24 @@ class Outbox:
         sent = self._sent.get((node, channel), {}).get((want.operation, want.phase))
         if sent is not None and not self._transport.waiting(node):
             self._transmit(node, sent.header, sent.data, want.offset)
+        elif sent is None and channel == "collective":
+            if len(self._asked) >= _MOST_QUESTIONS:
+                self._asked.clear()  # whoever still waits asks again
+            # Noted first and looked at then: the main thread does it the other way round, so one of the two sees it.
+            self._asked.add((node, want.operation, want.phase))
+            self._answer()
 
     def forget(self, node: str, channel: Channel, before: int) -> None:
         """``node`` has every parcel of operations below ``before``."""
         sent = self._sent.get((node, channel), {})
         for key in [key for key in sent if key[0] < before]:
             del sent[key]
+
+    def forget_before(self, nodes: Sequence[str], operation: int) -> None:
+        """All of ``nodes`` are in ``operation``, as shared memory says."""
+        self.holding = False
+        for node in nodes:
+            self.forget(node, "collective", operation)
 
     def unacknowledged(self, node: str) -> int:
         """Bytes of messages to ``node`` that it has not acknowledged."""

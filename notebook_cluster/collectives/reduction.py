@@ -1,12 +1,13 @@
-"""Reduce arrays of all ranks in rank order: a pure function, the same bits on every machine.
+"""Reduce arrays of several ranks in their order: pure functions, the same bits on every machine.
 
 Addition of two IEEE numbers is exact to the last bit everywhere, so a sum is the same on every node when its order is:
-rank 0 + rank 1 + rank 2 and so on, never a tree, never ``np.sum``. Half precision is summed in float32 and rounded
-once.
+rank 0 + rank 1 + rank 2 and so on, never ``np.sum``. Half precision is summed in float32 and rounded once.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+from notebook_cluster.collectives.values import carrier
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,6 +17,9 @@ REDUCTIONS: tuple[Reduction, ...] = ("sum", "mean", "max", "min")
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _COMPLEX = ("complex64", "complex128")
+_HALVES = ("float16", "bfloat16")
+_CHUNK = 64 * 1024
+"""Elements reduced at a time, so that what is summed stays in the processor's cache."""
 
 
 def check_reduction(op: str, dtype: str, operation: str) -> None:
@@ -32,6 +36,11 @@ def check_reduction(op: str, dtype: str, operation: str) -> None:
         raise ValueError(f"{operation}: the mean of {dtype} is not exact: use op='sum', or convert to float")
 
 
+def wide(dtype: str) -> str:
+    """The dtype in which canonical ``dtype`` is summed: float32 for half precision, else itself."""
+    return "float32" if dtype in _HALVES else dtype
+
+
 def reduce_arrays(parts: "Sequence[NDArray[Any]]", dtype: str, op: str) -> "NDArray[Any]":
     """The element-wise ``op`` of ``parts`` (in rank order) as a new flat array.
 
@@ -42,20 +51,61 @@ def reduce_arrays(parts: "Sequence[NDArray[Any]]", dtype: str, op: str) -> "NDAr
     """
     import numpy
 
+    out: NDArray[Any] = numpy.empty(parts[0].size, carrier(dtype))
+    reduce_into([out], parts, dtype, op)
+    return out
+
+
+def reduce_into(outs: "Sequence[NDArray[Any]]", parts: "Sequence[NDArray[Any]]", dtype: str, op: str) -> None:
+    """As :func:`reduce_arrays`, into each of ``outs`` (flat, of the same size, not one of ``parts``)."""
+    import numpy
+
+    first = outs[0]
+    for start in range(0, first.size, _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        if dtype in _HALVES:
+            total = combine([widened(part[chunk], dtype) for part in parts], op)
+            first[chunk] = finished(total, dtype, op, len(parts))
+        else:
+            combine([part[chunk] for part in parts], op, first[chunk])
+            if op == "mean":
+                _divide(first[chunk], len(parts))
+        for out in outs[1:]:
+            numpy.copyto(out[chunk], first[chunk])
+
+
+def combine(parts: "Sequence[NDArray[Any]]", op: str, out: "NDArray[Any] | None" = None) -> "NDArray[Any]":
+    """Sum (also for a mean, which :func:`finished` divides), max or min of arrays in the dtype of the sum, in order."""
+    import numpy
+
+    function = {"max": numpy.maximum, "min": numpy.minimum}.get(op, numpy.add)
+    if out is None:
+        out = numpy.empty_like(parts[0])
+    if len(parts) == 1:
+        numpy.copyto(out, parts[0])
+        return out
     # A diverged loss is the user's business, not a warning out of the middle of a collective.
     with numpy.errstate(all="ignore"):
-        total = _widen(parts[0], dtype)
-        for part in parts[1:]:
-            other = _widen(part, dtype)
-            if op == "max":
-                numpy.maximum(total, other, out=total)
-            elif op == "min":
-                numpy.minimum(total, other, out=total)
-            else:
-                numpy.add(total, other, out=total)
-        if op == "mean":
-            numpy.divide(total, total.dtype.type(len(parts)), out=total)
-        return _narrow(total, dtype)
+        function(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            function(out, part, out=out)
+    return out
+
+
+def finished(total: "NDArray[Any]", dtype: str, op: str, count: int) -> "NDArray[Any]":
+    """The carrier of ``dtype`` of a ``total`` over ``count`` ranks; may write to ``total``."""
+    if op == "mean":
+        _divide(total, count)
+    return _narrow(total, dtype)
+
+
+def widened(flat: "NDArray[Any]", dtype: str) -> "NDArray[Any]":
+    """``flat`` in the dtype in which it is summed: itself where that is its own."""
+    import numpy
+
+    if dtype == "bfloat16":
+        return (flat.astype(numpy.uint32) << numpy.uint32(16)).view(numpy.float32)
+    return flat.astype(numpy.float32) if dtype == "float16" else flat
 
 
 def reduce_numbers(values: Sequence[int | float], op: str) -> int | float:
@@ -70,22 +120,19 @@ def reduce_numbers(values: Sequence[int | float], op: str) -> int | float:
     return total / len(values) if op == "mean" else total
 
 
-def _widen(flat: "NDArray[Any]", dtype: str) -> "NDArray[Any]":
-    """A writable copy of ``flat`` in the dtype in which it is summed."""
+def _divide(total: "NDArray[Any]", count: int) -> None:
     import numpy
 
-    if dtype == "bfloat16":
-        return (flat.astype(numpy.uint32) << numpy.uint32(16)).view(numpy.float32)
-    if dtype == "float16":
-        return flat.astype(numpy.float32)
-    return flat.copy()
+    with numpy.errstate(all="ignore"):
+        numpy.divide(total, total.dtype.type(count), out=total)
 
 
 def _narrow(total: "NDArray[Any]", dtype: str) -> "NDArray[Any]":
     import numpy
 
     if dtype == "float16":
-        return total.astype(numpy.float16)
+        with numpy.errstate(all="ignore"):
+            return total.astype(numpy.float16)
     if dtype != "bfloat16":
         return total
     bits = total.view(numpy.uint32)

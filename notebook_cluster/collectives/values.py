@@ -40,7 +40,7 @@ class Wire:
         kind: ``numpy``, ``scalar`` (a numpy scalar), ``torch``, ``mlx`` or ``json``.
         dtype: canonical name (``bfloat16``), empty for json.
         shape: of the array.
-        data: flat array of the elements (their bits, see ``carrier``); bytes for json. A private copy.
+        data: flat array of the elements (their bits, see ``carrier``); bytes for json.
         like: the local value, for the device and type of a result.
     """
 
@@ -84,18 +84,18 @@ def expected_bytes(kind: str, dtype: str, shape: "tuple[int, ...] | list[int]") 
     return _ITEM_BYTES[dtype] * math.prod(shape)
 
 
-def to_wire(value: Any, operation: str) -> Wire:
-    """A private copy of ``value`` as it travels.
+def to_wire(value: Any, operation: str, *, copy: bool = True) -> Wire:
+    """A private copy of ``value`` as it travels; without ``copy`` it may share memory with ``value``.
 
     Raises:
         TypeError: a value of this type cannot travel; the message names ``operation`` and the way out.
     """
     if (module := _library_of(value)) == "torch":
-        return _torch_to_wire(value, operation)
+        return _torch_to_wire(value, operation, copy)
     if module == "mlx":
-        return _mlx_to_wire(value, operation)
+        return _mlx_to_wire(value, operation, copy)
     if module == "numpy":
-        return _numpy_to_wire(value, operation)
+        return _numpy_to_wire(value, operation, copy)
     _check_plain(value, operation, 0)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return Wire("json", "number" if is_number else "", (), json.dumps(value).encode(), value)
@@ -141,7 +141,7 @@ def _library_of(value: Any) -> str:
     return ""
 
 
-def _numpy_to_wire(value: Any, operation: str) -> Wire:
+def _numpy_to_wire(value: Any, operation: str, copy: bool) -> Wire:
     import numpy
 
     array = numpy.asarray(value)
@@ -151,12 +151,12 @@ def _numpy_to_wire(value: Any, operation: str) -> Wire:
     if dtype in _CARRIERS:
         array = array.view(_CARRIERS[dtype])
     little = numpy.dtype(carrier(dtype)).newbyteorder("<")
-    flat = numpy.array(array, dtype=little, order="C", copy=True).reshape(-1)
+    flat = numpy.array(array, dtype=little, order="C", copy=copy or None).reshape(-1)
     kind = "scalar" if isinstance(value, numpy.generic) else "numpy"
     return Wire(kind, dtype, tuple(array.shape), flat, value)
 
 
-def _torch_to_wire(value: Any, operation: str) -> Wire:
+def _torch_to_wire(value: Any, operation: str, copy: bool) -> Wire:
     import torch
 
     dtype = str(value.dtype).removeprefix("torch.")
@@ -165,7 +165,7 @@ def _torch_to_wire(value: Any, operation: str) -> Wire:
     if value.layout is not torch.strided:
         raise TypeError(f"{operation}: a {value.layout} tensor cannot travel between nodes: use .to_dense()")
     tensor = value.detach().resolve_conj().resolve_neg()
-    flat = tensor.to("cpu", copy=True, memory_format=torch.contiguous_format).reshape(-1)
+    flat = tensor.to("cpu", copy=copy, memory_format=torch.contiguous_format).reshape(-1)
     bits = flat.view(getattr(torch, _CARRIERS[dtype])) if dtype in _CARRIERS else flat
     return Wire("torch", dtype, tuple(value.shape), bits.numpy(), value)
 
@@ -183,7 +183,7 @@ def _torch_from_flat(flat: "Array", dtype: str, shape: "tuple[int, ...] | list[i
     return tensor.to(like.device) if isinstance(like, torch.Tensor) else tensor
 
 
-def _mlx_to_wire(value: Any, operation: str) -> Wire:
+def _mlx_to_wire(value: Any, operation: str, copy: bool) -> Wire:
     import mlx.core as mx
     import numpy
 

@@ -30,7 +30,8 @@ class IOThread:
     """
 
     def __init__(self, name: str = "node-io") -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Two threads of libzmq: what comes is decrypted while what goes is encrypted.
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=2)
         self._poller = zmq.Poller()
         self._ready: dict[Any, Ready] = {}
         self._calls: deque[Callable[[], None]] = deque()

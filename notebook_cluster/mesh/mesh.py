@@ -150,6 +150,13 @@ class Mesh:
         same_peer = own is not None and other is not None and own.peer == other.peer and bool(other.mesh_ipc)
         return self._settings.ipc_chunk if same_peer or node == self.name else self._settings.tcp_chunk
 
+    def ipc_path(self, node: str) -> str:
+        """Where the ipc socket of ``node`` (also of this node) is; empty unless it is on this node's peer."""
+        own, other = self._nodes.get(self.name), self._nodes.get(node)
+        if own is None or other is None or own.peer != other.peer or not other.mesh_ipc.startswith("ipc://"):
+            return ""
+        return other.mesh_ipc.removeprefix("ipc://")
+
     def waiting(self, node: str) -> int:
         """Frames for ``node`` that wait for a connection or for room, or are on their way over the links."""
         outgoing = self._outgoing.get(node)

@@ -1,0 +1,203 @@
+"""The steps that collectives are made of: send a phase, wait for a phase. On the main thread."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.collectives.checks import Check, same_array, same_operation
+from notebook_cluster.collectives.inbox import Inbox
+from notebook_cluster.collectives.parcels import (
+    CellWorld,
+    CollectiveSettings,
+    Parcel,
+    Payload,
+    Transport,
+    as_bytes,
+)
+from notebook_cluster.collectives.values import Wire, carrier
+from notebook_cluster.collectives.waits import Wait
+from notebook_cluster.protocol.mesh import CellFrame
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SLICE = 0.2
+"""Seconds of one sleep: on every system a Stop is seen between two of them."""
+
+
+def wait_for(queue: "SimpleQueue[Any]") -> Any:
+    """The next item of ``queue``; a KeyboardInterrupt ends the wait."""
+    while True:
+        try:
+            return queue.get(timeout=_SLICE)
+        except Empty:
+            continue
+
+
+_WORTH_KEEPING = 1 << 20
+
+
+def _references_of_unused() -> int:
+    """What ``sys.getrefcount`` says of a list's element that nothing else refers to."""
+    held = [object()]
+    return sys.getrefcount(held[0])
+
+
+_UNUSED = _references_of_unused()
+
+
+class Scratch:
+    """Memory for what is on its way, used again by the next operation: new pages cost more than the copy into them."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._kept: dict[str, NDArray[Any]] = {}
+        self._results: list[NDArray[Any]] = []
+
+    def take(self, use: str, size: int) -> "NDArray[Any]":
+        """``size`` bytes for ``use``, with whatever is in them. Nobody else may still need what was taken before."""
+        import numpy
+
+        kept = self._kept.pop(use, None)
+        if kept is None or kept.size < size:
+            kept = numpy.empty(size, numpy.uint8)
+        if size <= self._largest:
+            self._kept[use] = kept
+        return kept[:size]
+
+    def result(self, count: int, dtype: Any) -> "NDArray[Any]":
+        """A flat array for a result: the memory of an earlier one that nothing refers to any more, or new memory."""
+        import numpy
+
+        kind = numpy.dtype(dtype)
+        size = count * kind.itemsize
+        if not _WORTH_KEEPING <= size <= self._largest:
+            return numpy.empty(count, kind)
+        for index in range(len(self._results)):
+            # Views of an array, torch's tensors among them, count as references to the array whose memory it is.
+            if self._results[index].size == size and sys.getrefcount(self._results[index]) == _UNUSED:
+                return self._results[index].view(kind)
+        self._results = [*self._results[-1:], numpy.empty(size, numpy.uint8)]
+        return self._results[-1].view(kind)
+
+    def forget(self) -> None:
+        """An operation was left in the middle, so others may still read what it sent; or the cell is over."""
+        self._kept.clear()
+        self._results.clear()
+
+
+class Steps:
+    """One operation of one node.
+
+    Attributes:
+        number: of the operation, counted alike on every node of the cell.
+        name: as in its frames.
+        nodes: who takes part, in rank order; ``own`` is this node, ``others`` the rest.
+        base: added to every phase: what was tried first may have had some.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        inbox: Inbox,
+        settings: CollectiveSettings,
+        scratch: Scratch,
+        world: CellWorld,
+        number: int,
+        name: str,
+    ) -> None:
+        self.transport = transport
+        self.inbox = inbox
+        self.settings = settings
+        self.scratch = scratch
+        self.world = world
+        self.number = number
+        self.name = name
+        self.base = 0
+        self.own = transport.name
+        self.nodes = list(world.nodes)
+        self.others = [node for node in self.nodes if node != self.own]
+
+    @property
+    def index(self) -> int:
+        """Of this node among ``nodes``."""
+        return self.nodes.index(self.own)
+
+    def header(self, wire: Wire, phase: int) -> CellFrame:
+        """What stands in front of ``wire`` in ``phase``."""
+        world = self.world
+        return CellFrame(
+            cell=world.cell, generation=world.generation, operation=self.number, name=self.name,
+            phase=self.base + phase,
+            kind=wire.kind, dtype=wire.dtype, shape=list(wire.shape),
+        )  # fmt: skip
+
+    def send(self, parts: Mapping[str, Wire], phase: int) -> None:
+        """Send each node of ``parts`` its part, which must not change until all nodes are in a later operation."""
+        outgoing = [(node, self.header(wire, phase), payload_of(wire)) for node, wire in parts.items()]
+
+        def post() -> None:
+            for node, header, payload in outgoing:
+                self.inbox.outbox.post(node, header, payload)
+
+        if outgoing:
+            self.transport.call_soon(post)
+
+    def receive(self, senders: Iterable[str], phase: int, check: Check, ask: bool = False) -> dict[str, Parcel]:
+        """Wait for what ``senders`` send in ``phase``. Phases of one sender are waited for in their order.
+
+        Raises:
+            ValueError: ``check`` says that it is not what belongs here, or others are in another operation.
+            PeerLost: a node of the cell raised, ended or was lost.
+        """
+        wanted = tuple(senders)
+        if not wanted:
+            return {}
+        named = same_operation(self.own, self.name, check)
+        return self.wait(Wait(self.name, self.number, self.base + phase, "collective", wanted, named, ask))
+
+    def wait(self, wait: Wait) -> dict[str, Parcel]:
+        """Hand ``wait`` to the I/O thread and sleep until it is settled."""
+        self.transport.call_soon(lambda: self.inbox.expect(wait))
+        outcome = wait_for(wait.outcome)
+        if isinstance(outcome, Exception):
+            raise outcome
+        parcels: dict[str, Parcel] = outcome
+        return parcels
+
+    def exchange(self, parts: Mapping[str, Wire], check: Check, phase: int = 0) -> dict[str, Parcel]:
+        """Send each other node its part and wait for theirs."""
+        self.send({node: parts[node] for node in self.others}, phase)
+        return self.receive(self.others, phase, check)
+
+    # ---- arrays
+
+    def place(self, sender: str, phase: int, flat: "NDArray[Any]") -> None:
+        """What ``sender`` sends in ``phase`` goes into ``flat``; said before anything of the operation is sent."""
+        self.inbox.places[sender, self.number, self.base + phase] = as_bytes(flat)
+
+    def send_array(self, nodes: Iterable[str], phase: int, wire: Wire, flat: "NDArray[Any]") -> None:
+        """Send ``flat``, a part of the array that ``wire`` describes."""
+        part = Wire(wire.kind, wire.dtype, wire.shape, flat)
+        self.send(dict.fromkeys(nodes, part), phase)
+
+    def receive_arrays(self, senders: Iterable[str], phase: int, wire: Wire, size: int) -> "dict[str, NDArray[Any]]":
+        """A part of ``size`` elements from each of ``senders``, who must have the array that ``wire`` describes."""
+        import numpy
+
+        dtype = numpy.dtype(carrier(wire.dtype))
+        check = same_array(self.world, self.own, wire, size * dtype.itemsize)
+        parcels = self.receive(senders, phase, check)
+        return {node: numpy.frombuffer(parcel.data, dtype) for node, parcel in parcels.items()}
+
+
+def payload_of(wire: Wire) -> Payload:
+    """The bytes of ``wire`` as they travel, without a copy."""
+    return as_bytes(wire.data) if wire.is_array else wire.data
+
+
+def json_wire(value: Any) -> Wire:
+    """Plain data as it travels."""
+    return Wire("json", "", (), json.dumps(value).encode())
