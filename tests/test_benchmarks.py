@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -56,3 +58,28 @@ def test_panel_measures_notebook_and_coordinator(no_processes_left: str) -> None
     assert {"kernel_cpu", "websocket_kb_s", "redraws_per_s", "coordinator_cpu", "coordinator_mb"} <= found.keys()
     assert 0 < found["redraws_per_s"] <= 4
     assert found["coordinator_mb"] > 10
+
+
+def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
+    small = ["--steps", "2", "--width", "32", "--layers", "1", "--mb", "0.5", "--runs", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.codecs", *small],
+        capture_output=True, text=True, timeout=150, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {line["codec"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert list(found) == [*CODEC_NAMES, *CHUNKED_NAMES, "randomk", "powersgd"]
+    errors = [found[name]["relative_error"] for name in ("float32", "int8", "int4", "sparse")]
+    assert errors[0] == 0 < errors[1] < errors[2] < errors[3] < 1
+    sparse = found["sparse"]
+    assert sparse["ideal_relative_error"] <= sparse["relative_error"] < 1.02 * sparse["ideal_relative_error"]
+    assert min(line["encode_mb_s"] for line in found.values()) > 0
+    assert sparse["bits_per_parameter"] < 0.2
+
+
+def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
+    found = figures("all_reduce", "--mb", "0.5", "--transports", "shm", "--blocks", "2")
+    assert (found["transport"], found["nodes"], found["mb"], found["runs"]) == ("shm", 2, 0.5, 40)
+    assert found["ratio_to_gloo"] == pytest.approx(found["gloo_ms"] / found["ms"], rel=0.02)
+    assert found["barrier_ratio"] == pytest.approx(found["barrier_ms"] / found["gloo_barrier_ms"], rel=0.02)
+    assert min(found["cpu_ms"], found["gloo_cpu_ms"]) > 0
