@@ -14,9 +14,11 @@ from notebook_cluster.magics.folding import blocks_of, pages_of
 from notebook_cluster.magics.slots import NodeOutput
 from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
 from tests.browser import (
-    CHROMIUM,
+    PATIENCE,
     Lab,
     browser_page,
+    lab_with_extension,
+    needs_extension,
     open_notebook,
     running_lab,
     save,
@@ -24,20 +26,13 @@ from tests.browser import (
     wait_for_kernel,
     write_notebook,
 )
-from tests.conftest import MARK, end_processes, marked_processes, wait_until
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-EXTENSION = Path(__file__).parents[1] / "notebook_cluster" / "labextension"
+pytestmark = needs_extension
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no {CHROMIUM}: apt-get install chromium"),
-    pytest.mark.skipif(not (EXTENSION / "package.json").exists(), reason="not built: make labextension"),
-]
-
-PATIENCE = 60_000
 START = "%load_ext notebook_cluster\n%cluster start --local 2 --no-panel"
 EQUAL = "%%on_all\n1 + 1"
 DIFFERENT = """%%on_all
@@ -59,18 +54,8 @@ FIRST, SECOND = "local \N{MIDDLE DOT} rank 0", "local-2 \N{MIDDLE DOT} rank 1"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab with the extension as it was built, whatever is installed; nothing that it started is left."""
-    folder = tmp_path_factory.mktemp("lab")
-    extensions = folder / "share" / "labextensions"
-    extensions.mkdir(parents=True)
-    (extensions / "notebook-cluster").symlink_to(EXTENSION)
-    mark = uuid.uuid4().hex
-    try:
-        with running_lab(folder, {"JUPYTER_PATH": str(extensions.parent), MARK: mark}) as running:
-            yield running
-        wait_until(lambda: not marked_processes(mark), 20, lambda: f"the end of {marked_processes(mark)}")
-    finally:
-        end_processes(marked_processes(mark))
+    with lab_with_extension(tmp_path_factory.mktemp("lab"), uuid.uuid4().hex) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
