@@ -33,12 +33,15 @@ if TYPE_CHECKING:
     from notebook_cluster.node.shard import shard
     from notebook_cluster.node.torch_group import torch_distributed
     from notebook_cluster.protocol.version import VERSION as __version__
-    from notebook_cluster.training import DiLoCo, LocalSGD
+    from notebook_cluster.training import DataParallel, DiLoCo, LocalSGD, Seconds, SparseLoCo
 
 _HOMES = {
+    "DataParallel": "notebook_cluster.training",
     "DiLoCo": "notebook_cluster.training",
     "LocalSGD": "notebook_cluster.training",
     "PeerLost": "notebook_cluster.collectives",
+    "Seconds": "notebook_cluster.training",
+    "SparseLoCo": "notebook_cluster.training",
     "shard": "notebook_cluster.node.shard",
     "torch_distributed": "notebook_cluster.node.torch_group",
 } | dict.fromkeys(
@@ -50,9 +53,12 @@ _HOMES = {
 )  # fmt: skip
 
 __all__ = [
+    "DataParallel",
     "DiLoCo",
     "LocalSGD",
     "PeerLost",
+    "Seconds",
+    "SparseLoCo",
     "__version__",
     "all_gather",
     "all_reduce",

@@ -70,6 +70,9 @@ class Node:
         self.name = name
         self.incarnation = incarnation
         self.dead = False
+        self.unlinked = False
+        self.waiting: list[Callable[[], None]] = []
+        """What the coordinator and this node have to say to each other when the link is back."""
         self.is_replaying = False
         self.current_cell = 0
         self.reports: list[dict[str, Any]] = []
@@ -236,6 +239,32 @@ class Cluster:
         self._post(rounds.NodeLost(name, node.incarnation, "killed"))
         self._roster_changed()
 
+    def unlink(self, name: str) -> None:
+        """The node's link is lost: what it and the coordinator say to each other waits, and no frame comes through."""
+        node = self.nodes[name]
+        node.unlinked = True
+        self._post(rounds.NodeLost(name, node.incarnation, "link lost"))
+
+    def relink(self, name: str) -> None:
+        """The link is back, with everything that waited."""
+        node = self.nodes[name]
+
+        def back() -> None:
+            node.unlinked = False
+            self._feed(rounds.NodeUp(name, node.incarnation, self.ranks()[name]))
+            waited, node.waiting = node.waiting, []
+            for go in waited:
+                go()
+
+        self._worker.queue.put(back)
+
+    def wait_for(self, done: Callable[[], bool], timeout: float = 30.0) -> bool:
+        """True when ``done`` became true in time."""
+        deadline = time.monotonic() + timeout
+        while not done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return done()
+
     def run(
         self,
         function: Callable[[Node], Any],
@@ -276,12 +305,15 @@ class Cluster:
         self.watch("from", node.name, message)
         if isinstance(message, NodeLog):
             self.told.append((message.level, message.text))
+        elif node.unlinked:
+            node.waiting.append(lambda: self._feed(rounds.FromMember(node.name, node.incarnation, message)))
         else:
             self._post(rounds.FromMember(node.name, node.incarnation, message))
 
     def carry(self, sender: Node, receiver: str, header: JobFrame, payload: bytes) -> None:
         node = self.nodes.get(receiver)
-        if node is not None and not self.lose(sender.name, receiver, header):
+        cut = sender.unlinked or (node is not None and node.unlinked)
+        if node is not None and not cut and not self.lose(sender.name, receiver, header):
             node.deliver_frame(sender.name, header, payload)
 
     def left(self, cell: int, node: Node, status: str) -> None:
@@ -319,7 +351,9 @@ class Cluster:
                 case rounds.Send():
                     self.watch("to", effect.node, effect.message)
                     node = self.nodes.get(effect.node)
-                    if node is not None:
+                    if node is not None and node.unlinked:
+                        node.waiting.append(lambda to=node, message=effect.message: to.deliver(message))  # type: ignore[misc]
+                    elif node is not None:
                         node.deliver(effect.message)
 
 

@@ -1,5 +1,7 @@
 """Random schedules of a whole round protocol in one process: real member and coordinator machines, a simulated world.
 
+Models of one to three fragments, with and without overlap, waiting for all or for a quorum; or gradients at every
+step, with an optimiser on each node that takes the mean away from the parameters.
 Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and
 pairs of nodes are cut for a while, the coordinator crashes between any two of its effects and comes back from what it
 logged. Everything follows from one seed.
@@ -10,18 +12,19 @@ from collections import deque
 
 import numpy as np
 
-from notebook_cluster.codecs import WireFormat
 from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Register
 from notebook_cluster.training import member
 from notebook_cluster.training import member_types as m
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_state import MemberSettings
 from notebook_cluster.training.outer import float_bits
 from tests import oracle
 
-ELEMENTS = 3 * 256 - 100
-WIRE = WireFormat("float32", ELEMENTS)
+ELEMENTS = 6 * 256 - 100
+NOTHING = frozenset()
 SETTINGS = rounds.RoundsSettings(one_owner_blocks=2)
-MEMBER_SETTINGS = m.MemberSettings(chunk_bytes=700)
+MEMBER_SETTINGS = MemberSettings(chunk_bytes=700)
 TICK = 0.5
 MAX_ACTIONS = 20_000
 
@@ -43,8 +46,20 @@ class Node:
         self.fetch = None
         self.stuck = 0
         self.contribution = 0
-        self.includes = frozenset()
+        self.round = self.fragment = 0
+        """What the main thread is based on, and what it sent last."""
+        self.landed = None
+        self.params, self.state_hash = None, ""
+        """Of gradients: the model, and the state that it belongs to."""
+        self.clear()
         self.seen = None
+
+    def clear(self):
+        """No work of its own is in the local model."""
+        self.includes = [NOTHING] * self.world.fragments.count
+        """By fragment: contributions whose work is in the local model and in no committed round."""
+        self.dirty = [False] * self.world.fragments.count
+        """By fragment: steps were taken since its last round."""
 
     def say(self, kind, what):
         """To the coordinator, through the agent."""
@@ -58,34 +73,69 @@ class Node:
             zeros = np.zeros_like(theta)
             register = self.world.register(oracle.digest(theta, zeros))
             self.world.states[register.state_hash] = (theta, zeros)
-            self.feed(m.Begin(register, WIRE, theta, zeros))
+            self.feed(m.Begin(register, self.world.fragments, theta, zeros))
+        elif self.phase == "overlapping":
+            self.phase = "waiting"
+            self.receive()
         elif self.phase == "training":
             self.boundary()
 
     def boundary(self):
-        self.phase = "waiting"
+        rng = self.world.rng
         self.boundaries -= 1
-        samples = float(self.world.rng.randint(1, 40)) if self.boundaries >= 0 else 0.0
         finishing, finite, encoded = self.boundaries < 0, True, b""
-        if finishing and self.boundaries == -1 and self.world.rng.random() < 0.5:
-            samples = 5.0  # leftover steps
+        if not finishing or (self.boundaries == -1 and rng.random() < 0.5):  # leftover steps
+            self.dirty = [True] * len(self.dirty)
+        self.phase = "waiting" if finishing or not self.world.overlap else "overlapping"
+        fragment = self.fragment = self.world.fragments.of_round(self.round + 1)
+        samples = float(rng.randint(1, 40)) if self.dirty[fragment] else 0.0
+        more = any(dirty for other, dirty in enumerate(self.dirty) if other != fragment)
+        self.contribution = 0
         if samples:
-            vector, lie = self.world.random_vector(), self.world.chance("nan")
+            vector, lie = self.world.random_vector(fragment), self.world.chance("nan")
             if lie:
                 vector[3] = np.nan
-                finite = self.world.rng.random() < 0.5
-            self.contribution = self.world.contribution(vector, self.includes, bad=lie)
-            self.includes |= {self.contribution}
+                finite = rng.random() < 0.5
+            self.contribution = self.world.contribution(vector, self.includes[fragment], bad=lie)
+            self.includes[fragment] |= {self.contribution}
             encoded = bytes(vector) if finite else b""
-        else:
-            self.contribution = 0
-        self.feed(m.Boundary(encoded, samples, 1, norm=1.0, finite=finite, finishing=finishing))
+        if self.world.gradients:
+            self.world.bases[self.contribution] = self.state_hash
+            self.feed(m.Advance(self.round, self.params))
+        base = self.state_hash
+        boundary = m.Boundary(encoded, samples, 1, 1.0, finite, finishing, fragment=fragment, more=more, base=base)
+        self.feed(boundary)
+
+    def receive(self):
+        """The main thread takes up what has landed."""
+        effect, self.landed = self.landed, None
+        if effect is None:
+            return
+        if self.world.gradients:
+            if effect.members:
+                self.params = self.params - effect.momentum
+            self.clear()
+            self.based_on(effect)
+        self.round = effect.round
+        if effect.counted:
+            self.includes[self.fragment], self.dirty[self.fragment] = NOTHING, False
+        if self.phase in ("waiting", "overlapping"):
+            self.phase = "training"
+            if effect.last:
+                self.finish()
+
+    def based_on(self, effect):
+        """Of gradients: the parameters are those that this state has on every node."""
+        self.state_hash = effect.state_hash
+        if self.world.with_commit and not np.array_equal(self.params, self.world.params_of(effect)):
+            raise Broken(f"{self.name} has other parameters after round {effect.round} than others")
 
     def interrupt(self):
         """The user stops the cell's wait and goes on in the same cell: the next contribution contains this one's
         work."""
-        if self.phase == "waiting":
+        if self.phase in ("waiting", "overlapping"):
             self.world.apart = True
+            self.receive()
             self.feed(m.LeaveRounds("interrupted"))
             self.phase = "training"
 
@@ -119,28 +169,38 @@ class Node:
         self.feed(m.Control(commit))
 
     def do(self, effect):
+        if isinstance(effect, m.Ready | m.Rebase | m.DiscardContribution | m.Finish):
+            self.receive()
         match effect:
             case m.Ready():
                 self.world.holds(self, effect)
-                self.includes = frozenset()
-                self.phase = "training"
+                self.clear()
+                self.phase, self.round, self.params = "training", effect.round, effect.theta
+                if self.world.gradients:
+                    self.based_on(effect)
             case m.Apply():
                 self.world.holds(self, effect)
                 self.say("message", Applied(job="model", round=effect.round, state_hash=effect.state_hash))
-                if effect.counted:
-                    self.includes = frozenset()
-                if self.phase == "waiting":
-                    self.phase = "training"
-                    if effect.last:
-                        self.finish()
+                self.landed = effect
+                if self.phase != "overlapping":
+                    self.receive()
             case m.Rebase():
                 self.world.holds(self, effect)
+                self.round, self.params = effect.round, effect.theta
+                if self.world.gradients:
+                    self.clear()
+                    self.based_on(effect)
+            case m.Release():
+                self.contribution = 0
+                self.world.released += 1
+                if self.world.gradients:
+                    self.clear()
             case m.FetchState():
                 self.fetch, self.stuck = [effect, None], 0
             case m.CancelFetch():
                 self.fetch = None
             case m.DiscardContribution():
-                self.includes = frozenset()
+                self.clear()
                 self.contribution = 0
             case m.Finish():
                 self.finish()
@@ -150,7 +210,13 @@ class Node:
     def finish(self):
         self.phase = "done"
         self.feed(m.LeaveRounds("finished"))
+        if self.world.gradients:
+            self.feed(m.Advance(self.round, self.params))
         self.say("cell_left", "ok")
+
+    def has(self, round):
+        """The state after this round or a later one may be taken from here."""
+        return self.state.holds and self.state.advanced and self.state.round >= round
 
     def transfer(self):
         """One step of a state transfer: the source takes a snapshot, later it is here."""
@@ -159,7 +225,7 @@ class Node:
         if not source.alive or source.incarnation != effect.incarnation or self.stuck > 6:
             self.fetch = None
             self.feed(m.FetchFailed(effect.source, "gone"))
-        elif self.world.is_cut(self.name, effect.source) or not source.state.holds or source.state.round < effect.round:
+        elif self.world.is_cut(self.name, effect.source) or not source.has(effect.round):
             return
         elif snapshot is None:
             state = source.state
@@ -170,13 +236,24 @@ class Node:
 
 
 class World:
-    def __init__(self, seed, *, nodes=None, with_commit=True, faults=None):
+    def __init__(self, seed, *, nodes=None, with_commit=True, faults=None, gradients=None):
         self.rng = rng = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
         self.with_commit = with_commit
         self.boundaries = rng.choice((1, 2, 2, 3))
         self.loss = rng.choice((0.0, 0.0, 0.02, 0.2))
         self.nan = rng.choice((0.0, 0.0, 0.0, 0.1))
+        self.gradients = rng.random() < 0.25 if gradients is None else gradients
+        count = 1 if self.gradients else rng.choice((1, 1, 2, 3))
+        self.fragments = Fragments("float32", ELEMENTS, 0, count, gradients=self.gradients)
+        self.places = oracle.fragments(ELEMENTS, 256, self.fragments.count)
+        self.overlap = rng.random() < 0.4 and not self.gradients
+        self.quorum, self.grace = rng.choice(((None, 0.0), (None, 0.0), (1, 0.0), (2, 1.0)))
+        if self.gradients:
+            self.quorum, self.grace = None, 0.0
+        self.params, self.bases = {}, {}
+        """Of gradients: the model after each state, and the state that each contribution was computed on."""
+        self.released = 0
         self.now = 100.0
         self.mesh, self.cuts = [], []
         self.states, self.sent, self.contributions = {}, {}, [None]
@@ -199,8 +276,9 @@ class World:
 
     # ---- numbers
 
-    def random_vector(self):
-        return self.numbers.standard_normal(ELEMENTS, np.float32)
+    def random_vector(self, fragment=None):
+        size = ELEMENTS if fragment is None else self.places[fragment].size
+        return self.numbers.standard_normal(size, np.float32)
 
     def register(self, state_hash):
         return Register(
@@ -211,9 +289,16 @@ class World:
             schema_hash="s",
             schema=[("w", [ELEMENTS], "float32")],
             parameters=ELEMENTS,
-            blocks=WIRE.blocks,
+            blocks=sum(wire.blocks for wire in self.fragments.wires),
+            fragments=self.fragments.count,
+            fragment_blocks=[wire.blocks for wire in self.fragments.wires],
+            quorum=self.quorum,
+            grace=self.grace,
             every="100 steps",
-            momentum_bits=float_bits(0.9),
+            lr_bits=0 if self.gradients else None,
+            momentum_bits=0 if self.gradients else float_bits(0.9),
+            nesterov=not self.gradients,
+            every_step=self.gradients,
             state_hash=state_hash,
         )
 
@@ -240,8 +325,18 @@ class World:
             raise Broken(
                 f"{node.name} holds {effect.state_hash[:8]} after round {effect.round}, which nobody committed"
             )
-        if oracle.digest(effect.theta, effect.momentum) != effect.state_hash:
+        arrays = effect.theta, effect.momentum
+        if effect.state_hash not in (self.digest(*arrays), oracle.digest(*arrays)):
             raise Broken(f"{node.name} holds arrays that do not have their hash")
+
+    def digest(self, theta, momentum):
+        """What nodes compare; of gradients the mean only, except at the beginning."""
+        return oracle.digest(theta[:0] if self.gradients else theta, momentum)
+
+    def params_of(self, effect):
+        """Of gradients: the model of this state."""
+        known = self.params.get((effect.round, effect.state_hash))
+        return self.states[effect.state_hash][0] if known is None else known
 
     def record(self, record):
         self.log.append(record)
@@ -271,21 +366,27 @@ class World:
             work = {contribution} | self.contributions[contribution][1]
             if contribution in self.bad or work & self.counted.keys():
                 raise Broken(f"contribution {contribution} was counted twice, or is not finite")
+            if self.bases.get(contribution, record["base_hash"]) != record["base_hash"]:
+                raise Broken(f"the gradients of contribution {contribution} were computed on another state")
         self.counted |= {work: number for c in used for work in {c} | self.contributions[c][1]}
         if rows:
             mean = oracle.mean(
                 [self.contributions[c][0] for c in used], [oracle.number(row["weight_bits"]) for row in rows]
             )
-            outer = record["outer"]
-            theta, momentum = oracle.diloco(
-                theta,
-                momentum,
+            outer, at = record["outer"], self.places[(number - 1) % len(self.places)]
+            theta, momentum = theta.copy(), momentum.copy()
+            theta[at], momentum[at] = oracle.diloco(
+                theta[at],
+                momentum[at],
                 mean,
                 oracle.number(outer["lr_bits"]),
                 oracle.number(outer["momentum_bits"]),
                 outer.get("nesterov", True),
             )
-        if oracle.digest(theta, momentum) != commit["state_hash"]:
+        if self.gradients:
+            before = self.params.get((number - 1, record["base_hash"]), self.states[record["base_hash"]][0])
+            self.params[number, commit["state_hash"]] = before - mean if rows else before
+        if self.digest(theta, momentum) != commit["state_hash"]:
             raise Broken(f"round {number} is not the oracle's mean over {[row['name'] for row in rows]}")
         self.states[commit["state_hash"]] = (theta, momentum)
         self.chain[number] = commit["state_hash"]
@@ -366,7 +467,7 @@ class World:
                 self.timers.append((later, lambda: self.cuts.remove(pair)))
             case "unlink" if node.alive and node.linked:
                 node.linked = False
-                self.timers.append((self.now + 10.0, lambda: self.lose(node, node.incarnation)))
+                self.timers.append((self.now + 10.0, lambda: self.lose(node)))
                 self.timers.append((later, lambda: self.relink(node)))
             case "interrupt":
                 node.interrupt()
@@ -386,14 +487,15 @@ class World:
         fresh.say("up", fresh.incarnation)
         self.nodes[node.name] = fresh
 
-    def lose(self, node, incarnation):
+    def lose(self, node):
         """The link is silent for ten seconds."""
-        if not node.linked and self.nodes[node.name] is node:
+        node, known = self.nodes[node.name], self.state.nodes.get(node.name)
+        if not node.linked and known is not None:
             if not self.coordinator_up:
-                self.timers.append((self.now + 1.0, lambda: self.lose(node, incarnation)))
+                self.timers.append((self.now + 1.0, lambda: self.lose(node)))
                 return
             self.apart = True
-            self.coordinate(rounds.NodeLost(node.name, incarnation, "link lost"))
+            self.coordinate(rounds.NodeLost(node.name, known.incarnation, "link lost"))
 
     def relink(self, node):
         node = self.nodes[node.name]
@@ -420,7 +522,7 @@ class World:
             if node.alive:
                 if node.linked and node.down:
                     choices.append((self.deliver_down, node))
-                if node.phase in ("starting", "training"):
+                if node.phase in ("starting", "training", "overlapping"):
                     choices.append((Node.act, node))
                 if node.fetch is not None:
                     choices.append((self.fetch, node))

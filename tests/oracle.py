@@ -27,3 +27,16 @@ def diloco(theta, momentum, pseudo_gradient, lr, mu, nesterov):
 
 def digest(theta, momentum):
     return xxhash.xxh3_128_hexdigest(theta.astype("<f4").tobytes() + momentum.astype("<f4").tobytes())
+
+
+def fragments(elements, block, count):
+    """Index arrays of strided fragments: stripes of whole blocks, dealt out in turn."""
+    blocks = -(-elements // block)
+    width = block * max(1, min(65536 // block, blocks // (8 * count)))
+    stripe = np.arange(elements) // width
+    return [np.flatnonzero(stripe % count == fragment) for fragment in range(count)]
+
+
+def mixed(local, theta, mix):
+    """arXiv 2501.18512: mix * local + (1 - mix) * theta, with the roundings of theta - mix * (theta - local)."""
+    return theta - (theta - local) * np.float32(mix)

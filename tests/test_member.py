@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import (
     Arrived,
@@ -27,10 +27,12 @@ from notebook_cluster.protocol.rounds import (
 )
 from notebook_cluster.training import member
 from notebook_cluster.training import member_types as m
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_state import MemberSettings
 from notebook_cluster.training.outer import float_bits
 from tests import oracle
 
-WIRE = WireFormat("float32", 512)
+WHOLE = Fragments("float32", 512)
 OUTER = OuterSettings(lr_bits=float_bits(0.5), momentum_bits=float_bits(0.9))
 
 
@@ -47,7 +49,7 @@ class Node:
     """The machine of one node, with what it asked for so far."""
 
     def __init__(self, name="a", **settings):
-        self.state = member.new_member("model", name, 1, m.MemberSettings(**settings))
+        self.state = member.new_member("model", name, 1, MemberSettings(**settings))
         self.effects = []
 
     def feed(self, *events):
@@ -67,7 +69,7 @@ class Node:
             job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
             every="100 steps", state_hash=BASE,
         )  # fmt: skip
-        self.feed(m.Begin(register, WIRE, THETA, ZEROS))
+        self.feed(m.Begin(register, WHOLE, THETA, ZEROS))
         self.control(Registered(job="model", round=0, state_hash=BASE, source=None))
         return self
 
@@ -413,6 +415,84 @@ def test_without_the_right_mean_the_whole_state_is_fetched(mean):
     assert node.state.round == 0
 
 
+def behind_by_two(first_hash):
+    """BEHIND with two missed rounds, the first of which has this node's work."""
+    from notebook_cluster.protocol.rounds import CatchUp
+
+    slices = [Slice(owner="b", start=0, stop=2)]
+    rows = [
+        CatchUp(round=number, attempt=3, slices=slices, outer=OUTER, state_hash=digest)
+        for number, digest in ((1, first_hash), (2, "h2"))
+    ]
+    return Behind(job="model", round=2, state_hash="h2", source="b", source_incarnation=1, counted=True, missed=rows)
+
+
+def caught_up_with_the_first():
+    """A node that has the first of two missed rounds, which counted its work; and its state's hash."""
+    node = Node().ready()
+    node.arrive()
+    theta, momentum = after_round("a", "b")
+    digest = oracle.digest(theta, momentum)
+    node.control(behind_by_two(digest))
+    node.feed(frame("b", "mean", 0, bytes(mean_of("a", "b")), attempt=3))
+    return node, digest
+
+
+def test_work_that_was_counted_stays_counted_whoever_is_asked_next(monkeypatch):
+    monkeypatch.setattr("notebook_cluster.training.member_joining._is_shorter", lambda state, missed: bool(missed))
+    node, digest = caught_up_with_the_first()
+    assert (node.state.round, node.state.state_hash) == (1, digest)
+    node.feed(m.Tick(1.0), m.Tick(10.0), m.FetchFailed("b", "gone"))
+    # the coordinator cannot see in this arrival what the round before it counted
+    node.control(Behind(job="model", round=2, state_hash="h2", source="c", source_incarnation=1, counted=False))
+    effects = node.feed(m.StateFetched(2, THETA, ZEROS, "h2"))
+    assert of(effects, m.Apply)[0].counted
+    assert not messages(effects, Arrived)
+    assert node.state.contribution is None
+
+
+def test_void_after_catching_up_with_the_round_that_counted_the_work_does_not_bring_it_again(monkeypatch):
+    monkeypatch.setattr("notebook_cluster.training.member_joining._is_shorter", lambda state, missed: bool(missed))
+    node, digest = caught_up_with_the_first()
+    effects = node.control(Void(job="model", round=2, state_hash=digest))
+    (apply,) = of(effects, m.Apply)
+    assert (apply.round, apply.counted, apply.state_hash) == (1, True, digest)
+    assert not messages(effects, Arrived)
+
+
+def test_a_seal_of_a_coordinator_that_went_back_ends_the_catching_up(monkeypatch):
+    monkeypatch.setattr("notebook_cluster.training.member_joining._is_shorter", lambda state, missed: bool(missed))
+    node = Node().ready()
+    node.arrive()
+    node.control(behind_by_two("h1"))
+    effects = node.control(seal(attempt=4))
+    assert of(effects, m.CancelFetch)
+    assert not of(node.feed(m.Tick(1.0), m.Tick(10.0)), m.FetchState)
+    assert node.state.phase == "exchanging"
+
+
+def test_a_late_contribution_to_another_fragment_is_released_and_the_node_receives():
+    node = Node()
+    register = Register(
+        job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
+        every="100 steps", state_hash=BASE, fragments=2,
+    )  # fmt: skip
+    node.feed(m.Begin(register, Fragments("float32", 512, 0, 2), THETA, ZEROS))
+    node.control(Registered(job="model", round=0, state_hash=BASE, source=None))
+    node.feed(m.Boundary(bytes(1024), 3.0, 10, fragment=0, finishing=True))
+    node.control(Behind(job="model", round=1, state_hash="h1", source="b", source_incarnation=1))
+    effects = node.feed(m.StateFetched(1, THETA, ZEROS, "h1"))
+    assert [type(effect) for effect in effects if not isinstance(effect, m.SendControl)] == [m.Rebase, m.Release]
+    (arrived,) = messages(effects, Arrived)
+    assert (arrived.round, arrived.fragment, arrived.samples, arrived.finishing, arrived.more) == (
+        2,
+        1,
+        0.0,
+        True,
+        True,
+    )
+
+
 def test_a_refused_contribution_is_dropped_and_the_node_stays_as_a_receiver():
     node = Node().ready()
     node.arrive()
@@ -429,7 +509,7 @@ def test_a_joiner_takes_the_state_of_the_source_and_says_so():
         job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
         every="100 steps", state_hash="own",
     )  # fmt: skip
-    node.feed(m.Begin(register, WIRE, vector(9), ZEROS))
+    node.feed(m.Begin(register, WHOLE, vector(9), ZEROS))
     node.control(Registered(job="model", round=3, state_hash=BASE, source="b", source_incarnation=2))
     effects = node.feed(m.StateFetched(3, THETA, ZEROS, BASE))
     assert messages(effects, Joined) == [Joined(job="model", round=3, state_hash=BASE)]
@@ -441,6 +521,32 @@ def test_a_source_that_is_gone_makes_the_node_ask_again():
     (arrived,) = messages(node.arrive(), Arrived)
     node.control(Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1))
     assert messages(node.feed(m.FetchFailed("b", "gone")), Arrived) == [arrived]
+
+
+def test_a_node_that_left_while_its_source_went_away_arrives_again_with_its_next_work():
+    node = Node().ready()
+    node.arrive()
+    node.control(Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1))
+    node.feed(m.LeaveRounds("interrupted"), m.FetchFailed("b", "gone"))
+    assert [arrived.base_hash for arrived in messages(node.arrive(), Arrived)] == [BASE]
+
+
+def test_an_answer_to_an_older_arrival_says_nothing_of_the_work_in_hand():
+    node = Node().ready()
+    node.arrive()
+    node.arrive()  # the one before was counted in a round
+    behind = Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1, contribution=1)
+    assert not node.control(behind)
+    assert of(node.control(structs.replace(behind, contribution=2, counted=True)), m.FetchState)
+
+
+def test_a_registration_that_was_heard_twice_does_not_stop_a_node_that_is_on():
+    node = Node().ready()
+    (arrived,) = messages(node.arrive(), Arrived)
+    effects = node.control(Registered(job="model", round=4, state_hash="h4", source="b", source_incarnation=1))
+    assert messages(effects, Joined) == [Joined(job="model", round=0, state_hash=BASE)]
+    assert messages(effects, Arrived) == [arrived]
+    assert not of(effects, m.FetchState)
 
 
 def test_void_plays_the_round_again_with_the_work_that_is_there():
@@ -507,6 +613,6 @@ def test_a_node_that_waits_for_its_registration_registers_again_after_a_restart(
         job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
         every="100 steps", state_hash=BASE,
     )  # fmt: skip
-    node.feed(m.Begin(register, WIRE, THETA, ZEROS))
+    node.feed(m.Begin(register, WHOLE, THETA, ZEROS))
     effects = node.control(RoundQuery(job="model"))
     assert [type(e.message) for e in effects] == [Register, RoundStatus]

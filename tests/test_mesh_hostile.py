@@ -13,7 +13,6 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notebook_cluster.codecs import WireFormat
 from notebook_cluster.collectives import CellWorld, CollectiveSettings, inbox
 from notebook_cluster.node import jobs as node_jobs
 from notebook_cluster.node.jobs import Jobs
@@ -25,6 +24,7 @@ from notebook_cluster.protocol.node import NodeAddress, NodeHello, NodeLog, Rela
 from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Registered, Seal, Slice
 from notebook_cluster.security import dial
 from notebook_cluster.training import member_types
+from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.job import Description, Job
 from notebook_cluster.training.outer import float_bits, state_hash
 from notebook_cluster.training.parameters import TensorLayout
@@ -33,7 +33,7 @@ from tests.frames_mutator import Mutator, values_of
 from tests.mesh_nodes import mesh_nodes
 
 ELEMENTS = 4096
-WIRE = WireFormat("float32", ELEMENTS)
+WHOLE = Fragments("float32", ELEMENTS)
 
 
 class Target:
@@ -69,15 +69,15 @@ class Target:
             job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=layout.schema,
             parameters=ELEMENTS, every="100 steps", state_hash=digest,
         )  # fmt: skip
-        self.job.begin(register, WIRE, theta, momentum, Description(layout, {}))
+        self.job.begin(register, WHOLE, theta, momentum, Description(layout, {}))
         self.job.post(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
         half = float_bits(0.5)
         seal = Seal(
             job="model", round=1, attempt=1, base_hash=digest, outer=OuterSettings(lr_bits=half, momentum_bits=half),
             members=[Member(name=n, incarnation=1, weight_bits=half, contribution=1) for n in ("mini", "desk")],
             slices=[
-                Slice(owner="mini", start=0, stop=WIRE.blocks // 2),
-                Slice(owner="desk", start=WIRE.blocks // 2, stop=WIRE.blocks),
+                Slice(owner="mini", start=0, stop=WHOLE.wires[0].blocks // 2),
+                Slice(owner="desk", start=WHOLE.wires[0].blocks // 2, stop=WHOLE.wires[0].blocks),
             ],
         )  # fmt: skip
         for message in (Registered(job="model", round=0, state_hash=digest, source=None), seal):

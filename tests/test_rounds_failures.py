@@ -348,6 +348,22 @@ def test_a_restarted_coordinator_repeats_the_open_seal_and_asks_everybody():
     assert sent(effects, p.Seal, "a")[0].attempt == 1
 
 
+def test_it_repeats_a_refusal_that_its_node_may_not_have_heard():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.say("a", p.Stalled(job="model", round=1, attempt=1, waiting_for=[], not_finite=["b"]))
+    cluster.restart()
+    arrived = {
+        name: p.Arrived(
+            job="model", round=1, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s",
+            codec="float32", norm=1.0, finite=True, contribution=1,
+        )
+        for name in "abc"
+    }  # fmt: skip
+    told_again = [sent(cluster.status(name, 0, "h0", arrived=arrived[name]), p.Refused) for name in "abc"]
+    assert [list(refused) for refused in told_again] == [[], ["b"], []]
+
+
 def test_it_repeats_the_last_commit():
     cluster = Cluster().train()
     cluster.arrive()

@@ -96,3 +96,46 @@ def test_the_same_rounds_on_torch_and_on_mlx(tmp_path: Path) -> None:
     with Cluster(["a", "b"], tmp_path) as cluster:
         results = cluster.run(cell)
     np.testing.assert_array_equal(results["a"], results["b"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: nc.DiLoCo(model, every=4, fragments=2, overlap=1),
+        lambda model: nc.DiLoCo(model, every=2, overlap=2, codec="int8"),
+        lambda model: nc.SparseLoCo(model, every=2, outer_lr=0.5),
+    ],
+    ids=["fragments", "overlap", "sparse"],
+)
+def test_torch_and_mlx_train_one_model_with_every_strategy(tmp_path: Path, make: Any) -> None:
+    hashes: dict[str, set[str]] = {}
+
+    def cell(node: Node) -> np.ndarray[Any, Any]:
+        model = mlx_nn.Linear(90, 50) if node.name == "b" else torch.nn.Linear(90, 50)
+        adapter = MlxParameters(model) if node.name == "b" else TorchParameters(model)
+        draw = np.random.default_rng(node.rank())
+        sync = make(model)
+        for _ in range(11):
+            adapter.load(
+                adapter.read() + draw.standard_normal(adapter.layout.size).astype(np.float32) * np.float32(0.1)
+            )
+            if done := sync.step(samples=4 + node.rank()):
+                hashes.setdefault(node.name, set()).add(done.state_hash)
+        sync.finish()
+        return adapter.read()
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        results = cluster.run(cell)
+    np.testing.assert_array_equal(results["a"], results["b"])
+    assert hashes["a"] == hashes["b"]
+    assert len(hashes["a"]) >= 4
+
+
+def test_data_parallel_says_that_it_takes_torch_models(tmp_path: Path) -> None:
+    def cell(node: Node) -> None:
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 3).parameters(), lr=0.1)
+        nc.DataParallel(mlx_nn.Linear(2, 3), optimizer)
+
+    with Cluster(["a"], tmp_path) as cluster:
+        result = cluster.run(cell)["a"]
+    assert str(result) == "DataParallel takes a torch.nn.Module: for an mlx.nn.Module use nc.DiLoCo or nc.LocalSGD"

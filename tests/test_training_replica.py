@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_cluster.codecs import WireFormat
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_types import Apply
 from notebook_cluster.training.replica import Replica, Vector
 from notebook_cluster.training.torch_parameters import TorchParameters
 
@@ -13,10 +14,15 @@ from notebook_cluster.training.torch_parameters import TorchParameters
 def replica_of(model: nn.Module, codec: str = "float32") -> Replica:
     parameters = TorchParameters(model)
     layout = parameters.layout
-    replica = Replica(parameters, WireFormat(codec, layout.size - layout.buffers, layout.buffers))
+    replica = Replica(parameters, Fragments(codec, layout.size - layout.buffers, layout.buffers))
     theta = parameters.read()
     replica.start(0, theta, np.zeros_like(theta), "start")
     return replica
+
+
+def apply(replica: Replica, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
+    """COMMIT of a round that counted this node's work."""
+    replica.apply(Apply(round, theta, momentum, state_hash, ("a",), True, False, 1, 0))
 
 
 def work(replica: Replica, change: Vector, samples: float = 1.0) -> None:
@@ -51,7 +57,7 @@ def test_a_commit_loads_theta_and_clears_the_counters() -> None:
     work(replica, noise(630, 1))
     replica.contribution(finishing=False)
     theta = noise(630, 5)
-    replica.apply(1, theta, theta, "one", counted=True)
+    apply(replica, 1, theta, theta, "one")
     np.testing.assert_array_equal(replica.parameters.read(), theta)
     assert (replica.steps, replica.samples, replica.round, replica.outstanding) == (0, 0, 1, False)
 
@@ -59,14 +65,14 @@ def test_a_commit_loads_theta_and_clears_the_counters() -> None:
 @pytest.mark.parametrize("codec", ["int8", "fp16"])
 def test_error_feedback_is_what_the_codec_lost_and_moves_at_commit_only(codec: str) -> None:
     replica = replica_of(model(), codec)
-    wire = replica.wire
+    wire = replica.fragments.wires[0]
     first = noise(630, 1)
     work(replica, first)
     sent = replica.theta - replica.parameters.read()
     lost = sent - wire.decode(wire.encode(sent))
     replica.contribution(finishing=False)
     theta = noise(630, 5)
-    replica.apply(1, theta, theta, "one", counted=True)
+    apply(replica, 1, theta, theta, "one")
     work(replica, noise(630, 2))
     boundary = replica.contribution(finishing=False)
     expected = (theta - replica.parameters.read()) + lost
@@ -83,8 +89,8 @@ def test_error_feedback_stays_when_the_round_did_not_count_it() -> None:
     np.testing.assert_allclose(theta - replica.parameters.read(), -noise(630, 1), atol=1e-6)
     replica.start(1, theta, theta, "one")
     assert not replica.outstanding
-    again = replica.wire.decode(replica.contribution(finishing=False).encoded)
-    np.testing.assert_allclose(again, replica.wire.decode(before), atol=2e-4)
+    again = replica.fragments.wires[0].decode(replica.contribution(finishing=False).encoded)
+    np.testing.assert_allclose(again, replica.fragments.wires[0].decode(before), atol=2e-4)
 
 
 def test_a_late_node_keeps_its_work() -> None:
@@ -102,7 +108,7 @@ def test_steps_after_an_interrupted_wait_are_not_lost_and_not_counted_twice() ->
     replica.contribution(finishing=False)
     work(replica, noise(630, 2), samples=3)
     theta = noise(630, 7)
-    replica.apply(1, theta, theta, "one", counted=True)
+    apply(replica, 1, theta, theta, "one")
     assert (replica.steps, replica.samples) == (1, 3)
     np.testing.assert_allclose(replica.parameters.read() - theta, noise(630, 2), atol=1e-6)
     boundary = replica.contribution(finishing=True)
@@ -117,7 +123,7 @@ def test_rebase_then_commit_after_more_steps_keeps_only_those() -> None:
     moved = replica.theta + noise(630, 8)
     replica.rebase(1, moved, moved, "one")
     theta = noise(630, 7)
-    replica.apply(2, theta, theta, "two", counted=True)
+    apply(replica, 2, theta, theta, "two")
     np.testing.assert_allclose(replica.parameters.read() - theta, noise(630, 2), atol=1e-6)
 
 
@@ -176,7 +182,7 @@ def test_running_statistics_are_never_quantised() -> None:
     network(torch.randn(16, 4))
     replica.count(16)
     expected = (replica.theta - replica.parameters.read())[-6:]
-    decoded = replica.wire.decode(replica.contribution(finishing=False).encoded)
+    decoded = replica.fragments.wires[0].decode(replica.contribution(finishing=False).encoded)
     np.testing.assert_array_equal(decoded[-6:], expected)
 
 

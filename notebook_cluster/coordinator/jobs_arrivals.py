@@ -36,6 +36,18 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
             node,
             f"the work of {node!r} for round {message.round} holds NaN or infinity: lower its learning rate",
         )
+    elif message.samples and _was_refused(job, node, message):
+        reason = f"the work of {node!r} for round {message.round} was refused before the coordinator was started again"
+        refuse(turn, job, node, reason)
+
+
+def _was_refused(job: Job, node: str, message: Arrived) -> bool:
+    """The open attempt, sealed before a restart of the coordinator, has this contribution as one that is not used: the
+    node was not told."""
+    if job.open is None or job.open.seal.round != message.round:
+        return False
+    same = (node, message.incarnation, message.contribution)
+    return any((m.name, m.incarnation, m.contribution) == same and not m.weight_bits for m in job.open.seal.members)
 
 
 def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
@@ -88,9 +100,10 @@ def on_stalled(turn: Turn, job: Job, node: str, message: Stalled) -> None:
         member = next((m for m in attempt.seal.members if m.name == name and m.weight_bits), None)
         arrived = job.participants[name].arrived if member is not None else None
         if member is not None and arrived is not None and arrived.contribution == member.contribution:
-            refuse(
-                turn, job, name, f"the work of {name!r} for round {message.round} holds NaN or infinity: it is not used"
+            reason = (
+                f"the work of {name!r} for round {message.round} holds NaN or infinity, or is damaged: it is not used"
             )
+            refuse(turn, job, name, reason)
     if message.not_finite:
         job.open = structs.replace(attempt, broken=True)
         return

@@ -8,9 +8,10 @@ from msgspec import structs, to_builtins
 
 from notebook_cluster.coordinator.jobs_arrivals import is_there, refuse_out_of_scale
 from notebook_cluster.coordinator.jobs_commit import agree
+from notebook_cluster.coordinator.jobs_gathering import gathered, outer_settings
 from notebook_cluster.coordinator.jobs_state import Job, Open, Turn, change, is_current, live
-from notebook_cluster.protocol.rounds import Complete, Finished, Member, OuterSettings, Seal, Slice
-from notebook_cluster.training.outer_settings import default_outer_lr, float_bits
+from notebook_cluster.protocol.rounds import Complete, Finished, Member, Seal, Slice, fragment_of
+from notebook_cluster.training.outer_settings import float_bits
 
 # ---- deciding ------------------------------------------------------------------------------------------------
 
@@ -25,25 +26,14 @@ def settle_attempt(turn: Turn, job: Job) -> None:
         _settle_arrivals(turn, job)
 
 
-def required(turn: Turn, job: Job) -> list[str]:
-    """Nodes whose arrival the next SEAL waits for: those that hold the last committed state, and before a cell's
-    first round also those that are still fetching it."""
-    now, most = (job.round, job.state_hash), turn.state.settings.fetch_attempts
-    return [
-        name
-        for name in live(turn, job)
-        if ((p := job.participants[name]).held == now and not p.joining) or (name in job.cohort and p.asked < most)
-    ]
-
-
 def _settle_arrivals(turn: Turn, job: Job) -> None:
-    names = required(turn, job)
-    if not names or not all(is_current(job, job.participants[name]) for name in names):
+    names = gathered(turn, job)
+    if not names:
         return
     refuse_out_of_scale(turn, job, names)
     arrivals = [arrived for name in names if (arrived := job.participants[name].arrived) is not None]
     finishing = all(arrived.finishing for arrived in arrivals)
-    if not finishing or any(arrived.samples for arrived in arrivals):
+    if not finishing or any(arrived.samples or arrived.more for arrived in arrivals):
         _seal(turn, job, names)
     elif not _coming(turn, job, names):
         for name in names:
@@ -73,17 +63,20 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
         for name, arrived in arrivals.items()
     ]
     owners = [member.name for member in members if member.weight_bits]
-    settings = job.settings
-    lr_bits = float_bits(default_outer_lr(len(owners))) if settings.lr_bits is None else settings.lr_bits
+    settings, fragment = job.settings, fragment_of(job.round + 1, job.settings.fragments)
+    blocks = settings.fragment_blocks[fragment] if settings.fragment_blocks else settings.blocks
+    ending = all(arrived.finishing and not arrived.more for arrived in arrivals.values())
+    job.quorum_since = None
     seal = Seal(
         job=job.name,
         round=job.round + 1,
         attempt=job.attempt,
         members=members,
-        slices=_slices(owners, settings.blocks, turn.state.settings.one_owner_blocks),
-        outer=OuterSettings(lr_bits=lr_bits, momentum_bits=settings.momentum_bits, nesterov=settings.nesterov),
+        slices=_slices(owners, blocks, turn.state.settings.one_owner_blocks),
+        outer=outer_settings(turn, job, arrivals, len(owners)),
         base_hash=job.state_hash,
-        last=all(arrived.finishing for arrived in arrivals.values()) and not _coming(turn, job, names),
+        fragment=fragment,
+        last=ending and not _coming(turn, job, names),
     )
     turn.log("seal", job, seal=to_builtins(seal))
     job.open = Open(seal, frozenset(arrivals))
@@ -127,7 +120,16 @@ def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
     elif sources and (lost or attempt.stalled) and sources != attempt.sources:
         job.open = structs.replace(attempt, sources=sources)
         for name in unprepared:
-            turn.send(name, Complete(job=job.name, round=seal.round, attempt=seal.attempt, sources=list(sources)))
+            turn.send(
+                name,
+                Complete(
+                    job=job.name,
+                    round=seal.round,
+                    attempt=seal.attempt,
+                    sources=list(sources),
+                    fragment=seal.fragment,
+                ),
+            )
 
 
 def _reseal(turn: Turn, job: Job, names: list[str]) -> None:

@@ -44,7 +44,13 @@ def _commit(turn: Turn, job: Job, attempt: Open, agreed: tuple[str, ...]) -> Non
     seal, state_hash = attempt.seal, agreed[0]
     counted = [member.name for member in seal.members if member.weight_bits]
     commit = Commit(
-        job=job.name, round=seal.round, attempt=seal.attempt, state_hash=state_hash, members=counted, last=seal.last
+        job=job.name,
+        round=seal.round,
+        attempt=seal.attempt,
+        state_hash=state_hash,
+        members=counted,
+        fragment=seal.fragment,
+        last=seal.last,
     )
     turn.log(
         "commit",
@@ -79,7 +85,12 @@ def advance_to(job: Job, commit: Commit, members: list[str], slices: list[Slice]
     chain = {**job.chain, commit.round: commit.state_hash}
     job.chain = {number: value for number, value in chain.items() if number > commit.round - KEPT_HASHES}
     missed = CatchUp(
-        round=commit.round, attempt=commit.attempt, slices=slices, outer=outer, state_hash=commit.state_hash
+        round=commit.round,
+        attempt=commit.attempt,
+        slices=slices,
+        outer=outer,
+        state_hash=commit.state_hash,
+        senders=len(commit.members),
     )
     job.recent = (*job.recent, missed)[-KEPT_ROUNDS:]
     job.open, job.attempt, job.members, job.orphan_since = None, job.attempt_floor, tuple(members), None

@@ -77,6 +77,7 @@ def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
     job.attempt_floor = job.attempt = job.highest_attempt
     job.has_state, job.round, job.state_hash, job.chain = True, round, state_hash, {round: state_hash}
     job.open, job.last_commit, job.orphan_since, job.recent = None, None, None, ()
+    job.quorum_since = None
     for name, participant in list(job.participants.items()):
         change(job, name, counted=0, fetching=None)
         if participant.joining and participant.register.state_hash == state_hash:
@@ -152,6 +153,7 @@ def _answer_late(turn: Turn, job: Job, name: str, participant: Participant) -> N
             source=source,
             source_incarnation=job.participants[source].incarnation,
             counted=known and participant.counted == arrived.round,
+            contribution=arrived.contribution,
             missed=missed if few else [],
         ),
     )
@@ -165,7 +167,7 @@ def _source(turn: Turn, job: Job, name: str, participant: Participant) -> str | 
 
 def _new_cell(turn: Turn, job: Job, cell: int) -> None:
     job.cell, job.registering, job.first_register = cell, True, turn.state.now
-    job.open, job.cohort = None, frozenset()
+    job.open, job.cohort, job.quorum_since = None, frozenset(), None
     for name in job.participants:
         change(job, name, active=False, joining=False, fetching=None, arrived=None)
 
@@ -208,6 +210,12 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
     new_base(turn, job, newest, found[source].state_hash)
 
 
+_SAME_EVERYWHERE = (
+    "strategy", "codec", "every", "fragments", "overlap", "mix", "quorum", "grace", "blocks", "fragment_blocks",
+    "schema_hash",
+)  # fmt: skip
+
+
 def difference(register: Register, reference: Register, node: str, reference_node: str) -> str:
     """One line that names the first thing in which a registration differs from the reference, or empty."""
     mine = {name: (shape, dtype) for name, shape, dtype in register.schema}
@@ -218,7 +226,7 @@ def difference(register: Register, reference: Register, node: str, reference_nod
                 f"model of {node} has {_parameter(name, mine)}, {reference_node} has "
                 f"{_parameter(name, theirs)}: use the same model on every node"
             )
-    for what in ("strategy", "codec", "every", "blocks", "schema_hash"):
+    for what in _SAME_EVERYWHERE:
         here, there = getattr(register, what), getattr(reference, what)
         if here != there:
             return f"{node} has {what}={here}, {reference_node} has {what}={there}: use the same on every node"

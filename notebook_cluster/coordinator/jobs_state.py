@@ -125,6 +125,10 @@ class Job(msgspec.Struct):
     highest_attempt: int = 0
     """Ever used, in any round."""
     orphan_since: float | None = None
+    quorum_since: float | None = None
+    """Since when a quorum is at the boundary and the others were told so."""
+    outer_differs: tuple[str, ...] = ()
+    """Nodes that wanted other outer settings than the lowest rank when that was last told."""
     last_commit: Commit | None = None
     recent: tuple[CatchUp, ...] = ()
     """The last committed rounds in a row, for nodes that missed them."""

@@ -8,7 +8,7 @@ One round (docs/architecture.md, "A round"): all live nodes that hold the last c
 (members in rank order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes ->
 COMMIT. A loss before that either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over
 the others. Parts: :mod:`.jobs` (events and effects), :mod:`.jobs_state`, :mod:`.jobs_registration`,
-:mod:`.jobs_attempts`, :mod:`.jobs_recovery`, :mod:`.jobs_saving`.
+:mod:`.jobs_gathering`, :mod:`.jobs_attempts`, :mod:`.jobs_recovery`, :mod:`.jobs_saving`.
 """
 
 from msgspec import structs
@@ -34,7 +34,8 @@ from notebook_cluster.coordinator.jobs import (
     Tick,
 )
 from notebook_cluster.coordinator.jobs_arrivals import on_arrived, on_prepared, on_stalled
-from notebook_cluster.coordinator.jobs_attempts import required, settle_attempt
+from notebook_cluster.coordinator.jobs_attempts import settle_attempt
+from notebook_cluster.coordinator.jobs_gathering import required
 from notebook_cluster.coordinator.jobs_recovery import node_lost, node_up, on_status, recover, settle_holders
 from notebook_cluster.coordinator.jobs_registration import (
     missing_registrants,
@@ -214,9 +215,10 @@ def _on_applied(job: Job, node: str, message: Applied) -> None:
     if message.round <= job.participants[node].applied:
         return
     change(job, node, applied=message.round)
-    members = max(1, len(job.members))
+    members, settings = max(1, len(job.members)), job.settings
     job.bytes_sent += message.bytes_sent
-    job.bytes_data_parallel += message.steps * 2 * 4 * job.settings.parameters * (members - 1) // members
+    gradients = message.steps * 2 * 4 * settings.parameters * (members - 1) // members
+    job.bytes_data_parallel += gradients // settings.fragments  # every step is counted once with each fragment
 
 
 # ---- what views show -----------------------------------------------------------------------------------------

@@ -208,6 +208,7 @@ ToNodeBody = (
     | rounds.Registered
     | rounds.RegisterRefused
     | rounds.Seal
+    | rounds.Close
     | rounds.Complete
     | rounds.Commit
     | rounds.Void

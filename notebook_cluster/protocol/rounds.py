@@ -10,12 +10,25 @@ from typing import Literal
 from notebook_cluster.protocol.wire import Message
 
 
+def fragment_of(round: int, fragments: int) -> int:
+    """The fragment that round ``round`` exchanges: they take turns."""
+    return (round - 1) % fragments
+
+
 class OuterSettings(Message, frozen=True):
     """Outer optimiser of one fragment: float32 bits of learning rate and momentum."""
 
     lr_bits: int
     momentum_bits: int
     nesterov: bool = True
+
+
+class OuterChange(Message, frozen=True):
+    """Outer settings that were set after the registration, as float32 bits; ``lr_bits`` None: by the number of
+    members."""
+
+    lr_bits: int | None
+    momentum_bits: int
 
 
 class Register(Message, frozen=True):
@@ -49,11 +62,23 @@ class Register(Message, frozen=True):
     resume_round: int | None = None
     resume_manifest_hash: str = ""
     fragments: int = 1
+    """Parts of the vector that are exchanged in turn, one in each round."""
+    fragment_blocks: list[int] = []
+    """Codec blocks of each fragment, where there are several."""
+    every_step: bool = False
+    """Rounds carry gradients: whoever is out of step is waited for while it takes over the state."""
+    overlap: int = 0
+    """Steps between sending and receiving; ``mix``: the local parameters' share after receiving."""
+    mix: float = 0.0
     buffers: int = 0
     """The last ``buffers`` of the ``parameters`` elements are BatchNorm statistics: float32 on the wire whatever the
     codec, outer step SGD(1, 0)."""
     blocks: int = 0
     """Codec blocks of the whole vector: what the slice table of a SEAL divides."""
+    quorum: int | float | None = None
+    """None: a SEAL waits for all. Else it waits for so many arrivals (float: for this share of the nodes), and from
+    then on ``grace`` seconds for the others."""
+    grace: float = 0.0
 
 
 class Registered(Message, frozen=True):
@@ -101,6 +126,17 @@ class Arrived(Message, frozen=True):
     """Which of its contributions this is: it stays when the same bytes arrive again for a later round."""
     finishing: bool = False
     """In ``finish()``: takes part with what is left, then receives only, until all live members finish."""
+    outer: OuterChange | None = None
+    """The outer settings it wants; of the members that want any, that of the lowest rank decides."""
+    more: bool = False
+    """It has work in other fragments too: the rounds go on until those had their turn."""
+
+
+class Close(Message, frozen=True):
+    """Coordinator: a quorum is at the boundary of ``round``; be there with the next step, whatever has been done."""
+
+    job: str
+    round: int
 
 
 class Member(Message, frozen=True):
@@ -201,6 +237,8 @@ class CatchUp(Message, frozen=True):
     slices: list[Slice]
     outer: OuterSettings
     state_hash: str
+    senders: int = 0
+    """How many contributions are in it."""
 
 
 class Behind(Message, frozen=True):
@@ -214,6 +252,8 @@ class Behind(Message, frozen=True):
     source_incarnation: int
     counted: bool = False
     """The contribution of that Arrived is in a committed mean already: drop it instead of arriving again."""
+    contribution: int = 0
+    """Of that Arrived. One of an older contribution came late, or twice: it says nothing of the one in hand."""
     missed: list[CatchUp] = []
     """The rounds since the state it holds, where they are few: their means may be shorter than the state."""
 

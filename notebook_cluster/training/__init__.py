@@ -1,9 +1,11 @@
-"""One model trained on several nodes: DiLoCo and Local SGD.
+"""One model trained on several nodes: DiLoCo, Local SGD, SparseLoCo and data-parallel.
 
 :mod:`.outer` (the outer step) and :mod:`.member` (one node's side of a round) are a pure numeric core: flat float32
 arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives that core on a node's runtime thread,
-:mod:`.sync` on the main thread, and :mod:`.diloco` is what people call in a cell. :mod:`.replica` is the local model
-between two rounds; :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model into one flat vector and back.
+:mod:`.exchanges` and :mod:`.sync` on the main thread; :mod:`.diloco`, :mod:`.sparse_loco` and :mod:`.data_parallel`
+are what people call in a cell. :mod:`.replica` is the local model between two rounds, :mod:`.fragments` its parts,
+:mod:`.schedule` when they are sent, :mod:`.gradients` the same for data-parallel training; :mod:`.torch_parameters` and
+:mod:`.mlx_parameters` turn a model into one flat vector and back.
 
 May import: collectives, codecs, checkpoints, mesh, security, protocol. Called by: ``node`` (which provides the
 :class:`~.runtime.Runtime`), ``coordinator`` (:mod:`.outer` only) and, through the package's lazy names, people's cells.
@@ -15,24 +17,33 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.training.runtime import JobHandler, Runtime, current_runtime, set_runtime
 
 if TYPE_CHECKING:
+    from notebook_cluster.training.data_parallel import DataParallel
     from notebook_cluster.training.diloco import DiLoCo, LocalSGD
     from notebook_cluster.training.results import Round, TrainingError
+    from notebook_cluster.training.schedule import Seconds
+    from notebook_cluster.training.sparse_loco import SparseLoCo
 
 __all__ = [
+    "DataParallel",
     "DiLoCo",
     "JobHandler",
     "LocalSGD",
     "Round",
     "Runtime",
+    "Seconds",
+    "SparseLoCo",
     "TrainingError",
     "current_runtime",
     "set_runtime",
 ]
 
 _LAZY = {
+    "DataParallel": "notebook_cluster.training.data_parallel",
     "DiLoCo": "notebook_cluster.training.diloco",
     "LocalSGD": "notebook_cluster.training.diloco",
     "Round": "notebook_cluster.training.results",
+    "Seconds": "notebook_cluster.training.schedule",
+    "SparseLoCo": "notebook_cluster.training.sparse_loco",
     "TrainingError": "notebook_cluster.training.results",
 }
 

@@ -10,6 +10,10 @@ from notebook_cluster.protocol.names import check_name
 from notebook_cluster.training.outer_settings import float_bits
 from notebook_cluster.training.parameters import Parameters
 from notebook_cluster.training.saving import Settings
+from notebook_cluster.training.schedule import Seconds
+
+DEFAULT_GRACE = 5.0
+"""Seconds that the rest has once a quorum is at the boundary."""
 
 
 @dataclass(frozen=True)
@@ -17,26 +21,59 @@ class Strategy:
     """The validated settings of a sync object."""
 
     strategy: str
-    every: int
+    every: int | Seconds
     name: str
     outer_lr: float | None
     """None: by the number of members, decided at each round."""
     outer_momentum: float
     nesterov: bool
     codec: str
+    quorum: int | float | None = None
+    """None: a round waits for every node; else for so many, or for this share of them."""
+    grace: float | None = None
+    """Seconds that the others have from then on."""
+    fragments: int = 1
+    overlap: int = 0
+    """Steps that training goes on between sending and receiving."""
+    mix: float = 0.0
+    """The share that the local parameters keep when they receive."""
+    gathers: bool = False
+    """Every node gets all contributions, which are sparse, instead of their mean."""
+    beta: float = 1.0
+    """How much of the error feedback is sent again."""
+    gradients: bool = False
+    """Rounds carry gradients, one for each step of the optimiser."""
+    scale_lr: bool = False
+    exact_every: int = 0
+    """In rounds whose number it divides parameters are sent, in float32; 0: never."""
 
     def __post_init__(self) -> None:
         check_every(self.every)
         check_name(self.name, "job")
         lr, momentum = self.outer_lr, self.outer_momentum
-        if lr is not None and not (_is_number(lr) and math.isfinite(lr) and lr > 0):
+        if lr is not None and not self.gradients and not (_is_number(lr) and math.isfinite(lr) and lr > 0):
             raise ValueError(f"outer_lr={lr!r}: use a number above 0, or None to choose it by the number of nodes")
         if not (_is_number(momentum) and 0 <= momentum < 1):
             raise ValueError(f"outer_momentum={momentum!r}: use a number from 0 to below 1 (DiLoCo: 0.9)")
         if not isinstance(self.nesterov, bool):
             raise ValueError(f"nesterov={self.nesterov!r}: use True or False")
-        if self.codec not in CODEC_NAMES:
+        if self.gathers:
+            check_sparse(lr, self.beta)
+        elif self.codec not in CODEC_NAMES:
             raise ValueError(f"codec={self.codec!r}: use one of {', '.join(map(repr, CODEC_NAMES))}")
+        check_quorum(self.quorum, self.grace)
+        check_streaming(self.every, self.fragments, self.overlap, self.mix)
+
+    @property
+    def period(self) -> str:
+        """``every`` as people read it and as nodes compare it."""
+        text = str(self.every) if isinstance(self.every, Seconds) else f"{self.every} steps"
+        text += f", parameters every {self.exact_every - 1}" if self.exact_every else ""
+        return text + (", lr by nodes" if self.scale_lr else "")
+
+    @property
+    def grace_seconds(self) -> float:
+        return DEFAULT_GRACE if self.grace is None else float(self.grace)
 
     @property
     def lr_bits(self) -> int | None:
@@ -49,24 +86,102 @@ class Strategy:
     def as_settings(self) -> Settings:
         """For a checkpoint's manifest."""
         return {
-            "strategy": self.strategy, "every": f"{self.every} steps", "codec": self.codec,
+            "strategy": self.strategy, "every": self.period, "codec": self.codec,
             "outer_lr": self.outer_lr, "outer_momentum": self.outer_momentum, "nesterov": self.nesterov,
+            "fragments": self.fragments, "overlap": self.overlap, "mix": self.mix,
         }  # fmt: skip
 
 
-def check_every(every: object) -> int:
-    """``every`` as a whole number of steps.
+def check_every(every: object) -> int | Seconds:
+    """``every`` as a whole number of steps, or as it is.
 
     Raises:
-        ValueError: not a whole number from 1.
+        ValueError: not a whole number from 1, nor Seconds.
     """
+    if isinstance(every, Seconds):
+        return every
     try:
         steps = operator.index(every)  # type: ignore[arg-type]
     except TypeError:
         steps = 0
     if isinstance(every, bool) or steps < 1:
-        raise ValueError(f"every={every!r}: use a whole number of steps from 1, for example every=100")
+        raise ValueError(
+            f"every={every!r}: use a whole number of steps from 1, for example every=100, or every=nc.Seconds(30)"
+        )
     return steps
+
+
+def check_steps(name: str, value: Any) -> int:
+    """``value`` of argument ``name`` as a whole number of steps.
+
+    Raises:
+        ValueError: not a whole number from 1.
+    """
+    if not _is_whole(value, 1):
+        raise ValueError(f"{name}={value!r}: use a whole number of steps from 1")
+    return int(value)
+
+
+def check_quorum(quorum: Any, grace: Any) -> None:
+    """Raises:
+    ValueError: ``quorum`` is neither a number of nodes nor a share of them, or ``grace`` no time.
+    """
+    if quorum is not None:
+        whole = isinstance(quorum, int) and not isinstance(quorum, bool) and quorum >= 1
+        share = isinstance(quorum, float) and 0 < quorum <= 1
+        if not (whole or share):
+            raise ValueError(
+                f"quorum={quorum!r}: use a number of nodes from 1, a share such as 0.75, or None to wait for all"
+            )
+    if grace is None:
+        return
+    if quorum is None:
+        raise ValueError(f"grace={grace!r} has no meaning while a round waits for all: set quorum= as well")
+    if not (_is_number(grace) and math.isfinite(grace) and grace >= 0):
+        raise ValueError(f"grace={grace!r}: use a number of seconds from 0, for example grace=5")
+
+
+def check_kept(k: Any) -> int:
+    """How many elements of each chunk are sent.
+
+    Raises:
+        ValueError: not a multiple of 8 from 8 to 1024.
+    """
+    if not (_is_whole(k, 8) and k % 8 == 0 and k <= 1024):
+        raise ValueError(f"k={k!r}: use a multiple of 8 from 8 to 1024, the elements sent of each 4096")
+    return int(k)
+
+
+def check_sparse(lr: Any, beta: Any) -> None:
+    """Raises:
+    ValueError: ``beta`` is no share, or ``lr`` is left to the number of nodes.
+    """
+    if lr is None:
+        raise ValueError("outer_lr=None: SparseLoCo needs a number, 1.0 in the paper")
+    if not (_is_number(beta) and 0 <= beta <= 1):
+        raise ValueError(f"beta={beta!r}: use a number from 0 to 1 (the paper: 0.95)")
+
+
+def check_streaming(every: int | Seconds, fragments: Any, overlap: Any, mix: Any) -> None:
+    """Raises:
+    ValueError: the fragments do not fit into ``every`` steps, or the overlap between two of them.
+    """
+    if not _is_whole(fragments, 1):
+        raise ValueError(f"fragments={fragments!r}: use a whole number from 1")
+    if not _is_whole(overlap, 0):
+        raise ValueError(f"overlap={overlap!r}: use a whole number of steps from 0 (the paper: at most 5)")
+    if not (_is_number(mix) and 0 <= mix < 1):
+        raise ValueError(f"mix={mix!r}: use a number from 0 to below 1 (with overlap: 0.5)")
+    if isinstance(every, Seconds):
+        return
+    if fragments > every:
+        raise ValueError(f"fragments={fragments}: one is sent at a time, so every={every} steps bear {every} at most")
+    between = every // fragments
+    if overlap > between:
+        raise ValueError(
+            f"overlap={overlap}: with every={every} and fragments={fragments} one is sent every {between} steps, "
+            f"and only one may be under way: use overlap={between} or less"
+        )
 
 
 def check_samples(samples: Any) -> float:
@@ -111,6 +226,10 @@ def parameters_of(model: Any) -> Parameters:
 
         return MlxParameters(model)
     raise TypeError(f"model is a {type(model).__name__}: pass a torch.nn.Module or an mlx.nn.Module")
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _is_number(value: object) -> bool:

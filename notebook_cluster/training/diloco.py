@@ -3,10 +3,32 @@
 from typing import Any
 
 from notebook_cluster.training.arguments import Strategy
+from notebook_cluster.training.schedule import Seconds
 from notebook_cluster.training.sync import RoundSync
 
+DEFAULT_MIX = 0.5
+"""Streaming DiLoCo, arXiv 2501.18512."""
 
-class DiLoCo(RoundSync):
+
+class OuterRate(RoundSync):
+    """A strategy whose outer learning rate people may set."""
+
+    @property
+    def outer_lr(self) -> float | None:
+        """Learning rate of the outer step; None: by the number of nodes. Set in the middle of a run on all nodes alike,
+        it counts from the next boundary on; where nodes differ, the lowest rank decides.
+
+        Raises:
+            ValueError: not a number above 0, nor None.
+        """
+        return self._strategy.outer_lr
+
+    @outer_lr.setter
+    def outer_lr(self, value: float | None) -> None:
+        self._change_outer(outer_lr=value)
+
+
+class DiLoCo(OuterRate):
     """Train one model on all nodes, exchanging once in ``every`` steps (DiLoCo, arXiv 2311.08105).
 
     Each node takes ``every`` steps with its own optimiser, whose state stays local; then
@@ -15,11 +37,20 @@ class DiLoCo(RoundSync):
 
     Args:
         model: a torch.nn.Module or mlx.nn.Module, the same on every node. All begin with its values on the lowest rank.
-        every: inner steps per round.
+        every: inner steps per round, or ``nc.Seconds(30)``: as many as each node can take in 30 seconds.
         name: of the job; two models trained at the same time need two names. Also what views show.
         outer_lr: None chooses by the number of nodes at each round (0.4 / 0.6 / 0.6 / 0.8 for 1 / 2 / 4 / 8).
         outer_momentum: mu; nesterov: False for heavy-ball momentum.
         codec: ``float32`` (exact), or smaller, with error feedback: ``fp16``, ``bf16``, ``int8``, ``int4``, ``e3m0``.
+        quorum: None waits for every node. Otherwise a round waits until so many nodes (0.75: this share of them) are at
+            the boundary; the others then come with the steps they have, or miss the round and bring their work to the
+            next one.
+        grace: seconds that a quorum waits for the others (5 when left out).
+        fragments: the model in so many parts, sent one after the other, each once in ``every`` steps (streaming DiLoCo,
+            arXiv 2501.18512): the same traffic, without peaks.
+        overlap: steps that training goes on between sending a fragment and receiving it (the paper: at most 5). Then
+            ``theta_m <- mix theta_m + (1 - mix) theta``.
+        mix: 0.5 with overlap, else 0, when left out.
         optimizer: a torch optimizer whose state checkpoints should hold; None leaves it out.
         resume: name of a checkpoint to begin from, when the cluster does not hold the job already.
         fresh: forget what the cluster holds for this job.
@@ -33,19 +64,40 @@ class DiLoCo(RoundSync):
     def __init__(
         self,
         model: Any,
-        every: int = 100,
+        every: int | Seconds = 100,
         *,
         name: str = "model",
         outer_lr: float | None = None,
         outer_momentum: float = 0.9,
         nesterov: bool = True,
         codec: str = "float32",
+        quorum: int | float | None = None,
+        grace: float | None = None,
+        fragments: int = 1,
+        overlap: int = 0,
+        mix: float | None = None,
         optimizer: Any = None,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
-        strategy = Strategy("DiLoCo", every, name, outer_lr, outer_momentum, nesterov, codec)
+        share = (DEFAULT_MIX if overlap else 0.0) if mix is None else mix
+        strategy = Strategy(
+            "DiLoCo", every, name, outer_lr, outer_momentum, nesterov, codec, quorum, grace, fragments, overlap, share
+        )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
+
+    @property
+    def outer_momentum(self) -> float:
+        """Momentum of the outer step; to be set like ``outer_lr``.
+
+        Raises:
+            ValueError: not from 0 to below 1.
+        """
+        return self._strategy.outer_momentum
+
+    @outer_momentum.setter
+    def outer_momentum(self, value: float) -> None:
+        self._change_outer(outer_momentum=value)
 
 
 class LocalSGD(RoundSync):
@@ -57,13 +109,15 @@ class LocalSGD(RoundSync):
     def __init__(
         self,
         model: Any,
-        every: int = 100,
+        every: int | Seconds = 100,
         *,
         name: str = "model",
         codec: str = "float32",
+        quorum: int | float | None = None,
+        grace: float | None = None,
         optimizer: Any = None,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
-        strategy = Strategy("LocalSGD", every, name, 1.0, 0.0, False, codec)
+        strategy = Strategy("LocalSGD", every, name, 1.0, 0.0, False, codec, quorum, grace)
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)

@@ -12,34 +12,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import NodeLog, Roster
-from notebook_cluster.protocol.rounds import Applied, PartMissing, Register, Save, Saved
+from notebook_cluster.protocol.rounds import Applied, Close, PartMissing, Register, Save, Saved
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training import member
 from notebook_cluster.training import member_types as types
+from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.keeping import PartWanted, kept_writer
+from notebook_cluster.training.member_state import MemberState
+from notebook_cluster.training.outer import state_hash
 from notebook_cluster.training.parameters import TensorLayout
 from notebook_cluster.training.resuming import Start
-from notebook_cluster.training.runtime import Payload, Runtime
+from notebook_cluster.training.runtime import Runtime
 from notebook_cluster.training.saving import CheckpointWriter, Settings, Snapshot
-from notebook_cluster.training.transfer import Fetch, TransferError, Vector, frames_of, snapshot_frames
+from notebook_cluster.training.state_transfers import StateTransfers
+from notebook_cluster.training.transfer import TransferError, Vector, frames_of
 
 Notice = (
     types.Ready
     | types.Apply
     | types.Rebase
     | types.DiscardContribution
+    | types.Release
     | types.Finish
     | types.Fail
+    | Close
     | Save
     | Saved
     | PartWanted
 )
 """What the main thread takes up at its next sync call."""
-
-MAX_WAITING_REQUESTS = 64
 
 
 @dataclass(frozen=True)
@@ -68,28 +71,30 @@ class Job:
         self._description: Description | None = None
         self._notices: deque[Notice] = deque()
         self._noticed = threading.Event()
-        self._fetch: Fetch | None = None
-        self._fetching: types.FetchState | None = None
-        self._waiting_requests: dict[str, JobFrame] = {}
+        self._states = StateTransfers(self)
+        self._waiting_saves: list[Save] = []
         self._ranks: dict[str, int] = {}
         self._incarnations: dict[str, int] = {}
-        self._fetched_part = b""
-        """This node's optimiser state from a checkpoint, as the source of the state sent it."""
         self._arrived_at = 0.0
         self.dropped = 0
         """Frames of states and parts that could not be right."""
         self._writer = CheckpointWriter(runtime.checkpoint_directory, runtime.send_control)
 
+    @property
+    def member(self) -> MemberState:
+        """This node's side of the rounds; on the runtime's thread only."""
+        return self._member
+
     # ---- main thread ----------------------------------------------------------------------------------------
 
     def begin(
-        self, register: Register, wire: WireFormat, theta: Vector, momentum: Vector, description: Description
+        self, register: Register, fragments: Fragments, theta: Vector, momentum: Vector, description: Description
     ) -> None:
         """Register (again). ``theta`` and ``momentum``: what this node would start from."""
 
         def start() -> None:
-            self._description = description
-            self._handle(types.Begin(register=register, wire=wire, theta=theta, momentum=momentum))
+            self._description, self._states.part = description, b""
+            self.handle(types.Begin(register=register, fragments=fragments, theta=theta, momentum=momentum))
 
         self.runtime.call_soon(start)
 
@@ -99,16 +104,22 @@ class Job:
         same = state.register is not None and state.register.schema_hash == schema_hash
         if not (same and state.holds) or state.theta is None or state.momentum is None:
             return None
-        return Start(state.round, state.theta, state.momentum, state.state_hash, held=True)
+        # without the optimiser's step that belongs to the last round it is another state than that of the others
+        own = state.state_hash if state.advanced else state_hash(state.theta, state.momentum)
+        return Start(state.round, state.theta, state.momentum, own, held=True)
+
+    def fetched_part(self) -> bytes:
+        """The optimiser's state that came with the state this node fetched last; empty: none."""
+        return self._states.part
 
     def own_saved_part(self) -> bytes:
         """This node's own part of the checkpoint that the job resumed from; empty when there is none."""
         own = self.restored_part(self.runtime.name, self.runtime.rank(), frozenset(self._ranks))
-        return self._fetched_part or own or b""
+        return self._states.part or own or b""
 
     def post(self, event: types.Event) -> None:
         """Hand ``event`` to the member on the runtime's thread."""
-        self.runtime.call_soon(lambda: self._handle(event))
+        self.runtime.call_soon(lambda: self.handle(event))
 
     def pending(self) -> bool:
         """True when :meth:`take` would return a notice: cheap enough for every step."""
@@ -141,55 +152,49 @@ class Job:
                 self._save(message)
             case PartMissing():
                 self._writer.part_missing(message)
-            case Saved():
-                self._notify(message)
+            case Saved() | Close():
+                self.notify(message)
             case _:
-                self._handle(types.Control(message=message))
+                self.handle(types.Control(message=message))
 
     def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
         try:
             match header.kind:
                 case "state_request":
-                    self._serve(sender, header)
+                    self._states.serve(sender, header)
                 case "state":
-                    self._take_state(sender, header, payload)
+                    self._states.take(sender, header, payload)
                 case "part":
                     self._writer.part(sender, header, payload)
                 case _:
-                    self._handle(types.Frame(sender=sender, header=header, payload=payload))
+                    self.handle(types.Frame(sender=sender, header=header, payload=payload))
         except TransferError as error:
             self.dropped += 1
             if self.dropped & (self.dropped - 1) == 0:  # of many, fewer and fewer are worth a line
                 self._log("warning", f"{self.name}: dropped frame {self.dropped}, of {sender!r}: {error}")
 
     def on_tick(self, now: float) -> None:
-        if self._fetch is not None and self._fetching is not None:
-            try:
-                again = self._fetch.retry(now)
-            except TransferError as error:
-                self._fetch_failed(str(error))
-            else:
-                if again is not None:
-                    self.runtime.send_mesh(self._fetch.source, again)
-        self._handle(types.Tick(now=now))
+        self._states.tick(now)
+        self.handle(types.Tick(now=now))
 
     def on_roster(self, roster: Roster) -> None:
         self._ranks = {node.name: node.rank for node in roster.nodes}
         self._incarnations = {node.name: node.incarnation for node in roster.nodes}
-        fetching = self._fetching
-        if fetching is not None and self._incarnations.get(fetching.source) != fetching.incarnation:
-            self._fetch_failed(f"{fetching.source!r} left")
+        self._states.on_roster(self._incarnations)
 
-    def _handle(self, event: types.Event) -> None:
+    def handle(self, event: types.Event) -> None:
         if isinstance(event, types.Boundary):
             self._arrived_at = time.monotonic()
         self._member, effects = member.apply(self._member, event)
         for effect in effects:
             self._do(effect)
-        if self._waiting_requests and effects:
-            waiting, self._waiting_requests = self._waiting_requests, {}
-            for sender, header in waiting.items():
-                self._serve(sender, header)
+        moved = bool(effects) or isinstance(event, types.Advance)
+        if self._waiting_saves and moved:
+            saves, self._waiting_saves = self._waiting_saves, []
+            for order in saves:
+                self._save(order)
+        if moved:
+            self._states.serve_waiting()
 
     def _do(self, effect: types.Effect) -> None:
         match effect:
@@ -198,16 +203,16 @@ class Job:
             case types.SendChunk():
                 self.runtime.send_mesh(effect.node, effect.header, effect.payload)
             case types.FetchState():
-                self._start_fetch(effect)
+                self._states.fetch(effect)
             case types.CancelFetch():
-                self._fetch = self._fetching = None
+                self._states.cancel()
             case types.Log():
                 self._log(effect.level, effect.text)
             case types.Apply():
                 self._say_applied(effect)
-                self._notify(effect)
+                self.notify(effect)
             case _:
-                self._notify(effect)
+                self.notify(effect)
 
     def _say_applied(self, effect: types.Apply) -> None:
         wait = time.monotonic() - self._arrived_at if self._arrived_at else 0.0
@@ -223,70 +228,26 @@ class Job:
         )
         self.runtime.send_control(applied)
 
-    def _notify(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         self._notices.append(notice)
         self._noticed.set()
 
     def _log(self, level: str, text: str) -> None:
         self.runtime.send_control(NodeLog(level=level, text=text))  # type: ignore[arg-type]
 
-    # ---- state for joiners and late nodes -------------------------------------------------------------------
-
-    def _start_fetch(self, effect: types.FetchState) -> None:
-        assert self._member.theta is not None
-        self._fetching = effect
-        self._fetch = Fetch(
-            self.name, effect.source, self.runtime.incarnation, effect.round, self._member.theta.size, time.monotonic()
-        )
-        self.runtime.send_mesh(effect.source, self._fetch.request())
-
-    def _take_state(self, sender: str, header: JobFrame, payload: Payload) -> None:
-        fetch, fetching = self._fetch, self._fetching
-        if fetch is None or fetching is None or (sender, header.incarnation) != (fetching.source, fetching.incarnation):
-            return
-        if not fetch.add(header, payload, time.monotonic()):
-            return
-        self._fetch = self._fetching = None
-        try:
-            theta, momentum, part = fetch.result()
-        except TransferError as error:
-            self._handle(types.FetchFailed(source=sender, reason=str(error)))
-            return
-        self._fetched_part = part
-        self._handle(types.StateFetched(round=fetch.round, theta=theta, momentum=momentum, state_hash=fetch.state_hash))
-
-    def _fetch_failed(self, reason: str) -> None:
-        fetching, self._fetch, self._fetching = self._fetching, None, None
-        if fetching is not None:
-            self._handle(types.FetchFailed(source=fetching.source, reason=reason))
-
-    def _serve(self, sender: str, header: JobFrame) -> None:
-        """Push the newest state to ``sender``, or keep its request until the round that it wants is here."""
-        state = self._member
-        if not state.holds or state.theta is None or state.momentum is None or state.round < header.round:
-            if len(self._waiting_requests) < MAX_WAITING_REQUESTS:
-                self._waiting_requests[sender] = header
-            return
-        part = self.restored_part(sender, self._ranks.get(sender, -1), frozenset(self._ranks))
-        arrays: dict[str, Payload] = {
-            "theta": state.theta.data,
-            "momentum": state.momentum.data,
-            "optimizer": part or b"",
-        }
-        frames = snapshot_frames(self.name, self.runtime.incarnation, state.round, state.state_hash, arrays)
-        for frame, payload in frames:
-            self.runtime.send_mesh(sender, frame, payload)
-
     # ---- checkpoints ----------------------------------------------------------------------------------------
 
     def _save(self, order: Save) -> None:
+        if not self._member.advanced and self._member.round == order.round:
+            self._waiting_saves.append(order)
+            return
         if order.writer == self.runtime.name:
             self._writer.order(order, self._snapshot(), dict(self._ranks))
         if self.runtime.name not in order.members:
             return
         resting = self.resting_part
         if resting is None:
-            self._notify(order)
+            self.notify(order)
         else:
             threading.Thread(
                 target=lambda: self.send_part(order, resting()), name="checkpoint-part", daemon=True
@@ -299,9 +260,13 @@ class Job:
             return None
         wanted = PartWanted()
         if resting is None:
-            self._notify(wanted)
+            self.notify(wanted)
         directory, own = self.runtime.checkpoint_directory(), self.runtime.name
         return kept_writer(directory, self.name, snapshot, own, self._ranks.get(own, 0), resting or wanted.wait)
+
+    def saved_part_for(self, node: str) -> bytes:
+        """The optimiser's state of ``node`` in the checkpoint that this node resumed from; empty: none."""
+        return self.restored_part(node, self._ranks.get(node, -1), frozenset(self._ranks)) or b""
 
     def _snapshot(self) -> Snapshot | None:
         state, about = self._member, self._description

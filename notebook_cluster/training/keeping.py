@@ -22,13 +22,15 @@ _MAX_NAME = 63
 
 
 class PartWanted:
-    """Asks the main thread for this node's own part at its next sync call."""
+    """Asks the main thread for this node's own part at its next sync call; ``then`` gets it there as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Callable[[bytes], None] = lambda part: None) -> None:
         self._given: SimpleQueue[bytes] = SimpleQueue()
+        self._then = then
 
     def give(self, part: bytes) -> None:
         self._given.put(part)
+        self._then(part)
 
     def wait(self) -> bytes | None:
         """The part, or None when the main thread did not come by in time."""

@@ -41,7 +41,9 @@ from notebook_cluster.training.member_joining import (
     registered,
     tick_catching_up,
 )
+from notebook_cluster.training.member_state import KeptMean, MemberSettings, MemberState
 from notebook_cluster.training.member_types import (
+    Advance,
     Apply,
     Begin,
     Boundary,
@@ -54,10 +56,7 @@ from notebook_cluster.training.member_types import (
     FetchFailed,
     Finish,
     Frame,
-    KeptMean,
     LeaveRounds,
-    MemberSettings,
-    MemberState,
     SendControl,
     StateFetched,
     Tick,
@@ -93,6 +92,9 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
             boundary(state, event, effects)
         case Begin():
             begin(state, event, effects)
+        case Advance():
+            if event.round == state.round:
+                state.theta, state.advanced = event.theta, True
         case StateFetched():
             fetched(state, event, effects)
         case FetchFailed():
@@ -153,6 +155,7 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
     steps = state.contribution.steps if state.contribution is not None else 0
     state.theta, state.momentum = exchange.theta, exchange.momentum
     state.round, state.state_hash = message.round, message.state_hash
+    state.advanced = state.fragments is None or not state.fragments.gradients
     state.kept = _bounded(state, (*state.kept, member_exchange.kept_mean(exchange)))
     state.phase, state.exchange, state.contribution = "training", None, None
     state.left = state.left or message.last
@@ -184,7 +187,7 @@ def _refused(state: MemberState, message: Refused, effects: list[Effect]) -> Non
     mine = state.contribution
     if mine is None or message.round != state.round + 1 or message.contribution != state.serial:
         return
-    state.contribution = Boundary(b"", 0.0, 0, finishing=mine.finishing)
+    state.contribution = Boundary(b"", 0.0, 0, finishing=mine.finishing, outer=mine.outer)
     if state.exchange is not None and state.exchange.senders.get(state.node, (0, 0.0))[1] > 0:
         state.exchange, state.phase = None, "arrived"
     effects.append(DiscardContribution(message.round, message.reason))
@@ -197,6 +200,12 @@ def _void(state: MemberState, message: Void, effects: list[Effect]) -> None:
         return
     if state.phase == "fetching":
         effects.append(CancelFetch())
+        if state.fetch_counted and state.round > state.fetch_from:
+            # the rounds it caught up with so far begin with the one that counted its work
+            assert state.theta is not None
+            assert state.momentum is not None
+            fetched(state, StateFetched(state.round, state.theta, state.momentum, state.state_hash), effects)
+            return
         state.phase, state.exchange, state.catching = "training", None, ()
     if state.contribution is not None and not state.left:
         arrive(state, effects)

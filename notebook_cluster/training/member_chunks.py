@@ -5,7 +5,14 @@ from copy import copy
 
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Stalled
-from notebook_cluster.training.member_types import Assembly, Buffer, Effect, Exchange, Frame, MemberState, SendChunk
+from notebook_cluster.training.combining import gathered_size
+from notebook_cluster.training.member_state import Assembly, Exchange, MemberState
+from notebook_cluster.training.member_types import (
+    Buffer,
+    Effect,
+    Frame,
+    SendChunk,
+)
 
 _FEW_CHUNKS = 256
 _LEAST_CHUNK = 32 * 1024
@@ -16,11 +23,12 @@ _LEAST_CHUNK = 32 * 1024
 
 def my_bytes(state: MemberState, index: int) -> memoryview:
     """This node's contribution to one slice."""
-    assert state.wire is not None
+    assert state.fragments is not None
     assert state.contribution is not None
     assert state.exchange is not None
-    piece = state.exchange.seal.slices[index]
-    start, stop = state.wire.byte_range(piece.start, piece.stop)
+    seal = state.exchange.seal
+    piece = seal.slices[index]
+    start, stop = state.fragments.wire(seal.round).byte_range(piece.start, piece.stop)
     return memoryview(state.contribution.encoded)[start:stop]
 
 
@@ -152,16 +160,19 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
     kept."""
     header, exchange = frame.header, state.exchange
     assert exchange is not None
-    assert state.wire is not None
+    assert state.fragments is not None
     slices = exchange.seal.slices
     incarnation, weight = exchange.senders.get(frame.sender, (-1, 0.0))
     if incarnation != header.incarnation or not 0 <= header.slice < len(slices):
         state.dropped += 1
         return False
     piece = slices[header.slice]
-    start, stop = state.wire.byte_range(piece.start, piece.stop)
+    start, stop = state.fragments.wire(header.round).byte_range(piece.start, piece.stop)
     wanted = header.kind == "mean" or (weight > 0 and piece.owner == state.node)
-    fits = header.total == stop - start and 0 <= header.offset <= header.total - len(frame.payload)
+    size = stop - start
+    if header.kind == "mean" and exchange.gathered:
+        size = gathered_size(exchange.gathered, size)
+    fits = header.total == size and 0 <= header.offset <= header.total - len(frame.payload)
     if not wanted or not fits or not len(frame.payload):
         state.dropped += 1
         return False

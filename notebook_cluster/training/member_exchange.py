@@ -4,13 +4,15 @@ Every function here gets a copy of the member's state that it may change and a l
 dictionaries inside :class:`~.member_types.Exchange` are replaced, because older states share them.
 """
 
+from collections.abc import Callable
 from copy import copy
 
 import numpy as np
 import xxhash
 
-from notebook_cluster.codecs import NotFiniteError, Vector
+from notebook_cluster.codecs import DamagedError, NotFiniteError, Vector, WireFormat
 from notebook_cluster.protocol.rounds import Complete, Prepared, Seal
+from notebook_cluster.training.combining import gathered, mean_of_gathered
 from notebook_cluster.training.member_chunks import (
     my_bytes,
     send_slice,
@@ -20,17 +22,17 @@ from notebook_cluster.training.member_chunks import (
     take_held,
     want,
 )
+from notebook_cluster.training.member_state import Exchange, KeptMean, MemberState
 from notebook_cluster.training.member_types import (
+    Boundary,
     Buffer,
+    CancelFetch,
     Effect,
-    Exchange,
     Frame,
-    KeptMean,
     Log,
-    MemberState,
     SendControl,
 )
-from notebook_cluster.training.outer import bits_float, flushes_subnormals, outer_step, state_hash, weighted_sum
+from notebook_cluster.training.outer import bits_float, flushes_subnormals, outer_step, weighted_sum
 
 
 def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
@@ -49,11 +51,15 @@ def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
     weight = senders[state.node][1]
     if (mine.incarnation, mine.contribution) != (state.incarnation, state.serial) or state.contribution is None:
         return
-    if weight > 0 and (state.wire is None or len(state.contribution.encoded) != state.wire.size):
+    if weight > 0 and not _is_whole(state, state.contribution, seal.round):
         return
+    if state.phase == "fetching":  # a restarted coordinator went back to the state that is held here
+        effects.append(CancelFetch())
     state.seen_attempt = (seal.round, seal.attempt)
-    state.phase = "exchanging"
+    state.phase, state.catching = "exchanging", ()
     state.exchange = exchange = Exchange(seal, senders, {}, {}, {}, progress=state.now)
+    if state.fragments is not None and state.fragments.gathers:
+        exchange.gathered = sum(weight > 0 for _, weight in senders.values())
     if weight > 0:
         exchange.contributions = {
             (index, state.node): my_bytes(state, index)
@@ -65,6 +71,14 @@ def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
                 send_slice(state, piece.owner, "contribution", index, my_bytes(state, index), effects)
     take_held(state)
     advance(state, effects)
+
+
+def _is_whole(state: MemberState, mine: Boundary, round: int) -> bool:
+    """The bytes are those of the fragment of this round."""
+    fragments = state.fragments
+    if fragments is None or mine.fragment != fragments.of_round(round):
+        return False
+    return len(mine.encoded) == fragments.wire(round).size
 
 
 def take_frame(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
@@ -149,40 +163,77 @@ def kept_mean(exchange: Exchange) -> KeptMean:
 def _mean(
     state: MemberState, exchange: Exchange, index: int, contributors: list[str], effects: list[Effect]
 ) -> Buffer | None:
-    """The encoded weighted mean of one slice, members added in rank order; None when it is not finite."""
+    """What the owner of a slice sends back: the encoded weighted mean, members added in rank order, or all
+    contributions; None when one of them is not usable."""
     piece = exchange.seal.slices[index]
-    assert state.wire is not None
+    assert state.fragments is not None
+    wire = state.fragments.wire(exchange.seal.round)
 
     def vector(name: str) -> Vector:
-        assert state.wire is not None
-        return state.wire.decode(exchange.contributions[index, name], piece.start, piece.stop)
+        return wire.decode(exchange.contributions[index, name], piece.start, piece.stop)
 
-    with np.errstate(all="ignore"):
-        total = weighted_sum((vector(name), exchange.senders[name][1]) for name in contributors)
+    broken = [name for name in contributors if exchange.gathered and not _is_usable(vector, name)]
+    if exchange.gathered and not broken:
+        return gathered([(exchange.contributions[index, name], exchange.senders[name][1]) for name in contributors])
     try:
-        return state.wire.encode(total, piece.start, piece.stop)
+        if not broken:
+            with np.errstate(all="ignore"):
+                total = weighted_sum((vector(name), exchange.senders[name][1]) for name in contributors)
+            return wire.encode(total, piece.start, piece.stop)
     except NotFiniteError:
-        broken = [name for name in contributors if not np.isfinite(vector(name)).all()]
-        largest = max(contributors, key=lambda name: float(np.abs(vector(name)).max()))
-        state.exchange = copy(exchange)
-        state.exchange.broken = tuple(broken or [largest])
-        effects.append(SendControl(stalled(state, state.exchange)))
-        return None
+        broken = [name for name in contributors if not _is_usable(vector, name)]
+        broken = broken or [max(contributors, key=lambda name: float(np.abs(vector(name)).max()))]
+    state.exchange = copy(exchange)
+    state.exchange.broken = tuple(broken)
+    effects.append(SendControl(stalled(state, state.exchange)))
+    return None
+
+
+def _is_usable(vector: Callable[[str], Vector], name: str) -> bool:
+    """A contribution that a codec wrote, without NaN and infinity."""
+    try:
+        return bool(np.isfinite(vector(name)).all())
+    except DamagedError:
+        return False
 
 
 def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
     """(theta, momentum) after the round whose means are all in ``exchange``, as new arrays; without slices as they
-    were."""
-    assert state.wire is not None
+    were. Only the fragment of that round differs."""
+    assert state.fragments is not None
     assert state.theta is not None
     assert state.momentum is not None
-    slices, outer = exchange.seal.slices, exchange.seal.outer
-    if not slices:
+    fragments, seal = state.fragments, exchange.seal
+    if not seal.slices:
         return state.theta, state.momentum
-    pieces = [state.wire.decode(exchange.means[i], piece.start, piece.stop) for i, piece in enumerate(slices)]
+    wire, fragment = fragments.wire(seal.round), fragments.of_round(seal.round)
+    pieces = [_decoded(wire, exchange, index) for index in range(len(seal.slices))]
     mean = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    lr, mu = bits_float(outer.lr_bits), bits_float(outer.momentum_bits)
-    return outer_step(state.theta, state.momentum, mean, lr, mu, outer.nesterov, state.wire.buffers)
+    lr, mu = bits_float(seal.outer.lr_bits), bits_float(seal.outer.momentum_bits)
+    before = fragments.take(state.theta, fragment), fragments.take(state.momentum, fragment)
+    stepped = outer_step(*before, mean, lr, mu, seal.outer.nesterov, 0 if fragments.gradients else wire.buffers)
+    if fragments.count == 1:
+        return stepped
+    theta, momentum = state.theta.copy(), state.momentum.copy()
+    fragments.put(theta, fragment, stepped[0])
+    fragments.put(momentum, fragment, stepped[1])
+    return theta, momentum
+
+
+def _ask_again(state: MemberState, exchange: Exchange, error: DamagedError, effects: list[Effect]) -> None:
+    """What the owners of slices sent is not what a codec writes: their slices are missing again."""
+    foreign = {index for index, piece in enumerate(exchange.seal.slices) if piece.owner != state.node}
+    owners = ", ".join(sorted({repr(exchange.seal.slices[index].owner) for index in foreign}))
+    effects.append(Log("error", f"round {exchange.seal.round}: {owners} sent bytes that no codec writes ({error})"))
+    exchange.means = {index: mean for index, mean in exchange.means.items() if index not in foreign}
+
+
+def _decoded(wire: WireFormat, exchange: Exchange, index: int) -> Vector:
+    """The mean of one slice."""
+    piece, data = exchange.seal.slices[index], exchange.means[index]
+    if exchange.gathered:
+        return mean_of_gathered(wire, data, exchange.gathered, piece.start, piece.stop)
+    return wire.decode(data, piece.start, piece.stop)
 
 
 def _prepare(state: MemberState, effects: list[Effect]) -> None:
@@ -190,7 +241,12 @@ def _prepare(state: MemberState, effects: list[Effect]) -> None:
     assert state.exchange is not None
     exchange = state.exchange = copy(state.exchange)
     seal = exchange.seal
-    exchange.theta, exchange.momentum = computed(state, exchange)
+    assert state.fragments is not None
+    try:
+        exchange.theta, exchange.momentum = computed(state, exchange)
+    except DamagedError as error:
+        _ask_again(state, exchange, error, effects)
+        return
     if flushes_subnormals():
         text = (
             "this process rounds subnormal numbers to zero, so its state will differ: torch.set_flush_denormal(False)"
@@ -203,7 +259,7 @@ def _prepare(state: MemberState, effects: list[Effect]) -> None:
         incarnation=state.incarnation,
         fragment=seal.fragment,
         slice_hashes=[xxhash.xxh3_128_hexdigest(exchange.means[index]) for index in range(len(seal.slices))],
-        state_hash=state_hash(exchange.theta, exchange.momentum),
+        state_hash=state.fragments.state_hash(exchange.theta, exchange.momentum),
     )
     state.phase = "prepared"
     effects.append(SendControl(exchange.prepared))

@@ -6,33 +6,33 @@ steps as the others did; the hash after each of them shows that it came to the s
 
 from copy import copy
 
+from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Joined, Member, Registered, Seal
 from notebook_cluster.training.member_chunks import want
 from notebook_cluster.training.member_exchange import computed
+from notebook_cluster.training.member_state import Exchange, MemberState
 from notebook_cluster.training.member_types import (
     Apply,
     Begin,
     Boundary,
     CancelFetch,
     Effect,
-    Exchange,
     FetchState,
-    MemberState,
     Ready,
     Rebase,
+    Release,
     SendControl,
     StateFetched,
 )
-from notebook_cluster.training.outer import state_hash
 
 # ---- joining and arriving ------------------------------------------------------------------------------------
 
 
 def begin(state: MemberState, event: Begin, effects: list[Effect]) -> None:
-    state.register, state.wire = event.register, event.wire
+    state.register, state.fragments = event.register, event.fragments
     state.theta, state.momentum = event.theta, event.momentum
     state.round, state.state_hash = event.register.round, event.register.state_hash
-    state.holds = event.register.holds_state
+    state.holds, state.advanced = event.register.holds_state, True
     state.phase, state.joining, state.left = "registering", True, False
     state.contribution, state.exchange, state.catching, state.held_frames = None, None, (), ()
     effects.extend([CancelFetch(), SendControl(event.register)])
@@ -47,9 +47,25 @@ def boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None
 
 def arrive(state: MemberState, effects: list[Effect]) -> None:
     state.phase, state.exchange, state.catching, state.bytes_sent = "arrived", None, (), 0
+    _release_if_over(state, effects)
     arrived = current_arrival(state)
     if arrived is not None:
         effects.append(SendControl(arrived))
+
+
+def _release_if_over(state: MemberState, effects: list[Effect]) -> None:
+    """A contribution to another fragment than that of the next round has missed its turn; gradients have when they
+    were computed on another state."""
+    mine, fragments = state.contribution, state.fragments
+    if mine is None or fragments is None or not mine.samples:
+        return
+    stale = fragments.gradients and mine.base != state.state_hash
+    if not stale and mine.fragment == fragments.of_round(state.round + 1):
+        return
+    more = not fragments.gradients
+    state.contribution = Boundary(b"", 0.0, 0, finishing=mine.finishing, outer=mine.outer, more=more)
+    state.serial += 1
+    effects.append(Release())
 
 
 def current_arrival(state: MemberState) -> Arrived | None:
@@ -69,6 +85,9 @@ def current_arrival(state: MemberState) -> Arrived | None:
         finite=mine.finite,
         finishing=mine.finishing,
         contribution=state.serial,
+        outer=mine.outer,
+        fragment=state.fragments.of_round(state.round + 1) if state.fragments is not None else 0,
+        more=mine.more,
     )
 
 
@@ -77,6 +96,11 @@ def registered(state: MemberState, message: Registered, effects: list[Effect]) -
         if state.joining:
             fetch = FetchState(message.source, message.source_incarnation, message.round, message.state_hash)
             _fetch(state, fetch, False, effects)
+        else:  # its registration was heard twice; it has been on since the first time
+            effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
+            arrived = current_arrival(state)
+            if arrived is not None:
+                effects.append(SendControl(arrived))
         return
     if message.state_hash != state.state_hash:
         return
@@ -103,18 +127,21 @@ def _ready(state: MemberState, effects: list[Effect]) -> None:
 
 
 def behind(state: MemberState, message: Behind, effects: list[Effect]) -> None:
-    if state.joining:
+    if state.joining or 0 < message.contribution < state.serial:
         return
     if (message.round, message.state_hash) == (state.round, state.state_hash):
         effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
         return
     fetch = FetchState(message.source, message.source_incarnation, message.round, message.state_hash)
-    _fetch(state, fetch, message.counted, effects, tuple(message.missed))
+    counted = message.counted or (state.phase == "fetching" and state.fetch_counted)
+    _fetch(state, fetch, counted, effects, tuple(message.missed))
 
 
 def _fetch(
     state: MemberState, fetch: FetchState, counted: bool, effects: list[Effect], missed: tuple[CatchUp, ...] = ()
 ) -> None:
+    if state.phase != "fetching":
+        state.fetch_from = state.round
     state.phase, state.exchange, state.fetch_counted, state.fetch = "fetching", None, counted, fetch
     state.catching = missed if _is_shorter(state, missed) else ()
     if state.catching:
@@ -133,8 +160,12 @@ def catch_up(state: MemberState, effects: list[Effect]) -> None:
         missed = state.catching[0]
         if len(state.exchange.means) < len(missed.slices):
             return
-        theta, momentum = computed(state, state.exchange)
-        if state_hash(theta, momentum) != missed.state_hash:
+        try:
+            theta, momentum = computed(state, state.exchange)
+        except DamagedError:
+            _fetch_whole(state, effects)
+            return
+        if state.fragments is None or state.fragments.state_hash(theta, momentum) != missed.state_hash:
             _fetch_whole(state, effects)
             return
         state.round, state.theta, state.momentum, state.state_hash = missed.round, theta, momentum, missed.state_hash
@@ -162,9 +193,13 @@ def _fetch_whole(state: MemberState, effects: list[Effect]) -> None:
 
 def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
     """The means of the missed rounds follow on the state held here and are fewer bytes than theta and momentum."""
-    if not missed or state.wire is None or missed[0].round != state.round + 1:
+    fragments = state.fragments
+    if not missed or fragments is None or fragments.gradients or missed[0].round != state.round + 1:
         return False
-    return sum(state.wire.size for row in missed if row.slices) < 2 * 4 * state.wire.count
+    copies = [row.senders if fragments.gathers else 1 for row in missed]
+    sizes = [fragments.wire(row.round).size for row in missed]
+    needed = sum(size * times for size, times, row in zip(sizes, copies, missed, strict=True) if row.slices)
+    return needed < 2 * 4 * fragments.size
 
 
 def _next_missed(state: MemberState, effects: list[Effect]) -> None:
@@ -181,7 +216,8 @@ def _next_missed(state: MemberState, effects: list[Effect]) -> None:
         base_hash=state.state_hash,
     )
     senders = {source: (state.fetch.incarnation, 0.0)}
-    state.exchange = Exchange(seal, senders, {}, {}, {}, sources=(source,), progress=state.now)
+    gathered = row.senders if state.fragments is not None and state.fragments.gathers else 0
+    state.exchange = Exchange(seal, senders, {}, {}, {}, gathered=gathered, sources=(source,), progress=state.now)
     want(state, effects)
 
 
@@ -192,14 +228,15 @@ def fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -> N
     if state.phase != "fetching":
         return
     state.round, state.theta, state.momentum = event.round, event.theta, event.momentum
-    state.state_hash, state.holds, state.kept = event.state_hash, True, ()
+    state.state_hash, state.holds, state.kept, state.advanced = event.state_hash, True, (), True
     state.exchange, state.catching = None, ()
     effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
     if state.joining:
         _ready(state, effects)
         return
     mine, state.phase = state.contribution, "training"
-    if mine is not None and state.fetch_counted:
+    gradients = state.fragments is not None and state.fragments.gradients  # their step is in theta
+    if mine is not None and state.fetch_counted and not gradients:
         state.contribution = None
         effects.append(
             Apply(
@@ -224,6 +261,10 @@ def fetch_failed(state: MemberState, effects: list[Effect]) -> None:
     """Ask again: the answer names another source."""
     if state.phase != "fetching":
         return
+    if not state.fetch_counted:
+        _release_if_over(state, effects)
     again = state.register if state.joining else current_arrival(state)
     if again is not None:
         effects.append(SendControl(again))
+    else:  # it left meanwhile: its next boundary arrives from the state that is held here
+        state.phase, state.exchange, state.catching = "training", None, ()

@@ -1,17 +1,16 @@
-"""The words of :mod:`notebook_cluster.training.member`: its state, the events it takes and the effects it asks for.
+"""The words of :mod:`notebook_cluster.training.member`: the events it takes and the effects it asks for.
 
-Arrays are float32 vectors that are never written to once they are in here: a change makes a new array, so the driver
-may serve or save any array it was handed without copying it.
+Arrays are float32 vectors that are never written to once they are in here.
 """
 
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import CatchUp, Prepared, Register, Seal
+from notebook_cluster.protocol.rounds import OuterChange, Register
 from notebook_cluster.protocol.wire import Message
+from notebook_cluster.training.fragments import Fragments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,24 +19,6 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float32]
 
 Buffer = bytes | bytearray | memoryview
-
-Phase = Literal["idle", "registering", "training", "arrived", "exchanging", "prepared", "fetching"]
-
-
-class MemberSettings(msgspec.Struct, frozen=True):
-    """Times in seconds, sizes in bytes."""
-
-    want_after: float = 1.0
-    """Without a new chunk: ask for what is missing."""
-    stalled_after: float = 2.5
-    """Without a new chunk: tell the coordinator who is waited for."""
-    chunk_bytes: int = 256 * 1024
-    kept_rounds: int = 4
-    kept_bytes: int = 256 * 1024 * 1024
-    """Mean slices of the last rounds, kept for nodes that were late."""
-    held_bytes: int = 256 * 1024 * 1024
-    """Frames of an attempt whose SEAL has not come yet."""
-    held_frames: int = 4096
 
 
 # ---- events --------------------------------------------------------------------------------------------------
@@ -48,15 +29,15 @@ class Begin(msgspec.Struct, frozen=True):
     model, a checkpoint, or the state it holds; ``register.round`` and ``register.state_hash`` belong to them."""
 
     register: Register
-    wire: WireFormat
+    fragments: Fragments
     theta: "Vector"
     momentum: "Vector"
 
 
 class Boundary(msgspec.Struct, frozen=True):
     """The main thread reached a boundary (or ``finish()``) and waits. ``encoded`` is the contribution on the wire, in
-    the job's wire format; it must never change. ``samples`` 0: takes part as a receiver (``encoded`` may be
-    empty)."""
+    the wire format of ``fragment``, which is the one of the next round; it must never change. ``samples`` 0: takes
+    part as a receiver, whatever the fragment (``encoded`` may be empty)."""
 
     encoded: Buffer
     samples: float
@@ -64,6 +45,20 @@ class Boundary(msgspec.Struct, frozen=True):
     norm: float = 0.0
     finite: bool = True
     finishing: bool = False
+    outer: OuterChange | None = None
+    """Outer settings that people set since the registration."""
+    fragment: int = 0
+    more: bool = False
+    """There is work in other fragments too."""
+    base: str = ""
+    """Of gradients: the hash of the state that they were computed on. On another one they are not used."""
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """Of gradients: what this node's own optimiser made of ``round``, the state that joiners take."""
+
+    round: int
+    theta: "Vector"
 
 
 class Control(msgspec.Struct, frozen=True):
@@ -108,7 +103,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Monotonic seconds."""
 
 
-Event = Begin | Boundary | Control | Frame | StateFetched | FetchFailed | LeaveRounds | Tick
+Event = Begin | Boundary | Advance | Control | Frame | StateFetched | FetchFailed | LeaveRounds | Tick
 
 
 # ---- effects -------------------------------------------------------------------------------------------------
@@ -187,6 +182,11 @@ class DiscardContribution(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Release(msgspec.Struct, frozen=True):
+    """The turn of the contribution's fragment is over: the bytes are dropped and the node receives the next round only.
+    Its work, which is in theta_m still, goes into the fragment's next turn; error feedback stays."""
+
+
 class Finish(msgspec.Struct, frozen=True):
     """Nothing is left to exchange: finish() returns; the model holds theta of ``round``."""
 
@@ -213,96 +213,8 @@ Effect = (
     | FetchState
     | CancelFetch
     | DiscardContribution
+    | Release
     | Finish
     | Fail
     | Log
 )
-
-
-# ---- state ---------------------------------------------------------------------------------------------------
-
-
-class Assembly(msgspec.Struct, frozen=True):
-    """Chunks of one slice from one sender, in whatever order they come."""
-
-    total: int
-    chunks: dict[int, bytes]
-    received: int = 0
-    """Bytes in ``chunks``; chunks may overlap."""
-
-
-class Exchange(msgspec.Struct):
-    """One sealed attempt on this node. Dictionaries are replaced, never written to."""
-
-    seal: Seal
-    senders: dict[str, tuple[int, float]]
-    """Member -> (incarnation, weight), in rank order; weight 0 only receives."""
-    contributions: dict[tuple[int, str], Buffer]
-    """(slice, member) -> bytes, complete, for the slices this node owns."""
-    means: dict[int, Buffer]
-    """Slice -> encoded mean, complete."""
-    partial: dict[tuple[int, str, str], Assembly]
-    """(slice, ``contribution`` or ``mean``, member or empty) -> what has come so far."""
-    sources: tuple[str, ...] = ()
-    """PREPARED members that COMPLETE named."""
-    asked: int = 0
-    """How often WANT went out."""
-    progress: float = 0.0
-    """When a chunk last came."""
-    wanted: float = 0.0
-    stalled: float = 0.0
-    broken: tuple[str, ...] = ()
-    """Members whose contribution held NaN or infinity: the coordinator was told and will seal again without it."""
-    prepared: Prepared | None = None
-    theta: "Vector | None" = None
-    momentum: "Vector | None" = None
-    """As they will be: computed aside, swapped at COMMIT."""
-
-
-class KeptMean(msgspec.Struct, frozen=True):
-    """The committed mean of one round as bytes."""
-
-    round: int
-    attempt: int
-    slices: tuple[Buffer, ...]
-    size: int
-
-
-class MemberState(msgspec.Struct):
-    """What one node knows of one job. Make it with :func:`notebook_cluster.training.member.new_member`."""
-
-    job: str
-    node: str
-    incarnation: int
-    settings: MemberSettings
-    phase: Phase = "idle"
-    wire: WireFormat | None = None
-    register: Register | None = None
-    round: int = 0
-    """Last committed round held here."""
-    state_hash: str = ""
-    theta: "Vector | None" = None
-    momentum: "Vector | None" = None
-    holds: bool = False
-    """(theta, momentum) are the cluster's state after ``round``: they may be served."""
-    joining: bool = False
-    """Registered, but not yet told Ready."""
-    left: bool = False
-    contribution: Boundary | None = None
-    """Kept until COMMIT."""
-    serial: int = 0
-    """Counts contributions: what is said about an older one does not concern this one."""
-    fetch: FetchState | None = None
-    """Where the state was to be fetched from last."""
-    catching: tuple[CatchUp, ...] = ()
-    """Rounds whose means are fetched instead."""
-    fetch_counted: bool = False
-    """The state being fetched contains this node's contribution."""
-    exchange: Exchange | None = None
-    seen_attempt: tuple[int, int] = (0, 0)
-    """Newest (round, attempt) ever taken up: a SEAL at or below it is a repetition."""
-    kept: tuple[KeptMean, ...] = ()
-    held_frames: tuple[tuple[str, JobFrame, bytes], ...] = ()
-    bytes_sent: int = 0
-    dropped: int = 0
-    now: float = 0.0

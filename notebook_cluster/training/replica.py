@@ -2,8 +2,12 @@
 
 With theta the global parameters and theta_m the local ones, a node contributes ``D = theta - theta_m`` (arXiv
 2311.08105; old minus new, so the outer optimiser subtracts). In a model of low precision theta is rounded when it is
-loaded, so the difference is taken from the value that was loaded. A lossy codec gets ``a = D + e`` and keeps
+loaded, so the difference is taken from the value that was loaded. A lossy codec gets ``a = D + beta * e`` and keeps
 ``e = a - decode(encode(a))`` for the next round, once the round is committed.
+
+With fragments each round does this to one of them. What D is taken from is theta, never theta_m at an earlier boundary:
+else work from before would be in no D, and the nodes would drift apart. With overlap training goes on while a
+fragment is under way, and then ``theta_m <- mix * theta_m + (1 - mix) * theta`` (streaming DiLoCo, arXiv 2501.18512).
 """
 
 import contextlib
@@ -13,22 +17,30 @@ from typing import Any
 
 import numpy as np
 
-from notebook_cluster.codecs import NotFiniteError, WireFormat
-from notebook_cluster.training.member_types import Boundary
+from notebook_cluster.codecs import NotFiniteError
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.parameters import Parameters
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
+class _Count:
+    steps: int = 0
+    samples: float = 0.0
+
+
+@dataclass(frozen=True)
 class _Sent:
     """A contribution whose round is open."""
 
+    fragment: int
     local: Vector
-    """theta_m at the boundary."""
+    """Elements of the fragment in theta_m at the boundary."""
     feedback: Vector | None
-    samples: float
-    steps: int
+    until: _Count
+    """Everything done up to then is in it."""
 
 
 class Replica:
@@ -37,21 +49,48 @@ class Replica:
     Every method that changes the model computes aside first and swaps at its end; call them with interrupts deferred.
     """
 
-    def __init__(self, parameters: Parameters, wire: WireFormat) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        fragments: Fragments,
+        *,
+        overlap: bool = False,
+        mix: float = 0.0,
+        beta: float = 1.0,
+    ) -> None:
+        """``overlap``: training goes on between contribution and apply; the steps in between are mixed. ``beta``: how
+        much of the error feedback is sent again."""
         self.parameters = parameters
-        self.wire = wire
+        self.fragments = fragments
         self.started = False
         self.theta: Vector = np.empty(0, np.float32)
         """The global parameters that the local work is based on."""
         self.momentum: Vector = self.theta
         self.state_hash = ""
         self.round = 0
-        self.steps = 0
-        self.samples = 0.0
+        self._overlap, self._mix, self._beta = overlap, np.float32(mix), np.float32(beta)
         self._reference: Vector = self.theta
         """What D is taken from: theta as the model holds it."""
-        self._feedback: Vector | None = None
+        self._done = _Count()
+        self._counted = [_Count()] * fragments.count
+        """Of that, what is in a committed round, by fragment."""
+        self._feedback: list[Vector | None] = [None] * fragments.count
         self._sent: _Sent | None = None
+
+    @property
+    def fragment(self) -> int:
+        """The fragment of the next round."""
+        return self.fragments.of_round(self.round + 1)
+
+    @property
+    def steps(self) -> int:
+        """Steps that the next round can count."""
+        return self._steps(self.fragment)
+
+    @property
+    def samples(self) -> float:
+        """Samples that the next round can count."""
+        return self._samples(self.fragment)
 
     @property
     def outstanding(self) -> bool:
@@ -60,15 +99,15 @@ class Replica:
 
     def count(self, samples: float) -> None:
         """One inner step on ``samples`` examples."""
-        self.steps += 1
-        self.samples += samples
+        self._done = _Count(self._done.steps + 1, self._done.samples + samples)
 
     def start(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         """The job is on at this state. Steps since the last round stay: as they are on the same state, re-based on a
         newer one, unless a contribution was under way (the newer state may contain it)."""
         same = self.started and state_hash == self.state_hash
-        if self.started and not same and self._sent is None and self.steps:
-            self._move(theta, self._work())
+        if self.started and not same and self._sent is None and any(map(self._steps, self._all())):
+            local = self.parameters.read()
+            self._place(theta, {fragment: self._work(fragment, local) for fragment in self._all()}, local)
         elif not same:
             self._reset(theta)
         self._sent = None
@@ -81,54 +120,64 @@ class Replica:
             ValueError: the model's parameters were changed since it was made; names the first.
         """
         self.parameters.check()
-        if not self.samples:
-            self.steps = 0
-            return Boundary(encoded=b"", samples=0.0, steps=0, finishing=finishing)
+        fragment, samples, steps = self.fragment, self.samples, self.steps
+        more = any(self._samples(other) for other in self._all() if other != fragment)
+        if not samples:
+            self._counted[fragment] = self._done
+            return Boundary(b"", 0.0, 0, finishing=finishing, fragment=fragment, more=more)
         local = self.parameters.read()
+        wire, feedback = self.fragments.wires[fragment], self._feedback[fragment]
         with np.errstate(all="ignore"):  # a diverged model is told by ``finite``
-            difference = self._difference(local)
-            if self._feedback is not None:
-                difference += self._feedback
+            difference = self._work(fragment, local)
+            if feedback is not None:
+                difference += feedback if self._beta == 1 else feedback * self._beta
             norm = float(np.linalg.norm(difference))
-        self._sent = _Sent(local, None, self.samples, self.steps)
+        self._sent = sent = _Sent(fragment, self.fragments.take(local, fragment), None, self._done)
         try:
-            encoded = self.wire.encode(difference)
+            encoded = wire.encode(difference)
         except NotFiniteError:
-            return Boundary(encoded=b"", samples=self.samples, steps=self.steps, finite=False, finishing=finishing)
-        if self.wire.codec.lossy:
-            self._sent = replace(self._sent, feedback=difference - self.wire.decode(encoded))
-        return Boundary(encoded=encoded, samples=self.samples, steps=self.steps, norm=norm, finishing=finishing)
+            return Boundary(b"", samples, steps, finite=False, finishing=finishing, fragment=fragment, more=more)
+        if wire.codec.lossy:
+            self._sent = replace(sent, feedback=difference - wire.decode(encoded))
+        return Boundary(encoded, samples, steps, norm=norm, finishing=finishing, fragment=fragment, more=more)
 
-    def apply(self, round: int, theta: Vector, momentum: Vector, state_hash: str, counted: bool) -> None:
-        """COMMIT. Work done after the boundary (its wait was interrupted) is carried over to the new parameters."""
-        work = None
-        if counted and self._sent is not None:
-            sent, self._sent = self._sent, None
-            self._feedback = sent.feedback
-            self.steps -= sent.steps
-            self.samples -= sent.samples
-            work = sent.local - self.parameters.read() if self.steps else None
-        elif self.steps:
-            work = self._work()
-        if work is None:
-            self._load(theta)
-        else:
-            self._move(theta, work)
-        self._hold(round, theta, momentum, state_hash)
+    def apply(self, commit: Apply) -> None:
+        """COMMIT. Work done after the boundary is carried over to the new parameters, or mixed with them."""
+        round, theta = commit.round, commit.theta
+        sent = self._sent if commit.counted else None
+        if sent is not None:
+            self._sent = None
+            self._feedback[sent.fragment] = sent.feedback
+            self._counted[sent.fragment] = sent.until
+        changed = self.fragments.changed(self.round, round)
+        untouched = len(changed) == 1 and self.fragments.count == 1 and not self._steps(0) and not self._mix
+        local = theta if untouched else self.parameters.read()
+        self._place(theta, {fragment: self._left(fragment, sent, theta, local) for fragment in changed}, local)
+        self._hold(round, theta, commit.momentum, commit.state_hash)
 
     def rebase(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
-        """A round went on without this node: ``theta_m += theta - theta_old``; contribution and error feedback stay."""
-        work, sent = self._work(), self._sent
-        sent_work = self._difference(sent.local) if sent is not None else work
-        self._move(theta, work)
-        if sent is not None:
-            local = self.parameters.read() if self.steps == sent.steps else self._reference - sent_work
-            self._sent = replace(sent, local=local)
+        """A round went on without this node: ``theta_m += theta_new - theta_old``; contribution and error feedback
+        stay."""
+        local, sent = self.parameters.read(), self._sent
+        changed = self.fragments.changed(self.round, round)
+        done = self.fragments.take(self._reference, sent.fragment) - sent.local if sent is not None else None
+        self._place(theta, {fragment: self._work(fragment, local) for fragment in changed}, local)
+        if sent is not None and done is not None:
+            self._sent = replace(sent, local=self.fragments.take(self._reference, sent.fragment) - done)
         self._hold(round, theta, momentum, state_hash)
+
+    def release(self) -> None:
+        """The contribution is not used, its work stays and goes into a later one."""
+        self._sent = None
 
     def discard(self) -> None:
         """REFUSED: error feedback 0, theta_m = theta."""
         self._reset(self.theta)
+
+    def settle(self) -> None:
+        """The loop is over and every step was counted: the model becomes theta."""
+        self._load(self.theta)
+        self._counted = [self._done] * self.fragments.count
 
     @contextlib.contextmanager
     def global_parameters(self) -> Iterator[None]:
@@ -142,27 +191,61 @@ class Replica:
 
     # ---- the model ------------------------------------------------------------------------------------------
 
-    def _difference(self, local: Vector) -> Vector:
-        return self._reference - local
+    def _all(self) -> range:
+        return range(self.fragments.count)
 
-    def _work(self) -> Vector:
-        """Everything done since the reference, counted in an open contribution or not."""
-        return self._difference(self.parameters.read())
+    def _steps(self, fragment: int) -> int:
+        return self._done.steps - self._counted[fragment].steps
+
+    def _samples(self, fragment: int) -> float:
+        return self._done.samples - self._counted[fragment].samples
+
+    def _work(self, fragment: int, local: Vector) -> Vector:
+        """Everything done in ``fragment`` since the reference, counted in an open contribution or not."""
+        return self.fragments.take(self._reference, fragment) - self.fragments.take(local, fragment)
+
+    def _left(self, fragment: int, sent: _Sent | None, theta: Vector, local: Vector) -> Vector | None:
+        """The work that stays in ``fragment`` on top of its new parameters; None: none."""
+        take = self.fragments.take
+        if sent is None or fragment != sent.fragment:
+            return self._work(fragment, local) if self._steps(fragment) else None
+        if self._mix:
+            return (take(theta, fragment) - take(local, fragment)) * self._mix
+        if self._overlap:
+            return None
+        return sent.local - take(local, fragment) if self._steps(fragment) else None
 
     def _load(self, theta: Vector) -> None:
         """The model becomes theta."""
         self.parameters.load(theta)
         self._reference = theta if self.parameters.exact else self.parameters.read()
 
-    def _move(self, theta: Vector, work: Vector) -> None:
-        """The model becomes theta with ``work`` still in it."""
-        self.parameters.load(theta - work)
-        self._reference = theta if self.parameters.exact else self.parameters.read() + work
+    def _place(self, theta: Vector, work: dict[int, Vector | None], local: Vector) -> None:
+        """The fragments named in ``work`` become those of theta with their work still in them; the others stay as they
+        are in ``local``."""
+        take, put = self.fragments.take, self.fragments.put
+        if self.fragments.count == 1:
+            local = theta if work[0] is None else theta - work[0]
+        else:
+            for fragment, left in work.items():
+                elements = take(theta, fragment)
+                put(local, fragment, elements if left is None else elements - left)
+        self.parameters.load(local)
+        if self.parameters.exact:
+            self._reference = theta
+            return
+        held, reference = self.parameters.read(), self._reference.copy()
+        for fragment, left in work.items():
+            elements = take(held, fragment)
+            put(reference, fragment, elements if left is None else elements + left)
+        self._reference = reference
 
     def _reset(self, theta: Vector) -> None:
         self._load(theta)
-        self._sent = self._feedback = None
-        self.steps, self.samples = 0, 0.0
+        self._sent = None
+        self._feedback = [None] * self.fragments.count
+        self._done = _Count()
+        self._counted = [_Count()] * self.fragments.count
 
     def _hold(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         self.started = True

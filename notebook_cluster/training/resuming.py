@@ -9,6 +9,7 @@ import numpy as np
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, find_latest, load
 from notebook_cluster.protocol.rounds import Register
 from notebook_cluster.training.arguments import Strategy
+from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.outer import state_hash
 from notebook_cluster.training.parameters import Parameters, TensorLayout
 
@@ -30,7 +31,7 @@ class Start:
     warnings: tuple[str, ...] = ()
 
 
-def start_of(parameters: Parameters, directory: Path, resume: str) -> Start:
+def start_of(parameters: Parameters, directory: Path, resume: str, fragments: Fragments) -> Start:
     """The newest checkpoint called ``resume`` under ``directory`` if there is one, else the model's own values.
 
     Raises:
@@ -48,7 +49,7 @@ def start_of(parameters: Parameters, directory: Path, resume: str) -> Start:
         momentum = parameters.layout.vector(checkpoint.momentum, where)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    hash = state_hash(theta, momentum)
+    hash = fragments.state_hash(theta, momentum)
     if hash != checkpoint.manifest.state_hash:
         raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
     return Start(
@@ -63,7 +64,7 @@ def start_of(parameters: Parameters, directory: Path, resume: str) -> Start:
 
 
 def registration(
-    strategy: Strategy, layout: TensorLayout, blocks: int, cell: int, start: Start, resume: str, fresh: bool
+    strategy: Strategy, layout: TensorLayout, fragments: Fragments, cell: int, start: Start, resume: str, fresh: bool
 ) -> Register:
     """What a node says when it makes a sync object in ``cell`` and would begin from ``start``."""
     return Register(
@@ -74,7 +75,7 @@ def registration(
         schema_hash=layout.hash(strategy.codec),
         schema=layout.schema,
         parameters=layout.size,
-        every=f"{strategy.every} steps",
+        every=strategy.period,
         lr_bits=strategy.lr_bits,
         momentum_bits=strategy.momentum_bits,
         nesterov=strategy.nesterov,
@@ -86,5 +87,12 @@ def registration(
         resume_round=start.round if start.checkpoint is not None else None,
         resume_manifest_hash=start.manifest_hash,
         buffers=layout.buffers,
-        blocks=blocks,
+        blocks=sum(wire.blocks for wire in fragments.wires),
+        fragments=fragments.count,
+        fragment_blocks=[wire.blocks for wire in fragments.wires] if fragments.count > 1 else [],
+        every_step=strategy.gradients,
+        overlap=strategy.overlap,
+        mix=strategy.mix,
+        quorum=strategy.quorum,
+        grace=strategy.grace_seconds if strategy.quorum is not None else 0.0,
     )

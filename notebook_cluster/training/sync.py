@@ -1,69 +1,66 @@
 """What a sync object does on the main thread: count steps, exchange, finish, checkpoint.
 
 The order in a cell: registered at construction (or at the first call in a later cell), a round at every boundary, and
-``finish()`` or the cell's end as the last one. Waiting is done in short slices, so Stop works; what a round changes is
-computed aside and swapped with interrupts deferred, so Stop leaves the state before the round or after it.
+``finish()`` or the cell's end as the last one; :mod:`.exchanges` is how.
 """
 
 import contextlib
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from notebook_cluster.checkpoints import CheckpointError
-from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.rounds import CheckpointRequest, Save, Saved
+from notebook_cluster.protocol.rounds import CheckpointRequest, OuterChange
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, parameters_of
-from notebook_cluster.training.job import Description, Job, Notice
-from notebook_cluster.training.keeping import PartWanted
+from notebook_cluster.training.exchanges import Exchanges
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.job import Description, Job
 from notebook_cluster.training.measuring import Measuring
-from notebook_cluster.training.node_part import PartError, pack, unpack
-from notebook_cluster.training.progress import Progress
+from notebook_cluster.training.parameters import Parameters
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.results import Round, TrainingError
 from notebook_cluster.training.resuming import Start, registration, start_of
 from notebook_cluster.training.runtime import current_runtime
 
-WAIT_SLICE = 0.2
-"""Seconds: how long an interrupt may go unnoticed on systems where it does not end a wait."""
 
-
-class RoundSync:
+class RoundSync(Exchanges):
     """Base of the strategies that exchange once in ``every`` steps."""
 
     def __init__(self, model: Any, strategy: Strategy, *, optimizer: Any, resume: str | None, fresh: bool) -> None:
-        self._strategy = strategy
-        self._optimizer = check_optimizer(optimizer)
+        optimizer = check_optimizer(optimizer)
         self._resume = check_name(resume, "checkpoint") if resume is not None else ""
         self._fresh = fresh
         parameters = parameters_of(model)
         layout = parameters.layout
-        self._runtime = current_runtime()
-        self._replica = Replica(parameters, WireFormat(strategy.codec, layout.size - layout.buffers, layout.buffers))
-        self._description = Description(layout, strategy.as_settings())
-        self._progress = Progress(self._runtime)
-        self._round_step = 0
-        """Steps taken here when the last round was taken over."""
-        attached = self._runtime.job(strategy.name)
-        self._job = attached if isinstance(attached, Job) else Job(self._runtime, strategy.name)
+        trained, count = layout.size - layout.buffers, strategy.fragments
+        fragments = Fragments(
+            strategy.codec,
+            trained,
+            layout.buffers,
+            count,
+            gathers=strategy.gathers,
+            gradients=strategy.gradients,
+            exact_every=strategy.exact_every,
+        )
+        runtime = current_runtime()
+        attached = runtime.job(strategy.name)
+        job = attached if isinstance(attached, Job) else Job(runtime, strategy.name)
         if attached is None:
-            self._runtime.attach_job(strategy.name, self._job)
-        self._job.owner = self
-        self._cell: int | None = None
-        self._ready = self._waiting = self._finished = self._evaluating = False
-        self._waiting_since = 0.0
-        self._failure = ""
-        self._last: Round | None = None
-        """What the exchange that was begun last has given so far."""
-        self._members: tuple[str, ...] = ()
-        self._saved: dict[str, Saved] = {}
-        self._restore_optimizer = bool(self._resume)
-        if not self._runtime.replaying():
+            runtime.attach_job(strategy.name, job)
+        job.owner = self
+        super().__init__(runtime, job, strategy, optimizer, restore=bool(self._resume))
+        self._replica = self._make_replica(parameters, fragments)
+        self._description = Description(layout, strategy.as_settings())
+        self._evaluating = False
+        if not runtime.replaying():
             self._register()
+
+    def _make_replica(self, parameters: Parameters, fragments: Fragments) -> Replica:
+        strategy = self._strategy
+        return Replica(parameters, fragments, overlap=strategy.overlap > 0, mix=strategy.mix, beta=strategy.beta)
 
     # ---- what people call -----------------------------------------------------------------------------------
 
@@ -81,7 +78,7 @@ class RoundSync:
         """After each step of the user's optimiser. ``samples``: examples in its batch, the weight of this node's work.
 
         Returns:
-            The Round at every boundary (after ``every`` steps), else None.
+            The Round where the model received one (at every boundary, with overlap so many steps later), else None.
 
         Raises:
             ValueError: ``loss`` or ``samples`` is not a number, or the model was changed; names it.
@@ -91,12 +88,19 @@ class RoundSync:
             return None
         self._register_if_needed()
         self._replica.count(check_samples(samples))
+        self._schedule.count()
         self._progress.count(loss, samples)
         if self._job.pending():
             self._take_notices()
-        if self._replica.steps < self._strategy.every:
-            return None
-        return self._exchange(finishing=False)
+        done = None
+        if self._waiting:
+            if self._schedule.steps < self._strategy.overlap and not self._closing:
+                return None
+            done = self._land()
+        if self._closing or self._schedule.is_due(self._replica.fragment):
+            self._send(finishing=False)
+            done = done if self._strategy.overlap else self._land()
+        return done
 
     def finish(self) -> None:
         """Exchange what is left and wait until every node has finished; then the model holds the global parameters."""
@@ -104,7 +108,9 @@ class RoundSync:
             return
         self._register_if_needed()
         while not self._finished:
-            self._exchange(finishing=True)
+            if not self._waiting:
+                self._send(finishing=True)
+            self._land()
         self._rest()
 
     @contextlib.contextmanager
@@ -168,11 +174,12 @@ class RoundSync:
         cell = self._runtime.cell()
         if self._cell != cell:
             self._take_notices()
+            self._receive()
             start = self._start()
             register = registration(
                 self._strategy,
                 self._description.layout,
-                self._replica.wire.blocks,
+                self._replica.fragments,
                 cell,
                 start,
                 self._resume,
@@ -182,14 +189,17 @@ class RoundSync:
                 self._cell, self._ready = cell, False
                 self._job.resting_part = None
                 self._runtime.at_cell_end(self._cell_ended)
-                self._job.begin(register, self._replica.wire, start.theta, start.momentum, self._description)
+                self._job.begin(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._pump(lambda: self._ready, f"{self._job.name} to start")
+        self._fresh, self._resume = False, ""
 
     def _start(self) -> Start:
         held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
         if held is not None:
             return held
-        start = start_of(self._replica.parameters, self._runtime.checkpoint_directory(), self._resume)
+        start = start_of(
+            self._replica.parameters, self._runtime.checkpoint_directory(), self._resume, self._replica.fragments
+        )
         if start.checkpoint is not None:
             self._job.restored_part = start.checkpoint.part
         for warning in start.warnings:
@@ -220,86 +230,14 @@ class RoundSync:
         """Out of the rounds until the next call. From now on a checkpoint need not wait for this thread."""
         with self._runtime.deferred_interrupts():
             self._cell = None
-            self._job.resting_part = self._part
+            self._job.resting_part = lambda: self._part.data(self._replica.round)
         self._take_notices()
+        self._receive()
 
-    # ---- rounds ---------------------------------------------------------------------------------------------
-
-    def _exchange(self, finishing: bool) -> Round | None:
-        """One round; after an interrupted wait the rest of that one. None when nothing was left to exchange."""
-        if not self._waiting:
-            boundary = self._replica.contribution(finishing)
-            with self._runtime.deferred_interrupts():
-                self._waiting, self._waiting_since, self._last = True, time.monotonic(), None
-                self._job.step = self._progress.step
-                self._job.post(boundary)
-        self._pump(lambda: not self._waiting or self._finished, f"round {self._replica.round + 1}")
-        return self._last
-
-    def _pump(self, done: Callable[[], bool], what: str) -> None:
-        """Take up notices until ``done``."""
-        self._take_notices()
-        if done():
-            return
-        self._progress.waiting(what)
-        try:
-            while not done():
-                self._job.wait(WAIT_SLICE)
-                self._take_notices()
-        finally:
-            self._progress.waiting("")
-
-    def _take_notices(self) -> None:
-        with self._runtime.deferred_interrupts():
-            while (notice := self._job.take()) is not None:
-                self._take(notice)
-        if self._failure:
-            failure, self._failure, self._waiting = self._failure, "", False
-            raise TrainingError(failure)
-
-    def _take(self, notice: Notice) -> None:
-        replica = self._replica
-        match notice:
-            case types.Ready():
-                replica.start(notice.round, notice.theta, notice.momentum, notice.state_hash)
-                self._ready, self._waiting, self._finished = True, False, False
-                self._fresh, self._resume = False, ""
-                self._restore()
-                self._round_step = self._progress.step
-            case types.Apply() if replica.started:
-                replica.apply(notice.round, notice.theta, notice.momentum, notice.state_hash, notice.counted)
-                wait = time.monotonic() - self._waiting_since if self._waiting else 0.0
-                self._last = Round(
-                    notice.round, notice.members, wait, notice.bytes_sent, notice.state_hash, notice.counted
-                )
-                self._members, self._round_step = notice.members, self._progress.step
-                self._waiting, self._finished = False, self._finished or notice.last
-            case types.Rebase() if replica.started:
-                replica.rebase(notice.round, notice.theta, notice.momentum, notice.state_hash)
-                self._round_step = self._progress.step
-            case types.DiscardContribution() if replica.started:
-                replica.discard()
-                self._refused(notice.reason)
-            case types.Apply() | types.Rebase() | types.DiscardContribution():
-                pass  # for the sync object before this one
-            case types.Finish():
-                self._finished, self._waiting = True, False
-            case types.Fail():
-                self._failure = notice.reason
-                self._cell = None
-            case Save():
-                self._job.send_part(notice, self._part())
-            case Saved():
-                self._saved[notice.name] = notice
-            case PartWanted():
-                notice.give(self._part())
-
-    def _refused(self, reason: str) -> None:
-        text = f"round {self._replica.round + 1} did not use this node's work: {reason}"
-        if self._optimizer is not None:
-            self._optimizer.state.clear()
-            text += "; the optimizer's state was cleared"
-        self._warn(text)
+    def _change_outer(self, **settings: float | None) -> None:
+        """Other outer settings from this node's next boundary on."""
+        self._strategy = strategy = replace(self._strategy, **settings)  # type: ignore[arg-type]
+        self._outer = OuterChange(lr_bits=strategy.lr_bits, momentum_bits=strategy.momentum_bits)
 
     # ---- small things ---------------------------------------------------------------------------------------
 
@@ -308,28 +246,3 @@ class RoundSync:
             raise TrainingError(f"job {self._job.name!r} has a newer sync object: use that one, or pass another name=")
         if self._evaluating:
             raise TrainingError("inside global_model() the model holds the global parameters: leave the block first")
-
-    def _part(self) -> bytes:
-        """This node's part of a checkpoint."""
-        counters = {"step": self._progress.step, "round": self._replica.round}
-        try:
-            return pack(counters, self._optimizer)
-        except PartError as error:
-            self._warn(str(error))
-            return pack(counters, None)
-
-    def _restore(self) -> None:
-        """After a resume: this node's optimiser and step count, as they were saved."""
-        if not self._restore_optimizer:
-            return
-        self._restore_optimizer = False
-        data = self._job.own_saved_part()
-        if not data:
-            return
-        try:
-            self._progress.step = int(unpack(data, self._optimizer)["step"])
-        except (PartError, KeyError, TypeError, ValueError, OverflowError) as error:
-            self._warn(str(error))
-
-    def _warn(self, text: str) -> None:
-        print(f"[{self._job.name}] {text}", file=sys.stderr)

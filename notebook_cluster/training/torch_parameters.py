@@ -67,6 +67,39 @@ class TorchParameters:
             for tensor, start in zip(tensors, self.layout.starts, strict=True):
                 tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
 
+    def read_gradients(self) -> Vector:
+        """A new float32 vector: gradients (zeros where there is none) and, behind them, the buffers' values."""
+        import torch
+
+        parameters, buffers = self._named()
+        with torch.no_grad():
+            pieces = [
+                (torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.to_dense()).reshape(-1)
+                for tensor in parameters.values()
+            ]
+            pieces += [tensor.detach().reshape(-1) for tensor in buffers.values()]
+            vector: Vector = torch.cat([piece.to("cpu", torch.float32) for piece in pieces]).numpy()
+        return vector
+
+    def load_gradients(self, vector: Vector) -> None:
+        """Write what :meth:`read_gradients` gave, averaged over nodes. A gradient that is 0 everywhere becomes None, on
+        every node alike: the optimiser leaves such parameters alone."""
+        import torch
+
+        self.check()
+        parameters, buffers = self._named()
+        flat = _as_tensor(vector)
+        with torch.no_grad():
+            tensors = list(parameters.values()) + list(buffers.values())
+            for index, (tensor, start) in enumerate(zip(tensors, self.layout.starts, strict=True)):
+                part = flat[start : start + tensor.numel()].view(tensor.shape)
+                if index >= len(parameters):
+                    tensor.copy_(part)
+                elif bool(part.any()):
+                    tensor.grad = part.to(tensor.device, tensor.dtype, copy=True)
+                else:
+                    tensor.grad = None
+
     def snapshot(self) -> "list[torch.Tensor]":
         return [tensor.detach().clone() for tensor in self._tensors()]
 

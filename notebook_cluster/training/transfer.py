@@ -127,15 +127,16 @@ class Fetch:
             self._asked_at, self._asked = now, 1
         return all(piece.complete for piece in self._pieces.values())
 
-    def result(self) -> tuple[Vector, Vector, bytes]:
-        """theta, momentum and the optimiser's part (empty: none).
+    def result(self, gradients: bool = False) -> tuple[Vector, Vector, bytes]:
+        """theta, momentum and the optimiser's part (empty: none). ``gradients``: the hash may be that of momentum only.
 
         Raises:
             TransferError: the arrays do not have the announced hash.
         """
         theta = np.frombuffer(self._pieces["theta"].data, np.float32)
         momentum = np.frombuffer(self._pieces["momentum"].data, np.float32)
-        if state_hash(theta, momentum) != self.state_hash:
+        of_mean = gradients and state_hash(theta[:0], momentum) == self.state_hash
+        if not of_mean and state_hash(theta, momentum) != self.state_hash:
             raise TransferError(
                 f"the state of round {self.round} from {self.source!r} does not have the hash it announced"
             )

@@ -1,0 +1,135 @@
+"""Data-parallel training: every step of the optimiser is one round, with the gradients of all nodes averaged."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from notebook_cluster.training import member_types as types
+from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, check_steps
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.gradients import Gradients
+from notebook_cluster.training.parameters import Parameters
+from notebook_cluster.training.results import Round
+from notebook_cluster.training.resuming import Start
+from notebook_cluster.training.sync import RoundSync
+
+
+class DataParallel(RoundSync):
+    """Train as if one machine had the batches of all nodes: gradients are averaged at every step, by samples.
+
+    ``sync.step(loss, samples=len(x))`` comes after ``loss.backward()`` and takes the place of ``optimizer.step()`` and
+    ``optimizer.zero_grad()``. It sends the whole model each time: for links faster than those of Wi-Fi. A node that
+    is lost is left out of the step, which is done again; one that joins takes over parameters and optimiser first.
+
+    Args:
+        model: a torch.nn.Module, the same on every node.
+        optimizer: the torch optimizer of ``model``, made alike on every node.
+        name, codec, resume, fresh: as for DiLoCo.
+        scale_lr: True multiplies the optimizer's learning rate by the number of nodes in the step.
+        accumulate: calls of ``step`` that make one step of the optimizer, with the mean of their gradients.
+        resend: every so many steps the lowest rank sends its parameters to all, because optimisers differ in the last
+            bits on unlike machines; None: never.
+
+    Raises:
+        ValueError, TypeError, TrainingError, CheckpointError: as DiLoCo.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        *,
+        name: str = "model",
+        codec: str = "float32",
+        scale_lr: bool = False,
+        accumulate: int = 1,
+        resend: int | None = 100,
+        resume: str | None = None,
+        fresh: bool = False,
+    ) -> None:
+        if optimizer is None:
+            raise TypeError("optimizer=None: pass the torch.optim optimizer, whose steps are then taken on all nodes")
+        if not isinstance(scale_lr, bool):
+            raise ValueError(f"scale_lr={scale_lr!r}: use True or False")
+        self._user_optimizer = check_optimizer(optimizer)
+        self._accumulate = check_steps("accumulate", accumulate)
+        exact_every = 0 if resend is None else check_steps("resend", resend) + 1
+        strategy = Strategy(
+            "DataParallel",
+            self._accumulate,
+            name,
+            0.0,
+            0.0,
+            False,
+            codec,
+            gradients=True,
+            scale_lr=scale_lr,
+            exact_every=exact_every,
+        )
+        super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
+
+    def _make_replica(self, parameters: Parameters, fragments: Fragments) -> Gradients:
+        from notebook_cluster.training.torch_parameters import TorchParameters
+
+        if not isinstance(parameters, TorchParameters):
+            raise TypeError("DataParallel takes a torch.nn.Module: for an mlx.nn.Module use nc.DiLoCo or nc.LocalSGD")
+        return Gradients(
+            parameters,
+            fragments,
+            self._user_optimizer,
+            scale_lr=self._strategy.scale_lr,
+            is_lowest=lambda: self._members[:1] == (self._runtime.name,),
+            restore=self._part.take_over,
+        )
+
+    def step(self, loss: Any = None, samples: float = 1) -> Round | None:
+        """After ``loss.backward()``: the optimiser's step with the mean gradient of all nodes.
+
+        Returns:
+            The Round of the step; None while gradients accumulate.
+
+        Raises:
+            ValueError: ``loss`` or ``samples`` is not a number, or the model was changed; names it.
+            TrainingError: the job was refused.
+        """
+        if self._runtime.replaying():
+            return None
+        self._register_if_needed()
+        self._replica.count(check_samples(samples))
+        self._progress.count(loss, samples)
+        if self._job.pending():
+            self._take_notices()
+        if self._waiting:
+            return self._land()
+        if self._replica.steps < self._accumulate:
+            return None
+        done = None
+        while self._replica.steps:  # a round of parameters leaves them for the next one
+            self._send(finishing=False)
+            done = self._land()
+        return done
+
+    def checkpoint(self, name: str) -> Path | None:
+        """As for DiLoCo: parameters and optimizer as they are after the last step."""
+        if self._replica.started and not self._runtime.replaying():
+            self._advance()
+        return super().checkpoint(name)
+
+    def _start(self) -> Start:
+        start, replica = super()._start(), self._replica
+        if start.held and replica.started and start.round == replica.round:
+            return replace(start, theta=replica.parameters.read(), state_hash=replica.state_hash)
+        return start
+
+    def _send(self, finishing: bool) -> None:
+        self._advance()
+        super()._send(finishing)
+
+    def _rest(self) -> None:
+        super()._rest()
+        if self._replica.started:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Tell the background what this node's optimiser made of the last round: joiners and checkpoints take that."""
+        self._job.post(types.Advance(self._replica.round, self._replica.parameters.read()))

@@ -1,0 +1,167 @@
+"""The rounds of a sync object on the main thread: hand a contribution over, wait, take up what came of it.
+
+With overlap the model receives a round some steps after it was sent, on every node at the same step, however early it
+has arrived. Waiting is done in short slices, so Stop works; what a round changes is computed aside and swapped with
+interrupts deferred, so Stop leaves the state before the round or after it.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+
+from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
+from notebook_cluster.training import member_types as types
+from notebook_cluster.training.arguments import Strategy
+from notebook_cluster.training.job import Job, Notice
+from notebook_cluster.training.keeping import PartWanted
+from notebook_cluster.training.own_part import OwnPart
+from notebook_cluster.training.progress import Progress
+from notebook_cluster.training.replica import Replica
+from notebook_cluster.training.results import Round, TrainingError
+from notebook_cluster.training.runtime import Runtime
+from notebook_cluster.training.schedule import Schedule
+
+WAIT_SLICE = 0.2
+"""Seconds: how long an interrupt may go unnoticed on systems where it does not end a wait."""
+
+
+class Exchanges:
+    """What a strategy needs of rounds; :class:`~.sync.RoundSync` adds what people call."""
+
+    _replica: Replica
+
+    def __init__(self, runtime: Runtime, job: Job, strategy: Strategy, optimizer: Any, *, restore: bool) -> None:
+        self._runtime, self._job, self._strategy = runtime, job, strategy
+        self._progress = Progress(runtime)
+        self._part = OwnPart(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
+        self._schedule = Schedule(strategy.every, strategy.fragments)
+        self._outer: OuterChange | None = None
+        """Outer settings that were set since the registration."""
+        self._round_step = 0
+        """Steps taken here when the last round was taken over."""
+        self._cell: int | None = None
+        self._ready = self._waiting = self._finished = False
+        self._closing = False
+        """A quorum waits for the others: the next step is a boundary."""
+        self._failure = ""
+        self._landed: types.Apply | None = None
+        """The round that the model is about to receive."""
+        self._received: Round | None = None
+        self._members: tuple[str, ...] = ()
+        self._saved: dict[str, Saved] = {}
+
+    def _send(self, finishing: bool) -> None:
+        """Hand this node's contribution over; the round is open from here on."""
+        boundary = structs.replace(self._replica.contribution(finishing), outer=self._outer)
+        with self._runtime.deferred_interrupts():
+            self._waiting, self._closing, self._received = True, False, None
+            self._schedule.boundary()
+            self._job.step = self._progress.step
+            self._job.post(boundary)
+
+    def _land(self) -> Round | None:
+        """Wait for the open round and receive it; after an interrupted wait again. None: nothing was left to
+        exchange."""
+        began = time.monotonic()
+        self._pump(lambda: self._landed is not None or not self._waiting, f"round {self._replica.round + 1}")
+        self._receive()
+        done, self._received = self._received, None
+        return None if done is None else replace(done, wait=time.monotonic() - began)
+
+    def _receive(self) -> None:
+        """The model takes up the round that has landed, if one has."""
+        with self._runtime.deferred_interrupts():
+            self._take_up()
+
+    def _take_up(self) -> None:
+        """The same with interrupts deferred already."""
+        apply, self._landed = self._landed, None
+        if apply is None:
+            return
+        self._replica.apply(apply)
+        self._members, self._round_step = apply.members, self._progress.step
+        self._received = Round(apply.round, apply.members, 0.0, apply.bytes_sent, apply.state_hash, apply.counted)
+        self._waiting = False
+        self._schedule.applied()
+        if apply.last:
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._finished, self._waiting = True, False
+        self._replica.settle()
+
+    def _pump(self, done: Callable[[], bool], what: str) -> None:
+        """Take up notices until ``done``."""
+        self._take_notices()
+        if done():
+            return
+        self._progress.waiting(what)
+        try:
+            while not done():
+                self._job.wait(WAIT_SLICE)
+                self._take_notices()
+        finally:
+            self._progress.waiting("")
+
+    def _take_notices(self) -> None:
+        with self._runtime.deferred_interrupts():
+            while (notice := self._job.take()) is not None:
+                self._take(notice)
+        if self._failure:
+            failure, self._failure, self._waiting = self._failure, "", False
+            raise TrainingError(failure)
+
+    def _take(self, notice: Notice) -> None:
+        replica = self._replica
+        if isinstance(notice, types.Ready | types.Rebase | types.DiscardContribution | types.Finish):
+            self._take_up()
+        match notice:
+            case types.Ready():
+                replica.start(notice.round, notice.theta, notice.momentum, notice.state_hash)
+                self._ready, self._waiting, self._finished = True, False, False
+                self._closing = False
+                self._schedule.keep(replica.steps)
+                self._part.restore()
+                self._round_step = self._progress.step
+            case types.Apply() if replica.started:
+                self._landed = notice
+                if not self._strategy.overlap:
+                    self._take_up()
+            case types.Rebase() if replica.started:
+                replica.rebase(notice.round, notice.theta, notice.momentum, notice.state_hash)
+                self._round_step = self._progress.step
+            case types.DiscardContribution() if replica.started:
+                replica.discard()
+                self._refused(notice.reason)
+            case types.Release() if replica.started:
+                replica.release()
+            case types.Apply() | types.Rebase() | types.DiscardContribution() | types.Release():
+                pass  # for the sync object before this one
+            case types.Finish():
+                if self._waiting:
+                    self._end_loop()
+            case types.Fail():
+                self._failure = notice.reason
+                self._cell = None
+            case Close():
+                base = self._landed.round if self._landed is not None else replica.round
+                self._closing = notice.round > base and (self._landed is not None or not self._waiting)
+            case Save():
+                self._job.send_part(notice, self._part.data(replica.round))
+            case Saved():
+                self._saved[notice.name] = notice
+            case PartWanted():
+                notice.give(self._part.data(replica.round))
+
+    def _refused(self, reason: str) -> None:
+        text = f"round {self._replica.round + 1} did not use this node's work: {reason}"
+        if self._part.clear_optimizer():
+            text += "; the optimizer's state was cleared"
+        self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        print(f"[{self._job.name}] {text}", file=sys.stderr)

@@ -1,0 +1,140 @@
+"""Averaged gradients: what a node of data-parallel training adds to a round, and what a round does to its model.
+
+A round here is one step of the user's optimiser. Its outer learning rate and momentum are 0, so ``momentum`` holds the
+mean itself, and theta is what each node's own optimiser makes of it: equal on machines that compute alike. Where they
+do not, the last bits drift apart; so every so many rounds the lowest rank sends its parameters instead. The running
+statistics of normalisation layers are averaged like gradients. Main thread only.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from notebook_cluster.codecs import NotFiniteError
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_types import Apply, Boundary
+from notebook_cluster.training.replica import Replica
+from notebook_cluster.training.torch_parameters import TorchParameters
+
+Vector = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Gradients(Replica):
+    """One node's model and the gradients in it that no round has counted yet."""
+
+    parameters: TorchParameters
+
+    def __init__(
+        self,
+        parameters: TorchParameters,
+        fragments: Fragments,
+        optimizer: Any,
+        *,
+        scale_lr: bool,
+        is_lowest: Callable[[], bool],
+        restore: Callable[[], None],
+    ) -> None:
+        """In the exact rounds of ``fragments`` the node that ``is_lowest`` sends its parameters. ``restore``: put the
+        optimiser's state back that came with a state."""
+        super().__init__(parameters, fragments)
+        self._optimizer, self._scale_lr = optimizer, scale_lr
+        self._is_lowest, self._restore = is_lowest, restore
+        self._error: Vector | None = None
+        """Error feedback, and what it becomes when the open round is committed."""
+        self._next_error: Vector | None = None
+
+    def contribution(self, finishing: bool) -> Boundary:
+        """The mean gradient of the steps since the last round, or the parameters; encoded once."""
+        self.parameters.check()
+        self._next_error = self._error
+        wire, base, more = self.fragments.wire(self.round + 1), self.state_hash, False
+        if self.fragments.is_exact(self.round + 1):
+            more = self.steps > 0
+            if not self._is_lowest():
+                return Boundary(b"", 0.0, 0, finishing=finishing, base=base, more=more)
+            values, samples, steps = self.parameters.read(), 1.0, 0
+        else:
+            values, samples, steps = self.parameters.read_gradients(), self.samples, self.steps
+            if not samples:
+                return Boundary(b"", 0.0, 0, finishing=finishing, base=base)
+            trained = values[: wire.parameters]
+            np.divide(trained, np.float32(steps), out=trained)
+            if self._error is not None:
+                values += self._error
+        with np.errstate(all="ignore"):
+            norm = float(np.linalg.norm(values))
+        try:
+            encoded = wire.encode(values)
+        except NotFiniteError:
+            return Boundary(b"", samples, steps, finite=False, finishing=finishing, base=base, more=more)
+        if wire.codec.lossy and steps:
+            self._next_error = values - wire.decode(encoded)
+        return Boundary(encoded, samples, steps, norm=norm, finishing=finishing, base=base, more=more)
+
+    def apply(self, commit: Apply) -> None:
+        """COMMIT: the optimiser makes its step with the mean, on every node alike, with work of its own or not."""
+        if self.fragments.is_exact(commit.round):
+            if commit.members:
+                self._load(commit.momentum)
+        else:
+            if commit.counted:
+                self._error = self._next_error
+            if commit.members:
+                self._step(commit.momentum, len(commit.members))
+            self._clear()
+        self._hold(commit.round, commit.theta, commit.momentum, commit.state_hash)
+
+    def start(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
+        """The job is on at this state; gradients that belong to another one are dropped."""
+        if not (self.started and state_hash == self.state_hash):
+            self._take_over(theta)
+        self._hold(round, theta, momentum, state_hash)
+
+    def rebase(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
+        """Rounds went on without this node: it takes over parameters and optimiser. Its gradients were computed on
+        older parameters and are dropped."""
+        self._take_over(theta)
+        self._hold(round, theta, momentum, state_hash)
+
+    def release(self) -> None:
+        """The contribution was computed on another state than this one."""
+        self._clear()
+
+    def discard(self) -> None:
+        """REFUSED: its gradients are dropped; the parameters are those of all."""
+        self._error = self._next_error = None
+        self._clear()
+
+    def settle(self) -> None:
+        """The loop is over: the model holds what all hold."""
+        self._clear()
+
+    @contextlib.contextmanager
+    def global_parameters(self) -> Iterator[None]:
+        """The model as it is: between two steps it holds the global parameters on every node."""
+        yield
+
+    def _step(self, mean: Vector, nodes: int) -> None:
+        self.parameters.load_gradients(mean)
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        if self._scale_lr:
+            for group in groups:
+                group["lr"] = group["lr"] * nodes
+        try:
+            self._optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _take_over(self, theta: Vector) -> None:
+        self._load(theta)
+        self._error = self._next_error = None
+        self._restore()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._counted = [self._done]

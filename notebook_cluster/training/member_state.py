@@ -1,0 +1,130 @@
+"""What one node knows of one job: the state of :mod:`notebook_cluster.training.member`.
+
+Arrays are float32 vectors that are never written to once they are in here: a change makes a new array, so the driver
+may serve or save any array it was handed without copying it.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.rounds import CatchUp, Prepared, Register, Seal
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_types import Boundary, Buffer, FetchState
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float32]
+
+Phase = Literal["idle", "registering", "training", "arrived", "exchanging", "prepared", "fetching"]
+
+
+class MemberSettings(msgspec.Struct, frozen=True):
+    """Times in seconds, sizes in bytes."""
+
+    want_after: float = 1.0
+    """Without a new chunk: ask for what is missing."""
+    stalled_after: float = 2.5
+    """Without a new chunk: tell the coordinator who is waited for."""
+    chunk_bytes: int = 256 * 1024
+    kept_rounds: int = 4
+    kept_bytes: int = 256 * 1024 * 1024
+    """Mean slices of the last rounds, kept for nodes that were late."""
+    held_bytes: int = 256 * 1024 * 1024
+    """Frames of an attempt whose SEAL has not come yet."""
+    held_frames: int = 4096
+
+
+class Assembly(msgspec.Struct, frozen=True):
+    """Chunks of one slice from one sender, in whatever order they come."""
+
+    total: int
+    chunks: dict[int, bytes]
+    received: int = 0
+    """Bytes in ``chunks``; chunks may overlap."""
+
+
+class Exchange(msgspec.Struct):
+    """One sealed attempt on this node. Dictionaries are replaced, never written to."""
+
+    seal: Seal
+    senders: dict[str, tuple[int, float]]
+    """Member -> (incarnation, weight), in rank order; weight 0 only receives."""
+    contributions: dict[tuple[int, str], Buffer]
+    """(slice, member) -> bytes, complete, for the slices this node owns."""
+    means: dict[int, Buffer]
+    """Slice -> encoded mean, complete."""
+    partial: dict[tuple[int, str, str], Assembly]
+    """(slice, ``contribution`` or ``mean``, member or empty) -> what has come so far."""
+    gathered: int = 0
+    """How many contributions the owner of a slice sends on, where it does not send their mean."""
+    sources: tuple[str, ...] = ()
+    """PREPARED members that COMPLETE named."""
+    asked: int = 0
+    """How often WANT went out."""
+    progress: float = 0.0
+    """When a chunk last came."""
+    wanted: float = 0.0
+    stalled: float = 0.0
+    broken: tuple[str, ...] = ()
+    """Members whose contribution held NaN or infinity: the coordinator was told and will seal again without it."""
+    prepared: Prepared | None = None
+    theta: "Vector | None" = None
+    momentum: "Vector | None" = None
+    """As they will be: computed aside, swapped at COMMIT."""
+
+
+class KeptMean(msgspec.Struct, frozen=True):
+    """The committed mean of one round as bytes."""
+
+    round: int
+    attempt: int
+    slices: tuple[Buffer, ...]
+    size: int
+
+
+class MemberState(msgspec.Struct):
+    """What one node knows of one job. Make it with :func:`notebook_cluster.training.member.new_member`."""
+
+    job: str
+    node: str
+    incarnation: int
+    settings: MemberSettings
+    phase: Phase = "idle"
+    fragments: Fragments | None = None
+    register: Register | None = None
+    round: int = 0
+    """Last committed round held here."""
+    state_hash: str = ""
+    theta: "Vector | None" = None
+    momentum: "Vector | None" = None
+    holds: bool = False
+    """(theta, momentum) are the cluster's state after ``round``: they may be served."""
+    advanced: bool = True
+    """theta belongs to ``round``: with gradients it does not until the node's own optimiser has made its step."""
+    joining: bool = False
+    """Registered, but not yet told Ready."""
+    left: bool = False
+    contribution: Boundary | None = None
+    """Kept until COMMIT."""
+    serial: int = 0
+    """Counts contributions: what is said about an older one does not concern this one."""
+    fetch: FetchState | None = None
+    """Where the state was to be fetched from last."""
+    catching: tuple[CatchUp, ...] = ()
+    """Rounds whose means are fetched instead."""
+    fetch_counted: bool = False
+    """The state being fetched contains this node's contribution."""
+    fetch_from: int = 0
+    """The round of the state that was held when fetching began."""
+    exchange: Exchange | None = None
+    seen_attempt: tuple[int, int] = (0, 0)
+    """Newest (round, attempt) ever taken up: a SEAL at or below it is a repetition."""
+    kept: tuple[KeptMean, ...] = ()
+    held_frames: tuple[tuple[str, JobFrame, bytes], ...] = ()
+    bytes_sent: int = 0
+    dropped: int = 0
+    now: float = 0.0

@@ -1,0 +1,53 @@
+"""SparseLoCo: rounds that send 64 of every 4096 numbers, in two bits each."""
+
+from typing import Any
+
+from notebook_cluster.training.arguments import Strategy, check_kept
+from notebook_cluster.training.combining import sparse_name
+from notebook_cluster.training.diloco import DEFAULT_MIX, OuterRate
+from notebook_cluster.training.schedule import Seconds
+
+
+class SparseLoCo(OuterRate):
+    """Train one model on all nodes over a slow link (SparseLoCo, arXiv 2508.15706).
+
+    Like :class:`~.diloco.DiLoCo`, but each node sends the ``k`` largest elements of each chunk of 4096 of
+    ``a = D + beta e`` in two bits each, about 0.16 bits per parameter, and keeps the rest as error feedback
+    ``e = a - sent``. The outer step has no momentum: ``theta <- theta - lr * sum_m w_m s_m / sum_m w_m``, for each
+    coordinate over those who sent it. All get all contributions, so what a node receives grows with their number.
+
+    Args:
+        every: inner steps per round (the paper: 15 to 50), or ``nc.Seconds(30)``.
+        k: elements sent of each 4096, a multiple of 8.
+        beta: how much of the error feedback is sent again.
+        outer_lr: of the outer step.
+        The others are those of DiLoCo.
+
+    Raises:
+        ValueError, TypeError, TrainingError, CheckpointError: as DiLoCo.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        every: int | Seconds = 30,
+        *,
+        name: str = "model",
+        k: int = 64,
+        beta: float = 0.95,
+        outer_lr: float = 1.0,
+        quorum: int | float | None = None,
+        grace: float | None = None,
+        fragments: int = 1,
+        overlap: int = 0,
+        mix: float | None = None,
+        optimizer: Any = None,
+        resume: str | None = None,
+        fresh: bool = False,
+    ) -> None:
+        codec = sparse_name(check_kept(k))
+        share = (DEFAULT_MIX if overlap else 0.0) if mix is None else mix
+        strategy = Strategy(
+            "SparseLoCo", every, name, outer_lr, 0.0, False, codec, quorum, grace, fragments, overlap, share, True, beta
+        )
+        super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)

@@ -1,0 +1,136 @@
+"""The coordinator's side of unequal machines: a quorum and its grace, late work, outer settings that change."""
+
+import pytest
+
+from notebook_cluster.coordinator import rounds
+from notebook_cluster.protocol import rounds as p
+from notebook_cluster.training.outer import bits_float, float_bits
+from tests.rounds_helpers import Cluster, register, sent, told, weights
+
+
+def quorum_cluster(names="abc", quorum=2, grace=5.0, **fields):
+    cluster = Cluster(names)
+    for name in names:
+        cluster.say(name, register("h0", quorum=quorum, grace=grace, **fields))
+    return cluster
+
+
+def test_without_a_quorum_everybody_is_waited_for():
+    cluster = Cluster().train()
+    cluster.arrive("ab")
+    assert not sent(cluster.feed(rounds.Tick(100_000.0)), p.Seal)
+
+
+def test_a_quorum_closes_the_round_at_once_and_seals_it_after_the_grace():
+    cluster = quorum_cluster()
+    assert not sent(cluster.arrive("a"), p.Close)
+    assert sent(cluster.arrive("b"), p.Close) == {"c": p.Close(job="model", round=1)}
+    assert not cluster.feed(rounds.Tick(104.9))
+    seals = sent(cluster.feed(rounds.Tick(105.0)), p.Seal)
+    assert seals.keys() == {"a", "b"}
+    assert weights(seals["a"]) == {"a": 0.5, "b": 0.5}
+    assert not seals["a"].last
+
+
+def test_who_comes_within_the_grace_is_in_and_then_nobody_waits_longer():
+    cluster = quorum_cluster()
+    cluster.arrive("ab")
+    seals = sent(cluster.arrive("c", samples=5.0, steps=20), p.Seal)
+    assert weights(seals["a"]) == {"a": 0.4, "b": 0.4, "c": 0.2}
+
+
+@pytest.mark.parametrize(("quorum", "enough"), [(1, 1), (0.5, 2), (0.75, 3), (1.0, 4), (9, 4)])
+def test_a_quorum_is_a_number_of_nodes_or_a_share_of_them(quorum, enough):
+    cluster = quorum_cluster("abcd", quorum)
+    for count, name in enumerate("abcd", 1):
+        effects = cluster.arrive(name)
+        assert bool(sent(effects, p.Close) or sent(effects, p.Seal)) == (count in (enough, 4))
+        if count == enough:
+            break
+
+
+def test_nodes_that_only_receive_do_not_make_a_quorum():
+    cluster = quorum_cluster(quorum=2)
+    cluster.arrive("ab", samples=0.0, finishing=True)
+    cluster.feed(rounds.Tick(1000.0))
+    assert cluster.job.open is None
+    assert sent(cluster.arrive("c"), p.Seal)
+
+
+def test_a_late_node_is_told_where_the_state_is_and_brings_its_work_to_the_next_round():
+    cluster = quorum_cluster()
+    cluster.arrive("ab")
+    cluster.feed(rounds.Tick(106.0))
+    assert sent(cluster.prepare("ab"), p.Commit).keys() == {"a", "b"}
+    behind = sent(cluster.arrive("c"), p.Behind, "c")[0]
+    assert (behind.round, behind.counted) == (1, False)
+    cluster.say("c", p.Joined(job="model", round=1, state_hash="h1"))
+    cluster.arrive("c", number=2, base="h1", contribution=1)
+    seals = sent(cluster.arrive("ab", number=2, base="h1"), p.Seal)
+    assert seals.keys() == {"a", "b", "c"}
+
+
+def test_a_finishing_quorum_does_not_end_the_loop_of_the_others():
+    cluster = quorum_cluster()
+    cluster.arrive("ab", finishing=True)
+    seals = sent(cluster.feed(rounds.Tick(106.0)), p.Seal)
+    assert not seals["a"].last
+
+
+def test_each_round_has_its_own_grace():
+    cluster = quorum_cluster()
+    cluster.arrive("ab")
+    cluster.arrive("c")
+    cluster.prepare("abc")
+    cluster.feed(rounds.Tick(200.0))
+    assert sent(cluster.arrive("ab", number=2, base="h1"), p.Close).keys() == {"c"}
+    assert not cluster.feed(rounds.Tick(204.0))
+    assert sent(cluster.feed(rounds.Tick(205.5)), p.Seal).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(("what", "value"), [("quorum", 1), ("grace", 2.0)])
+def test_another_quorum_or_grace_is_refused_by_name(what, value):
+    cluster = Cluster("ab")
+    cluster.say("a", register(quorum=2, grace=5.0))
+    fields = {"quorum": 2, "grace": 5.0} | {what: value}
+    reason = sent(cluster.say("b", register(**fields)), p.RegisterRefused, "b")[0].reason
+    assert f"'b' has {what}={value}, 'a' (rank 0) has {what}=" in reason
+
+
+# ---- outer settings that change --------------------------------------------------------------------------------
+
+
+def change(lr, momentum=0.9):
+    return p.OuterChange(lr_bits=None if lr is None else float_bits(lr), momentum_bits=float_bits(momentum))
+
+
+def test_outer_settings_that_were_changed_are_those_of_the_next_seal():
+    cluster = Cluster("ab").train("ab")
+    seal = sent(cluster.arrive("ab", outer=change(0.25, 0.5)), p.Seal, "a")[0]
+    assert (bits_float(seal.outer.lr_bits), bits_float(seal.outer.momentum_bits)) == (0.25, 0.5)
+    assert not told(cluster.effects, "warning")
+
+
+def test_where_nodes_differ_the_lowest_rank_decides_and_the_others_are_named_once():
+    cluster = Cluster().train()
+    cluster.arrive("a", outer=change(0.25))
+    cluster.arrive("b", outer=change(0.5))
+    seal = sent(cluster.arrive("c"), p.Seal, "a")[0]
+    assert bits_float(seal.outer.lr_bits) == 0.25
+    warning = (
+        "'b' set other outer settings than 'a', whose rank is lower: round 1 uses outer_lr 0.25, outer_momentum 0.9"
+    )
+    assert told(cluster.effects, "warning") == [warning]
+    cluster.prepare("abc")
+    cluster.arrive("a", number=2, base="h1", outer=change(0.25))
+    cluster.arrive("b", number=2, base="h1", outer=change(0.5))
+    cluster.arrive("c", number=2, base="h1")
+    assert told(cluster.effects, "warning") == [warning]
+
+
+def test_a_learning_rate_given_back_to_the_default_is_that_of_the_members():
+    cluster = Cluster("ab")
+    for name in "ab":
+        cluster.say(name, register("h0", lr_bits=float_bits(0.1)))
+    seal = sent(cluster.arrive("ab", outer=change(None)), p.Seal, "a")[0]
+    assert seal.outer.lr_bits == float_bits(0.6)
