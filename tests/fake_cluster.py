@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -73,10 +73,13 @@ def cluster_view(step: int = 120, **changes: Any) -> ClusterView:
     return msgspec.structs.replace(view, **changes)
 
 
-def series_until(step: int, started: float, first: int = 0) -> list[Series]:
-    """Loss and memory of the three nodes from step ``first`` to ``step``, a point each 2 steps."""
+NODES = ("laptop", "mini", "desk")
+
+
+def series_until(step: int, started: float, first: int = 0, names: Sequence[str] = NODES) -> list[Series]:
+    """Loss and memory of the nodes from step ``first`` to ``step``, a point each 2 steps."""
     series = []
-    for rank, name in enumerate(("laptop", "mini", "desk")):
+    for rank, name in enumerate(names):
         steps = list(range(first, step + 1, 2))
         views = [node_view(rank, name, one) for one in steps]
         times = [started + one * 0.1 for one in steps]
@@ -155,4 +158,5 @@ class FakeCluster:
             self.step += 2
             self.latest = self._view()
             self._tell(StateChanged(state=self.latest))
-            self._tell(SeriesAdded(series=series_until(self.step, self.started, first=self.step)))
+            names = [*NODES, *(node.name for node in self._added)]
+            self._tell(SeriesAdded(series=series_until(self.step, self.started, first=self.step, names=names)))

@@ -58,3 +58,14 @@ def wait_for_curves(page: "Page", count: int) -> None:
         arg=count,
         timeout=PATIENCE,
     )
+
+
+def wait_for_newer_points(page: "Page") -> None:
+    """Wait until the first curve that plotly shows has got newer points twice."""
+    newest = "document.querySelector('.js-plotly-plot')?.data?.[0]?.x?.at(-1)"
+    for _ in range(2):
+        page.wait_for_function(
+            f"before => {newest} !== undefined && {newest} !== before",
+            arg=page.evaluate(f"{newest} ?? null"),
+            timeout=PATIENCE,
+        )

@@ -28,6 +28,7 @@ from tests.panel_notebook import (
     SHOW,
     run,
     wait_for_curves,
+    wait_for_newer_points,
     wait_for_progress,
     wait_until_running,
 )
@@ -91,6 +92,15 @@ def test_panel_moves_and_acts_while_a_cell_runs(
     page.get_by_text("attic added").wait_for(timeout=PATIENCE)
     page.wait_for_selector(".nbc-node[data-node=attic]", timeout=PATIENCE)
     page.get_by_text("the cell saw [('add', 'attic')]").wait_for(timeout=PATIENCE)
+    # A node that joins gets curves of its own: the figure is shown anew, goes on, and is as wide as the panel.
+    wait_for_curves(page, 8)
+    wait_for_newer_points(page)
+    assert page.locator(".js-plotly-plot").count() == 1
+    page.wait_for_function(
+        "() => { const plot = document.querySelector('.js-plotly-plot');"
+        " return plot._fullLayout.width === plot.clientWidth && plot.clientWidth > 720; }",
+        timeout=PATIENCE,
+    )
     page.screenshot(path=tmp_path / "panel.png")
 
 

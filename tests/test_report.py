@@ -1,8 +1,12 @@
 """The report of a run: one page that needs no network, from the magic and from the terminal."""
 
+import contextlib
 import math
+import os
+import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -297,6 +301,29 @@ def test_nbconvert_shows_a_panel_as_html_with_its_curves(trained: SharedNotebook
         assert part in text, part
     assert "lesson" in bundle["text/plain"]
     assert "▁" in bundle["text/plain"]
+
+
+def test_a_panel_whose_coordinator_is_killed_becomes_a_picture_that_says_what_to_do(trained: SharedNotebook) -> None:
+    cell = trained.kernel.until(trained.kernel.start("%cluster panel", allow_stdin=True))
+    (display,) = [key for key, bundle in cell.bundles.items() if WIDGET in bundle]
+    with trained.attach() as cluster:
+        os.kill(cluster.connection.file.pid, signal.SIGKILL)
+
+    def bundle() -> dict[str, str]:
+        with contextlib.suppress(queue.Empty):
+            message = trained.kernel.client.get_iopub_msg(timeout=0.1)
+            # Of whichever cell: the panel was opened by an earlier one.
+            if message["msg_type"] == "update_display_data":
+                cell.take(message["msg_type"], message["content"])
+        return cell.bundles[display]
+
+    wait_until(lambda: WIDGET not in bundle(), 60, "the picture in place of the panel")
+    text = "\n".join(Page(bundle()["text/html"]).texts)
+    for part in ("ended at ", "%cluster start lesson brings it back", "local-2", "Saved half-way at round 4"):
+        assert part in text, part
+    trained.works("%cluster start --no-panel")
+    with trained.attach() as cluster:
+        assert [job.round for job in cluster.state().jobs] == [4]
 
 
 def test_after_the_stop_the_magic_writes_the_last_run(trained: SharedNotebook) -> None:

@@ -57,6 +57,9 @@ class CurvesFigure:
         figure.update_yaxes(**axis)
         figure.update_yaxes(rangemode="tozero", col=_CHARTS)  # a few kB more or less must not look like a leak
         self.widget = go.FigureWidget(figure)
+        # Its browser side does not look at its own width; then plotly does when the window tells of a change, which
+        # panel.js makes it do.
+        self.widget._config = {**self.widget._config, "responsive": True}
         self._nodes: dict[str, int] = {}
         self._models: dict[str, int] = {}
         self._drawn: dict[int, tuple[Any, ...]] = {}
