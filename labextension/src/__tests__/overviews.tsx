@@ -4,7 +4,7 @@ import * as React from 'react';
 import { act } from 'react';
 import { createRoot, Root } from 'react-dom/client';
 
-import type { ClusterRow, ClusterView, Curve, NodeView, Overview, PeerView } from '../generated';
+import type { ClusterRow, ClusterView, Curve, JobView, NodeView, Overview, PeerView } from '../generated';
 import type { IHandling } from '../sidebar/clusters';
 import type { IAnswer, ISocket, Request } from '../sidebar/connection';
 
@@ -14,7 +14,17 @@ export function node(name: string, rank: number, changes: Partial<NodeView> = {}
   return {
     ...{ name, rank, peer: name, device: 'cpu', device_name: 'Ryzen 7', incarnation: 1, condition: 'ok', reason: '' },
     ...{ log_tail: [], busy: false, memory_kind: 'RAM', memory_used: 2e9, memory_peak: 3e9, memory_total: 8e9 },
-    ...{ cpu: 0.5, step: 10, loss: null, scalars: {}, samples_per_s: null, last_round: null, round_wait: null },
+    ...{
+      cpu: 0.5,
+      load: null,
+      temperature: null,
+      step: 10,
+      loss: null,
+      scalars: {},
+      samples_per_s: null,
+      last_round: null,
+      round_wait: null
+    },
     ...{ checkpoint: '', checkpoint_time: null, waiting: '' },
     ...changes
   } as NodeView;
@@ -23,7 +33,8 @@ export function node(name: string, rank: number, changes: Partial<NodeView> = {}
 export function peer(name: string, changes: Partial<PeerView> = {}): PeerView {
   return {
     ...{ name, key: `key of ${name}`, address: '192.0.2.7:4000', condition: 'found', found_by: 'mdns', trusted: true },
-    ...{ device: 'cpu', reason: '', round_trip_ms: null, jitter_ms: null, pairing: false, slept: null },
+    ...{ device: 'cpu', reason: '', round_trip_ms: null, jitter_ms: null, pairing: false, slept: null, battery: null },
+    plugged: true,
     ...changes
   } as PeerView;
 }
@@ -43,6 +54,15 @@ export function cluster(name: string, changes: Partial<ClusterView> = {}): Clust
     ...changes
   } as ClusterView;
   return { name, condition: 'running', reason: '', state };
+}
+
+export function job(name: string, changes: Partial<JobView> = {}): JobView {
+  return {
+    ...{ name, strategy: 'DiLoCo', round: 12, attempt: 0, phase: 'training', members: ['desk', 'mini'] },
+    ...{ waiting_for: [], parameters: 4160, bytes_sent: 2e6, bytes_data_parallel: 1e7, hash_mismatches: 0 },
+    ...{ state_hash: '', waits: [], loss: null, loss_round: null },
+    ...changes
+  };
 }
 
 export const RUNNING = {

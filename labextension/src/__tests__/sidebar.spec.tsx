@@ -13,6 +13,7 @@ import {
   curve,
   draw,
   erase,
+  job,
   node,
   overview,
   peer,
@@ -37,7 +38,7 @@ function sidebar(state: Overview): HTMLElement {
 }
 
 it('shows peers, clusters, nodes and how far they are', () => {
-  const jobs = [{ name: 'model', round: 12 }] as any;
+  const jobs = [job('model', { round: 12 })];
   const nodes = [node('desk', 0, { loss: 0.25 }), node('mini', 1, { loss: 0.75, checkpoint: 'digits at round 12' })];
   const host = sidebar(
     overview({ peers: [peer('attic')], clusters: [cluster('lesson', { nodes, jobs, ...RUNNING })] })
@@ -242,7 +243,7 @@ it('opens the tab of a cluster, which shows curves, nodes and events, and says w
 });
 
 it('draws the loss of the global model over those of the nodes, each job as its own', () => {
-  const jobs = [{ name: 'model' }, { name: 'other' }] as any;
+  const jobs = [job('model'), job('other')];
   store.show(overview({ clusters: [cluster('lesson', { jobs })] }));
   const tab = draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
   act(() => {

@@ -1,7 +1,7 @@
 /** What the palette and the menu offer. */
 
 import { JupyterFrontEnd } from '@jupyterlab/application';
-import { Dialog, ICommandPalette, Notification, showDialog } from '@jupyterlab/apputils';
+import { Dialog, ICommandPalette, showDialog, showErrorMessage } from '@jupyterlab/apputils';
 import { IMainMenu } from '@jupyterlab/mainmenu';
 import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
 import { Menu } from '@lumino/widgets';
@@ -83,7 +83,7 @@ function addActions({ app, store, act }: ITools): void {
         const job = action === 'checkpoint' ? cluster.jobs[0]?.name : undefined;
         const { error } = await act({ action, cluster: cluster.name, target: job });
         if (error) {
-          Notification.error(error, { autoClose: false });
+          await showErrorMessage(`${label}: ${cluster.name}`, error);
         }
       }
     });

@@ -2,9 +2,10 @@
 
 import type { Curve } from '../generated';
 
-/** One point: seconds since the epoch, and null where the value was NaN or infinite. */
+/** One point: seconds since the epoch, the step, and null where the value was NaN or infinite. */
 export interface IPoint {
   readonly time: number;
+  readonly step: number;
   readonly value: number | null;
 }
 
@@ -25,12 +26,12 @@ export function extend(curves: Curves, news: readonly Curve[]): Curves {
     const key = curveKey(curve.node, curve.name, curve.job);
     const known = next.get(key) ?? [];
     const newest = known.length ? known[known.length - 1].time : -Infinity;
-    const count = Math.min(curve.time.length, curve.value.length);
+    const count = Math.min(curve.step.length, curve.time.length, curve.value.length);
     const added: IPoint[] = [];
     for (let index = 0; index < count; index++) {
       const time = curve.time[index];
       if (time !== null && time > newest) {
-        added.push({ time, value: curve.value[index] });
+        added.push({ time, step: curve.step[index], value: curve.value[index] });
       }
     }
     if (added.length) {

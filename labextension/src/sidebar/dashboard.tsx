@@ -1,13 +1,14 @@
-/** A cluster in the main area: its curves over time, its nodes as a table, what happened. */
+/** A cluster in the main area: how far it is, its curves, its nodes as a table, who was waited for, what happened. */
 
 import * as React from 'react';
 
 import type { ClusterView, EventView, NodeView } from '../generated';
 import { Memory, progress } from './clusters';
 import { Curves, curveKey } from './curves';
-import { ABSENT, byteCount, number } from './format';
+import { Facts, rateOf, vitalsOf, Waits } from './facts';
+import { ABSENT, ago, byteCount, duration, integer, number } from './format';
 import { rankColour } from './palette';
-import { ILine, pathOf, rangeOf } from './sparkline';
+import { Across, ILine, IRange, pathOf, rangeOf } from './sparkline';
 import { curvesOf, Store } from './store';
 import { Banner } from './view';
 
@@ -37,9 +38,15 @@ export function Dashboard({
       {state.overview && row?.condition !== 'running' && (
         <p role="status">{row ? `${row.condition}${row.reason && `: ${row.reason}`}` : 'This cluster does not run.'}</p>
       )}
-      {cluster && <Charts cluster={cluster} curves={curvesOf(state, name)} />}
-      {cluster && <Nodes nodes={cluster.nodes} />}
-      {cluster && <Events events={cluster.events} />}
+      {cluster && (
+        <>
+          <Facts state={cluster} />
+          <Charts cluster={cluster} curves={curvesOf(state, name)} />
+          <Nodes state={cluster} />
+          {cluster.jobs.length > 0 && <Waits job={cluster.jobs[0]} />}
+          <Events events={cluster.events} />
+        </>
+      )}
     </div>
   );
 }
@@ -57,9 +64,11 @@ function Charts({ cluster, curves }: { cluster: ClusterView; curves: Curves }): 
     const name = cluster.jobs.length > 1 ? `global model of ${job.name}` : 'global model';
     return points.length ? [{ name, colour: 'var(--jp-ui-font-color1)', points }] : [];
   });
+  const losses = [...lines('loss'), ...globals];
   return (
     <div className="nbc-dash-charts">
-      <Chart title="Loss" lines={[...lines('loss'), ...globals]} format={number} />
+      <Chart title="Loss" lines={losses} format={number} />
+      <Chart title="Loss by step" lines={losses} format={number} across="step" />
       <Chart title="Memory" lines={lines('memory')} format={byteCount} />
     </div>
   );
@@ -69,23 +78,26 @@ interface IChart {
   readonly title: string;
   readonly lines: readonly ILine[];
   readonly format: (value: number) => string;
+  readonly across?: Across;
 }
 
-/** Curves over time with least and greatest value. Screen readers hear the range; the table below has the numbers. */
-export function Chart({ title, lines, format }: IChart): React.JSX.Element {
-  const range = rangeOf(lines);
+/** Curves with least and greatest value. Screen readers hear the range; the table below has the numbers. */
+export function Chart({ title, lines, format, across = 'time' }: IChart): React.JSX.Element {
+  const range = rangeOf(lines, across);
   const label = range
-    ? `${title} over ${Math.round(range.to - range.from)} s, from ${format(range.low)} to ${format(range.high)}`
+    ? `${title} ${extent(range, across)}, from ${format(range.low)} to ${format(range.high)}`
     : `${title}: no values yet`;
   return (
     <figure className="nbc-dash-chart">
-      <figcaption>{title}</figcaption>
+      <figcaption>
+        {title} <span className="nbc-side-progress">{range && extent(range, across)}</span>
+      </figcaption>
       {range ? (
         <>
           <svg role="img" aria-label={label} viewBox={`0 -4 ${WIDTH} ${HEIGHT + 8}`} preserveAspectRatio="none">
             <path className="nbc-dash-grid" d={`M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT}H${WIDTH}`} />
             {lines.map(line => (
-              <path key={line.name} d={pathOf(line.points, range, WIDTH, HEIGHT)} stroke={line.colour} />
+              <path key={line.name} d={pathOf(line.points, range, WIDTH, HEIGHT, across)} stroke={line.colour} />
             ))}
           </svg>
           <span className="nbc-dash-high">{format(range.high)}</span>
@@ -105,9 +117,13 @@ export function Chart({ title, lines, format }: IChart): React.JSX.Element {
   );
 }
 
+function extent({ from, to }: IRange, across: Across): string {
+  return across === 'time' ? `over ${Math.round(to - from)} s` : `${integer(from)} to ${integer(to)}`;
+}
+
 const HEADINGS = ['Node', 'Device', 'State', 'Memory', 'Step', 'Loss', 'Samples/s', 'Round', 'Waited', 'Checkpoint'];
 
-function Nodes({ nodes }: { nodes: readonly NodeView[] }): React.JSX.Element {
+function Nodes({ state }: { state: ClusterView }): React.JSX.Element {
   return (
     <table className="nbc-dash-table">
       <thead>
@@ -120,27 +136,49 @@ function Nodes({ nodes }: { nodes: readonly NodeView[] }): React.JSX.Element {
         </tr>
       </thead>
       <tbody>
-        {nodes.map(node => (
-          <tr key={node.name}>
-            <th scope="row" style={{ borderLeftColor: rankColour(node.rank) }}>
-              {node.name}
-            </th>
-            <td>{node.device_name || node.device}</td>
-            <td>{node.reason ? `${node.condition}: ${node.reason}` : node.condition}</td>
-            <td>
-              <Memory node={node} />
-            </td>
-            <td>{node.step?.toLocaleString('en') ?? ABSENT}</td>
-            <td>{number(node.loss)}</td>
-            <td>{node.samples_per_s === null ? ABSENT : node.samples_per_s.toFixed(0)}</td>
-            <td>{node.last_round ?? ABSENT}</td>
-            <td>{node.round_wait === null ? ABSENT : `${node.round_wait.toFixed(1)} s`}</td>
-            <td>{node.checkpoint || ABSENT}</td>
-          </tr>
+        {state.nodes.map(node => (
+          <Row key={node.name} node={node} state={state} />
         ))}
       </tbody>
     </table>
   );
+}
+
+function Row({ node, state }: { node: NodeView; state: ClusterView }): React.JSX.Element {
+  const age = node.checkpoint_time === null || state.now === null ? null : state.now - node.checkpoint_time;
+  return (
+    <tr>
+      <th scope="row" style={{ borderLeftColor: rankColour(node.rank) }}>
+        {node.name}
+        <Note text={node.peer === node.name ? '' : `on ${node.peer}`} />
+      </th>
+      <td>
+        {node.device_name || node.device}
+        <Note text={vitalsOf(node, state.peers)} />
+      </td>
+      <td>
+        {node.reason ? `${node.condition}: ${node.reason}` : node.condition}
+        <Note text={node.busy && node.waiting ? `waiting: ${node.waiting}` : ''} />
+      </td>
+      <td>
+        <Memory node={node} />
+        <Note text={node.memory_peak ? `peak ${byteCount(node.memory_peak)}` : ''} />
+      </td>
+      <td>{integer(node.step)}</td>
+      <td>{number(node.loss)}</td>
+      <td>{rateOf(node).map(Math.round).map(integer)[0] ?? ABSENT}</td>
+      <td>{integer(node.last_round)}</td>
+      <td>{duration(node.round_wait)}</td>
+      <td>
+        {node.checkpoint || ABSENT}
+        <Note text={node.checkpoint && age !== null ? ago(age) : ''} />
+      </td>
+    </tr>
+  );
+}
+
+function Note({ text }: { text: string }): React.JSX.Element | null {
+  return text ? <div className="nbc-side-hint">{text}</div> : null;
 }
 
 function Events({ events }: { events: readonly EventView[] }): React.JSX.Element {

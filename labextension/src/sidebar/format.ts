@@ -40,3 +40,36 @@ export function ago(seconds: number): string {
   }
   return whole < 5400 ? `${(whole / 60).toFixed(0)} min ago` : `${(whole / 3600).toFixed(0)} h ago`;
 }
+
+/** Seconds as `40 ms`, `3.4 s`, `2 min 05 s`, `1 h 12 min` or `3 d 4 h`; a dash for null. */
+export function duration(seconds: number | null): string {
+  if (seconds === null || !Number.isFinite(seconds)) {
+    return ABSENT;
+  }
+  const whole = Math.max(seconds, 0);
+  if (whole < 0.0995) {
+    return `${(whole * 1000).toFixed(0)} ms`;
+  }
+  if (whole < 59.95) {
+    return `${whole.toFixed(1)} s`;
+  }
+  const [minutes, rest] = [Math.floor(Math.round(whole) / 60), Math.round(whole) % 60];
+  if (minutes < 60) {
+    return `${minutes} min ${String(rest).padStart(2, '0')} s`;
+  }
+  const hours = Math.floor(minutes / 60);
+  return hours < 24
+    ? `${hours} h ${String(minutes % 60).padStart(2, '0')} min`
+    : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+/** `1.8 ms ± 0.4 ms`: mean and mean deviation of a round trip; `1.8 ms` while the deviation is not known. */
+export function roundTrip(milliseconds: number, jitter: number | null): string {
+  const one = (value: number): string => (value < 10 ? `${value.toFixed(1)} ms` : duration(value / 1000));
+  return jitter === null ? one(milliseconds) : `${one(milliseconds)} ± ${one(jitter)}`;
+}
+
+/** `count` with thousands separated, a dash for null. */
+export function integer(count: number | null): string {
+  return count?.toLocaleString('en') ?? ABSENT;
+}

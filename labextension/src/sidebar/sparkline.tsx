@@ -11,7 +11,10 @@ export interface ILine {
   readonly points: readonly IPoint[];
 }
 
-/** Least and greatest value and time of all lines; null where no line has a number. */
+/** What a chart has from left to right. */
+export type Across = 'time' | 'step';
+
+/** Least and greatest value, and time or step, of all lines. */
 export interface IRange {
   readonly from: number;
   readonly to: number;
@@ -19,16 +22,16 @@ export interface IRange {
   readonly high: number;
 }
 
-/** What `lines` span. */
-export function rangeOf(lines: readonly ILine[]): IRange | null {
+/** What `lines` span; null where none has a number. */
+export function rangeOf(lines: readonly ILine[], across: Across = 'time'): IRange | null {
   let range: IRange | null = null;
   for (const { points } of lines) {
-    for (const { time, value } of points) {
+    for (const { [across]: place, value } of points) {
       if (value !== null) {
-        const { from, to, low, high }: IRange = range ?? { from: time, to: time, low: value, high: value };
+        const { from, to, low, high }: IRange = range ?? { from: place, to: place, low: value, high: value };
         range = {
-          from: Math.min(from, time),
-          to: Math.max(to, time),
+          from: Math.min(from, place),
+          to: Math.max(to, place),
           low: Math.min(low, value),
           high: Math.max(high, value)
         };
@@ -38,21 +41,29 @@ export function rangeOf(lines: readonly ILine[]): IRange | null {
   return range;
 }
 
-/** `points` as the `d` of a path in a box of `width` times `height`. */
-export function pathOf(points: readonly IPoint[], range: IRange, width: number, height: number): string {
-  const acrossTime = range.to - range.from || 1;
-  const acrossValue = range.high - range.low || 1;
+/** `points` as the `d` of a path in a box of `width` times `height`; a second run, whose steps begin again, is a new line. */
+export function pathOf(
+  points: readonly IPoint[],
+  range: IRange,
+  width: number,
+  height: number,
+  across: Across = 'time'
+): string {
+  const breadth = range.to - range.from || 1;
+  const span = range.high - range.low || 1;
   let command = 'M';
   let path = '';
-  for (const { time, value } of points) {
+  let before = -Infinity;
+  for (const { [across]: place, value } of points) {
     if (value === null) {
       command = 'M';
       continue;
     }
-    const x = ((time - range.from) / acrossTime) * width;
-    const y = height - ((value - range.low) / acrossValue) * height;
-    path += `${command}${x.toFixed(1)} ${y.toFixed(1)}`;
+    const x = ((place - range.from) / breadth) * width;
+    const y = height - ((value - range.low) / span) * height;
+    path += `${place < before ? 'M' : command}${x.toFixed(1)} ${y.toFixed(1)}`;
     command = 'L';
+    before = place;
   }
   return path;
 }

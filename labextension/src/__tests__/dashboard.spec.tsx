@@ -1,0 +1,114 @@
+/** The tab of a cluster: all that the notebook panel shows, from the same state. */
+
+import * as React from 'react';
+
+import type { ClusterView, NodeView, PeerView } from '../generated';
+import { Dashboard } from '../sidebar/dashboard';
+import { factsOf, vitalsOf } from '../sidebar/facts';
+import { duration } from '../sidebar/format';
+import { Store } from '../sidebar/store';
+import { act, cluster, curve, draw, erase, job, node, overview, peer, RUNNING } from './overviews';
+
+const JOB = job('model', {
+  loss: 0.25,
+  loss_round: 11,
+  waits: [
+    { round: 11, node: 'mini', seconds: 0.04 },
+    { round: 12, node: '<b>desk</b>', seconds: 2 }
+  ]
+});
+
+let store: Store;
+beforeEach(() => {
+  store = new Store();
+  store.connected();
+});
+afterEach(erase);
+
+function dashboard(changes: Partial<ClusterView>): HTMLElement {
+  store.show(overview({ clusters: [cluster('lesson', changes)] }));
+  return draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
+}
+
+it('has round, bytes, what they are less than, global loss, samples a second and time in its header', () => {
+  const nodes = [node('desk', 0, { samples_per_s: 900 }), node('mini', 1, { samples_per_s: 600.4 })];
+  const tab = dashboard({ ...RUNNING, jobs: [JOB], nodes });
+  const shown = [...tab.querySelectorAll('.nbc-dash-facts > div')].map(fact =>
+    [...fact.children].map(part => part.textContent)
+  );
+  expect(shown).toEqual([
+    ['Nodes', '2', 'generation 1'],
+    ['Round', '12', 'DiLoCo · 4,160 parameters'],
+    ['Sent', '2.0 MB', 'by all nodes'],
+    ['Saved', '8.0 MB', '5× less than data parallel'],
+    ['Global loss', '0.2500', 'measured at round 11'],
+    ['Samples/s', '1,500', 'of 2 nodes'],
+    ['Up', '1 min 00 s', '']
+  ]);
+});
+
+it('counts the samples of a running cell only, and leaves out rates that cannot be', () => {
+  const labels = (state: Partial<ClusterView>): string[] =>
+    factsOf(cluster('lesson', state).state!).map(({ label, value }) => `${label} ${value}`);
+  const rate = (samples_per_s: number, condition: NodeView['condition'] = 'ok'): NodeView =>
+    node('desk', 0, { samples_per_s, condition });
+  expect(labels({ nodes: [rate(9)] })).not.toContain('Samples/s 9');
+  expect(labels({ ...RUNNING, nodes: [rate(9), rate(-1), rate(1e300), rate(70, 'lost')] })).toContain('Samples/s 9');
+});
+
+it('says who is waited for now, and who was in the last rounds, the newest first', () => {
+  const tab = dashboard({ ...RUNNING, jobs: [{ ...JOB, waiting_for: ['mini'] }] });
+  expect(tab.querySelector('.nbc-dash-facts')!.textContent).toContain('waiting for mini');
+  const rows = [...tab.querySelectorAll('.nbc-dash-waits li')];
+  expect(rows.map(row => row.textContent)).toEqual(['Round 12<b>desk</b>2.0 s', 'Round 11mini40 ms']);
+  const bars = rows.map(row => row.querySelector<HTMLElement>('.nbc-side-bar > span')!.style.width);
+  expect(bars).toEqual(['100%', '2%']);
+});
+
+it('says of a node its load, its temperature, its battery and the way to it, where they are known', () => {
+  const known = node('mini', 0, { device: 'cuda', load: 0.914, temperature: 61.2, cpu: 1.24 });
+  const there = peer('mini', {
+    battery: 80,
+    plugged: false,
+    round_trip_ms: 1.84,
+    jitter_ms: 0.41
+  } as Partial<PeerView>);
+  expect(vitalsOf(known, [there])).toBe('GPU 91% · 61 °C · uses 1.2 CPU cores · battery 80% · link 1.8 ms ± 0.4 ms');
+  const unknown = node('mini', 0, { load: null, temperature: null, cpu: null });
+  expect(vitalsOf(unknown, [peer('mini', { battery: null, found_by: 'local', round_trip_ms: 1 })])).toBe('');
+});
+
+it('has memory now and at its peak, what a node waits for, and how old its checkpoint is', () => {
+  const mini = node('mini', 0, {
+    ...{ busy: true, waiting: 'round 13', round_wait: 0.04, step: 12345, peer: 'tower' },
+    ...{ checkpoint: 'model-round-12 at round 12', checkpoint_time: 1020 }
+  });
+  const cells = [...dashboard({ nodes: [mini] }).querySelectorAll('tbody tr > *')].map(cell => cell.textContent);
+  expect(cells[0]).toBe('minion tower');
+  expect(cells[2]).toBe('okwaiting: round 13');
+  expect(cells[3]).toBe('2.0 GB of 8.0 GBpeak 3.0 GB');
+  expect([cells[4], cells[8]]).toEqual(['12,345', '40 ms']);
+  expect(cells[9]).toBe('model-round-12 at round 1240 s ago');
+});
+
+it('draws the loss over steps too, a second run as a new line', () => {
+  const tab = dashboard({});
+  const again = { ...curve('desk', 'loss', [4, 3, 2, 1]), step: [0, 10, 0, 10] };
+  act(() => store.extend({ type: 'Series', cluster: 'lesson', reset: true, series: [again] }));
+  const chart = tab.querySelector('[aria-label^="Loss by step"]')!;
+  expect(chart.getAttribute('aria-label')).toBe('Loss by step 0 to 10, from 1.0000 to 4.0000');
+  expect(chart.querySelectorAll('path')[1].getAttribute('d')).toMatch(/^M[^L]*L[^ML]*M[^L]*L[^ML]*$/);
+  const overTime = tab.querySelector('[aria-label^="Loss over"]')!.querySelectorAll('path')[1];
+  expect(overTime.getAttribute('d')!.match(/M/g)).toHaveLength(1);
+});
+
+it.each([
+  [0.0042, '4 ms'],
+  [3.44, '3.4 s'],
+  [59.96, '1 min 00 s'],
+  [4325, '1 h 12 min'],
+  [273_600, '3 d 4 h'],
+  [null, '–']
+])('writes %p seconds as %p', (seconds, text) => {
+  expect(duration(seconds)).toBe(text);
+});

@@ -1,0 +1,128 @@
+/** What a dashboard says of a cluster in numbers, as the notebook panel does (`notebook_cluster/widgets/model.py`). */
+
+import * as React from 'react';
+
+import type { ClusterView, JobView, NodeView, PeerView } from '../generated';
+import { byteCount, duration, integer, number, plural, roundTrip } from './format';
+
+/** A rate above it is not one. */
+const MOST = 1e12;
+
+/** One number with its name, and what it means. */
+export interface IFact {
+  readonly label: string;
+  readonly value: string;
+  readonly note: string;
+}
+
+/** The header: nodes, round, bytes, what they are less than, loss of the global model, samples a second, time. */
+export function factsOf(state: ClusterView): IFact[] {
+  const facts = [{ label: 'Nodes', value: String(state.nodes.length), note: `generation ${state.generation}` }];
+  const job = state.jobs[0];
+  if (job) {
+    facts.push(...factsOfJob(job));
+  }
+  const rates = state.nodes.filter(node => ['ok', 'suspect', 'refused'].includes(node.condition)).flatMap(rateOf);
+  if (rates.length && state.cell?.status === 'running') {
+    const all = Math.round(rates.reduce((sum, rate) => sum + rate, 0));
+    facts.push({ label: 'Samples/s', value: integer(all), note: `of ${plural(rates.length, 'node')}` });
+  }
+  if (state.now !== null && state.started !== null) {
+    facts.push({ label: 'Up', value: duration(state.now - state.started), note: '' });
+  }
+  return facts;
+}
+
+function factsOfJob(job: JobView): IFact[] {
+  const working = `${job.strategy} · ${plural(job.parameters, 'parameter')}`;
+  const note = job.waiting_for.length ? `waiting for ${job.waiting_for.join(', ')}` : working;
+  const facts = [
+    { label: 'Round', value: integer(job.round), note },
+    { label: 'Sent', value: byteCount(job.bytes_sent), note: 'by all nodes' }
+  ];
+  const saved = job.bytes_data_parallel - job.bytes_sent;
+  if (job.bytes_sent > 0 && saved > 0) {
+    const times = integer(Math.round(job.bytes_data_parallel / job.bytes_sent));
+    facts.push({ label: 'Saved', value: byteCount(saved), note: `${times}× less than data parallel` });
+  }
+  if (job.loss !== null) {
+    const measured = `measured at round ${integer(job.loss_round)}`;
+    facts.push({ label: 'Global loss', value: number(job.loss), note: measured });
+  }
+  if (job.hash_mismatches) {
+    facts.push({ label: 'Hash mismatches', value: integer(job.hash_mismatches), note: 'see events' });
+  }
+  return facts;
+}
+
+/** Samples a second, or nothing where they are not known, not a number, or cannot be. */
+export function rateOf({ samples_per_s: rate }: NodeView): number[] {
+  return rate !== null && rate >= 0 && rate < MOST ? [rate] : [];
+}
+
+/** Load and temperature of its device, processors that it keeps busy, power of its machine, and the way to it. */
+export function vitalsOf(node: NodeView, peers: readonly PeerView[]): string {
+  const facts: string[] = [];
+  if (node.load !== null) {
+    facts.push(`${node.device === 'cpu' ? 'CPU' : 'GPU'} ${percent(100 * node.load)}`);
+  }
+  if (node.temperature !== null && Math.abs(node.temperature) < 1000) {
+    facts.push(`${node.temperature.toFixed(0)} °C`);
+  }
+  if (node.cpu !== null && node.cpu >= 0.05 && node.cpu < MOST) {
+    facts.push(`uses ${node.cpu.toFixed(1)} CPU cores`);
+  }
+  const peer = peers.find(candidate => candidate.name === node.peer);
+  if (peer && peer.battery !== null) {
+    facts.push(`${peer.plugged ? 'mains' : 'battery'} ${percent(peer.battery)}`);
+  }
+  if (peer && peer.round_trip_ms !== null && peer.found_by !== 'local') {
+    facts.push(`link ${roundTrip(peer.round_trip_ms, peer.jitter_ms)}`);
+  }
+  return facts.join(' · ');
+}
+
+function percent(value: number): string {
+  return `${Math.min(Math.max(value, 0), 100).toFixed(0)}%`;
+}
+
+/** The header as a row of numbers. */
+export function Facts({ state }: { state: ClusterView }): React.JSX.Element {
+  return (
+    <dl className="nbc-dash-facts">
+      {factsOf(state).map(({ label, value, note }) => (
+        <div key={label}>
+          <dt>{label}</dt>
+          <dd>{value}</dd>
+          <dd className="nbc-side-hint">{note}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** For whom the last rounds of a job were waited, newest first. */
+export function Waits({ job }: { job: JobView }): React.JSX.Element | null {
+  if (!job.waits.length) {
+    return null;
+  }
+  const longest = Math.max(...job.waits.map(wait => wait.seconds ?? 0)) || 1;
+  const share = (seconds: number | null): string => `${((100 * (seconds ?? 0)) / longest).toFixed(1)}%`;
+  return (
+    <section aria-label="Who was waited for">
+      <h3>Who was waited for</h3>
+      <ol className="nbc-dash-waits">
+        {[...job.waits].reverse().map(wait => (
+          <li key={wait.round}>
+            <span className="nbc-side-progress">Round {integer(wait.round)}</span>
+            <span className="nbc-side-name">{wait.node}</span>
+            <span className="nbc-side-bar" aria-hidden="true">
+              <span style={{ width: share(wait.seconds) }} />
+            </span>
+            <span>{duration(wait.seconds)}</span>
+          </li>
+        ))}
+      </ol>
+    </section>
+  );
+}

@@ -1,0 +1,159 @@
+"""The sidebar's commands in JupyterLab's menu and palette, and its setting.
+
+The page's WebSocket ends in the test, which shows one running cluster and keeps what is asked of it.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from notebook_cluster.protocol.sidebar import ClusterRow, Done, Overview, ServerInfo, Sharing
+from notebook_cluster.protocol.state import RoundWait
+from notebook_cluster.server.as_json import to_json
+from tests.browser import PATIENCE, Lab, browser_page, lab_with_extension, needs_extension
+from tests.conftest import wait_until
+from tests.fake_cluster import cluster_view
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, WebSocketRoute
+
+pytestmark = needs_extension
+
+COMMANDS = [
+    "Show Clusters", "Cluster Dashboard", "Insert Cluster Cell Below", "Stop Cell on All Nodes",
+    "Detach from Running Cell", "Save Checkpoint Now", "Stop Cluster",
+]  # fmt: skip
+REFUSED = "no checkpoint: the disk of 'desk' is <b>full</b>"
+
+Asked = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab_with_extension(tmp_path_factory.mktemp("lab"), uuid.uuid4().hex) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def asked() -> Asked:
+    """The actions that the page asked for."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def page(lab: Lab, asked: Asked) -> Iterator["Page"]:
+    """JupyterLab, to which a server shows that cluster ``digits`` runs a cell; checkpoints fail."""
+    (job,) = cluster_view().jobs
+    job = msgspec.structs.replace(job, waits=[RoundWait(round=one, node="desk", seconds=one / 10) for one in (1, 2)])
+    row = ClusterRow(name="digits", condition="running", reason="", state=cluster_view(jobs=[job]))
+    sharing = Sharing(on=False, name="", code="", command="", qr_svg_data_url="")
+    overview = Overview(peers=[], clusters=[row], sharing=sharing, server=ServerInfo(version="1", protocol=2))
+
+    def serve(socket: "WebSocketRoute") -> None:
+        def answer(message: Any) -> None:
+            action = json.loads(message)
+            asked.append(action)
+            socket.send(to_json(Done(id=action["id"], error=REFUSED if action["action"] == "checkpoint" else "")))
+
+        socket.on_message(answer)
+        socket.send(to_json(overview))
+
+    with browser_page(lab) as opened:
+        opened.route_web_socket(re.compile("/notebook-cluster/stream"), serve)
+        opened.reload()
+        opened.locator(".nbc-side-status").wait_for(timeout=PATIENCE)
+        yield opened
+
+
+def open_menu(page: "Page") -> None:
+    page.get_by_role("menuitem", name="Cluster", exact=True).click()
+    page.locator(".lm-Menu").wait_for(timeout=PATIENCE)
+
+
+def choose(page: "Page", command: str) -> None:
+    """Click ``command`` in the menu."""
+    open_menu(page)
+    page.locator(".lm-Menu-item").filter(has_text=command).click()
+
+
+def wait_for_action(asked: Asked, action: str) -> dict[str, Any]:
+    wait_until(lambda: asked and asked[-1]["action"] == action, 20, lambda: f"{action} in {asked}")
+    return asked[-1]
+
+
+def test_the_menu_has_all_commands_and_those_that_need_a_notebook_are_off_without_one(page: "Page") -> None:
+    open_menu(page)
+    assert page.locator(".lm-Menu-itemLabel").all_inner_texts() == COMMANDS
+    off = page.locator(".lm-Menu-item.lm-mod-disabled .lm-Menu-itemLabel")
+    assert off.all_inner_texts() == ["Insert Cluster Cell Below"]
+    page.keyboard.press("Escape")
+
+
+def test_a_command_of_the_menu_acts_on_the_cluster_that_runs_a_cell(page: "Page", asked: Asked) -> None:
+    choose(page, "Stop Cell on All Nodes")
+    assert wait_for_action(asked, "interrupt")["cluster"] == "digits"
+    choose(page, "Detach from Running Cell")
+    assert wait_for_action(asked, "detach")["cluster"] == "digits"
+
+
+def test_the_palette_has_them_too_and_what_failed_is_said_as_text(page: "Page", asked: Asked) -> None:
+    page.keyboard.press("ControlOrMeta+Shift+c")
+    search = page.locator(".jp-ModalCommandPalette input")
+    search.fill("cluster")
+    found = page.locator(".jp-ModalCommandPalette .lm-CommandPalette-itemLabel")
+    wait_until(lambda: set(COMMANDS) <= set(found.all_inner_texts()), 20, lambda: str(found.all_inner_texts()))
+    search.fill("Save Checkpoint Now")
+    page.keyboard.press("Enter")
+    action = wait_for_action(asked, "checkpoint")
+    assert (action["cluster"], action["target"]) == ("digits", cluster_view().jobs[0].name)
+    page.locator(".jp-Dialog").get_by_text(REFUSED).wait_for(timeout=PATIENCE)
+    assert page.locator(".jp-Dialog").get_by_text("Save Checkpoint Now: digits").count() == 1
+    page.locator(".jp-Dialog").get_by_role("button").click()
+    page.locator(".jp-Dialog").wait_for(state="detached", timeout=PATIENCE)
+
+
+def test_the_cluster_is_stopped_by_command_only_after_a_question(page: "Page", asked: Asked) -> None:
+    before = len(asked)
+    choose(page, "Stop Cluster")
+    page.get_by_text("Stop cluster digits?").wait_for(timeout=PATIENCE)
+    page.locator(".jp-Dialog").get_by_role("button", name="Cancel").click()
+    page.locator(".jp-Dialog").wait_for(state="detached", timeout=PATIENCE)
+    assert len(asked) == before
+    choose(page, "Stop Cluster")
+    page.locator(".jp-Dialog").get_by_role("button", name="Stop Cluster").click()
+    assert wait_for_action(asked, "stop")["cluster"] == "digits"
+
+
+def test_dashboard_and_sidebar_open_by_command_and_by_the_line_in_the_status_bar(page: "Page") -> None:
+    choose(page, "Cluster Dashboard")
+    page.get_by_role("region", name="dashboard of digits").wait_for(timeout=PATIENCE)
+    facts = page.locator(".nbc-dash-facts").inner_text()
+    assert "Round" in facts
+    assert "less than data parallel" in facts
+    assert "Samples/s" in facts
+    assert page.get_by_role("region", name="Who was waited for").get_by_role("listitem").count() == 2
+    side = page.get_by_role("region", name="cluster digits")
+    page.evaluate("window.jupyterapp.shell.collapseLeft()")
+    side.wait_for(state="hidden", timeout=PATIENCE)
+    choose(page, "Show Clusters")
+    side.wait_for(timeout=PATIENCE)
+    page.evaluate("window.jupyterapp.shell.collapseLeft()")
+    side.wait_for(state="hidden", timeout=PATIENCE)
+    page.locator(".nbc-side-status").click()
+    side.wait_for(timeout=PATIENCE)
+
+
+def test_the_setting_takes_the_line_out_of_the_status_bar_and_puts_it_back(page: "Page", lab: Lab) -> None:
+    page.evaluate("void window.jupyterapp.commands.execute('settingeditor:open', { query: 'Notebook cluster' })")
+    box = page.get_by_role("checkbox", name="Show the cluster in the status bar")
+    box.uncheck(timeout=PATIENCE)
+    page.locator(".nbc-side-status").wait_for(state="hidden", timeout=PATIENCE)
+    kept = lab.settings / "notebook-cluster" / "plugin.jupyterlab-settings"
+    wait_until(lambda: kept.exists() and json.loads(kept.read_text()) == {"showStatusBar": False}, 20, "the setting")
+    box.check()
+    page.locator(".nbc-side-status").wait_for(timeout=PATIENCE)
