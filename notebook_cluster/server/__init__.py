@@ -17,10 +17,15 @@ configured; :mod:`.typescript` writes the types for ``labextension/``.
 
 from typing import TYPE_CHECKING
 
+from notebook_cluster.protocol import VERSION
+
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
 
 __all__ = ["_jupyter_server_extension_points", "_load_jupyter_server_extension"]
+
+__version__ = VERSION
+"""What ``jupyter server extension list`` shows."""
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
@@ -43,8 +48,8 @@ def _load_jupyter_server_extension(server: "ServerApp") -> None:
     server.log.info("notebook-cluster: clusters are listed at notebook-cluster/api/clusters")
     if not _has_labextension():
         server.log.info(
-            "notebook-cluster: nodes' output is shown without tabs, the JupyterLab part was left out at installation: "
-            "install Node.js 20.19 or newer, then notebook-cluster again"
+            "notebook-cluster: no sidebar, and nodes' output without tabs: the JupyterLab part was left out at "
+            "installation. Install Node.js 20.19 or newer, then notebook-cluster again"
         )
 
 

@@ -46,7 +46,11 @@ def _gauges(states: dict[str, ClusterView]) -> Iterator[GaugeMetricFamily]:
     nodes = gauge("nodes", "Nodes of a cluster in a condition", "cluster", "condition")
     rounds = gauge("rounds", "The last round that a training job committed", "cluster", "job")
     sent = gauge("sent_bytes", "Bytes that all nodes sent in rounds of a training job so far", "cluster", "job")
+    instead = gauge(
+        "data_parallel_bytes", "Bytes that data parallel training would have sent for the same steps", "cluster", "job"
+    )
     memory = gauge("node_memory_used_bytes", "Memory that a node uses (VRAM on accelerators)", "cluster", "node")
+    there = gauge("node_memory_total_bytes", "Memory that the node's device has", "cluster", "node")
     for name, state in states.items():
         up.add_metric([name], 1)
         for condition, count in Counter(node.condition for node in state.nodes).items():
@@ -54,9 +58,11 @@ def _gauges(states: dict[str, ClusterView]) -> Iterator[GaugeMetricFamily]:
         for job in state.jobs[:MAX_JOBS]:
             rounds.add_metric([name, job.name], job.round)
             sent.add_metric([name, job.name], job.bytes_sent)
+            instead.add_metric([name, job.name], job.bytes_data_parallel)
         for node in state.nodes[:MAX_NODES]:
             memory.add_metric([name, node.name], node.memory_used)
-    yield from (up, nodes, rounds, sent, memory)
+            there.add_metric([name, node.name], node.memory_total)
+    yield from (up, nodes, rounds, sent, instead, memory, there)
 
 
 # Once for the process, which may have several servers.
