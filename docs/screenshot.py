@@ -56,11 +56,13 @@ def main() -> None:
                 run_all(page)
                 wait_for_round(ROUND)
                 page.locator(".jp-OutputArea-child:has(.js-plotly-plot)").last.wait_for(timeout=PATIENCE * 1000)
-                # The browser may have loaded plotly's script just now, with the first points only.
+                # The browser may have loaded plotly's script just now.
                 page.wait_for_function(
                     "() => document.querySelectorAll('.js-plotly-plot .scatterlayer .js-line').length >= 9",
                     timeout=PATIENCE * 1000,
                 )
+                wait_for_round(ROUND + 6)  # those were the first points only
+                page.add_style_tag(content="#jp-bottom-panel { display: none }")  # it would lie over the picture
                 panel = page.locator(".jp-OutputArea:has(.nbc-panel)").first
                 panel.scroll_into_view_if_needed()
                 panel.screenshot(path=PICTURE)
