@@ -12,9 +12,10 @@ import pytest
 from notebook_cluster.agent.holding import HOLD_BYTES, OutputHolder
 from notebook_cluster.coordinator.cell_files import CellFiles
 from notebook_cluster.coordinator.flow import MOST_TEXT_BYTES, WINDOW_BYTES, Flow
+from notebook_cluster.magics.slots import NodeOutput
 from notebook_cluster.protocol import decode
 from notebook_cluster.protocol.node import HoldOutput, InterruptCell, InterruptSeen
-from notebook_cluster.protocol.views import CellEnded, CellOutput, Output
+from notebook_cluster.protocol.views import LINES_LEFT_OUT, CellEnded, CellOutput, Output
 from tests.conftest import wait_until
 from tests.node_kernels import node_kernels
 from tests.shared_notebook import SharedNotebook, shared_notebook
@@ -64,6 +65,12 @@ def stream(text: str, node: str = "a") -> Output:
     return Output(node=node, rank=0, kind="stream", content={"name": "stdout", "text": text})
 
 
+def lines_told(text: str) -> int:
+    """Lines of :func:`flood` in ``text``: those that are there, that are said to be folded, or to be left out."""
+    said = re.findall(r"\.\.\. ([\d,]+) lines(?: folded|, [\d,]+ bytes)", text)
+    return text.count("x" * 69) + sum(int(number.replace(",", "")) for number in said)
+
+
 def text_of(outputs: list[Output]) -> str:
     return "".join(output.content["text"] for output in outputs)
 
@@ -82,6 +89,8 @@ def test_a_hundred_megabytes_of_two_nodes_are_folded_and_whole_in_text_files(not
         assert f"the end of {node}" in block
         folded = re.search(r"\n\.\.\. ([\d,]+) lines folded, all of it in (\S+) \.\.\.\n", block)
         assert folded is not None
+        own = block[block.index(f"[{node} ·") :].partition(f"the end of {node}")[0]
+        assert lines_told(own) == MANY_LINES
         path = Path(folded[2])
         assert path.name == f"{node}.txt"
         assert path.stat().st_mode & 0o777 == 0o600
@@ -115,7 +124,9 @@ def test_a_view_that_does_not_read_gets_the_end_and_a_word_about_the_middle(note
         assert len(text) < 2 * WINDOW_BYTES
         assert text.startswith(LINE.format(0))
         assert text.endswith(LINE.format(LINES - 1) + "the end of local\n")
-        marker = re.search(r"\n\[\.\.\. ([\d,]+) bytes of output left out here; all of it: (\S+) \.\.\.\]\n", text)
+        marker = re.search(
+            r"\n\[\.\.\. [\d,]+ lines, ([\d,]+) bytes of output left out here; all of it: (\S+) \.\.\.\]\n", text
+        )
         assert marker is not None
         assert Path(marker[2]).stat().st_size == LINES * 80 + len("the end of local\n")
 
@@ -159,6 +170,32 @@ def test_what_waits_for_a_view_is_bounded_whatever_comes() -> None:
         assert text.endswith(LINE.format(19_999))
     flow.taken(position)
     assert flow.offer([stream("more")], position + 4)
+
+
+def test_lines_that_were_left_out_for_a_slow_view_count_as_folded() -> None:
+    total, taken = 12_000, 0
+    flow = Flow(lambda node: Path(f"/files/{node}.txt"), 0)
+    shown = NodeOutput("a", 0, "token")
+
+    def take(outputs: list[Output]) -> None:
+        for output in outputs:
+            shown.write(output.content["text"], left_out=output.content.get(LINES_LEFT_OUT, 0))
+
+    for number in range(total):
+        batch = [stream(LINE.format(number))]
+        position = number if number < 2000 else 2 * WINDOW_BYTES + number  # from then on the view is far behind
+        if flow.offer(batch, position):
+            take(batch)
+            taken += 1
+        elif number == 9000:
+            take(flow.release()[0])
+    take(flow.release()[0])
+    assert taken < total
+    text = shown.text(24 * 1024)
+    assert " lines folded ...\n" in text
+    assert lines_told(text) == total
+    # Where the line that says so is seen, it tells of them itself.
+    assert lines_told(shown.text(10_000_000)) == total
 
 
 def test_a_word_about_more_than_was_sent_does_not_open_the_window() -> None:

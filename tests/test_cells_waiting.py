@@ -1,9 +1,18 @@
 """Who keeps a cell waiting: nodes that fail, finish, die or come back while others wait, and ``--timeout``."""
 
+import contextlib
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
+from notebook_cluster.client import ClusterError
+from notebook_cluster.coordinator.events import CellNodeEnded
+from notebook_cluster.coordinator.starting import Starting
+from notebook_cluster.coordinator.state import Cell, Node
 from tests.cluster import Watcher, kill, node
 from tests.conftest import wait_until
 from tests.shared_notebook import SharedNotebook, shared_notebook
@@ -155,3 +164,79 @@ def test_a_timeout_that_is_no_positive_number_is_refused(notebook: SharedNoteboo
     assert error.startswith("UsageError: ")
     assert "--timeout" in error
     assert "\n" not in error
+
+
+def starting_again(notebook: SharedNotebook, name: str) -> threading.Thread:
+    """Restart a node from another view; returns when its old kernel is gone and the new one is not up yet."""
+
+    def restart() -> None:
+        with notebook.attach() as view, contextlib.suppress(ClusterError):
+            view.restart(name)
+
+    thread = threading.Thread(target=restart)
+    with notebook.attach() as view:
+        thread.start()
+        wait_until(
+            lambda: node(view.state(), name).condition == "starting",
+            20,
+            f"{name} to start",
+        )
+    return thread
+
+
+def test_a_cell_for_a_node_that_starts_waits_for_it_and_says_so(notebook: SharedNotebook) -> None:
+    notebook.works("%%on local-2\nseen = 'before'")
+    thread = starting_again(notebook, "local-2")
+    shown = notebook.works("%%on local-2,local\nprint(globals().get('seen'), world_size)")
+    thread.join(30)
+    assert "[cluster lesson]\nwaiting for local-2, which starts\n" in shown
+    # It has what the cells before left behind.
+    assert "[local-2 · rank 1]\nbefore 3" in shown
+    assert "[local · rank 0]\nNone 3" in shown
+
+
+def test_a_node_that_does_not_come_up_is_named_by_the_cell_that_waited_for_it(notebook: SharedNotebook) -> None:
+    with notebook.attach() as view:
+        agent = psutil.Process(view.connection.file.pid).children()[0]
+    before = {kernel.pid for kernel in agent.children()}
+    thread = starting_again(notebook, "local-3")
+    cell = notebook.start("%%on local-3\n1")
+    notebook.kernel.until(cell, "waiting for local-3, which starts")
+    (started,) = wait_until(lambda: [kernel for kernel in agent.children() if kernel.pid not in before], 20, "a kernel")
+    started.kill()
+    notebook.kernel.until(cell)
+    thread.join(30)
+    assert cell.error is not None
+    assert "did not run" in cell.error.value
+    assert "local-3 did not run it: it is dead (killed by SIGKILL" in cell.error.value
+    assert "%cluster restart local-3" in cell.error.value
+    notebook.works("%cluster restart local-3")
+
+
+def test_stop_ends_the_wait_for_a_node_that_starts(notebook: SharedNotebook) -> None:
+    thread = starting_again(notebook, "local-2")
+    cell = notebook.start("%%on local-2\nprint('never')")
+    notebook.kernel.until(cell, "waiting for local-2, which starts")
+    notebook.kernel.manager.interrupt_kernel()
+    notebook.kernel.until(cell)
+    thread.join(30)
+    assert cell.error is not None
+    assert "never" not in cell.shown
+    assert notebook.works("%%on local-2\n5") == "[local-2 · rank 1]\nOut: 5"
+
+
+def test_a_node_that_starts_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notebook_cluster.coordinator.starting.PATIENCE_S", -1.0)
+    cell = Cell(7, "1", ("desk",), True, {}, ())
+    recorded: list[CellNodeEnded] = []
+    hub: Any = SimpleNamespace(
+        state=SimpleNamespace(nodes={"desk": Node("desk", "peer", "cpu", 0)}),
+        replay=SimpleNamespace(names=list),
+        record=recorded.append,
+    )
+    starting = Starting(hub)
+    assert not starting.waits(cell)
+    starting.leave_out(cell)
+    assert [(event.node, event.status) for event in recorded] == [("desk", "cancelled")]
+    assert "it has not started within" in recorded[0].reason
+    assert "%cluster logs desk" in recorded[0].reason

@@ -244,6 +244,7 @@ class Cluster(Moving):
         canary: str = "",
         background: bool = False,
         stdin: bool = False,
+        widgets: bool = False,
     ) -> CellStream:
         """Run a cell on ``targets`` (node names; empty: all) and stream what happens.
 
@@ -251,13 +252,14 @@ class Cluster(Moving):
         ``canary``: this node runs it first, the others only when it ended well there.
         ``background``: nobody waits for it, which is said to who queues behind it.
         ``stdin``: the stream has an InputRequested when a node calls ``input()``; see :meth:`answer_input`.
+        ``widgets``: this view shows widgets of nodes, so progress bars may be some.
         """
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         asked = {VALUE_KEY: VALUE_EXPRESSION} if collect else {}
         request = v.Execute(
             source=source, targets=list(targets), replay=replay, timeout=timeout, canary=canary, background=background,
             user_expressions=asked | (user_expressions or {}), notebook_names=list(notebook_names), watch=True,
-            stdin=stdin,
+            stdin=stdin, widgets=widgets,
         )  # fmt: skip
         cell = wait(self._request(request, int, queue_for_cell=events))
         return CellStream(self.connection, events, cell)

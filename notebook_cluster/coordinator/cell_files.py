@@ -190,7 +190,7 @@ def text_of(output: Output) -> str:
     if output.kind == "error":
         return "\n".join(map(str, content.get("traceback", ()))) + "\n"
     text = (content.get("data") or {}).get("text/plain")
-    return f"{text}\n" if isinstance(text, str) else ""
+    return f"{text}\n" if isinstance(text, str) and text else ""
 
 
 def _private_opener(path: str, flags: int) -> int:

@@ -9,6 +9,7 @@ from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.collected import Collected
 from notebook_cluster.coordinator.notices import Notices, what_happened
 from notebook_cluster.coordinator.runs import Runs
+from notebook_cluster.coordinator.starting import Starting
 from notebook_cluster.coordinator.state import Cell
 from notebook_cluster.coordinator.viewserver import RequestError, View
 from notebook_cluster.protocol.node import CellDone
@@ -29,6 +30,9 @@ class Cells:
         self.collected = Collected(hub)
         self.runs = Runs(hub, self._node_ended)
         self.notices = Notices(hub)
+        self._starting = Starting(hub)
+        self._with_widgets: set[int] = set()
+        """Cells that were submitted by a view which shows widgets of nodes."""
         self._interrupted: set[int] = set()
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._reasons: dict[int, str] = {}
@@ -54,6 +58,8 @@ class Cells:
         self._hub.streaming.open(number)
         if request.watch:
             view.watch(number, request.background)
+        if request.widgets:
+            self._with_widgets.add(number)
         loop = asyncio.get_running_loop()
         if request.timeout is not None:
             self._timers[number] = loop.call_later(request.timeout, self._timed_out, number, request.timeout)
@@ -74,10 +80,9 @@ class Cells:
         state = self._hub.state
         for name in request.targets:
             node = self._hub.members.known(name)
-            if not node.is_in:
-                why = node.reason or "its kernel is not up yet"
-                raise RequestError(f"node {name!r} is {node.condition} ({why}): %cluster restart {name}")
-        if not state.roster_nodes():
+            if not node.is_in and node.condition != "starting":
+                raise RequestError(f"node {name!r} is {node.condition} ({node.reason}): %cluster restart {name}")
+        if not state.roster_nodes() and not request.targets:
             raise RequestError(
                 f"cluster {state.cluster!r} has no running node: %cluster add PEER or %cluster restart NODE"
             )
@@ -137,6 +142,10 @@ class Cells:
             self._maybe_end(running)
         return busy
 
+    def shows_widgets(self, cell: int) -> bool:
+        """Whether progress bars in ``cell`` may be widgets."""
+        return cell in self._with_widgets
+
     def was_interrupted(self, cell: int) -> bool:
         return cell in self._interrupted
 
@@ -152,10 +161,13 @@ class Cells:
         if not state.queue():
             return
         cell = state.queue()[0]
+        if self._starting.waits(cell):
+            return
         replaying = self._hub.replay.names()
         ready = [node.name for node in state.roster_nodes() if cell.may_run(node.name) and node.name not in replaying]
         if not ready:
             if not any(cell.may_run(name) for name in replaying):
+                self._starting.leave_out(cell)
                 self._finish(cell, "error")
             return  # else it starts when a replay ends
         self._hub.record(e.CellStarted(cell=cell.id, nodes=ready, generation=state.generation, time=time.time()))
@@ -163,6 +175,7 @@ class Cells:
         metadata: dict[str, Any] = {"cell": cell.id, "generation": state.generation, "nodes": ready}
         for name in ready:
             self.runs.start(cell, name, metadata)
+        self._starting.leave_out(cell)
         if any(cell.id in view.background for view in self._hub.views.views.values()):
             self.changed(cell.id)  # nobody waits, but somebody shows where it runs
 
@@ -210,6 +223,7 @@ class Cells:
     def _finish(self, cell: Cell, status: e.CellStatus) -> None:
         self._hub.record(e.CellFinished(cell=cell.id, status=status, time=time.time()))
         self._hub.streaming.finish(cell.id)
+        self._with_widgets.discard(cell.id)
         timer = self._timers.pop(cell.id, None)
         if timer is not None:
             timer.cancel()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from notebook_cluster.coordinator.outputs import left_out, merge, size_of
+from notebook_cluster.coordinator.outputs import Missing, left_out, merge, size_of
 from notebook_cluster.protocol.views import Output
 
 WINDOW_BYTES = 4 << 20
@@ -28,7 +28,7 @@ class Backlog:
         self._outputs: list[Output] = []
         self._text_bytes: dict[str, int] = {}
         self._other_bytes = 0
-        self._missing: dict[str, int] = {}
+        self._missing: dict[str, Missing] = {}
 
     def __bool__(self) -> bool:
         return bool(self._outputs or self._missing)
@@ -50,8 +50,7 @@ class Backlog:
         """Everything that waits; nothing does then."""
         ranks = {output.node: output.rank for output in self._outputs}
         outputs = [
-            left_out(node, ranks.get(node), f"{size:,} bytes", self._text_path(node))
-            for node, size in self._missing.items()
+            left_out(node, ranks.get(node), missing, self._text_path(node)) for node, missing in self._missing.items()
         ]
         outputs += self._outputs
         self._outputs, self._text_bytes, self._other_bytes, self._missing = [], {}, 0, {}
@@ -80,8 +79,7 @@ class Backlog:
             if rest is not None:
                 self._count(rest, 1)
                 kept.append(rest)
-            gone = size_of(output) - (size_of(rest) if rest is not None else 0)
-            self._missing[output.node] = self._missing.get(output.node, 0) + gone
+            self._missing.setdefault(output.node, Missing()).add(output, rest)
         self._outputs = kept
 
 

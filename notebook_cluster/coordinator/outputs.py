@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from notebook_cluster.coordinator.cell_files import CellFiles
-from notebook_cluster.protocol.views import Output
+from notebook_cluster.protocol.views import LINES_LEFT_OUT, Output
 
 HEAD_BYTES = 256 * 1024
 TAIL_BYTES = 1024 * 1024
@@ -43,8 +43,25 @@ def merge(last: Output | None, new: Output) -> Output | None:
         return None
     if last.content.get("name") != new.content.get("name") or size_of(last) > 32 * 1024:
         return None
+    if LINES_LEFT_OUT in last.content or LINES_LEFT_OUT in new.content:
+        return None
     text = last.content["text"] + new.content["text"]
     return msgspec.structs.replace(last, content={**last.content, "text": text})
+
+
+class Missing:
+    """How much of a node's output is left out at one place."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.lines = 0
+
+    def add(self, output: Output, rest: Output | None = None) -> None:
+        """``output`` is left out, except for its end ``rest``."""
+        for part, sign in ((output, 1), (rest, -1)):
+            if part is not None:
+                self.bytes += sign * size_of(part)
+                self.lines += sign * str(part.content.get("text", "")).count("\n")
 
 
 class CellOutputs:
@@ -63,7 +80,7 @@ class CellOutputs:
         self._tail: deque[Output] = deque()
         self._head_bytes = 0
         self._tail_bytes = 0
-        self._left_out: dict[str, int] = {}
+        self._left_out: dict[str, Missing] = {}
 
     def add(self, output: Output, peer: str, sequence: int) -> None:
         """Keep ``output``; it is handed to the operating system before this returns."""
@@ -85,15 +102,15 @@ class CellOutputs:
         while self._tail_bytes > TAIL_BYTES and len(self._tail) > 1:
             gone = self._tail.popleft()
             self._tail_bytes -= size_of(gone)
-            self._left_out[gone.node] = self._left_out.get(gone.node, 0) + size_of(gone)
+            self._left_out.setdefault(gone.node, Missing()).add(gone)
 
     def all(self) -> list[Output]:
         """What is kept, in order, with a visible line for each node where its middle was left out."""
         if not self._loaded:
             self.load()
         markers = [
-            left_out(node, self._rank(node), f"{size:,} bytes", self.files.text_path(node))
-            for node, size in self._left_out.items()
+            left_out(node, self._rank(node), missing, self.files.text_path(node))
+            for node, missing in self._left_out.items()
         ]
         return [*self._head, *markers, *self._tail]
 
@@ -121,10 +138,12 @@ class CellOutputs:
         self.files.close()
 
 
-def left_out(node: str, rank: int | None, how_much: str, path: Path) -> Output:
-    """A visible line where output of ``node`` is missing."""
-    text = f"\n[... {how_much} of output left out here; all of it: {path} ...]\n"
-    return Output(node=node, rank=rank, kind="stream", content={"name": "stderr", "text": text})
+def left_out(node: str, rank: int | None, missing: Missing, path: Path) -> Output:
+    """A visible line where output of ``node`` is missing; a view that folds it away counts the missing lines too."""
+    lines = f"{missing.lines:,} lines, " if missing.lines else ""
+    text = f"\n[... {lines}{missing.bytes:,} bytes of output left out here; all of it: {path} ...]\n"
+    content = {"name": "stderr", "text": text, LINES_LEFT_OUT: missing.lines}
+    return Output(node=node, rank=rank, kind="stream", content=content)
 
 
 def _append(outputs: list[Output] | deque[Output], output: Output) -> None:

@@ -60,6 +60,8 @@ class Runs:
         """Send the execute_request; ``metadata`` is what the node's runtime finds in it."""
         node = self._hub.state.nodes[name]
         run = self._open(Run(cell.id, name, node.incarnation, replay))
+        if not replay and self._hub.cells.shows_widgets(cell.id):
+            metadata = {**metadata, "widgets": True}
         # Nobody is asked the same again when a cell is replayed.
         asks = not replay and self._hub.inputs.allows(cell.id)
         parts = jupyter.execute_request(run.message_id, self._hub.state.cluster_id, cell, metadata, allow_stdin=asks)

@@ -65,7 +65,7 @@ def run_cell(
     with StopCounter() as stops:
         stream = cluster.execute(
             source, targets, replay=replay, timeout=timeout, notebook_names=names, canary=canary,
-            collect=values is not None, stdin=can_ask(shell),
+            collect=values is not None, stdin=can_ask(shell), widgets=not is_headless(shell),
         )  # fmt: skip
         wait = _Wait(cluster, stream, display, stops, shell, values=values)
         ended = wait.until_end()

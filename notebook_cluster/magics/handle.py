@@ -54,7 +54,7 @@ def start_cell(
     names = visible_names(shell)
     stream = cluster.execute(
         source, targets, replay=replay, timeout=timeout, notebook_names=names, canary=canary, collect=True,
-        background=True,
+        background=True, widgets=not is_headless(shell),
     )  # fmt: skip
     return CellHandle(cluster, shell, stream, frozenset(names))
 

@@ -32,6 +32,8 @@ class LineBuffer:
         self._row_folded = 0
         self._size = 0
         self._cut = ""
+        self._missing: list[tuple[int, int]] = []
+        """(row, counted from the first that was written; lines) of lines that stand for others."""
 
     @property
     def at_line_start(self) -> bool:
@@ -57,6 +59,11 @@ class LineBuffer:
         if self._size > 2 * TAIL_CHARACTERS or len(self._rows[-1]) > ROW_CHARACTERS:
             self._shorten()
 
+    def write_left_out(self, text: str, lines: int) -> None:
+        """Add ``text``, which stands for ``lines`` others that never came here: where it is folded, they count."""
+        self.write(text)
+        self._missing.append((self._gone + self._row - 1, lines - text.count("\n")))
+
     def render(self, limit: int, *, head: bool = True) -> tuple[str, bool]:
         """At most about ``limit`` characters, and whether that is everything that was written.
 
@@ -72,9 +79,17 @@ class LineBuffer:
         folded = len(whole) + self._folded - first - last
         if folded <= 0:
             return "\n".join(whole)[-limit:], False
+        begin = first + (0 if self._head else self._folded)
+        end = self._gone + len(rows) - last
+        folded += sum(lines for row, lines in self._missing if begin <= row < end)
         where = f", all of it in {self._whole_text}" if self._whole_text else ""
         marker = f"... {folded:,} line{'s' if folded != 1 else ''} folded{where} ..."
         return "\n".join([*shown_first, marker, *rows[len(rows) - last :]]), False
+
+    @property
+    def _gone(self) -> int:
+        """Rows that were written before those in ``_rows``."""
+        return len(self._head) + self._folded
 
     def _at_end(self) -> bool:
         return self._row == len(self._rows) - 1 and self._column == len(self._rows[-1])

@@ -17,7 +17,7 @@ from notebook_cluster.magics.folding import MOST_TEXT_CHARACTERS, Member, blocks
 from notebook_cluster.magics.publishing import Publisher
 from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
 from notebook_cluster.magics.tabs import Tabs
-from notebook_cluster.protocol.views import Output
+from notebook_cluster.protocol.views import LINES_LEFT_OUT, Output
 
 FLUSH_SECONDS = 0.25
 GATHER_SECONDS = 0.01
@@ -175,7 +175,7 @@ class CellDisplay:
             self._states.setdefault(output.node, "running")
         content = output.content
         if output.kind == "stream":
-            node.write(str(content.get("text", "")))
+            node.write(str(content.get("text", "")), left_out=int(content.get(LINES_LEFT_OUT, 0)))
         elif output.kind == "error":
             node.write("\n".join(map(str, content.get("traceback", ()))) + "\n", own_line=True)
         elif output.kind == "clear_output":

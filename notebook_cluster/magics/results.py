@@ -17,7 +17,8 @@ def remote_error(ended: CellEnded, label: Callable[[str], str], notebook_names: 
     for name, result in ordered:
         groups.setdefault(tuple(_describe(name, result, notebook_names)), []).append(name)
     ran = sum(result.status != "cancelled" for result in failed.values())
-    lines = [f"cell {ended.cell} failed on {ran} of {len(ended.results)} nodes"]
+    where = f"failed on {ran} of {len(ended.results)} nodes" if ran else "did not run"
+    lines = [f"cell {ended.cell} {where}"]
     for (first, *more), names in groups.items():
         lines += [f"  {_who(names, label, len(ended.results))}{first}", *more]
     return RemoteError("\n".join(lines))

@@ -10,6 +10,8 @@ from notebook_cluster.magics.written import Written
 MOST_RICH_OUTPUTS = 100
 """Images and tables of one node below one cell; the rest is counted in the node's text."""
 Bundle = dict[str, Any]
+_NOTHING: Bundle = {"text/plain": ""}
+"""What a node shows in place of a display that is to go."""
 
 
 @dataclass
@@ -61,8 +63,8 @@ class NodeOutput:
         """By this, nodes stand in rank order, those without a rank behind."""
         return self.rank is None, self.rank or 0, self.node
 
-    def write(self, text: str, *, own_line: bool = False) -> None:
-        """Add text at the node's cursor; with ``own_line`` on a new line."""
+    def write(self, text: str, *, own_line: bool = False, left_out: int = 0) -> None:
+        """Add text at the node's cursor; with ``own_line`` on a new line. ``left_out``: it stands for so many lines."""
         self._clear_if_waiting()
         slot = self._slots[self._used - 1] if self._used else None
         if slot is None or slot.buffer is None:
@@ -71,7 +73,10 @@ class NodeOutput:
         assert slot.buffer is not None
         if own_line and not slot.buffer.at_line_start:
             text = "\n" + text
-        slot.buffer.write(text)
+        if left_out:
+            slot.buffer.write_left_out(text, left_out)
+        else:
+            slot.buffer.write(text)
         slot.written.add(text)
         slot.dirty = True
 
@@ -90,6 +95,8 @@ class NodeOutput:
     def update(self, data: Bundle, metadata: Bundle, display_id: str) -> bool:
         """Change the outputs shown under the node's ``display_id``; False when there is none in this cell."""
         found = [slot for slot in self._slots[: self._used] if slot.display_id == self.public_id(display_id)]
+        if data == _NOTHING:
+            data = {}
         for slot in found:
             slot.data, slot.metadata, slot.dirty = data, metadata, True
             slot.plain = str(data.get("text/plain", ""))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.node import last_value, world
 from notebook_cluster.node.looking import answer_when_idle, prepare_shell
 from notebook_cluster.node.pip import register_pip
-from notebook_cluster.node.progress_bars import show_bars_as_text
+from notebook_cluster.node.progress_bars import bars, install_bars
 from notebook_cluster.node.tracebacks import CellNumbers, shorten_tracebacks
 from notebook_cluster.node.widget_messages import follow_headers, lose_nothing
 from notebook_cluster.training.runtime import set_runtime
@@ -63,7 +63,7 @@ def load(ip: Any) -> None:
     set_runtime(runtime)
     _loaded = Extension(ip, runtime)
     _loaded.register()
-    show_bars_as_text()
+    install_bars(ip)
     register_pip(ip)
     follow_headers()
     lose_nothing(ip.kernel)
@@ -155,6 +155,7 @@ class Extension:
             return
         self._running, self._silent = parent["header"]["msg_id"], info.silent
         self._numbers.cell = info.cell
+        bars.begin(info.widgets and not info.silent)
         last_value.begin_cell({} if info.replay else parent)
         self._refresh()
 
@@ -185,7 +186,10 @@ class Extension:
             status = "interrupted"
         else:
             status = f"error: {type(error).__name__}: {error}"
-        self._runtime.end_cell(status)
+        try:
+            bars.end(failed=error is not None)
+        finally:
+            self._runtime.end_cell(status)
 
     def _refresh(self) -> None:
         """The plain names and the environment, as the roster says now."""

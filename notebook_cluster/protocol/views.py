@@ -63,6 +63,8 @@ class Execute(Message, frozen=True):
     """No cell of a notebook waits for it (``--async``): said to who queues behind it."""
     stdin: bool = False
     """This view answers InputRequested; without it ``input()`` raises on a node."""
+    widgets: bool = False
+    """This view shows widgets of nodes: progress bars may be some."""
 
 
 class Watch(Message, frozen=True):
@@ -247,6 +249,10 @@ class Reply(Message, frozen=True):
 
 
 # ---- events --------------------------------------------------------------------------------------------------
+
+
+LINES_LEFT_OUT = "lines_left_out"
+"""In the content of a stream that stands for text which is missing: how many line ends that had (int)."""
 
 
 class Output(Message, frozen=True):
