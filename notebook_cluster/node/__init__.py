@@ -13,6 +13,7 @@ other nodes), puts ``nc``, ``rank``, ``world_size`` and ``device`` into the name
 - :mod:`.telemetry`, :mod:`.interrupts`: what panels show of a node; moments that a Stop must not cut
 - :mod:`.looking`, :mod:`.variables`: how people see what is in a node's namespace
 - :mod:`.values`: what travels to and from the notebook, as bytes; :mod:`.shelf`: where it lies meanwhile
+- :mod:`.progress_bars`, :mod:`.progress_widgets`: tqdm's bars for notebooks
 - :mod:`.pip`: ``%pip`` for this kernel's environment
 - :mod:`.api`, :mod:`.shard`: ``nc.rank()``, ``nc.all_reduce(x)``, ``nc.shard(data)`` ...
 

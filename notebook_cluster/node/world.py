@@ -19,6 +19,7 @@ class CellInfo:
         joined: this node came while the cell was running.
         replay: the cell ran before; this node repeats it alone to fill its namespace.
         silent: sent as a silent execute_request.
+        widgets: somebody looks who is shown widgets.
     """
 
     cell: int
@@ -27,6 +28,7 @@ class CellInfo:
     joined: bool = False
     replay: bool = False
     silent: bool = False
+    widgets: bool = False
 
 
 def cell_info(parent: Mapping[str, Any]) -> CellInfo | None:
@@ -48,6 +50,7 @@ def cell_info(parent: Mapping[str, Any]) -> CellInfo | None:
         joined=bool(said.get("joined")),
         replay=bool(said.get("replay")),
         silent=bool((parent.get("content") or {}).get("silent")),
+        widgets=bool(said.get("widgets")),
     )
 
 
