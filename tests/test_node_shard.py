@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given
@@ -143,7 +144,9 @@ def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
     ("make", "text"),
     [
         (lambda: shard(iter([1])), "a list_iterator has no length and no"),
-        (lambda: shard({"x": 1}), "a dict has no length and no"),
+        (lambda: shard({"x": 1}), r"a dict has no length and no .*, for example data\['x'\]"),
+        (lambda: shard(pandas.DataFrame({"x": [1]})), r"a DataFrame is indexed by labels, .* data\.to_numpy\(\)"),
+        (lambda: shard([1], weights="fast"), "weights='fast': use \"speed\""),  # type: ignore[arg-type]
         (lambda: shard("text"), "a str has no length and no"),
         (lambda: shard([]), "the data is empty"),
         (lambda: shard((np.zeros(3), np.zeros(4))), r"different lengths \[3, 4\]"),
@@ -160,3 +163,75 @@ def test_what_cannot_be_divided_is_said(place: Place, make: Any, text: str) -> N
 def test_a_shard_can_be_measured_before_it_is_read(place: Place) -> None:
     assert isinstance(shard([1, 2]), Shard)
     assert len(shard([1, 2], epochs=3)) == 6
+
+
+class Table:
+    """Behaves as a ``datasets.Dataset`` of Hugging Face does where shard uses it; ``datasets`` is not needed for it."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self._columns = columns
+        self.column_names = list(columns)
+        self.shape = (len(next(iter(columns.values()))), len(columns))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        if isinstance(index, str):
+            return {index: self._columns[index]}
+        if isinstance(index, int):
+            return {name: column[index] for name, column in self._columns.items()}
+        if not all(type(one) is int for one in index):
+            raise TypeError("indices must be integers")
+        return {name: [column[one] for one in index] for name, column in self._columns.items()}
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
+
+TABLE = Table(text=[f"text {number}" for number in range(10)], label=list(range(10)))
+
+
+def test_a_hugging_face_dataset_gives_columns(place: Place) -> None:
+    batches = list(itertools.chain(*on_each(place, 2, lambda: shard(TABLE, batch_size=3))))
+    assert [len(batch["label"]) for batch in batches] == [3, 2, 3, 2]
+    assert sorted(label for batch in batches for label in batch["label"]) == list(range(10))
+    assert all(batch["text"] == [f"text {label}" for label in batch["label"]] for batch in batches)
+
+
+def test_a_hugging_face_dataset_gives_rows_without_a_batch_size(place: Place) -> None:
+    rows = list(shard(TABLE))
+    assert sorted(row["label"] for row in rows) == list(range(10))
+    assert all(row["text"] == f"text {row['label']}" for row in rows)
+
+
+def test_a_loader_of_a_hugging_face_dataset_keeps_collate_fn_and_batch_size(place: Place) -> None:
+    loader = torch.utils.data.DataLoader(TABLE, batch_size=4, collate_fn=lambda rows: [row["label"] for row in rows])  # type: ignore[var-annotated, arg-type]
+    parts = on_each(place, 2, lambda: shard(loader))
+    assert [[len(batch) for batch in part] for part in parts] == [[4, 1], [4, 1]]
+    assert sorted(label for part in parts for batch in part for label in batch) == list(range(10))
+
+
+def test_a_dataset_that_reads_many_at_once_is_asked_for_many(place: Place) -> None:
+    class Many(Squares):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            asked.append(len(indices))
+            return [self[index] for index in indices]
+
+    asked: list[int] = []
+    assert [len(batch[1]) for batch in shard(Many(), batch_size=4)] == asked == [4, 4, 2]
+
+
+def test_a_loader_with_batches_of_its_own_needs_a_batch_size(place: Place) -> None:
+    sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(Squares()), 5, drop_last=False)
+    loader = torch.utils.data.DataLoader(Squares(), batch_sampler=sampler)
+    with pytest.raises(ValueError, match=r"a BatchSampler makes the batches of this DataLoader, .* pass batch_size="):
+        shard(loader)
+    assert [len(batch[1]) for batch in shard(loader, batch_size=7)] == [7, 3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_through_all_epochs(place: Place, workers: int) -> None:
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers)
+    numbers = [number for batch in shard(loader, epochs=2) for number in batch[1].tolist()]
+    assert sorted(numbers[:10]) == sorted(numbers[10:]) == list(range(10))

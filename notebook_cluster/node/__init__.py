@@ -16,6 +16,7 @@ other nodes), puts ``nc``, ``rank``, ``world_size`` and ``device`` into the name
 - :mod:`.progress_bars`, :mod:`.progress_widgets`: tqdm's bars for notebooks
 - :mod:`.pip`: ``%pip`` for this kernel's environment
 - :mod:`.api`, :mod:`.shard`: ``nc.rank()``, ``nc.all_reduce(x)``, ``nc.shard(data)`` ...
+- :mod:`.shard_source`, :mod:`.shard_ledger`, :mod:`.shares`: kinds of data; who took what of it, agreed on by all nodes
 
 May import: ``training``, ``checkpoints``, ``collectives``, ``codecs``, ``mesh``, ``security``, ``protocol``. Called by:
 IPython (as an extension) and :mod:`notebook_cluster` (the ``nc`` names). Importing it imports neither numpy nor torch.

@@ -22,6 +22,7 @@ from notebook_cluster.node.interrupts import deferred_interrupts, interrupt_main
 from notebook_cluster.node.jobs import Jobs
 from notebook_cluster.node.output_gate import OutputGate
 from notebook_cluster.node.rosters import Rosters
+from notebook_cluster.node.shares import Shares
 from notebook_cluster.node.shelf import SHELF
 from notebook_cluster.node.telemetry import TelemetryKeeper
 from notebook_cluster.protocol.introspection import FetchVariables
@@ -43,6 +44,7 @@ from notebook_cluster.protocol.node import (
     Unreachable,
     UseRelay,
 )
+from notebook_cluster.protocol.shards import SHARD_JOB
 from notebook_cluster.protocol.transfers import ForgetTicket, ReadPart, WritePart
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training.runtime import JobHandler, Payload
@@ -93,6 +95,10 @@ class NodeRuntime:
         self._mesh.send_relay = self.send_control
         self._telemetry = TelemetryKeeper(self._device, self.send_control)
         self.collectives.inbox.on_waiting = self._telemetry.set_waiting
+        self.shares = Shares(
+            name, incarnation, send=self.send_mesh, call_soon=self._loop.call_soon, speed=self._telemetry.speed
+        )
+        self._jobs.register(SHARD_JOB, self.shares)
         self._loop.every(0.1, self._tick)
         self.send_control(
             NodeHello(
@@ -138,12 +144,19 @@ class NodeRuntime:
         A cell that runs on all nodes divides by the newest roster, so a node that joins gets its share; a cell that
         runs on some divides by those.
         """
-        row, info = self._row(), self._cell
+        row = self._row()
         assert self.roster is not None
         names = [node.name for node in world.ranked(self.roster)]
-        if info is not None and self._partial and not info.joined and not info.replay and row.name in info.nodes:
-            names = [name for name in names if name in info.nodes]
+        if among := self.shared_among():
+            names = [name for name in names if name in among]
         return names.index(row.name), len(names)
+
+    def shared_among(self) -> tuple[str, ...]:
+        """The nodes of a cell that runs on some only; empty: data is divided among all that are in."""
+        info = self._cell
+        if info is None or not self._partial or info.joined or info.replay or self._name not in info.nodes:
+            return ()
+        return info.nodes
 
     def checkpoint_directory(self) -> Path:
         return self._directory / "checkpoints"
@@ -197,6 +210,8 @@ class NodeRuntime:
         self.collectives.begin_cell(cell_world)
         members = [(row.name, row.incarnation) for row in roster.nodes if row.name in cell_world.nodes]
         self._loop.call_soon(lambda: self._mark_missing(members))
+        if not info.replay:
+            self.shares.begin_cell(info.cell)
         self._cell = info
 
     def enter_cell(self) -> bool:
@@ -220,6 +235,7 @@ class NodeRuntime:
                 callback(status)
         finally:
             self.collectives.end_cell()
+            self.shares.end_cell(0 if self.replaying() else self.cell())
             self._cell = None
             self._telemetry.flush()
 

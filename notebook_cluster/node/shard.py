@@ -1,17 +1,19 @@
 """``nc.shard(data)``: this node's part of a data set, another part each epoch, nothing twice and nothing left out."""
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
+from notebook_cluster.node.shard_source import Source, is_torch, loader_batch_size, loader_batches
 from notebook_cluster.training.runtime import current_runtime
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Indices = NDArray[Any]
+    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.shard_ledger import Ledger
 
-_ITERABLE_ONLY = "has no length and no [index], so it cannot be divided: pass a map-style Dataset, a list or arrays"
+    Indices = NDArray[Any]
 
 
 def shard(
@@ -22,30 +24,36 @@ def shard(
     seed: int = 0,
     drop_last: bool = False,
     epochs: int = 1,
+    weights: Literal["speed"] | None = None,
 ) -> "Shard":
     """An iterable over this node's part of ``data``.
 
     Each epoch all nodes draw the same permutation from (``seed``, epoch), and this node takes every ``world_size``-th
-    index of it from ``rank`` on. Who is in is read again at the start of each epoch, so nodes may come and go. A shard
-    that is iterated again goes on with the next epoch. Batches stay on the CPU: moving them is up to the loop.
+    index of it from ``rank`` on. When membership changes, what no node has taken is divided anew among those that are
+    in and whose loops go on: a lost node's part goes to the others, a joiner gets a part. Each element is given out
+    exactly once an epoch; what a node that dies has in hand is not given out again. A shard that is iterated again goes
+    on with the next epoch. Batches stay on the CPU: moving them is up to the loop.
 
     Args:
         data: a torch Dataset or DataLoader (whose dataset, batch_size, collate_fn and workers are used), a tuple of
-            arrays or tensors of equal length, one array or tensor, or anything with ``len()`` and ``[index]``.
+            arrays or tensors of equal length, one array or tensor, a Dataset of Hugging Face, or anything with
+            ``len()`` and ``[index]``.
         batch_size: items per batch; None yields single items (with a DataLoader: its own batch_size).
         shuffle: False keeps the order of the data.
         seed: the same on every node.
         drop_last: leave out this node's last batch when it is not full.
         epochs: passes over the data in one iteration.
+        weights: ``"speed"`` gives each node a part in proportion to the samples per second that it was measured at
+            when the epoch begins (equal parts before there is a measurement); None: equal parts.
 
     Yields:
-        Batches: a tuple of arrays for a tuple of arrays, an array for an array, torch's default collation for a
-        Dataset, a list of items for any other sequence.
+        Batches: a tuple of arrays for a tuple of arrays, an array for an array, a dict of columns for a Dataset of
+        Hugging Face, torch's default collation for a torch Dataset, a list of items for any other sequence.
 
     Raises:
         TypeError: ``data`` cannot be divided. ValueError: an argument is out of range.
     """
-    return Shard(data, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, epochs=epochs)
+    return Shard(data, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, epochs=epochs, weights=weights)
 
 
 def epoch_indices(count: int, seed: int, epoch: int, rank: int, world_size: int, shuffle: bool = True) -> "Indices":
@@ -64,90 +72,148 @@ def epoch_indices(count: int, seed: int, epoch: int, rank: int, world_size: int,
 
 
 class Shard:
-    """What :func:`shard` returns; ``len()`` is what one iteration yields with the nodes that are in now."""
+    """What :func:`shard` returns; ``len()`` is what one iteration yields in equal parts with those that are in now."""
 
     def __init__(
-        self, data: Any, batch_size: int | None, *, shuffle: bool, seed: int, drop_last: bool, epochs: int
+        self,
+        data: Any,
+        batch_size: int | None,
+        *,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        epochs: int,
+        weights: Literal["speed"] | None,
     ) -> None:
         for name, value, least in (("batch_size", batch_size, 1), ("epochs", epochs, 1), ("seed", seed, 0)):
             if value is None and name == "batch_size":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"shard: {name}={value!r}: use an integer of at least {least}")
+        if weights not in (None, "speed"):
+            raise ValueError(f'shard: weights={weights!r}: use "speed", or None for equal parts')
         current_runtime()
-        self._loader = data if _is_torch(data, "DataLoader") else None
+        self._loader = data if is_torch(data, "DataLoader") else None
         if self._loader is not None:
-            batch_size = self._loader.batch_size if batch_size is None else batch_size
+            batch_size = loader_batch_size(self._loader, batch_size)
             drop_last = drop_last or bool(self._loader.drop_last)
             data = self._loader.dataset
-        self._source = _Source(data)
+        self._source = Source(data)
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
-        self._drop_last = drop_last
+        self._full_only = drop_last and batch_size is not None
         self._epochs = epochs
+        self._by_speed = weights == "speed"
         self._epoch = 0
 
     def __len__(self) -> int:
         rank, world_size = _share()
         count = len(range(rank, self._source.count, world_size))
         if self._batch_size is not None:
-            count = count // self._batch_size if self._drop_last else -(-count // self._batch_size)
+            count = count // self._batch_size if self._full_only else -(-count // self._batch_size)
         return count * self._epochs
 
     def __iter__(self) -> Iterator[Any]:
+        runtime = _following(self._source.count)
+        batches = self._alone() if runtime is None else self._together(runtime)
+        if self._batch_size is None:
+            return (self._source.item(int(batch[0])) for batch in batches)
+        if self._loader is not None:
+            return loader_batches(self._loader, batches)
+        return (self._source.batch(batch) for batch in batches)
+
+    def _alone(self) -> "Iterator[Indices]":
+        """Batches of indices where nobody follows who took what: in a cell that is replayed, outside of cells."""
+        size = self._batch_size or 1
         for _ in range(self._epochs):
             epoch, self._epoch = self._epoch, self._epoch + 1
-            rank, world_size = _share()
-            indices = epoch_indices(self._source.count, self._seed, epoch, rank, world_size, self._shuffle)
-            yield from self._one_epoch(indices)
+            indices = epoch_indices(self._source.count, self._seed, epoch, *_share(), self._shuffle)
+            stop = len(indices) - len(indices) % size if self._full_only else len(indices)
+            for start in range(0, stop, size):
+                yield indices[start : start + size]
 
-    def _one_epoch(self, indices: "Indices") -> Iterator[Any]:
-        size = self._batch_size
-        if size is None:
-            for index in indices.tolist():
-                yield self._source.item(index)
-            return
-        stop = len(indices) - len(indices) % size if self._drop_last else len(indices)
-        batches = [indices[start : start + size] for start in range(0, stop, size)]
-        if self._loader is not None:
-            yield from _loader_batches(self._loader, batches)
-            return
-        for batch in batches:
-            yield self._source.batch(batch)
+    def _together(self, runtime: "NodeRuntime") -> "Iterator[Indices]":
+        """Batches of indices out of the ledgers that all nodes keep of each epoch."""
+        loop = _Loop(self._source.count, self._seed, self._shuffle, self._batch_size or 1, self._full_only, runtime)
+        number = runtime.shares.next_loop(self._source.count, self._seed, self._shuffle, self._by_speed)
+        try:
+            for _ in range(self._epochs):
+                epoch, self._epoch = self._epoch, self._epoch + 1
+                loop.begin(epoch, number, self._by_speed)
+                yield from loop.batches()
+            while not loop.close():
+                yield from loop.batches()
+        finally:
+            loop.abandon()
 
 
-class _Source:
-    """One way to get items and batches out of the many kinds of data."""
+class _Loop:
+    """One pass of the user's loop over its epochs. Those before the newest stay until nothing of them can come back."""
 
-    def __init__(self, data: Any) -> None:
-        self.item: Callable[[int], Any]
-        self.batch: Callable[[Indices], Any]
-        if _is_torch(data, "IterableDataset"):
-            raise TypeError(f"shard: an IterableDataset {_ITERABLE_ONLY}")
-        if _is_torch(data, "TensorDataset"):
-            data = tuple(data.tensors)
-        if isinstance(data, tuple) and data and all(_is_array(part) for part in data):
-            lengths = [len(part) for part in data]
-            if len(set(lengths)) > 1:
-                raise ValueError(f"shard: the arrays have different lengths {lengths}: they must belong together")
-            self.count = lengths[0]
-            self.item = lambda index: tuple(part[index] for part in data)
-            self.batch = lambda indices: tuple(_take(part, indices) for part in data)
-        elif _is_array(data):
-            self.count = len(data)
-            self.item = lambda index: data[index]
-            self.batch = lambda indices: _take(data, indices)
-        elif (
-            not isinstance(data, (str, bytes, dict, set)) and hasattr(data, "__len__") and hasattr(data, "__getitem__")
-        ):
-            self.count = len(data)
-            self.item = lambda index: data[index]
-            self.batch = lambda indices: _collate(data, [data[index] for index in indices.tolist()])
-        else:
-            raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}")
-        if not self.count:
-            raise ValueError("shard: the data is empty")
+    def __init__(
+        self, count: int, seed: int, shuffle: bool, size: int, full_only: bool, runtime: "NodeRuntime"
+    ) -> None:
+        self._count, self._seed, self._shuffle = count, seed, shuffle
+        self._size, self._full_only = size, full_only
+        self._runtime = runtime
+        self._ledgers: list[Ledger] = []
+        self._order: tuple[int, Indices] | None = None
+
+    def begin(self, epoch: int, number: int, by_speed: bool) -> None:
+        from notebook_cluster.protocol.shards import ShardKey
+
+        info = self._runtime.cell_info()
+        assert info is not None
+        key = ShardKey(
+            cell=info.cell, loop=number, epoch=epoch, count=self._count, seed=self._seed, shuffle=self._shuffle,
+            by_speed=by_speed, among=tuple(sorted(self._runtime.shared_among())),
+        )  # fmt: skip
+        alike_from = None if info.joined or by_speed else info.generation
+        self._ledgers = [ledger for ledger in self._ledgers if not ledger.all_taken()]
+        self._ledgers.append(self._runtime.shares.begin(key, alike_from))
+
+    def batches(self) -> "Iterator[Indices]":
+        """Until this node's parts are empty, those of earlier epochs first."""
+        shares = self._runtime.shares
+        while True:
+            for ledger in self._ledgers:
+                if not ledger.read_through():
+                    positions = shares.take(ledger, self._size, self._full_only)
+                    if positions is not None:
+                        begun = time.monotonic()
+                        yield self._order_of(ledger.key.epoch)[positions]
+                        shares.measured(len(positions), time.monotonic() - begun)
+                        break
+            else:
+                return
+
+    def close(self) -> bool:
+        """End for good; False when there is something to take again."""
+        return self._runtime.shares.close(self._ledgers)
+
+    def abandon(self) -> None:
+        self._runtime.shares.abandon(self._ledgers)
+
+    def _order_of(self, epoch: int) -> "Indices":
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, epoch_indices(self._count, self._seed, epoch, 0, 1, self._shuffle)
+        return self._order[1]
+
+
+def _following(count: int) -> "NodeRuntime | None":
+    """The runtime, if this loop runs in a cell of a cluster and its data is small enough to follow each element."""
+    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.shares import MAX_COUNT
+
+    runtime = current_runtime()
+    if not isinstance(runtime, NodeRuntime) or count > MAX_COUNT:
+        return None
+    info = runtime.cell_info()
+    if info is None or info.replay:
+        return None
+    runtime.rank()  # raises where this node is not in the cluster
+    return runtime
 
 
 def _share() -> tuple[int, int]:
@@ -156,59 +222,3 @@ def _share() -> tuple[int, int]:
 
     runtime = current_runtime()
     return runtime.share() if isinstance(runtime, NodeRuntime) else (runtime.rank(), runtime.world_size())
-
-
-def _is_torch(data: Any, name: str) -> bool:
-    """Whether ``data`` is a torch.utils.data class of this name, without importing torch."""
-    module = sys.modules.get("torch.utils.data")
-    return module is not None and isinstance(data, getattr(module, name))
-
-
-def _is_array(data: Any) -> bool:
-    """An array or tensor with a first dimension."""
-    shape = getattr(data, "shape", None)
-    return shape is not None and hasattr(data, "__getitem__") and len(shape) > 0 and not hasattr(data, "iloc")
-
-
-def _take(array: Any, indices: "Indices") -> Any:
-    module = type(array).__module__.partition(".")[0]
-    if module == "mlx":
-        import mlx.core as mx
-
-        return array[mx.array(indices)]
-    if module == "torch" or _is_torch_tensor(array):
-        import torch
-
-        return array[torch.from_numpy(indices.copy()).to(array.device)]
-    return array[indices]
-
-
-def _is_torch_tensor(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
-
-
-def _collate(data: Any, items: list[Any]) -> Any:
-    if not _is_torch(data, "Dataset"):
-        return items
-    from torch.utils.data import default_collate
-
-    return default_collate(items)
-
-
-def _loader_batches(loader: Any, batches: "Sequence[Indices]") -> Iterator[Any]:
-    """The DataLoader's own machinery (workers, collate_fn, pinned memory) over our batches."""
-    from torch.utils.data import DataLoader
-
-    ours: Any = DataLoader(
-        loader.dataset,
-        batch_sampler=[batch.tolist() for batch in batches],
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-    )
-    yield from ours

@@ -117,6 +117,10 @@ class TelemetryKeeper:
         self._waiting = text
         self._changed = True
 
+    def speed(self) -> float:
+        """The newest samples per second that were told; 0 when none were (any thread)."""
+        return self._samples_per_s or 0.0
+
     def flush(self) -> None:
         """On the main thread, at a cell's end: read all, and let the next tick send it at once."""
         self._read_waiting()

@@ -15,6 +15,8 @@ module                    between                                     carried by
 :mod:`.introspection`     completion, inspection, variables: inside ``views`` and ``node``
 :mod:`.asking`            ``input()`` of nodes: inside ``views``
 :mod:`.transfers`         view <-> runtime or agent: values and files inside the others
+:mod:`.mesh`              node <-> node: headers                      mesh
+:mod:`.shards`            node <-> node: who took which data          mesh, inside ``mesh``
 :mod:`.sidebar`           Jupyter server <-> browser                  WebSocket, as JSON
 ========================  ==========================================  =====================
 

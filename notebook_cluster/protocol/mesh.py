@@ -29,11 +29,12 @@ class CellFrame(Message, frozen=True):
 
 
 class JobFrame(Message, frozen=True):
-    """A piece of a training round, of a state transfer, or a request for one."""
+    """A piece of a training round, of a state transfer, a request for one, or (``shard``) a piece of a
+    :mod:`.shards` message."""
 
     job: str
     incarnation: int
-    kind: Literal["contribution", "mean", "want", "state_request", "state", "part"]
+    kind: Literal["contribution", "mean", "want", "state_request", "state", "part", "shard"]
     fragment: int = 0
     round: int = 0
     attempt: int = 0

@@ -1,0 +1,146 @@
+"""One way to get items and batches out of the many kinds of data that ``nc.shard`` takes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Indices = NDArray[Any]
+
+_ITERABLE_ONLY = "has no length and no [index], so it cannot be divided: pass a map-style Dataset, a list or arrays"
+
+
+class Source:
+    """``count`` items; ``item(index)`` is one of them, ``batch(indices)`` several.
+
+    Raises:
+        TypeError: ``data`` cannot be divided. ValueError: it is empty, or its arrays differ in length.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.item: Callable[[int], Any]
+        self.batch: Callable[[Indices], Any]
+        if is_torch(data, "IterableDataset"):
+            raise TypeError(f"shard: an IterableDataset {_ITERABLE_ONLY}")
+        if is_torch(data, "TensorDataset"):
+            data = tuple(data.tensors)
+        if isinstance(data, tuple) and data and all(_is_array(part) for part in data):
+            lengths = [len(part) for part in data]
+            if len(set(lengths)) > 1:
+                raise ValueError(f"shard: the arrays have different lengths {lengths}: they must belong together")
+            self.count = lengths[0]
+            self.item = lambda index: tuple(part[index] for part in data)
+            self.batch = lambda indices: tuple(_take(part, indices) for part in data)
+        elif _is_array(data):
+            self.count = len(data)
+            self.item = lambda index: data[index]
+            self.batch = lambda indices: _take(data, indices)
+        else:
+            _check_sequence(data)
+            self.count = len(data)
+            self.item = lambda index: data[index]
+            self.batch = lambda indices: _batch(data, indices.tolist())
+        if not self.count:
+            raise ValueError("shard: the data is empty")
+
+
+def is_torch(data: Any, name: str) -> bool:
+    """Whether ``data`` is a torch.utils.data class of this name, without importing torch."""
+    module = sys.modules.get("torch.utils.data")
+    return module is not None and isinstance(data, getattr(module, name))
+
+
+def loader_batches(loader: Any, batches: "Iterator[Indices]") -> Iterator[Any]:
+    """The DataLoader's own machinery (workers, collate_fn, pinned memory) over our batches."""
+    from torch.utils.data import DataLoader
+
+    class Batches:
+        def __iter__(self) -> Iterator[list[int]]:
+            return (batch.tolist() for batch in batches)
+
+    workers = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
+    ours: Any = DataLoader(
+        loader.dataset,
+        batch_sampler=Batches(),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        **workers,
+    )
+    yield from ours
+
+
+def loader_batch_size(loader: Any, batch_size: int | None) -> int | None:
+    """``batch_size``, or the loader's own when that is None.
+
+    Raises:
+        ValueError: the loader has neither, since its batch_sampler makes its batches.
+    """
+    if batch_size is None and loader.batch_size is None and loader.batch_sampler is not None:
+        raise ValueError(
+            f"shard: a {type(loader.batch_sampler).__name__} makes the batches of this DataLoader, and does not "
+            "divide them between nodes: pass batch_size= to shard"
+        )
+    return loader.batch_size if batch_size is None else batch_size
+
+
+def _check_sequence(data: Any) -> None:
+    if isinstance(data, dict):
+        one = repr(next(iter(data), "..."))
+        raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}, for example data[{one}]")
+    if hasattr(data, "iloc"):
+        raise TypeError(
+            f"shard: a {type(data).__name__} is indexed by labels, not by position: pass data.to_numpy(), or a tuple "
+            "of its columns as arrays"
+        )
+    if isinstance(data, (str, bytes, set)) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}")
+
+
+def _batch(data: Any, indices: list[int]) -> Any:
+    if _has_columns(data):
+        return data[indices]
+    many = getattr(data, "__getitems__", None)
+    items = many(indices) if callable(many) else [data[index] for index in indices]
+    if not is_torch(data, "Dataset"):
+        return items
+    from torch.utils.data import default_collate
+
+    return default_collate(items)
+
+
+def _has_columns(data: Any) -> bool:
+    """A ``datasets.Dataset`` of Hugging Face or what behaves alike: a list of indices gives a dict of columns."""
+    return isinstance(getattr(data, "column_names", None), list) and not is_torch(data, "Dataset")
+
+
+def _is_array(data: Any) -> bool:
+    """An array or tensor with a first dimension; tables have a shape too."""
+    shape = getattr(data, "shape", None)
+    if shape is None or hasattr(data, "iloc") or hasattr(data, "column_names"):
+        return False
+    return hasattr(data, "__getitem__") and len(shape) > 0
+
+
+def _take(array: Any, indices: "Indices") -> Any:
+    module = type(array).__module__.partition(".")[0]
+    if module == "mlx":
+        import mlx.core as mx
+
+        return array[mx.array(indices)]
+    if module == "torch" or _is_torch_tensor(array):
+        import torch
+
+        return array[torch.from_numpy(indices.copy()).to(array.device)]
+    return array[indices]
+
+
+def _is_torch_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)

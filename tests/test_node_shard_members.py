@@ -1,0 +1,105 @@
+"""nc.shard in real kernels while nodes die and join: what each loop got is written to a file, element by element."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.protocol.node import NodeHello
+from tests.conftest import wait_until
+from tests.node_kernels import NodeKernels, node_kernels
+
+LOOP = """
+import json, os, pathlib, time
+root = pathlib.Path({root!r})
+with open(root / f"got-{{nc.node()}}", "a", buffering=1) as got:
+    number = 0
+    for batch in nc.shard(list(range({count})), {size}, epochs={epochs}, **{more}):
+        got.write(json.dumps(batch) + "\\n")
+        number += 1
+        while number >= {stop} and not ((root / "go").exists() and nc.world_size() == {nodes}):
+            time.sleep(0.01)
+        time.sleep({pause})
+print(number)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[NodeKernels]:
+    with node_kernels("mini", "desk", "old") as kernels:
+        yield kernels
+
+
+def loop(
+    root: Path, nodes: int, *, count: int = 600, epochs: int = 1, stop: int = 10, pause: float = 0, **more: object
+) -> str:
+    """A cell that stops after ``stop`` batches until the file ``go`` is there and the roster has ``nodes`` rows."""
+    return LOOP.format(
+        root=str(root), nodes=nodes, count=count, size=5, epochs=epochs, stop=stop, pause=pause, more=more
+    )
+
+
+def got(root: Path, name: str) -> list[int]:
+    path = root / f"got-{name}"
+    return [element for line in path.read_text().splitlines() for element in json.loads(line)] if path.exists() else []
+
+
+def everything(root: Path, names: tuple[str, ...]) -> list[int]:
+    return sorted(element for name in names for element in got(root, name))
+
+
+def start(kernels: NodeKernels, code: str, names: tuple[str, ...], **more: object) -> dict[str, str]:
+    metadata = kernels.metadata(**more)
+    return {name: kernels.nodes[name].start(code, metadata) for name in names}
+
+
+def finish(kernels: NodeKernels, started: dict[str, str]) -> None:
+    for name, message_id in started.items():
+        reply = kernels.nodes[name].finish(message_id)
+        assert reply["status"] == "ok", reply
+
+
+def test_a_joiner_gets_a_part_of_what_is_left(kernels: NodeKernels, tmp_path: Path) -> None:
+    kernels.publish("mini", "desk")
+    started = start(kernels, loop(tmp_path, 3), ("mini", "desk"))
+    wait_until(lambda: all(len(got(tmp_path, name)) == 50 for name in ("mini", "desk")))
+    kernels.publish("mini", "desk", "old")
+    joiner = kernels.nodes["old"].start(
+        loop(tmp_path, 3),
+        {"cell": kernels.cells, "generation": kernels.roster.generation, "nodes": ["old"], "joined": True},
+    )
+    wait_until(lambda: len(got(tmp_path, "old")) == 50)
+    (tmp_path / "go").touch()
+    finish(kernels, started | {"old": joiner})
+    assert everything(tmp_path, ("mini", "desk", "old")) == list(range(600))
+    assert len(got(tmp_path, "old")) in (166, 167)  # a third of the 500 that were left
+
+
+def test_parts_follow_the_measured_speed(kernels: NodeKernels, tmp_path: Path) -> None:
+    kernels.publish("mini", "desk")
+    (tmp_path / "go").touch()
+    kernels.run("nc.report(loss=1.0); from notebook_cluster.training import current_runtime")
+    for name, speed in (("mini", 300.0), ("desk", 100.0)):
+        kernels.nodes[name].run(f"current_runtime().report(samples_per_s={speed})")
+    finish(kernels, start(kernels, loop(tmp_path, 2, weights="speed"), ("mini", "desk")))
+    assert everything(tmp_path, ("mini", "desk")) == list(range(600))
+    assert [len(got(tmp_path, name)) for name in ("mini", "desk")] == [450, 150]
+
+
+def test_the_part_of_a_node_killed_between_batches_goes_to_the_others(kernels: NodeKernels, tmp_path: Path) -> None:
+    """In the second of three epochs."""
+    kernels.publish("mini", "desk", "old")
+    names = ("mini", "desk", "old")
+    started = start(kernels, loop(tmp_path, 2, count=300, epochs=3, stop=30, pause=0.01), names)
+    wait_until(lambda: all(len(got(tmp_path, name)) == 150 for name in names))
+    os.kill(kernels.nodes["old"].said(NodeHello)[-1].pid, signal.SIGKILL)
+    kernels.publish("mini", "desk")
+    (tmp_path / "go").touch()
+    started.pop("old")
+    finish(kernels, started)
+    counts = [everything(tmp_path, names).count(element) for element in range(300)]
+    assert counts == [3] * 300
+    assert len(got(tmp_path, "old")) == 150

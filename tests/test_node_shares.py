@@ -1,0 +1,297 @@
+"""Who took what of an epoch, through any order of messages, losses and joins: nothing twice, nothing left out."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notebook_cluster.node import shares as shares_module
+from notebook_cluster.node.shard_ledger import Ledger, deal
+from notebook_cluster.node.shares import Shares
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.node import NodeAddress, Roster
+from notebook_cluster.protocol.shards import ShardKey
+
+STARTERS = ("a", "b", "c")
+
+
+def roster(generation: int, names: list[str]) -> Roster:
+    rows = [
+        NodeAddress(
+            name=name, incarnation=1, rank=rank, local_rank=0, peer=name, machine=name, device="cpu", hosts=[],
+            mesh_key="", mesh_port=0, mesh_ipc="", master_port=0,
+        )
+        for rank, name in enumerate(names)
+    ]  # fmt: skip
+    return Roster(cluster="test", generation=generation, nodes=rows)
+
+
+class World:
+    """Nodes without sockets: who hears what next is drawn, in order between any two."""
+
+    def __init__(self, seed: int, key: ShardKey) -> None:
+        self.draw = random.Random(seed)
+        self.key = key
+        self.frames: dict[tuple[str, str], deque[tuple[JobFrame, bytes]]] = {}
+        self.soon: dict[str, deque[Callable[[], None]]] = {}
+        self.rosters: dict[str, deque[Roster]] = {}
+        self.nodes: dict[str, Shares] = {}
+        self.ledgers: dict[str, Ledger] = {}
+        self.given: dict[str, list[int]] = {}
+        self.speeds: dict[str, float] = {}
+        self.generation = 0
+        self.now = 0.0
+        for name in STARTERS:
+            self.add(name)
+        self.publish()
+        for name in STARTERS:
+            self.nodes[name].on_roster(self.rosters[name].popleft())
+
+    def add(self, name: str) -> None:
+        def send(to: str, header: JobFrame, payload: bytes) -> None:
+            if to in self.nodes:
+                self.frames.setdefault((name, to), deque()).append((header, bytes(payload)))
+
+        self.soon[name], self.rosters[name], self.given[name] = deque(), deque(), []
+        self.nodes[name] = Shares(
+            name, 1, send=send, call_soon=self.soon[name].append, speed=lambda: self.speeds.get(name, 0.0)
+        )
+
+    def publish(self) -> None:
+        self.generation += 1
+        for name in self.nodes:
+            self.rosters[name].append(roster(self.generation, list(self.nodes)))
+
+    def join(self, name: str) -> None:
+        self.add(name)
+        self.publish()
+
+    def may_die(self) -> list[str]:
+        """Nodes after whose death somebody is left who has had a part and so knows what was taken."""
+        informed = {name for name, ledger in self.ledgers.items() if ledger.cut is not None}
+        return [name for name in self.nodes if informed - {name} or (not informed and len(self.nodes) > 1)]
+
+    def lose(self, name: str, said_all: bool) -> None:
+        """``said_all``: what it took before is known to the others; otherwise its last words die with it."""
+        if said_all:
+            while self.soon[name]:
+                self.soon[name].popleft()()
+            for (sender, to), frames in list(self.frames.items()):
+                while sender == name and to in self.nodes and frames:
+                    self.deliver(sender, to)
+        del self.nodes[name], self.rosters[name], self.soon[name]
+        self.ledgers.pop(name, None)
+        self.frames = {pair: frames for pair, frames in self.frames.items() if name not in pair}
+        self.publish()
+
+    def deliver(self, sender: str, to: str) -> None:
+        header, payload = self.frames[sender, to].popleft()
+        self.nodes[to].on_mesh(sender, header, memoryview(payload))
+
+    def take(self, name: str, size: int) -> bool:
+        """One batch of the loop on ``name``, which begins if it has not; False when it would wait or has none."""
+        if name not in self.ledgers:
+            alike = name in STARTERS and not self.key.by_speed
+            self.ledgers[name] = self.nodes[name].begin(self.key, 1 if alike else None)
+        ledger = self.ledgers[name]
+        if ledger.pending or ledger.cut is None:
+            return False
+        positions = self.nodes[name].take(ledger, size, full_only=False)
+        self.given[name] += [] if positions is None else positions.tolist()
+        return positions is not None
+
+    def happen(self, *, takes: bool = True) -> bool:
+        """One thing that can happen next; False when nothing can."""
+        can: list[Callable[[], Any]] = [
+            lambda pair=pair: self.deliver(*pair)
+            for pair, frames in self.frames.items()
+            if frames and pair[1] in self.nodes
+        ]  # type: ignore[misc]
+        can += [lambda name=name: self.soon[name].popleft()() for name in self.nodes if self.soon[name]]  # type: ignore[misc]
+        can += [
+            lambda name=name: self.nodes[name].on_roster(self.rosters[name].popleft())  # type: ignore[misc]
+            for name in self.nodes
+            if self.rosters[name]
+        ]
+        if takes:
+            can += [lambda name=name: self.take(name, self.draw.randint(1, 5)) for name in self.nodes] * 2  # type: ignore[misc]
+        if not can:
+            return False
+        self.draw.choice(can)()
+        return True
+
+    def finish(self) -> None:
+        """Everything arrives, everybody reads to the end."""
+        for _ in range(100):
+            while self.happen(takes=False):
+                pass
+            self.now += 2
+            for name, node in self.nodes.items():
+                node.on_tick(self.now)
+                while self.take(name, 4):
+                    pass
+            if not any(self.frames.values()) and all(ledger.read_through() for ledger in self.ledgers.values()):
+                return
+        pytest.fail("the nodes did not come to an end")
+
+    def all_given(self) -> list[int]:
+        return sorted(position for positions in self.given.values() for position in positions)
+
+
+def key(count: int = 60, **fields: Any) -> ShardKey:
+    return ShardKey(
+        **{"cell": 1, "loop": 0, "epoch": 0, "count": count, "seed": 0, "shuffle": True, "by_speed": False} | fields
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**9), st.lists(st.sampled_from(["join", "lose"]), max_size=4), st.booleans())
+def test_each_is_given_out_once_whoever_comes_and_goes(seed: int, changes: list[str], by_speed: bool) -> None:
+    world = World(seed, key(by_speed=by_speed))
+    world.speeds = {name: world.draw.choice([0.0, 10.0, 35.0]) for name in "abcdefgh"}
+    for number, change in enumerate(changes):
+        for _ in range(world.draw.randint(0, 25)):
+            world.happen()
+        if change == "join":
+            world.join("defgh"[number])
+        elif may_die := world.may_die():
+            world.lose(world.draw.choice(may_die), said_all=True)
+    world.finish()
+    assert world.all_given() == list(range(60))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 60))
+def test_a_death_with_words_unsaid_repeats_only_what_the_dead_node_took(seed: int, steps: int) -> None:
+    world = World(seed, key())
+    for _ in range(steps):
+        world.happen()
+    dead = world.draw.choice(STARTERS)
+    world.lose(dead, said_all=False)
+    world.finish()
+    by_the_living = sorted(position for name in world.nodes for position in world.given[name])
+    assert len(set(by_the_living)) == len(by_the_living)
+    assert set(by_the_living) | set(world.given[dead]) == set(range(60))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**9))
+def test_states_that_were_lost_on_the_way_are_asked_for(seed: int) -> None:
+    world = World(seed, key())
+    for _ in range(20):
+        world.happen()
+    world.join("d")
+    for _ in range(15):
+        world.happen()
+    for frames in world.frames.values():
+        frames.clear()
+    world.finish()
+    assert world.all_given() == list(range(60))
+
+
+def test_a_roster_that_comes_after_others_began_changes_no_part() -> None:
+    world = World(1, key())
+    world.publish()
+    for name in ("a", "b"):
+        world.nodes[name].on_roster(world.rosters[name].popleft())
+        world.ledgers[name] = world.nodes[name].begin(world.key, 2)
+        world.take(name, 4)
+    while world.happen(takes=False):
+        pass
+    world.ledgers["c"] = world.nodes["c"].begin(world.key, 2)
+    world.finish()
+    assert [world.given[name] for name in STARTERS] == [list(range(rank, 60, 3)) for rank in range(3)]
+
+
+def test_a_joiner_gets_an_equal_part_of_the_rest() -> None:
+    world = World(1, key(count=400))
+    for name in STARTERS:
+        assert world.take(name, 40)
+    world.join("d")
+    world.finish()
+    assert [len(world.given[name]) for name in "abcd"] == [110, 110, 110, 70]
+
+
+def test_parts_in_proportion_to_speed_from_the_start() -> None:
+    world = World(1, key(count=400, by_speed=True))
+    world.speeds = {"a": 30.0, "b": 10.0, "c": 0.0}
+    world.finish()
+    assert [len(world.given[name]) for name in STARTERS] == [200, 67, 133]
+
+
+def test_a_loop_that_ended_gets_nothing_of_a_lost_node() -> None:
+    world = World(1, key())
+    for name in STARTERS:
+        world.take(name, 4)
+    while world.take("a", 4):
+        pass
+    assert world.nodes["a"].close([world.ledgers["a"]])
+    before = list(world.given["a"])
+    world.lose("c", said_all=True)
+    world.finish()
+    assert world.given["a"] == before
+    assert world.all_given() == list(range(60))
+
+
+def test_a_loop_at_its_end_waits_for_a_division_that_is_under_way() -> None:
+    world = World(1, key())
+    for name in STARTERS:
+        world.take(name, 4)
+    while world.take("a", 4):
+        pass
+    world.lose("c", said_all=True)
+    world.nodes["a"].on_roster(world.rosters["a"].popleft())
+    assert not world.nodes["a"].close([world.ledgers["a"]])
+    world.finish()
+    assert world.all_given() == list(range(60))
+
+
+def test_a_node_whose_cell_is_over_gets_nothing() -> None:
+    world = World(1, key())
+    world.take("a", 4)
+    world.take("b", 4)
+    world.nodes["c"].begin_cell(1)
+    world.nodes["c"].end_cell(1)
+    world.join("d")
+    for _ in range(1000):
+        if not world.happen(takes=False):
+            break
+    for name in "abd":
+        while world.take(name, 4):
+            pass
+    assert world.all_given() == list(range(60))
+
+
+def test_states_larger_than_a_frame_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares_module, "_PIECE", 7)
+    world = World(1, key(count=500))
+    for _ in range(30):
+        world.happen()
+    world.join("d")
+    world.finish()
+    assert world.all_given() == list(range(500))
+
+
+def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares_module, "ANSWER_SECONDS", 0.1)
+    world = World(1, key())
+    world.take("a", 4)
+    world.join("d")
+    world.nodes["a"].on_roster(world.rosters["a"].popleft())
+    with pytest.raises(RuntimeError, match=r"shard: b, c, d did not answer within 0\.1 s"):
+        world.nodes["a"].take(world.ledgers["a"], 4, full_only=False)
+
+
+@given(st.integers(0, 300), st.lists(st.floats(0, 1000), min_size=1, max_size=9))
+def test_parts_by_speed_are_disjoint_and_in_proportion(count: int, speeds: list[float]) -> None:
+    parts = deal(np.arange(count), speeds)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
+    known = [speed for speed in speeds if speed > 0]
+    weights = [speed or sum(known) / len(known) for speed in speeds] if known else [1.0] * len(speeds)
+    for part, weight in zip(parts, weights, strict=True):
+        assert abs(len(part) - count * weight / sum(weights)) <= 1
