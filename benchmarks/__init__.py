@@ -7,6 +7,7 @@
 ``python -m benchmarks.all_reduce``           ``nc.all_reduce`` and ``nc.barrier`` beside torch's gloo
 ``python -m benchmarks.fuzz --frames 200000`` bad frames to every port of a peer
 ``python -m benchmarks.codecs``               size, error and speed of each codec on a real pseudo-gradient
+``python -m benchmarks.links``                training over slow links, beside the formula; as root
 
 They need the ``test`` extra (ipyparallel, hypothesis). They use Jupyter folders of their own and leave no process
 behind. May import what people import of ``notebook_cluster``; nothing imports them.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import links
 from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -83,3 +84,57 @@ def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
     assert found["ratio_to_gloo"] == pytest.approx(found["gloo_ms"] / found["ms"], rel=0.02)
     assert found["barrier_ratio"] == pytest.approx(found["barrier_ms"] / found["gloo_barrier_ms"], rel=0.02)
     assert min(found["cpu_ms"], found["gloo_cpu_ms"]) > 0
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
+def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left: str) -> None:
+    cases = ["gloo", "parallel", "int8", "sparse-overlap"]
+    small = ["--rate", "20mbit", "--params", "1e5", "--step-seconds", "0.02", "--seconds", "0.5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.links", "--nodes", "2", *small, "--cases", *cases],
+        capture_output=True, text=True, timeout=200, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    gloo, parallel, int8, sparse = found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["strategy"] for line in found] == ["gloo DDP", "DataParallel", "DiLoCo", "SparseLoCo"]
+    assert {(line["step"], line["rate"], line["parameters"]) for line in found} == {("slept", "20mbit", 100_000)}
+    # 0.02 s of steps, and 0.4 MB each way, which takes 0.16 s: the link is really as slow as that.
+    assert gloo["formula"] == parallel["formula"] == pytest.approx(0.111, abs=0.001)
+    for line in (gloo, parallel):
+        assert line["compute_share"] < 1.1 * line["formula"]
+    for line in found:
+        assert line["formula_mb"] < line["mb_sent"] < 1.3 * line["formula_mb"] + 0.03
+    assert int8["compute_share"] > parallel["compute_share"]
+    assert (int8["overlap"], sparse["overlap"], sparse["formula"]) == (0, 5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rate", "fast"], "rate 'fast': use a number above 0 and kbit, mbit or gbit"),
+        (["--rate", "0mbit"], "rate '0mbit'"),
+        (["--nodes", "1"], "--nodes is at least 2"),
+        (["--cases", "topk"], "invalid choice: 'topk'"),
+    ],
+)
+def test_links_says_what_is_wrong_with_an_option(options: list[str], words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.links", *options],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_the_formula_of_links_is_that_of_the_link_alone() -> None:
+    def share(name: str, rate: str) -> float:
+        case = links.CASES[name]
+        return links.formula(case, links.megabytes(case, 10_000_000, 4), rate, 0.25)[0]
+
+    assert links.megabytes(links.CASES["float32"], 10_000_000, 4) == 60.0  # 1.5 times 40 MB
+    assert share("parallel", "100mbit") == share("gloo", "100mbit") == pytest.approx(0.25 / 5.05)
+    assert share("float32", "100mbit") == pytest.approx(7.5 / 12.3)
+    assert share("sparse", "100mbit") == pytest.approx(0.99, abs=0.005)
+    assert share("streaming", "100mbit") == 1.0  # 1.2 s for each fragment, behind 1.25 s
+    assert share("streaming", "50mbit") == pytest.approx(7.5 / (7.5 + 4 * 1.15))
