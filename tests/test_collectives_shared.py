@@ -205,11 +205,11 @@ def test_after_an_operation_was_left_in_the_middle_nobody_takes_it_for_finished(
             raise KeyboardInterrupt
         left.set()
         wait_until(lambda: two[1].collectives.inbox._wait is not None)
+        two[1].loop.call_soon(lambda: two[1].collectives.inbox.on_cell_done(done))
         return None
 
     cell = next(_cells)
     done = CellDone(cell=cell, node="mini", status="interrupted")
-    threading.Timer(1.0, lambda: two[1].loop.call_soon(lambda: two[1].collectives.inbox.on_cell_done(done))).start()
     results = run_cell(two, body, cell)
     assert str(results[1]) == "mini was interrupted"
 

@@ -92,7 +92,12 @@ def train(run: Run, root: Path) -> None:
     wait_until(lambda: all(node.load is not None for node in cluster.state().nodes), 20, "a load")
     wait_until(lambda: all(node.samples_per_s for node in cluster.state().nodes), 20, "samples a second")
     cluster.checkpoint("early")
-    run.keep("training")
+
+    def waited() -> bool:
+        run.keep("training")
+        return any(wait["fraction"] for wait in run.moments["training"]["waits"])
+
+    wait_until(waited, 20, "a round that was waited for")
     (root / "go").touch()
     wait_until(lambda: run.card("local-2")["condition"] == "refused", 20, lambda: str(run.model()["events"]))
     wait_until(lambda: run.card("local-2")["loss"] == "NaN", 20, lambda: str(run.card("local-2")))
