@@ -155,7 +155,7 @@ def test_a_server_whose_zap_handler_is_gone_lets_nobody_in(make: MakeServer) -> 
             # So what is refused below is refused for the handler's absence.
             assert list(await asyncio.to_thread(events_of, server, 10)) == [ACCEPTED]
             server.gate.close()
-            # A client that comes while the handler's socket still closes is asked about in vain: 30 s for its handshake.
+            # Whoever comes while the handler's socket still closes waits in vain: 30 s for its handshake.
             seen = await asyncio.to_thread(events_of, server, 60)
             print(f"without a ZAP handler: {dict(seen)}")
             assert ACCEPTED not in seen
