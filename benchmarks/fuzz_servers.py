@@ -34,6 +34,7 @@ from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Re
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security.codes import OpenCode, new_code
 from notebook_cluster.training import member_types
+from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.job import Description, Job
 from notebook_cluster.training.outer import float_bits, state_hash
 from notebook_cluster.training.parameters import TensorLayout
@@ -80,8 +81,7 @@ class TrainingNode:
             job=JOB, cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=layout.schema,
             parameters=ELEMENTS, every="100 steps", state_hash=digest,
         )  # fmt: skip
-        wire = WireFormat("float32", ELEMENTS)
-        job.begin(register, wire, theta, momentum, Description(layout, {}))
+        job.begin(register, Fragments("float32", ELEMENTS), theta, momentum, Description(layout, {}))
         self._base = digest
         self._tell(Registered(job=JOB, round=0, state_hash=digest, source=None))
         job.post(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
