@@ -14,7 +14,10 @@ from tests.notebook_kernel import Cell
 IMPORTS = "import time\nfrom pathlib import Path\nfrom tqdm.notebook import tqdm, trange\n"
 HOLD = """
 def hold(name):
-    while not Path(name).exists(): time.sleep(0.01)
+    for _ in range(6000):
+        if Path(name).exists(): return
+        time.sleep(0.01)
+    raise TimeoutError(name)
 """
 
 
@@ -69,7 +72,7 @@ def untimed(text: str) -> list[str]:
 
 
 NESTED = """%%on_all
-for epoch in tqdm(range(2), desc="epochs"):
+for epoch in tqdm(range(2), desc="epochs", mininterval=0):
     for step in trange(4, desc=f"steps of {epoch}", leave=epoch == 1):
         if step == 2: hold(f"nested-{epoch}")
     print("epoch", epoch)

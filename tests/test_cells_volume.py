@@ -12,6 +12,7 @@ import pytest
 from notebook_cluster.agent.holding import HOLD_BYTES, OutputHolder
 from notebook_cluster.coordinator.cell_files import CellFiles
 from notebook_cluster.coordinator.flow import MOST_TEXT_BYTES, WINDOW_BYTES, Flow
+from notebook_cluster.coordinator.outputs import HEAD_BYTES, TAIL_BYTES, CellOutputs
 from notebook_cluster.magics.slots import NodeOutput
 from notebook_cluster.protocol import decode
 from notebook_cluster.protocol.node import HoldOutput, InterruptCell, InterruptSeen
@@ -170,6 +171,21 @@ def test_what_waits_for_a_view_is_bounded_whatever_comes() -> None:
         assert text.endswith(LINE.format(19_999))
     flow.taken(position)
     assert flow.offer([stream("more")], position + 4)
+
+
+def test_the_newest_of_very_many_short_outputs_is_kept(tmp_path: Path) -> None:
+    flow = Flow(lambda node: Path(f"/files/{node}.txt"), 0)
+    flow.offer([stream("")], WINDOW_BYTES + 1)
+    outputs = CellOutputs(tmp_path / "000001.jsonl")
+    for number in range(30_000):
+        flow.offer([stream(LINE.format(number))], WINDOW_BYTES + 2)
+        outputs.add(stream(LINE.format(number)), "peer", number)
+    outputs.close()
+    last = "".join(LINE.format(number) for number in range(29_500, 30_000))
+    assert text_of(flow.release()[0]).endswith(last)
+    kept = text_of(outputs.all())
+    assert kept.endswith(last)
+    assert len(kept) > (HEAD_BYTES + TAIL_BYTES) * 0.9
 
 
 def test_lines_that_were_left_out_for_a_slow_view_count_as_folded() -> None:

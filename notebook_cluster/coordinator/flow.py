@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from notebook_cluster.coordinator.outputs import Missing, left_out, merge, size_of
+from notebook_cluster.coordinator.outputs import Missing, append, left_out, size_of
 from notebook_cluster.protocol.views import Output
 
 WINDOW_BYTES = 4 << 20
@@ -36,12 +36,7 @@ class Backlog:
     def add(self, outputs: list[Output]) -> None:
         """``outputs`` follow; the oldest that there is no room for are left out."""
         for output in outputs:
-            merged = merge(self._outputs[-1] if self._outputs else None, output)
-            if merged is None:
-                self._outputs.append(output)
-            else:
-                self._outputs[-1] = merged
-            self._count(output, 1)
+            self._count(output, append(self._outputs, output))
         crowded = {node for node, size in self._text_bytes.items() if size > MOST_TEXT_BYTES}
         if crowded or self._other_bytes > MOST_OTHER_BYTES:
             self._make_room(crowded)
@@ -56,8 +51,7 @@ class Backlog:
         self._outputs, self._text_bytes, self._other_bytes, self._missing = [], {}, 0, {}
         return outputs
 
-    def _count(self, output: Output, sign: int) -> None:
-        size = sign * size_of(output)
+    def _count(self, output: Output, size: int) -> None:
         if output.kind == "stream":
             self._text_bytes[output.node] = self._text_bytes.get(output.node, 0) + size
         else:
@@ -74,10 +68,10 @@ class Backlog:
             if excess <= 0:
                 kept.append(output)
                 continue
-            self._count(output, -1)
+            self._count(output, -size_of(output))
             rest = _end_of(output, size_of(output) - excess)
             if rest is not None:
-                self._count(rest, 1)
+                self._count(rest, size_of(rest))
                 kept.append(rest)
             self._missing.setdefault(output.node, Missing()).add(output, rest)
         self._outputs = kept

@@ -94,11 +94,9 @@ class CellOutputs:
         size = size_of(output)
         self.size += size
         if not self._tail and self._head_bytes + size <= HEAD_BYTES:
-            self._head_bytes += size
-            _append(self._head, output)
+            self._head_bytes += append(self._head, output)
             return
-        self._tail_bytes += size
-        _append(self._tail, output)
+        self._tail_bytes += append(self._tail, output)
         while self._tail_bytes > TAIL_BYTES and len(self._tail) > 1:
             gone = self._tail.popleft()
             self._tail_bytes -= size_of(gone)
@@ -146,12 +144,16 @@ def left_out(node: str, rank: int | None, missing: Missing, path: Path) -> Outpu
     return Output(node=node, rank=rank, kind="stream", content=content)
 
 
-def _append(outputs: list[Output] | deque[Output], output: Output) -> None:
-    merged = merge(outputs[-1] if outputs else None, output)
-    if merged is None:
+def append(outputs: list[Output] | deque[Output], output: Output) -> int:
+    """``output`` follows, merged with the last one where possible; returns by how many bytes (:func:`size_of`) all of
+    them grow."""
+    last = outputs[-1] if outputs else None
+    merged = merge(last, output)
+    if last is None or merged is None:
         outputs.append(output)
-    else:
-        outputs[-1] = merged
+        return size_of(output)
+    outputs[-1] = merged
+    return size_of(merged) - size_of(last)
 
 
 def batches(outputs: list[Output], limit: int = 512 * 1024) -> list[list[Output]]:
@@ -160,12 +162,7 @@ def batches(outputs: list[Output], limit: int = 512 * 1024) -> list[list[Output]
     current: list[Output] = []
     size = 0
     for output in outputs:
-        merged = merge(current[-1] if current else None, output)
-        if merged is not None:
-            current[-1] = merged
-        else:
-            current.append(output)
-        size += size_of(output)
+        size += append(current, output)
         if size >= limit:
             result.append(current)
             current, size = [], 0

@@ -17,8 +17,9 @@ from notebook_cluster.protocol.peer import FromKernel, InterruptNode, ToKernel
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
 
-IDLE_GRACE = 2.0
-"""Seconds to wait for the idle status after the reply."""
+IDLE_GRACE = 5.0
+"""Seconds without a word of the run after which its idle status, which follows all its output, is not waited for any
+more: the reply has come, and a kernel's PUB socket may drop what its agent reads too late."""
 SEEN_GRACE = 1.0
 """Seconds that a node's runtime has to say that it saw a Stop; then its agent sends the signal."""
 OUTPUT_KINDS = frozenset(("stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"))
@@ -37,7 +38,10 @@ class Run:
         self.reply: dict[str, Any] | None = None
         self.idle = False
         self.interrupt_seen = False
-        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.heard = loop.time()
+        """When its kernel last said something of it."""
+        self.done: asyncio.Future[str] = loop.create_future()
 
 
 class Runs:
@@ -85,6 +89,8 @@ class Runs:
         try:
             header, parent = jupyter.headers(parts)
             run = self._runs.get(parent)
+            if run is not None:
+                run.heard = asyncio.get_running_loop().time()
             if message.channel == "iopub":
                 if header.msg_type == "status":
                     state = jupyter.content(parts).get("execution_state")
@@ -145,15 +151,13 @@ class Runs:
     def _maybe_done(self, run: Run) -> None:
         if run.reply is None or run.done.done():
             return
-        if run.idle:
-            self._done(run)
+        loop = asyncio.get_running_loop()
+        if run.idle or loop.time() >= run.heard + IDLE_GRACE:
+            self._done(run, run.reply)
         else:
-            asyncio.get_running_loop().call_later(IDLE_GRACE, self._done, run)
+            loop.call_at(run.heard + IDLE_GRACE, self._maybe_done, run)
 
-    def _done(self, run: Run) -> None:
-        if run.done.done() or run.reply is None:
-            return
-        reply = run.reply
+    def _done(self, run: Run, reply: dict[str, Any]) -> None:
         answers = reply.get("user_expressions")
         status: e.NodeCellStatus = "ok"
         if reply.get("status") == "error":
