@@ -3,6 +3,7 @@
 Without a handler libzmq lets every client in, so servers enforce their domain: no :class:`Gate`, no entry.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -64,12 +65,12 @@ class Gate:
         self._handler = self._context.socket(zmq.REP)
         self._handler.setsockopt(zmq.LINGER, 0)
         self._handler.bind(_ZAP_ADDRESS)
-        stop_address = f"inproc://gate-stop-{id(self)}"
+        self._stop_address = f"inproc://gate-stop-{id(self)}"
         self._stop_receiver = self._context.socket(zmq.PAIR)
-        self._stop_receiver.bind(stop_address)
+        self._stop_receiver.bind(self._stop_address)
         self._stop_sender = self._context.socket(zmq.PAIR)
         self._stop_sender.setsockopt(zmq.LINGER, 0)
-        self._stop_sender.connect(stop_address)
+        self._stop_sender.connect(self._stop_address)
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
         self._thread.start()
 
@@ -102,8 +103,11 @@ class Gate:
         except zmq.ContextTerminated:
             return
         finally:
-            self._handler.close()
-            self._stop_receiver.close()
+            # close() alone takes the address back some time later: who connects in between waits for an answer in vain.
+            for socket, address in ((self._handler, _ZAP_ADDRESS), (self._stop_receiver, self._stop_address)):
+                with contextlib.suppress(zmq.ZMQError):
+                    socket.unbind(address)
+                socket.close()
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         """A ZAP reply (version, id, code, text, user, metadata) to (version, id, domain, address, routing id,
