@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from notebook_cluster.training.parameters import TensorLayout
 JOB = "model"
 ELEMENTS = 4096
 NODE = "node"
+IN_ROUND_TIMEOUT = 15.0
 
 
 class TrainingNode:
@@ -56,6 +58,7 @@ class TrainingNode:
         self._routing_id = b""
         self.hello: asyncio.Future[NodeHello] = asyncio.get_running_loop().create_future()
         self.runtime = NodeRuntime(NODE, 1, device="cpu", control=control, sockets=None, directory=folder)
+        self._job = Job(self.runtime, JOB)
         self._roster: Roster | None = None
         self._number = 0
 
@@ -74,7 +77,7 @@ class TrainingNode:
         self._tell(self._roster)
         theta, momentum = np.zeros(ELEMENTS, np.float32), np.zeros(ELEMENTS, np.float32)
         digest = state_hash(theta, momentum)
-        job = Job(self.runtime, JOB)
+        job = self._job
         self.runtime.attach_job(JOB, job)
         layout = TensorLayout.of([("weight", [ELEMENTS], "float32")], [])
         register = Register(
@@ -106,11 +109,23 @@ class TrainingNode:
             )
         )  # fmt: skip
 
+    async def in_round(self) -> None:
+        """Returns when the job has taken up the last SEAL: frames for it are dropped unread before.
+
+        Raises:
+            RuntimeError: it does not; what is sent to the mesh port then tests nothing.
+        """
+        wanted = (1, self._number)
+        deadline = time.monotonic() + IN_ROUND_TIMEOUT
+        while self._job.member.seen_attempt != wanted:
+            if time.monotonic() > deadline:
+                member = self._job.member
+                raise RuntimeError(f"the job is {member.phase!r}, not in round and attempt {wanted}")
+            await asyncio.sleep(0.01)
+
     def dropped(self) -> int:
-        runtime = self.runtime
-        job = runtime.job(JOB)
-        in_round = job._member.dropped if isinstance(job, Job) else 0
-        return runtime._mesh.dropped + runtime.collectives.inbox.dropped + runtime._jobs.dropped + in_round
+        runtime, of_job = self.runtime, self._job.member.dropped
+        return runtime._mesh.dropped + runtime.collectives.inbox.dropped + runtime._jobs.dropped + of_job
 
 
 OUTER = OuterSettings(lr_bits=float_bits(0.5), momentum_bits=float_bits(0.9))
@@ -157,6 +172,7 @@ async def serve(folder: Path) -> None:
         name, *arguments = json.loads(line)
         commands[name](*arguments)
         if name != "counts":
+            await node.in_round()
             answer(done=name)
     agent.stop("the fuzzer has ended")
     await running
