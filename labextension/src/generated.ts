@@ -1,6 +1,7 @@
 // Made by `python -m notebook_cluster.server.typescript` from notebook_cluster/protocol/sidebar.py.
 // Do not edit. What the server sends has every field; numbers that are not finite are null.
 
+/** One machine that this cluster uses, or could. */
 export interface PeerView {
   name: string;
   key: string;
@@ -18,6 +19,7 @@ export interface PeerView {
   plugged: boolean;
 }
 
+/** One node. `rank` is None while it is not in the roster. */
 export interface NodeView {
   name: string;
   rank: number | null;
@@ -54,6 +56,7 @@ export interface RoundWait {
   seconds: number | null;
 }
 
+/** One model that is trained. */
 export interface JobView {
   name: string;
   strategy: string;
@@ -72,6 +75,7 @@ export interface JobView {
   loss_round: number | null;
 }
 
+/** One cell. */
 export interface CellView {
   id: number;
   source: string;
@@ -81,6 +85,7 @@ export interface CellView {
   ended: number | null;
 }
 
+/** One line of what happened; `time` is Unix time. */
 export interface EventView {
   time: number | null;
   level: 'info' | 'warning' | 'error';

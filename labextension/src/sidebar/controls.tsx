@@ -1,4 +1,4 @@
-/** Buttons that say when they work, ask once more before they end something, and show what went wrong. */
+/** Buttons that say when they work, ask once more before they end something, and show what went wrong; text fields. */
 
 import * as React from 'react';
 
@@ -56,6 +56,28 @@ export function Button(props: IButton): React.JSX.Element {
     >
       {sure ? props.sure : props.label}
     </button>
+  );
+}
+
+interface ITextField {
+  readonly value: string;
+  /** What a screen reader says. */
+  readonly label: string;
+  readonly placeholder: string;
+  readonly onType: (text: string) => void;
+}
+
+/** A name or a code: nothing that a browser should complete or correct. */
+export function TextField({ value, label, placeholder, onType }: ITextField): React.JSX.Element {
+  return (
+    <input
+      value={value}
+      onChange={event => onType(event.target.value)}
+      placeholder={placeholder}
+      aria-label={label}
+      autoComplete="off"
+      spellCheck={false}
+    />
   );
 }
 

@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import type { ClusterRow, Overview, PeerView, Sharing } from '../generated';
-import { Act, Button, Problem, useAction } from './controls';
+import { Act, Button, Problem, TextField, useAction } from './controls';
 
 interface IPeers {
   readonly overview: Overview;
@@ -129,13 +129,11 @@ function CodeField({ peer, code, onType, onEnter, children }: ICodeField): React
         onEnter();
       }}
     >
-      <input
+      <TextField
         value={code}
-        onChange={event => onType(event.target.value)}
+        label={`Code that ${peer.name} shows`}
         placeholder={peer.pairing ? 'the code that it shows' : 'no code is open there'}
-        aria-label={`Code that ${peer.name} shows`}
-        autoComplete="off"
-        spellCheck={false}
+        onType={onType}
       />
       {children}
     </form>

@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import type { Overview, PeerView } from '../generated';
-import { Act, Button, Problem, useAction } from './controls';
+import { Act, Button, Problem, TextField, useAction } from './controls';
 import { targetOf } from './peers';
 
 const MOST_LOCAL = 64;
@@ -75,14 +75,7 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
         }}
       >
         <div className="nbc-side-line">
-          <input
-            value={name}
-            onChange={event => setName(event.target.value)}
-            placeholder="name of a new cluster"
-            aria-label="Name of a new cluster"
-            autoComplete="off"
-            spellCheck={false}
-          />
+          <TextField value={name} label="Name of a new cluster" placeholder="name of a new cluster" onType={setName} />
         </div>
         <label className="nbc-side-line">
           with
@@ -98,13 +91,11 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
         {targets.size > 0 && <Choice targets={targets} picked={picked} onPick={pick} own={overview.sharing.keys} />}
         <div className="nbc-side-line">
           {needsCode && (
-            <input
+            <TextField
               value={code}
-              onChange={event => setCode(event.target.value)}
+              label="Code that the chosen peers show"
               placeholder="the code that they show"
-              aria-label="Code that the chosen peers show"
-              autoComplete="off"
-              spellCheck={false}
+              onType={setCode}
             />
           )}
           <Button label="Start" name="Start a cluster" disabled={obstacle !== ''} onPress={start} />
