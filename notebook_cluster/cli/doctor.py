@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from notebook_cluster.cli.steer import check_running
-from notebook_cluster.client import Cluster, list_clusters
+from notebook_cluster.client import Cluster, running_clusters
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.security import data_directory, fingerprint, same_user_keys, trusted_peers
 from notebook_cluster.widgets import render_findings
@@ -28,7 +28,7 @@ _HERE = "this machine"
 
 def doctor(options: argparse.Namespace) -> int:
     """Print the findings; 1 when there is an error among them."""
-    running = [file.cluster for file in list_clusters()]
+    running = running_clusters()
     name = check_running(options.cluster) if options.cluster else running[0] if len(running) == 1 else ""
     if name:
         print(f"examining cluster {name}: this takes up to half a minute", file=sys.stderr)

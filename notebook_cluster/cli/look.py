@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.steer import check_running
 from notebook_cluster.cli.tables import print_table
-from notebook_cluster.client import Cluster, ClusterError, find_peers, list_clusters, read_last_run
+from notebook_cluster.client import Cluster, ClusterError, find_peers, read_last_run, running_clusters
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.security import fingerprint
 from notebook_cluster.widgets.report import write_report
@@ -64,7 +64,7 @@ def _print_clusters(clusters: "list[FoundCluster]") -> None:
 
 def status(options: argparse.Namespace) -> int:
     """Print the state of one cluster, or of all that run."""
-    names = [check_running(options.cluster)] if options.cluster else [file.cluster for file in list_clusters()]
+    names = [check_running(options.cluster)] if options.cluster else running_clusters()
     if not names:
         print("no cluster runs: in a notebook, %load_ext notebook_cluster and %cluster start")
     for index, name in enumerate(names):
@@ -75,7 +75,7 @@ def status(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write the report of one cluster, or of the last run of one that is over, and print where it is."""
-    if options.cluster in [file.cluster for file in list_clusters()]:
+    if options.cluster in running_clusters():
         with Cluster.attach(options.cluster, kind="cli", live=False) as cluster:
             print(write_report(cluster, options.file, overwrite=options.overwrite))
     else:

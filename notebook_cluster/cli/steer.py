@@ -3,7 +3,7 @@
 import argparse
 
 from notebook_cluster.cli.arguments import UsageError
-from notebook_cluster.client import Cluster, list_clusters
+from notebook_cluster.client import Cluster, running_clusters
 
 
 def stop(options: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def detach(options: argparse.Namespace) -> int:
 
 def check_running(name: str) -> str:
     """``name`` if a cluster of this name runs; UsageError that names those that do."""
-    running = [file.cluster for file in list_clusters()]
+    running = running_clusters()
     if name not in running:
         known = f"running: {', '.join(running)}" if running else "no cluster runs on this machine"
         raise UsageError(f"no cluster is called {name!r}: {known}")

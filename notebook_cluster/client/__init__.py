@@ -10,7 +10,7 @@ from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.files import Place, send_files
 from notebook_cluster.client.peers import PeerWatch, find_peers
 from notebook_cluster.client.sources import find_sources
-from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run
+from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run, running_clusters
 from notebook_cluster.client.stream import CellStream
 from notebook_cluster.client.values import (
     MOST_REPLAYED,
@@ -45,6 +45,7 @@ __all__ = [
     "pack",
     "read_last_run",
     "read_values",
+    "running_clusters",
     "send_files",
     "small_source",
     "take_source",

@@ -11,7 +11,7 @@ from typing import Any
 
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.moving import Moving
-from notebook_cluster.client.start import ensure_coordinator, list_clusters, read_connection
+from notebook_cluster.client.start import ensure_coordinator, read_connection, running_clusters
 from notebook_cluster.client.stream import CellStream, wait
 from notebook_cluster.protocol import comms, introspection
 from notebook_cluster.protocol import views as v
@@ -170,14 +170,14 @@ class Cluster(Moving):
     def attach(cls, name: str | None = None, kind: str = "client", *, live: bool = True) -> "Cluster":
         """Attach to a running cluster; without ``name`` to the only one there is."""
         if name is None:
-            running = [file.cluster for file in list_clusters()]
+            running = running_clusters()
             if len(running) != 1:
                 what = f"running clusters are {', '.join(running)}: name one" if running else "no cluster runs"
                 raise ClusterError(f"{what} (%cluster start)" if not running else what)
             name = running[0]
         file = read_connection(name)
         if file is None:
-            running = [other.cluster for other in list_clusters()]
+            running = running_clusters()
             known = f"running: {', '.join(running)}" if running else "none runs"
             raise ClusterError(f"no cluster {name!r} runs on this machine ({known}): %cluster start {name}")
         cluster = cls(Connection(file, kind, live=live), attached=True)

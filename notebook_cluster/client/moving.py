@@ -8,7 +8,7 @@ from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.files import Place, send_files
 from notebook_cluster.client.pacing import Progress
 from notebook_cluster.client.sources import find_sources
-from notebook_cluster.protocol.state import NodeView
+from notebook_cluster.protocol.state import NodeView, by_rank
 
 if TYPE_CHECKING:
     from notebook_cluster.client.cluster import Cluster
@@ -93,4 +93,4 @@ class Moving:
                 raise ClusterError(f"no node {name!r} runs in cluster {cluster.name!r}: %cluster status")
         if not nodes:
             raise ClusterError(f"cluster {cluster.name!r} has no running node: %cluster add PEER")
-        return sorted((node for node in nodes if not targets or node.name in targets), key=lambda node: node.rank or 0)
+        return by_rank(node for node in nodes if not targets or node.name in targets)

@@ -50,6 +50,11 @@ def list_clusters() -> list[ConnectionFile]:
     return [found for found in find_clusters().values() if isinstance(found, ConnectionFile)]
 
 
+def running_clusters() -> list[str]:
+    """Names of :func:`list_clusters`."""
+    return [file.cluster for file in list_clusters()]
+
+
 def find_clusters() -> dict[str, ConnectionFile | ClusterError]:
     """Name -> connection file of every running cluster of this user on this machine, or why it cannot be used (it was
     started by another version)."""

@@ -108,6 +108,7 @@ def reserve(size: int) -> memoryview:
 
 
 def channel_of(header: CellFrame) -> Channel:
+    """Whose numbers this frame has."""
     return "message" if header.name == MESSAGE else "collective"
 
 

@@ -1,6 +1,5 @@
 """The steps that collectives are made of: send a phase, wait for a phase. On the main thread."""
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from queue import Empty, SimpleQueue
@@ -196,8 +195,3 @@ class Steps:
 def payload_of(wire: Wire) -> Payload:
     """The bytes of ``wire`` as they travel, without a copy."""
     return as_bytes(wire.data) if wire.is_array else wire.data
-
-
-def json_wire(value: Any) -> Wire:
-    """Plain data as it travels."""
-    return Wire("json", "", (), json.dumps(value).encode())

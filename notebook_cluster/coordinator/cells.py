@@ -25,6 +25,8 @@ STUBBORN_AFTER = 3.0
 
 
 class Cells:
+    """Cells that wait and run, one at a time: which nodes run it, who ends it, and what each view is told of it."""
+
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self.collected = Collected(hub)
@@ -288,6 +290,7 @@ class Cells:
 
 
 def cell_view(cell: Cell) -> CellView:
+    """The cell as views see it."""
     return CellView(
         id=cell.id,
         source=cell.source[:200],

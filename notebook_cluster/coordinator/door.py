@@ -9,7 +9,7 @@ import zmq
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.viewserver import RequestError
-from notebook_cluster.discovery import ClusterAdvertiser, local_addresses
+from notebook_cluster.discovery import ClusterAdvertiser, reachable_addresses
 from notebook_cluster.link import PairingHost, Partner, Reception
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
@@ -159,9 +159,8 @@ class Door:
         code = self._host.code if self._host is not None else None
         if code is None:
             return Invitation(addresses=[], code="", minutes=0.0)
-        addresses = [address for address in local_addresses() if address != "127.0.0.1"] or ["127.0.0.1"]
         return Invitation(
-            addresses=[f"{address}:{self._hub.state.pairing}" for address in addresses],
+            addresses=[f"{address}:{self._hub.state.pairing}" for address in reachable_addresses()],
             code=code.code,
             minutes=round((code.seconds_left or 0.0) / 60, 1),
         )

@@ -16,6 +16,8 @@ MOST_DEVICES = 64
 
 
 class Measurements:
+    """The newest numbers of nodes, devices and peers, and the rows that views get of them."""
+
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self._telemetry: dict[str, Telemetry] = {}

@@ -37,6 +37,8 @@ Level = Literal["info", "warning", "error"]
 
 
 class Members:
+    """Nodes that come, go and come back: their kernels, their rank and the roster."""
+
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self._ready: dict[str, asyncio.Future[None]] = {}

@@ -60,6 +60,8 @@ STATE_PERIOD = 0.25
 
 
 class Coordinator:
+    """The process of one cluster: what its parts share, and its life from the first view to the last."""
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.recovered_sequences: dict[str, int] = {}

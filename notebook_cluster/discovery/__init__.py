@@ -12,7 +12,7 @@ come on that thread. Nothing that arrives is trusted: a record names a key, and 
 - :mod:`.selftest`, :mod:`.reaching`: for the doctor: does multicast work here, does a TCP port answer
 """
 
-from notebook_cluster.discovery.addresses import local_addresses
+from notebook_cluster.discovery.addresses import local_addresses, reachable_addresses
 from notebook_cluster.discovery.advertiser import Advertiser, ClusterAdvertiser
 from notebook_cluster.discovery.browser import Browser, ClusterBrowser
 from notebook_cluster.discovery.records import CLUSTER_SERVICE_TYPE, SERVICE_TYPE, FoundCluster, FoundPeer
@@ -27,4 +27,5 @@ __all__ = [
     "FoundCluster",
     "FoundPeer",
     "local_addresses",
+    "reachable_addresses",
 ]

@@ -32,6 +32,12 @@ def local_addresses() -> tuple[str, ...]:
     return (*outside, "127.0.0.1")
 
 
+def reachable_addresses() -> tuple[str, ...]:
+    """:func:`local_addresses` for other machines: without 127.0.0.1 where there is another one."""
+    addresses = local_addresses()
+    return tuple(address for address in addresses if address != "127.0.0.1") or addresses
+
+
 def _default_address() -> str:
     """The address from which this machine would send to the world, or empty. Nothing is sent."""
     try:

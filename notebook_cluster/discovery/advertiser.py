@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from notebook_cluster.discovery import records
-from notebook_cluster.discovery.addresses import local_addresses
+from notebook_cluster.discovery.addresses import reachable_addresses
 from notebook_cluster.discovery.multicast import OLD_RECORDS_STAY, MulticastThread
 from notebook_cluster.discovery.records import Record, RecordKind
 
@@ -124,10 +124,7 @@ class RecordAdvertiser:
         )
 
     def _reachable(self) -> tuple[str, ...]:
-        if self._hosts is not None:
-            return self._hosts
-        addresses = local_addresses()
-        return tuple(address for address in addresses if address != "127.0.0.1") or addresses
+        return self._hosts if self._hosts is not None else reachable_addresses()
 
 
 class Advertiser(RecordAdvertiser):

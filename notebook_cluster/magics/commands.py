@@ -220,11 +220,11 @@ def _stop(session: Session, call: Invocation) -> None:
 
 def _reach(session: Session, name: str, *, only_one_is_enough: bool = False) -> "Cluster":
     """The notebook's cluster, or the running one called ``name``, or (no name) the one of this notebook's name."""
-    from notebook_cluster.client import Cluster, list_clusters
+    from notebook_cluster.client import Cluster, running_clusters
 
     if session.cluster is not None and name in ("", session.cluster.name) and session.cluster.connected:
         return session.cluster
-    running = [file.cluster for file in list_clusters()]
+    running = running_clusters()
     if not name and session.default_name in running:
         name = session.default_name
     if not name and not only_one_is_enough:

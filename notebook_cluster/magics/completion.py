@@ -59,9 +59,9 @@ def make_matcher(session: Session) -> Any:
 
     def names(kind: str) -> list[str]:
         if kind == "CLUSTER":
-            from notebook_cluster.client import list_clusters
+            from notebook_cluster.client import running_clusters
 
-            return [file.cluster for file in list_clusters()]
+            return running_clusters()
         state = session.cluster.latest if session.cluster is not None else None
         if state is None:
             return []

@@ -69,10 +69,10 @@ class Extension:
 
     def _hint(self) -> None:
         """A notebook kernel that was restarted: its cluster is still there."""
-        from notebook_cluster.client import list_clusters
+        from notebook_cluster.client import running_clusters
 
         name = self.session.default_name
-        if name in [file.cluster for file in list_clusters()]:
+        if name in running_clusters():
             print(f"cluster {name!r} is running: %cluster attach comes back to it")
 
     def _cluster(self, line: str) -> Any:
@@ -121,14 +121,14 @@ class Extension:
 @contextmanager
 def _plain_errors(what: str, session: Session) -> Iterator[None]:
     """Errors of the client as one line. A cluster that has ended is let go, so that the next line says so."""
-    from notebook_cluster.client import ClusterError, list_clusters
+    from notebook_cluster.client import ClusterError, running_clusters
 
     try:
         yield
     except ClusterError as error:
         held = session.cluster
         text = str(error)
-        if held is not None and held.name not in [file.cluster for file in list_clusters()]:
+        if held is not None and held.name not in running_clusters():
             if session.sticky:
                 text += "; cells run in the notebook again"
             session.let_go()

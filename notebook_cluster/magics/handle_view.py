@@ -10,7 +10,7 @@ from notebook_cluster.magics.interrupts import SAME_PRESS_SECONDS
 from notebook_cluster.magics.publishing import ShellPublisher
 from notebook_cluster.magics.session import is_headless
 from notebook_cluster.magics.slots import Bundle
-from notebook_cluster.protocol.comms import WIDGET_MIME
+from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
 from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.running import RunningWidget, running_html
 
@@ -43,8 +43,7 @@ class HandleView:
             if not self._over and post is not None and kernel is not None and not is_headless(shell):
                 if self._widget is None:
                     self._widget = RunningWidget(kernel, bundle["text/html"], post, self._stop)
-                view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
-                bundle = {WIDGET_MIME: view, **bundle}
+                bundle = {WIDGET_MIME: view_of_widget(self._widget.model_id), **bundle}
             self._displayed = True
             shell.display_pub.publish(data=bundle, metadata={}, transient={"display_id": self._display_id})
 

@@ -8,10 +8,10 @@ from notebook_cluster.magics.parsing import Invocation
 from notebook_cluster.magics.progress import Progress, amount
 from notebook_cluster.magics.session import Session
 from notebook_cluster.magics.targets import resolve
+from notebook_cluster.protocol.state import NodeView, by_rank
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster, Place
-    from notebook_cluster.protocol.state import NodeView
 
 _MOST_SHOWN = 5
 
@@ -29,7 +29,7 @@ def send(session: Session, cluster: "Cluster", call: Invocation) -> None:
     sources = find_sources(call.argument)
     nodes = cluster.state().nodes
     chosen = set(resolve(call.options.get("to", ("all",)), nodes))
-    targets = sorted((node for node in nodes if node.name in chosen), key=lambda node: node.rank or 0)
+    targets = by_rank(node for node in nodes if node.name in chosen)
     with Progress(session.shell, f"sending {call.argument}") as progress:
 
         def on_progress(done: int, total: int) -> None:

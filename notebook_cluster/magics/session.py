@@ -43,10 +43,10 @@ class Session:
             UsageError: there is none.
         """
         if self.cluster is None:
-            from notebook_cluster.client import list_clusters
+            from notebook_cluster.client import running_clusters
 
             name = self.default_name
-            if name in [file.cluster for file in list_clusters()]:
+            if name in running_clusters():
                 raise UsageError(f"cluster {name!r} is running, this notebook is not attached to it: %cluster attach")
             raise UsageError("no cluster is running in this notebook: %cluster start")
         return self.cluster
@@ -54,12 +54,12 @@ class Session:
     def name_of_ended(self) -> str:
         """Name of the notebook's cluster, or of the one it had last (default: the one of its own name), when that does
         not run any more; empty while it runs."""
-        from notebook_cluster.client import list_clusters
+        from notebook_cluster.client import running_clusters
 
         if self.cluster is not None and self.cluster.connected:
             return ""
         name = self.cluster.name if self.cluster is not None else self._last_name or self.default_name
-        return "" if name in [file.cluster for file in list_clusters()] else name
+        return "" if name in running_clusters() else name
 
     def hold(self, cluster: "Cluster") -> None:
         """Make ``cluster`` the notebook's; the one before is left alone and goes on."""

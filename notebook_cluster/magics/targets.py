@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.parsing import did_you_mean
-from notebook_cluster.protocol.state import NodeView
+from notebook_cluster.protocol.state import NodeView, by_rank
 
 DEVICE_WORDS = ("cuda", "mps", "rocm", "cpu")
 MEMORY_WORDS = ("vram>=", "ram>=")
@@ -27,7 +27,7 @@ def resolve(words: Sequence[str], nodes: Sequence[NodeView]) -> list[str]:
         UsageError: something unknown, or nothing left; names what is known.
     """
     items = [item for word in words for item in word.split(",") if item]
-    usable = [node for node in sorted(nodes, key=_order) if node.condition not in _GONE]
+    usable = [node for node in by_rank(nodes) if node.condition not in _GONE]
     wanted = [item for item in items if not item.startswith("!")]
     unwanted = [item[1:] for item in items if item.startswith("!")]
     chosen = {name for item in wanted for name in _one(item, nodes, usable)}
@@ -46,7 +46,7 @@ def choose_canary(text: str, targets: Sequence[str], nodes: Sequence[NodeView]) 
     Raises:
         UsageError: no such node, or it is not among the targets.
     """
-    usable = [node.name for node in sorted(nodes, key=_order) if node.condition not in _GONE and node.rank is not None]
+    usable = [node.name for node in by_rank(nodes) if node.condition not in _GONE and node.rank is not None]
     among = [name for name in usable if not targets or name in targets]
     if not text:
         return among[0] if among else ""
@@ -145,9 +145,5 @@ def _unknown(item: str, nodes: Sequence[NodeView]) -> UsageError:
 def _known(nodes: Sequence[NodeView]) -> str:
     if not nodes:
         return "the cluster has no nodes, %cluster add PEER adds one"
-    named = (node.name if node.rank is None else f"{node.rank} {node.name}" for node in sorted(nodes, key=_order))
+    named = (node.name if node.rank is None else f"{node.rank} {node.name}" for node in by_rank(nodes))
     return f"there are {', '.join(named)}"
-
-
-def _order(node: NodeView) -> tuple[bool, int, str]:
-    return (node.rank is None, node.rank or 0, node.name)

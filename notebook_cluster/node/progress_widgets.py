@@ -12,11 +12,11 @@ from typing import Any
 from tqdm.std import tqdm
 
 from notebook_cluster.node.progress_bars import bars
+from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
 
 LEAST_SECONDS = 0.1
 """Between two changes of a bar: a loop that sets a postfix each time makes thousands."""
 _BAR = re.compile(r"\|?<bar/>\|?")
-_WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 
 class NotebookBar(tqdm):  # type: ignore[misc]
@@ -115,10 +115,10 @@ class BarStack:
         self._box.children = (*self._box.children, row)
         if not self._displayed:
             self._displayed = True
-            view = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+            view = view_of_widget(self._box.model_id)
             # The text is seen where the node died before its bars ended.
             text = f"[progress bar {description}".rstrip() + "]"
-            display({_WIDGET_MIME: view, "text/plain": text}, raw=True, display_id=self._display_id)
+            display({WIDGET_MIME: view, "text/plain": text}, raw=True, display_id=self._display_id)
 
     def remove(self) -> None:
         """Take it off the page."""

@@ -10,9 +10,14 @@ from typing import Any, Literal
 from notebook_cluster.protocol.wire import Message
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
-"""A display of a widget: ``{"model_id": ...}``."""
+"""A display of a widget: :func:`view_of_widget`."""
 MAX_COMM_BYTES = 6 * 1000 * 1000
 """Data and buffers of one message from the browser to a widget of a node."""
+
+
+def view_of_widget(model: str) -> dict[str, Any]:
+    """What stands under WIDGET_MIME for the widget whose id is ``model``."""
+    return {"version_major": 2, "version_minor": 0, "model_id": model}
 
 
 class WatchWidgets(Message, frozen=True):

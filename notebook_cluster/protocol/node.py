@@ -75,6 +75,8 @@ class InterruptCell(Message, frozen=True):
 
 
 class InterruptSeen(Message, frozen=True):
+    """Node: InterruptCell has come."""
+
     cell: int
 
 
@@ -125,6 +127,8 @@ class MeasurePair(Message, frozen=True):
 
 
 class PairMeasured(Message, frozen=True):
+    """Node: what the measurement ``ticket`` of the way to ``node`` found; ``error`` says why there is nothing."""
+
     ticket: int
     node: str
     round_trip: float = 0.0

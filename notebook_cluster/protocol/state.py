@@ -1,5 +1,6 @@
 """What views show: plain data, complete in itself. The coordinator sends it whole, at most 4 times a second."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from notebook_cluster.protocol.wire import Message
@@ -9,6 +10,8 @@ PeerCondition = Literal["found", "connecting", "connected", "suspect", "lost", "
 
 
 class NodeView(Message, frozen=True):
+    """One node. ``rank`` is None while it is not in the roster."""
+
     name: str
     rank: int | None
     peer: str
@@ -43,7 +46,14 @@ class NodeView(Message, frozen=True):
     waiting: str = ""
 
 
+def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
+    """In the order in which people see them: by rank, behind them those without one, by name."""
+    return sorted(nodes, key=lambda node: (node.rank is None, node.rank or 0, node.name))
+
+
 class PeerView(Message, frozen=True):
+    """One machine that this cluster uses, or could."""
+
     name: str
     key: str
     address: str
@@ -80,6 +90,8 @@ class RoundWait(Message, frozen=True):
 
 
 class JobView(Message, frozen=True):
+    """One model that is trained."""
+
     name: str
     strategy: str
     round: int
@@ -103,6 +115,8 @@ class JobView(Message, frozen=True):
 
 
 class CellView(Message, frozen=True):
+    """One cell."""
+
     id: int
     source: str
     """First 200 characters."""
@@ -114,6 +128,8 @@ class CellView(Message, frozen=True):
 
 
 class EventView(Message, frozen=True):
+    """One line of what happened; ``time`` is Unix time."""
+
     time: float
     level: Literal["info", "warning", "error"]
     text: str

@@ -90,6 +90,8 @@ class WritePart(Message, frozen=True):
 
 
 class PartWritten(Message, frozen=True):
+    """Agent: the answer to WritePart ``request``; ``error`` is empty when it is on disk."""
+
     request: int
     error: str = ""
 

@@ -78,6 +78,8 @@ class Watch(Message, frozen=True):
 
 
 class Unwatch(Message, frozen=True):
+    """No more CellOutput of ``cell``."""
+
     cell: int
 
 
@@ -157,6 +159,8 @@ class Finding(Message, frozen=True):
 
 
 class RemoveNode(Message, frozen=True):
+    """End this node's kernel and take it out of the cluster."""
+
     node: str
 
 
@@ -236,6 +240,8 @@ AnyRequest = (
 
 
 class Request(Message, frozen=True):
+    """What a view asks; the Reply has the same ``id``."""
+
     id: int
     body: AnyRequest
 
@@ -266,6 +272,8 @@ class Output(Message, frozen=True):
 
 
 class CellOutput(Message, frozen=True):
+    """What nodes put out, in order."""
+
     cell: int
     outputs: list[Output]
     position: int = 0
@@ -282,6 +290,8 @@ class CellChanged(Message, frozen=True):
 
 
 class NodeResult(Message, frozen=True):
+    """How a cell ended on one node."""
+
     status: Literal["ok", "error", "interrupted", "lost", "cancelled"]
     error_name: str = ""
     error_value: str = ""
@@ -302,6 +312,8 @@ class CellEnded(Message, frozen=True):
 
 
 class StateChanged(Message, frozen=True):
+    """The newest state, whole."""
+
     state: ClusterView
 
 

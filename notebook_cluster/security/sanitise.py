@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.protocol.comms import WIDGET_MIME
+from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
 
 MAX_BUNDLE_BYTES = 10 * 1000 * 1000
 """A larger display is replaced by a text that says so, a longer text is cut with a marker."""
@@ -88,7 +88,7 @@ def _add_widget(kept: dict[str, Any], value: Any, widget_view: WidgetView) -> No
     """The view of a widget into ``kept``, or into its text why there is none."""
     try:
         model = widget_view(value.get("model_id") if isinstance(value, dict) else None)
-        kept[WIDGET_MIME] = {"version_major": 2, "version_minor": 0, "model_id": model}
+        kept[WIDGET_MIME] = view_of_widget(model)
         kept.setdefault("text/plain", "a widget")
     except ValueError as error:
         if not kept.keys() - {"text/plain"}:

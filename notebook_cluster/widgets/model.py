@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView
+from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView, by_rank
 from notebook_cluster.widgets.formatting import (
     ABSENT,
     ago,
@@ -52,7 +52,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "facts": _facts(state),
         "cell": _cell(state.cell, state.now),
         "invitation": None if ended else _invitation(state.invitation),
-        "nodes": [_node(node, state, bool(ended)) for node in sorted(state.nodes, key=_rank_order)],
+        "nodes": [_node(node, state, bool(ended)) for node in by_rank(state.nodes)],
         "peers": [_row_among(peer, state.peers) for peer in state.peers],
         "events": [_event(event) for event in state.events[-EVENTS_SHOWN:]],
         "waits": _waits(state.jobs[0]) if state.jobs else [],
@@ -121,10 +121,6 @@ def _qr(text: str) -> str:
 
     drawn: str = segno.make(text, error="m", micro=False).svg_data_uri(border=2, dark="#000", light="#fff", scale=4)
     return drawn
-
-
-def _rank_order(node: NodeView) -> tuple[bool, int, str]:
-    return node.rank is None, node.rank or 0, node.name
 
 
 def _status(state: ClusterView) -> tuple[str, str]:

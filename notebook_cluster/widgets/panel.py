@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 from notebook_cluster.widgets.actions import Actions
@@ -106,11 +107,7 @@ class Panel:
         from IPython.display import display
 
         bundle = {
-            "application/vnd.jupyter.widget-view+json": {
-                "version_major": 2,
-                "version_minor": 0,
-                "model_id": self._box.model_id,
-            },
+            WIDGET_MIME: view_of_widget(self._box.model_id),
             **_static_bundle(self._latest, self._cluster.series()),
         }
         display(bundle, raw=True, display_id=self._display_id)

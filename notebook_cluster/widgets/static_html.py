@@ -61,6 +61,7 @@ def style() -> str:
 
 
 def page(body: Sequence[str], label: str) -> str:
+    """``body``, markup that is escaped already, with the panel's style; ``label`` is what a screen reader calls it."""
     return f"<div><style>{style()}</style>{block('nbc-panel', body, role='region', aria_label=label)}</div>"
 
 
