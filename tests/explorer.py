@@ -11,6 +11,7 @@ import random
 from collections import deque
 
 import numpy as np
+from msgspec.structs import replace
 
 from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Register
@@ -77,8 +78,19 @@ class Node:
         elif self.phase == "overlapping":
             self.phase = "waiting"
             self.receive()
+        elif self.phase == "training" and self.world.again and self.world.rng.random() < 0.3:
+            self.begin_again()
         elif self.phase == "training":
             self.boundary()
+
+    def begin_again(self):
+        """The cell makes its sync object a second time, which begins with the state that is held here."""
+        if self.world.gradients:
+            self.feed(m.Advance(self.round, self.params))
+        self.phase = "registering"
+        state = self.state
+        register = replace(self.world.register(state.state_hash), round=state.round, holds_state=state.holds)
+        self.feed(m.Begin(register, self.world.fragments, state.theta, state.momentum))
 
     def boundary(self):
         rng = self.world.rng
@@ -271,6 +283,9 @@ class World:
         names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 1, 2, 2, 3)))
         self.faults = sorted(((rng.randint(1, 40 * count), name) for name in names), reverse=True)
         self.timers = []
+        self.again = rng.random() < 0.3
+        """Nodes make their sync object again between two boundaries."""
+        self.calm = not self.faults and not self.loss and self.quorum is None
         self.apart = False
         self.actions = 0
 
@@ -393,10 +408,15 @@ class World:
         self.ever.setdefault(number, set()).add(commit["state_hash"])
 
     def check_end(self):
-        """When no node was out of reach while others finished, or came after they had, all end with the same state."""
+        """When no node was out of reach while others finished, or came after they had, all end with the same state;
+        where nothing was lost and all are waited for, after as many rounds as they had boundaries, and at most one more
+        with what is left of each fragment."""
         ends = {node.state.state_hash for node in self.nodes.values() if node.alive}
         if not self.apart and len(ends) > 1:
             raise Broken(f"the nodes ended with {len(ends)} states")
+        commits = sum(record["kind"] == "commit" for record in self.log)
+        if self.calm and commits > self.boundaries + self.fragments.count:
+            raise Broken(f"{commits} rounds where each node had {self.boundaries} boundaries")
 
     # ---- the coordinator
 

@@ -153,12 +153,21 @@ class Wire:
         self._run(self._relay.__aenter__())
         self.port = self._relay.port
 
+    @property
+    def accepted(self) -> int:
+        """Connections so far."""
+        return self._relay.accepted
+
     def do(self, what: str) -> None:
         """``hold``, ``resume`` or ``cut``."""
         self._run(self._call(what))
 
     def refuse(self, refusing: bool) -> None:
         self._relay.refusing = refusing
+
+    def slow_down(self, rate: float, cut_after: int | None = None) -> None:
+        """See ``rate`` and ``cut_after`` of :class:`tests.relay.Relay`."""
+        self._relay.rate, self._relay.cut_after = rate, cut_after
 
     async def _call(self, what: str) -> None:
         getattr(self._relay, what)()

@@ -9,6 +9,10 @@ class Relay:
 
     ``hold()`` keeps what arrives, as radio silence does; ``resume()`` lets it pass, in order. ``cut()`` breaks all
     connections; while ``refusing`` is true new ones are broken at once.
+
+    Attributes:
+        rate: bytes a second that pass each way of each connection; None: as fast as it goes.
+        cut_after: all connections are broken once, when so many bytes have passed; None: never.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -19,6 +23,8 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self.refusing = False
         self.accepted = 0
+        self.rate: float | None = None
+        self.cut_after: int | None = None
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -57,8 +63,15 @@ class Relay:
 
     async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
-            while data := await source.read(65536):
+            while data := await source.read(65536 if self.rate is None else 16384):
                 await self._passing.wait()
+                if self.rate is not None:
+                    await asyncio.sleep(len(data) / self.rate)
+                if self.cut_after is not None:
+                    self.cut_after -= len(data)
+                    if self.cut_after < 0:
+                        self.cut_after = None
+                        self.cut()
                 sink.write(data)
                 await sink.drain()
         except OSError:

@@ -341,6 +341,128 @@ def test_means_of_the_last_rounds_are_served_after_commit():
     assert node.feed(m.Frame("c", other)) == []
 
 
+def want(kind, index, offset=0, ticket=0, sender="b", number=1, attempt=1):
+    header = JobFrame(
+        job="model", incarnation=1, kind="want", name=kind, round=number, attempt=attempt, slice=index, offset=offset,
+        ticket=ticket,
+    )  # fmt: skip
+    return m.Frame(sender, header)
+
+
+def sent(kind, index, ticket, sender="b", **fields):
+    known = {"job": "model", "incarnation": 1, "round": 1, "attempt": 1}
+    header = JobFrame(kind="sent", name=kind, slice=index, ticket=ticket, **{**known, **fields})
+    return m.Frame(sender, header)
+
+
+def test_a_want_for_what_is_on_its_way_does_not_send_it_again():
+    """A slow link: everything is in the mesh's queues, and the other node sees nothing of it yet."""
+    node = prepared_node(chunk_bytes=512)
+    before = node.state.bytes_sent
+    for request in (want("contribution", 1), want("mean", 0, offset=512), want("mean", 0, offset=512)):
+        (answer,) = of(node.feed(request), m.SendChunk)
+        assert (answer.header.kind, answer.header.ticket, len(answer.payload)) == ("sent", 1, 0)
+        assert (answer.header.name, answer.header.slice) == (request.header.name, request.header.slice)
+    assert node.state.bytes_sent == before
+
+
+def test_what_had_not_come_before_sent_is_sent_again_once():
+    node = prepared_node(chunk_bytes=512)
+    (again,) = chunks(node.feed(want("mean", 0, offset=512, ticket=1)), "mean", "b")
+    assert (again.header.offset, bytes(again.payload)) == (512, bytes(mean_of("a", "b")[:256])[512:])
+    (answer,) = of(node.feed(want("mean", 0, offset=512, ticket=1)), m.SendChunk)
+    assert (answer.header.kind, answer.header.ticket) == ("sent", 2)
+    assert chunks(node.feed(want("mean", 0, offset=512, ticket=2)), "mean", "b")
+
+
+def test_after_sent_a_node_asks_at_once_for_what_is_lost_and_for_nothing_else():
+    node = Node(chunk_bytes=512).ready()
+    node.arrive()
+    node.control(seal())
+    node.feed(frame("b", "contribution", 0, part("b", 0)[:512], total=1024))
+    (again,) = of(node.feed(sent("contribution", 0, 1)), m.SendChunk)
+    assert (again.node, again.header.kind, again.header.name) == ("b", "want", "contribution")
+    assert (again.header.slice, again.header.offset, again.header.ticket) == (0, 512, 1)
+    assert node.feed(sent("contribution", 0, 1)) == []
+    node.feed(frame("b", "contribution", 0, part("b", 0)[512:], offset=512, total=1024))
+    assert node.feed(sent("contribution", 0, 2)) == []
+    asked = chunks(node.feed(m.Tick(1.0), m.Tick(3.0)), "want")
+    assert [(w.header.name, w.header.ticket) for w in asked] == [("mean", 0)]
+
+
+def test_means_that_are_kept_are_not_sent_again_either():
+    node = prepared_node()
+    node.control(commit(messages(node.effects, Prepared)[0].state_hash))
+    assert [e.header.kind for e in node.feed(want("mean", 0))] == ["sent"]
+    assert [e.header.kind for e in node.feed(want("mean", 0, ticket=1))] == ["mean"]
+
+
+def test_what_was_sent_in_rounds_that_nobody_can_ask_for_is_forgotten():
+    node = prepared_node(kept_rounds=1)
+    (prepared,) = messages(node.effects, Prepared)
+    node.control(commit(prepared.state_hash))
+    for number in (2, 3):
+        node.arrive()
+        both = [Member(name=n, incarnation=1, weight_bits=float_bits(0.5), contribution=number) for n in "ab"]
+        node.control(structs.replace(seal(number=number, base=node.state.state_hash), members=both))
+        mean = mean_of("a", "b")
+        new = node.feed(
+            frame("b", "contribution", 0, part("b", 0), number=number),
+            frame("b", "mean", 1, bytes(mean[256:]), number=number),
+        )
+        (prepared,) = messages(new, Prepared)
+        node.control(commit(prepared.state_hash, number=number))
+    assert {key[0] for key in node.state.handed} == {2, 3}
+
+
+def test_an_owner_that_waits_itself_says_so_and_nobody_else_is_asked():
+    owner = Node("c").ready()
+    owner.arrive()
+    owner.control(seal("abc", owners="c"))
+    (answer,) = of(owner.feed(want("mean", 0, sender="a")), m.SendChunk)
+    assert (answer.node, answer.header.kind, answer.header.ticket) == ("a", "sent", 0)
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("abc", owners="c"))
+    for now in range(1, 12):
+        asked = chunks(node.feed(m.Tick(float(now))), "want")
+        assert {(w.node, w.header.name) for w in asked} <= {("c", "mean")}
+        if asked:
+            assert node.feed(m.Frame("c", answer.header)) == []
+
+
+def test_a_member_that_answers_for_a_silent_owner_is_asked_on():
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("abc", owners="c"))
+    asked = []
+    for now in range(1, 12):
+        wants = chunks(node.feed(m.Tick(float(now))), "want")
+        asked += [w.node for w in wants]
+        if any(w.node == "b" for w in wants):
+            node.feed(sent("mean", 0, 1))
+    assert asked[:2] == ["c", "c"]
+    assert set(asked[3:]) == {"b"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        sent("mean", 1, 5, sender="z"),
+        sent("mean", 1, 5, incarnation=7),
+        sent("mean", 9, 5),
+        sent("nothing", 1, 5),
+        want("mean", 0, ticket=-1),
+    ],
+)
+def test_impossible_answers_and_requests_are_dropped_and_counted(bad):
+    node = Node().ready()
+    node.arrive()
+    node.control(seal())
+    assert node.feed(bad) == []
+    assert node.state.dropped == 1
+
+
 def test_a_contribution_that_turns_out_not_finite_is_named():
     node = Node().ready()
     node.arrive()

@@ -211,6 +211,32 @@ def test_applying_an_event_leaves_the_old_state_as_it_was():
     assert (job.round, job.open, job.participants["a"].arrived) == (0, None, None)
 
 
+def test_a_node_that_makes_its_sync_object_again_is_waited_for():
+    """It holds the state: a faster node must not go on alone while that is being answered."""
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("b")
+    effects = cluster.say("a", register("h0"))
+    assert not sent(effects, p.Seal)
+    assert sent(effects, p.Registered, "a")[0].source is None
+    assert weights(sent(cluster.arrive("a"), p.Seal, "b")[0]) == {"a": 0.5, "b": 0.5}
+
+
+def test_a_node_that_makes_another_sync_object_on_the_newest_state_is_waited_for():
+    cluster = committed("ab")
+    cluster.arrive("b", number=2, base="h1")
+    effects = cluster.say("a", register("h1", round=1, holds_state=True))
+    assert not sent(effects, p.Seal)
+    assert sent(effects, p.Registered, "a")[0].source is None
+    assert sent(cluster.arrive("a", number=2, base="h1"), p.Seal).keys() == {"a", "b"}
+
+
+def test_what_a_member_said_before_it_heard_of_the_commit_does_not_leave_it_behind():
+    cluster = committed("ab")
+    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0"))
+    assert not sent(cluster.arrive("a", number=2, base="h1"), p.Seal)
+    assert sent(cluster.arrive("b", number=2, base="h1"), p.Seal).keys() == {"a", "b"}
+
+
 # ---- the end of the loop -------------------------------------------------------------------------------------
 
 

@@ -86,6 +86,19 @@ def test_a_lost_source_is_replaced_at_once():
     assert again in set("abc") - {source}
 
 
+def test_a_node_that_asked_often_for_another_source_than_a_lost_one_is_waited_for_still():
+    cluster = Cluster()
+    for name in "abc":
+        cluster.say(name, register(f"h{name}"))
+    for _ in range(5):  # it hears of the loss before the coordinator does
+        assert sent(cluster.say("c", register("hc")), p.Registered, "c")[0].source == "a"
+    answers = sent(cluster.lose("a"), p.Registered)
+    assert (answers["b"].source, answers["c"].source) == (None, "b")
+    assert not sent(cluster.arrive("b", base="hb"), p.Seal)
+    cluster.say("c", p.Joined(job="model", round=0, state_hash="hb"))
+    assert sent(cluster.arrive("c", base="hb"), p.Seal).keys() == {"b", "c"}
+
+
 # ---- nodes that come back ------------------------------------------------------------------------------------
 
 
@@ -97,6 +110,54 @@ def back(cluster, node, arrived_round=1, **fields):
         codec="float32", norm=1.0, finite=True, contribution=1,
     )  # fmt: skip
     return query, cluster.status(node, 0, "h0", phase="exchanging", attempt=1, arrived=arrived, **fields)
+
+
+def back_after_its_round():
+    """Round 1 is committed with a, b and c; c was out of reach since and is asked where it is, a and b are at the next
+    boundary."""
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare()
+    cluster.lose("c", gone=False)
+    assert sent(cluster.feed(rounds.NodeUp("c", 1, 2)), p.RoundQuery, "c")
+    assert not sent(cluster.arrive("ab", number=2, base="h1"), p.Seal)
+    return cluster
+
+
+def test_a_member_of_the_last_round_that_is_back_is_waited_for_until_it_has_said_where_it_is():
+    cluster = back_after_its_round()
+    assert not sent(cluster.status("c", 1, "h1"), p.Seal)
+    assert sent(cluster.arrive("c", number=2, base="h1"), p.Seal).keys() == {"a", "b", "c"}
+
+
+def test_a_member_of_the_last_round_that_is_lost_again_is_not_waited_for():
+    assert sent(back_after_its_round().lose("c", gone=False), p.Seal).keys() == {"a", "b"}
+
+
+def test_a_member_of_the_last_round_that_turns_out_to_be_behind_is_not_waited_for():
+    cluster = back_after_its_round()
+    arrived = p.Arrived(
+        job="model", round=1, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s", codec="float32",
+        norm=1.0, finite=True, contribution=1,
+    )  # fmt: skip
+    effects = cluster.status("c", 0, "h0", phase="arrived", arrived=arrived)
+    assert sent(effects, p.Seal).keys() == {"a", "b"}
+    assert sent(effects, p.Behind, "c")[0].counted
+    assert sent(cluster.prepare("ab", number=2, state_hash="h2"), p.Commit).keys() == {"a", "b"}
+    # while it takes over the state the others go on
+    assert sent(cluster.arrive("ab", number=3, base="h2"), p.Seal).keys() == {"a", "b"}
+
+
+def test_a_member_that_was_left_out_of_the_last_round_holds_nobody_up():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("ab")
+    stalled = p.Stalled(job="model", round=1, attempt=1, waiting_for=["a"])
+    cluster.say("c", stalled)
+    cluster.feed(rounds.Tick(103.0))
+    cluster.say("c", stalled)
+    assert sent(cluster.feed(rounds.Tick(106.0)), p.Commit).keys() == {"a", "b"}
+    assert sent(cluster.arrive("ab", number=2, base="h1"), p.Seal).keys() == {"a", "b"}
 
 
 def test_a_late_node_is_sent_to_the_state_and_brings_its_work_again():
@@ -405,6 +466,21 @@ def test_void_when_only_the_dead_had_the_commit():
     cluster.restart(names="c", running="c")
     effects = cluster.status("c", 0, "h0")
     assert sent(effects, p.Void, "c")[0].state_hash == "h0"
+
+
+def test_an_older_word_that_is_heard_again_does_not_take_the_state_from_a_node_that_registers_again():
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("ab")
+    cluster.prepare("ab")
+    again = register("h1", round=1, holds_state=True)
+    cluster.say("a", again)
+    cluster.restart("ab", running="ab")
+    cluster.arrive("a")  # not acknowledged before, like all that follows
+    cluster.say("a", again)
+    cluster.status("a", 1, "h1", joining=True)
+    effects = cluster.status("b", 0, "h0")
+    assert not sent(effects, p.Void)
+    assert (sent(effects, p.Registered, "a")[0].round, sent(effects, p.Registered, "a")[0].source) == (1, None)
 
 
 def test_counters_survive_the_restart():

@@ -70,6 +70,17 @@ def test_a_late_node_is_told_where_the_state_is_and_brings_its_work_to_the_next_
     assert seals.keys() == {"a", "b", "c"}
 
 
+def test_a_member_of_the_last_round_that_says_nothing_holds_a_quorum_up_for_the_grace_only():
+    cluster = quorum_cluster()
+    cluster.arrive()
+    cluster.prepare()
+    cluster.lose("c", gone=False)
+    cluster.feed(rounds.NodeUp("c", 1, 2))
+    assert sent(cluster.arrive("ab", number=2, base="h1"), p.Close).keys() == {"c"}
+    assert not sent(cluster.feed(rounds.Tick(104.9)), p.Seal)
+    assert sent(cluster.feed(rounds.Tick(105.0)), p.Seal).keys() == {"a", "b"}
+
+
 def test_a_finishing_quorum_does_not_end_the_loop_of_the_others():
     cluster = quorum_cluster()
     cluster.arrive("ab", finishing=True)

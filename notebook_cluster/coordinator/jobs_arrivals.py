@@ -10,6 +10,8 @@ from notebook_cluster.protocol.rounds import Arrived, Member, Prepared, Refused,
 
 
 def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
+    """ARRIVED: the node's work for the next round is there. A changed model, work that is not finite or a late round
+    is answered."""
     participant = job.participants[node]
     register = participant.register
     if register.cell != job.cell or participant.joining:
@@ -77,6 +79,7 @@ def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
 
 
 def on_prepared(turn: Turn, job: Job, node: str, message: Prepared) -> None:
+    """PREPARED: the node holds the state after this attempt; of another attempt it is ignored."""
     attempt = job.open
     if attempt is None or (message.round, message.attempt) != (attempt.seal.round, attempt.seal.attempt):
         return
@@ -91,6 +94,8 @@ def on_prepared(turn: Turn, job: Job, node: str, message: Prepared) -> None:
 
 
 def on_stalled(turn: Turn, job: Job, node: str, message: Stalled) -> None:
+    """STALLED: the node waits for frames of others, which a relay may bring, or got work that is not finite, which is
+    then left out."""
     attempt = job.open
     if attempt is None or (message.round, message.attempt) != (attempt.seal.round, attempt.seal.attempt):
         return
@@ -121,6 +126,7 @@ def on_stalled(turn: Turn, job: Job, node: str, message: Stalled) -> None:
 
 
 def refuse_out_of_scale(turn: Turn, job: Job, names: list[str]) -> None:
+    """Refuse work whose norm is over ``norm_factor`` times the median of the others'; of less than three nobody's."""
     norms = {name: a.norm for name in names if (a := job.participants[name].arrived) is not None and a.samples}
     factor = turn.state.settings.norm_factor
     if len(norms) < 3:

@@ -11,16 +11,27 @@ from notebook_cluster.training.outer_settings import bits_float, default_outer_l
 
 
 def required(turn: Turn, job: Job) -> list[str]:
-    """Nodes whose arrival the next SEAL waits for: those that hold the last committed state, and before a cell's
-    first round also those that are still fetching it. Where every step is a round, nobody could catch up with the
-    others: they wait for whoever fetches."""
-    now, most = (job.round, job.state_hash), turn.state.settings.fetch_attempts
+    """Nodes whose arrival the next SEAL waits for: those that hold the last committed state or are about to, and before
+    a cell's first round also those that are still fetching it. Where every step is a round, nobody could catch up with
+    the others: they wait for whoever fetches."""
+    most = turn.state.settings.fetch_attempts
     cohort = frozenset(job.participants) if job.settings.every_step else job.cohort
     return [
         name
         for name in live(turn, job)
-        if ((p := job.participants[name]).held == now and not p.joining) or (name in cohort and p.asked < most)
+        if _is_on(job, name) or (name in cohort and job.participants[name].asked < most)
     ]
+
+
+def _is_on(job: Job, name: str) -> bool:
+    """It holds the last committed state, by its word or by what was sent to it, or took part in the last round and has
+    not said anything since that shows it behind. Its sync object may just have been made again: the answer to that is
+    on its way. Whoever is behind or sent to a source is not waited for."""
+    participant = job.participants[name]
+    if participant.held == (job.round, job.state_hash):
+        return not participant.joining or participant.fetching is None
+    silent = participant.arrived is None and participant.fetching is None
+    return name in job.members and silent and not participant.joining
 
 
 def gathered(turn: Turn, job: Job) -> list[str]:

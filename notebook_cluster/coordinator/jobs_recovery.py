@@ -29,22 +29,23 @@ def node_up(turn: Turn, name: str, incarnation: int, rank: int) -> None:
 
 
 def node_lost(turn: Turn, name: str, incarnation: int, gone: bool) -> None:
-    """Its process ended, or it is out of reach. Whoever fetched the state from it needs another source."""
+    """Its process ended, or it is out of reach. Whoever fetched the state from it needs another source, and is not to
+    blame if it asked for one already."""
     known = turn.state.nodes.get(name)
     if known is None or known.incarnation != incarnation:
         return
     turn.state.nodes[name] = structs.replace(known, up=False, gone=known.gone or gone)
-    turn.state.awaited -= {name}
     for job_name in turn.state.jobs:
         job = turn.job(job_name)
+        job.awaited -= {name}
         for other, participant in list(job.participants.items()):
             if participant.fetching == name:
-                change(job, other, fetching=None)
+                change(job, other, fetching=None, asked=0)
 
 
 def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
     """Answer to RoundQuery: take its word for what it holds, and repeat the COMMIT that it may have missed."""
-    turn.state.awaited -= {node}
+    job.awaited -= {node}
     if message.joining:
         return  # its Register came just before
     held = (message.round, message.state_hash) if message.holds else None
@@ -157,7 +158,7 @@ def recover(turn: Turn, event: Recovered) -> None:
     for job in state.jobs.values():
         job.first_register = event.now
         up = [name for name, p in job.participants.items() if turn.is_up(name, p.incarnation)]
-        state.awaited |= frozenset(up)
+        job.awaited = frozenset(up)
         for name in turn.by_rank(up):
             if job.last_commit is not None:
                 turn.send(name, job.last_commit)

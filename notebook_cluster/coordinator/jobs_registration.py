@@ -13,7 +13,9 @@ def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> N
     job = turn.job(message.job)
     known = job.participants.get(node)
     if known is not None and known.incarnation == incarnation and known.register == message and known.active:
-        change(job, node, joining=True, fetching=None, asked=known.asked + 1, arrived=None)
+        # what was heard twice before it (after a restart of the coordinator) may say an older state
+        held = (message.round, message.state_hash) if message.holds_state else known.held
+        change(job, node, joining=True, fetching=None, asked=known.asked + 1, arrived=None, held=held)
         return
     if message.cell < job.cell:
         turn.send(

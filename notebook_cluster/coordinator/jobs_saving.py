@@ -35,12 +35,17 @@ def on_save_requested(turn: Turn, name: str, job_name: str, token: int) -> None:
 def on_saved(turn: Turn, job: Job, node: str, message: Saved) -> None:
     """The writer is done, or says why not."""
     saving = job.saves.get(message.ticket)
-    if saving is not None and node == saving.writer:
+    known = (saving.writer, saving.name, saving.round) if saving is not None else None
+    if saving is not None and known == (node, message.name, message.round):  # not one of the coordinator before this
         _end(turn, job, saving, message)
 
 
 def settle_saves(turn: Turn, job: Job) -> None:
-    """Tell the writers which parts will not come; a lost writer's checkpoint begins again."""
+    """Begin what was asked for too early; tell the writers which parts will not come; a lost writer's checkpoint
+    begins again."""
+    requests, job.save_requests = job.save_requests, {}
+    for name, (requesters, tokens) in requests.items():
+        _join(turn, job, name, requesters, tokens)
     for saving in list(job.saves.values()):
         gone = {name for name in saving.members if not _is_there(turn, job, name)}
         if saving.writer in gone:
@@ -59,7 +64,11 @@ def _running(job: Job, name: str) -> Saving | None:
 
 
 def _join(turn: Turn, job: Job, name: str, requesters: frozenset[str], tokens: frozenset[int]) -> None:
-    """Wait for the running Save of this name, or start one."""
+    """Wait for the running Save of this name, or start one; a restarted coordinator first hears who holds the state."""
+    if job.awaited:
+        before = job.save_requests.get(name, (frozenset(), frozenset()))
+        job.save_requests = {**job.save_requests, name: (before[0] | requesters, before[1] | tokens)}
+        return
     saving = _running(job, name)
     if saving is not None:
         job.saves[saving.ticket] = structs.replace(

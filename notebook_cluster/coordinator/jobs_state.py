@@ -39,6 +39,8 @@ class RoundsSettings(msgspec.Struct, frozen=True):
 
 
 class NodeState(msgspec.Struct, frozen=True):
+    """What the rounds know of a node. ``up``: its link; ``gone``: this incarnation does not come back."""
+
     incarnation: int
     rank: int
     up: bool = True
@@ -142,9 +144,15 @@ class Job(msgspec.Struct):
     saves: dict[int, Saving] = {}
     saved: dict[str, Saved] = {}
     """Checkpoint name -> the last one written."""
+    save_requests: dict[str, tuple[frozenset[str], frozenset[int]]] = {}
+    """Checkpoint name -> (nodes, views) that asked for it before it was known who holds the state."""
+    awaited: frozenset[str] = frozenset()
+    """After a restart: nodes that have not said where they are in this job; nothing is decided before."""
 
 
 class RoundsState(msgspec.Struct):
+    """Everything that the rounds of all jobs know."""
+
     settings: RoundsSettings = RoundsSettings()
     nodes: dict[str, NodeState] = {}
     home: frozenset[str] = frozenset()
@@ -152,8 +160,6 @@ class RoundsState(msgspec.Struct):
     cell: int = 0
     running: frozenset[str] = frozenset()
     """Nodes on which the cell has not ended."""
-    awaited: frozenset[str] = frozenset()
-    """After a restart: nodes that have not said where they are; nothing is decided before."""
     awaited_until: float = 0.0
     now: float = 0.0
 

@@ -104,9 +104,6 @@ def apply(state: RoundsState, event: Event) -> tuple[RoundsState, list[Effect]]:
         case _:
             _membership(turn, event)
             touched = tuple(turn.state.jobs)
-    was_awaited = bool(state.awaited)
-    if was_awaited and not turn.state.awaited:
-        touched = tuple(turn.state.jobs)
     for name in touched:
         _settle(turn, name)
     return turn.state, turn.effects
@@ -115,14 +112,14 @@ def apply(state: RoundsState, event: Event) -> tuple[RoundsState, list[Effect]]:
 def _settle(turn: Turn, name: str) -> None:
     """Decide what the facts of a job allow. Nothing is decided before a restarted coordinator has heard from the
     nodes."""
-    if turn.state.awaited:
-        return
     job = turn.job(name)
+    if job.awaited:
+        return
     settle_registration(turn, job)
     settle_holders(turn, job)
     settle_attempt(turn, job)
     settle_sources(turn, job)
-    if job.saves:
+    if job.saves or job.save_requests:
         settle_saves(turn, job)
 
 
@@ -134,8 +131,9 @@ def _membership(turn: Turn, event: Event) -> None:
                 for name in state.jobs:
                     turn.job(name).first_register = event.now
             state.now = event.now
-            if state.awaited and event.now >= state.awaited_until:
-                state.awaited = frozenset()
+            if event.now >= state.awaited_until:
+                for name in state.jobs:
+                    turn.job(name).awaited = frozenset()
         case CellStarted():
             state.cell, state.running = event.cell, frozenset(event.nodes)
         case NodeJoinedCell():
@@ -234,8 +232,8 @@ def _view(turn: Turn, job: Job) -> JobView:
     names = required(turn, job)
     members, attempt, phase = list(job.members), 0, "training"
     waiting_for: list[str] = []
-    if turn.state.awaited:
-        phase, waiting_for = "recovering", turn.by_rank(turn.state.awaited)
+    if job.awaited:
+        phase, waiting_for = "recovering", turn.by_rank(job.awaited)
     elif job.registering:
         phase, waiting_for = "registering", missing_registrants(turn, job)
     elif job.open is not None:

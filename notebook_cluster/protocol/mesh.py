@@ -34,7 +34,8 @@ class JobFrame(Message, frozen=True):
 
     job: str
     incarnation: int
-    kind: Literal["contribution", "mean", "want", "state_request", "state", "part", "shard"]
+    kind: Literal["contribution", "mean", "want", "sent", "state_request", "state", "part", "shard"]
+    """``want`` asks again for what is missing of a slice; ``sent`` answers that all of that was sent before it."""
     fragment: int = 0
     round: int = 0
     attempt: int = 0
@@ -44,8 +45,10 @@ class JobFrame(Message, frozen=True):
     total: int = 0
     """Bytes of the whole slice, state or part."""
     name: str = ""
-    """state: which array (``theta``, ``momentum``, ``optimizer``); want: ``contribution`` or ``mean``."""
+    """state: which array (``theta``, ``momentum``, ``optimizer``); want, sent: ``contribution`` or ``mean``."""
     ticket: int = 0
+    """state_request, part: which one is meant. sent: how often the slice was sent to this node; want: the highest such
+    number that has come back from it."""
     state_hash: str = ""
 
 

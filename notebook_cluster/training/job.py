@@ -12,9 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import NodeLog, Roster
-from notebook_cluster.protocol.rounds import Applied, Close, PartMissing, Register, Save, Saved
+from notebook_cluster.protocol.rounds import (
+    Applied,
+    CheckpointRequest,
+    Close,
+    PartMissing,
+    Register,
+    RoundQuery,
+    Save,
+    Saved,
+)
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training import member
 from notebook_cluster.training import member_types as types
@@ -27,7 +37,7 @@ from notebook_cluster.training.resuming import Start
 from notebook_cluster.training.runtime import Runtime
 from notebook_cluster.training.saving import CheckpointWriter, Settings, Snapshot
 from notebook_cluster.training.state_transfers import StateTransfers
-from notebook_cluster.training.transfer import TransferError, Vector, frames_of
+from notebook_cluster.training.transfer import TransferError, frames_of
 
 Notice = (
     types.Ready
@@ -67,12 +77,16 @@ class Job:
         """Optimiser state of a node, from the checkpoint that this node resumed from."""
         self.resting_part: Callable[[], bytes] | None = None
         """Set while the main thread is in no training loop: a checkpoint then need not wait for its next sync call."""
+        self.own: object | None = None
+        """What a strategy keeps on this node alone and the next sync object goes on with; main thread only."""
         self._member = member.new_member(name, runtime.name, runtime.incarnation)
         self._description: Description | None = None
         self._notices: deque[Notice] = deque()
         self._noticed = threading.Event()
         self._states = StateTransfers(self)
         self._waiting_saves: list[Save] = []
+        self._requested: set[str] = set()
+        """Checkpoints that this node asked for and was not told of yet."""
         self._ranks: dict[str, int] = {}
         self._incarnations: dict[str, int] = {}
         self._arrived_at = 0.0
@@ -135,6 +149,11 @@ class Job:
             self._noticed.wait(seconds)
         self._noticed.clear()
 
+    def request_checkpoint(self, name: str) -> None:
+        """Ask the coordinator, and whoever takes its place meanwhile, for a checkpoint; a Saved notice answers."""
+        self._requested.add(name)
+        self.runtime.send_control(CheckpointRequest(job=self.name, name=name))
+
     def send_part(self, order: Save, data: bytes) -> None:
         """This node's part of a checkpoint to its writer (any thread)."""
         for offset, total, payload in frames_of(data):
@@ -153,7 +172,13 @@ class Job:
             case PartMissing():
                 self._writer.part_missing(message)
             case Saved() | Close():
+                if isinstance(message, Saved):
+                    self._requested.discard(message.name)
                 self.notify(message)
+            case RoundQuery():  # a restarted coordinator knows of no request
+                self.handle(types.Control(message=message))
+                for name in sorted(self._requested):
+                    self.runtime.send_control(CheckpointRequest(job=self.name, name=name))
             case _:
                 self.handle(types.Control(message=message))
 

@@ -1,10 +1,8 @@
-"""Chunks of contributions and means: sending, asking again, putting together. Same habits as
-:mod:`.member_exchange`."""
+"""Chunks of contributions and means: sending and putting together. Same habits as :mod:`.member_exchange`."""
 
 from copy import copy
 
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Stalled
 from notebook_cluster.training.combining import gathered_size
 from notebook_cluster.training.member_state import Assembly, Exchange, MemberState
 from notebook_cluster.training.member_types import (
@@ -42,9 +40,11 @@ def send_slice(
     offset: int = 0,
     attempt: tuple[int, int] | None = None,
 ) -> None:
-    """Chunks of one slice from ``offset`` on."""
+    """Chunks of one slice from ``offset`` on, and a note that all of it has been handed to the mesh (once more)."""
     view, size = memoryview(data), state.settings.chunk_bytes
     number, trial = attempt or state.seen_attempt
+    key = (number, trial, node, kind, index)
+    state.handed = {**state.handed, key: state.handed.get(key, 0) + 1}
     for position in range(offset, len(view), size):
         header = JobFrame(
             job=state.job,
@@ -58,83 +58,6 @@ def send_slice(
         )
         effects.append(SendChunk(node, header, view[position : position + size]))
     state.bytes_sent += max(0, len(view) - offset)
-
-
-def want(state: MemberState, effects: list[Effect]) -> None:
-    """Ask for everything that is missing: contributions from their senders, means from the owner first, then from any
-    member that may be PREPARED, one after the other."""
-    exchange = state.exchange
-    assert exchange is not None
-    others = exchange.sources or tuple(name for name in exchange.senders if name != state.node)
-    for index, name, kind in missing(state, exchange):
-        node = name
-        if kind == "mean" and others and (exchange.asked or name == state.node):
-            node = others[exchange.asked % len(others)]
-        assembly = exchange.partial.get((index, kind, name if kind == "contribution" else ""))
-        header = JobFrame(
-            job=state.job,
-            incarnation=state.incarnation,
-            kind="want",
-            name=kind,
-            round=exchange.seal.round,
-            attempt=exchange.seal.attempt,
-            slice=index,
-            offset=_first_gap(assembly) if assembly else 0,
-        )
-        effects.append(SendChunk(node, header))
-    exchange.asked += 1
-    exchange.wanted = state.now
-
-
-def missing(state: MemberState, exchange: Exchange) -> list[tuple[int, str, str]]:
-    """(slice, node that should send it, ``contribution`` or ``mean``) of everything that has not come."""
-    missing = []
-    for index, piece in enumerate(exchange.seal.slices):
-        if index in exchange.means:
-            continue
-        if piece.owner != state.node or exchange.sources:
-            missing.append((index, piece.owner, "mean"))
-        if piece.owner == state.node:
-            for name, (_, weight) in exchange.senders.items():
-                if weight > 0 and (index, name) not in exchange.contributions:
-                    missing.append((index, name, "contribution"))
-    return missing
-
-
-def stalled(state: MemberState, exchange: Exchange) -> Stalled:
-    waiting_for = {name for _, name, _ in missing(state, exchange) if name != state.node}
-    return Stalled(
-        job=state.job,
-        round=exchange.seal.round,
-        attempt=exchange.seal.attempt,
-        waiting_for=sorted(waiting_for),
-        not_finite=list(exchange.broken),
-        fragment=exchange.seal.fragment,
-    )
-
-
-def serve(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
-    """Answer a WANT from its offset on; what this node has not is not answered."""
-    header, exchange = frame.header, state.exchange
-    key, data = (header.round, header.attempt), None
-    if exchange is not None and key == (exchange.seal.round, exchange.seal.attempt):
-        slices, kind = exchange.seal.slices, header.name
-        if kind == "mean":
-            data = exchange.means.get(header.slice)
-        elif (
-            0 <= header.slice < len(slices)
-            and exchange.senders.get(state.node, (0, 0.0))[1] > 0
-            and state.contribution is not None
-        ):
-            data = my_bytes(state, header.slice) if slices[header.slice].owner == frame.sender else None
-    elif header.name == "mean":
-        for kept in state.kept:
-            if key == (kept.round, kept.attempt) and 0 <= header.slice < len(kept.slices):
-                data = kept.slices[header.slice]
-    if data is None or header.offset < 0:
-        state.dropped += 1
-        return
-    send_slice(state, frame.sender, header.name, header.slice, data, effects, header.offset, key)
 
 
 # ---- receiving -----------------------------------------------------------------------------------------------
@@ -176,6 +99,7 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
     if not wanted or not fits or not len(frame.payload):
         state.dropped += 1
         return False
+    exchange = state.exchange = hear(state, exchange, frame.sender)
     name = frame.sender if header.kind == "contribution" else ""
     have = header.slice in exchange.means or (name and (header.slice, name) in exchange.contributions)
     if have:
@@ -186,9 +110,8 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
         state.dropped += 1
         return False
     assembly = _with_chunk(assembly, header.offset, bytes(frame.payload))
-    exchange = state.exchange = copy(exchange)
     exchange.progress = state.now
-    if assembly.received < header.total or _first_gap(assembly) < header.total:
+    if assembly.received < header.total or first_gap(assembly) < header.total:
         exchange.partial = {**exchange.partial, key: assembly}
         return False
     exchange.partial = {other: part for other, part in exchange.partial.items() if other != key}
@@ -197,6 +120,13 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
     else:
         exchange.means = {**exchange.means, header.slice: _joined(assembly)}
     return True
+
+
+def hear(state: MemberState, exchange: Exchange, node: str) -> Exchange:
+    """A copy of ``exchange`` that knows that ``node`` was heard just now."""
+    exchange = copy(exchange)
+    exchange.heard = {**exchange.heard, node: state.now}
+    return exchange
 
 
 def _with_chunk(assembly: Assembly, offset: int, payload: bytes) -> Assembly:
@@ -212,7 +142,7 @@ def _is_overfull(assembly: Assembly) -> bool:
     return len(assembly.chunks) > _FEW_CHUNKS + assembly.total // _LEAST_CHUNK or assembly.received > 2 * assembly.total
 
 
-def _first_gap(assembly: Assembly) -> int:
+def first_gap(assembly: Assembly) -> int:
     """The first byte that has not come; ``total`` when there is none."""
     end = 0
     for offset in sorted(assembly.chunks):

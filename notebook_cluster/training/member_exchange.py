@@ -10,18 +10,12 @@ from copy import copy
 import numpy as np
 import xxhash
 
-from notebook_cluster.codecs import DamagedError, NotFiniteError, Vector, WireFormat
+from notebook_cluster.codecs import DamagedError, NotFiniteError, Vector
 from notebook_cluster.protocol.rounds import Complete, Prepared, Seal
 from notebook_cluster.training.combining import gathered, mean_of_gathered
-from notebook_cluster.training.member_chunks import (
-    my_bytes,
-    send_slice,
-    serve,
-    stalled,
-    take_chunk,
-    take_held,
-    want,
-)
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_asking import serve, stalled, take_sent, want
+from notebook_cluster.training.member_chunks import my_bytes, send_slice, take_chunk, take_held
 from notebook_cluster.training.member_state import Exchange, KeptMean, MemberState
 from notebook_cluster.training.member_types import (
     Boundary,
@@ -58,6 +52,8 @@ def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
     state.seen_attempt = (seal.round, seal.attempt)
     state.phase, state.catching = "exchanging", ()
     state.exchange = exchange = Exchange(seal, senders, {}, {}, {}, progress=state.now)
+    kept = {(mean.round, mean.attempt) for mean in state.kept}
+    state.handed = {key: times for key, times in state.handed.items() if key[:2] in kept}
     if state.fragments is not None and state.fragments.gathers:
         exchange.gathered = sum(weight > 0 for _, weight in senders.values())
     if weight > 0:
@@ -84,8 +80,9 @@ def _is_whole(state: MemberState, mine: Boundary, round: int) -> bool:
 def take_frame(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
     """A chunk of this attempt is kept, one of a newer attempt held, an older or impossible one dropped and counted."""
     header = frame.header
-    if header.kind == "want":
-        serve(state, frame, effects)
+    if header.kind in ("want", "sent"):
+        answer = serve if header.kind == "want" else take_sent
+        answer(state, frame, effects)
         return
     key, exchange = (header.round, header.attempt), state.exchange
     if exchange is not None and key == (exchange.seal.round, exchange.seal.attempt):
@@ -111,7 +108,7 @@ def take_complete(state: MemberState, message: Complete, effects: list[Effect]) 
         return
     exchange = state.exchange = copy(exchange)
     exchange.sources = tuple(name for name in message.sources if name != state.node)
-    exchange.asked = max(exchange.asked, 1)
+    exchange.turn = 0
     want(state, effects)
 
 
@@ -207,10 +204,12 @@ def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
     if not seal.slices:
         return state.theta, state.momentum
     wire, fragment = fragments.wire(seal.round), fragments.of_round(seal.round)
-    pieces = [_decoded(wire, exchange, index) for index in range(len(seal.slices))]
-    mean = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    pieces = [_decoded(fragments, exchange, index) for index in range(len(seal.slices))]
+    mean = fragments.unpack(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
     lr, mu = bits_float(seal.outer.lr_bits), bits_float(seal.outer.momentum_bits)
     before = fragments.take(state.theta, fragment), fragments.take(state.momentum, fragment)
+    if fragments.descent is not None:
+        mean = fragments.descent.direction(mean, before[0], wire.buffers)
     stepped = outer_step(*before, mean, lr, mu, seal.outer.nesterov, 0 if fragments.gradients else wire.buffers)
     if fragments.count == 1:
         return stepped
@@ -228,11 +227,12 @@ def _ask_again(state: MemberState, exchange: Exchange, error: DamagedError, effe
     exchange.means = {index: mean for index, mean in exchange.means.items() if index not in foreign}
 
 
-def _decoded(wire: WireFormat, exchange: Exchange, index: int) -> Vector:
+def _decoded(fragments: Fragments, exchange: Exchange, index: int) -> Vector:
     """The mean of one slice."""
+    wire, over_all = fragments.wire(exchange.seal.round), fragments.descent is not None
     piece, data = exchange.seal.slices[index], exchange.means[index]
     if exchange.gathered:
-        return mean_of_gathered(wire, data, exchange.gathered, piece.start, piece.stop)
+        return mean_of_gathered(wire, data, exchange.gathered, piece.start, piece.stop, over_all=over_all)
     return wire.decode(data, piece.start, piece.stop)
 
 

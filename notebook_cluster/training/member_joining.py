@@ -8,7 +8,7 @@ from copy import copy
 
 from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Joined, Member, Registered, Seal
-from notebook_cluster.training.member_chunks import want
+from notebook_cluster.training.member_asking import want
 from notebook_cluster.training.member_exchange import computed
 from notebook_cluster.training.member_state import Exchange, MemberState
 from notebook_cluster.training.member_types import (

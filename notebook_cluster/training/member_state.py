@@ -63,8 +63,15 @@ class Exchange(msgspec.Struct):
     """How many contributions the owner of a slice sends on, where it does not send their mean."""
     sources: tuple[str, ...] = ()
     """PREPARED members that COMPLETE named."""
-    asked: int = 0
-    """How often WANT went out."""
+    passed: dict[tuple[str, str, int], int] = {}
+    """(node, ``contribution`` or ``mean``, slice) -> ticket of the last SENT: what was sent before it came, or is
+    lost."""
+    heard: dict[str, float] = {}
+    """Member -> when a chunk or an answer of it last came."""
+    asked: dict[str, float] = {}
+    """Member -> when WANT first went to it after that."""
+    turn: int = 0
+    """Which of the others is asked for a mean whose owner is silent."""
     progress: float = 0.0
     """When a chunk last came."""
     wanted: float = 0.0
@@ -125,6 +132,9 @@ class MemberState(msgspec.Struct):
     """Newest (round, attempt) ever taken up: a SEAL at or below it is a repetition."""
     kept: tuple[KeptMean, ...] = ()
     held_frames: tuple[tuple[str, JobFrame, bytes], ...] = ()
+    handed: dict[tuple[int, int, str, str, int], int] = {}
+    """(round, attempt, node, ``contribution`` or ``mean``, slice) -> how often all that was missing of it there was
+    handed to the mesh; of the attempt that is open and those whose means are kept. Replaced, never written to."""
     bytes_sent: int = 0
     dropped: int = 0
     now: float = 0.0

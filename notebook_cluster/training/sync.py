@@ -12,7 +12,7 @@ from typing import Any
 
 from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.rounds import CheckpointRequest, OuterChange
+from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, parameters_of
 from notebook_cluster.training.exchanges import Exchanges
@@ -24,6 +24,7 @@ from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.results import Round, TrainingError
 from notebook_cluster.training.resuming import Start, registration, start_of
 from notebook_cluster.training.runtime import current_runtime
+from notebook_cluster.training.tiles import tiles_of
 
 
 class RoundSync(Exchanges):
@@ -44,6 +45,8 @@ class RoundSync(Exchanges):
             gathers=strategy.gathers,
             gradients=strategy.gradients,
             exact_every=strategy.exact_every,
+            tiles=tiles_of(layout) if strategy.descent is not None else None,
+            descent=strategy.descent,
         )
         runtime = current_runtime()
         attached = runtime.job(strategy.name)
@@ -86,12 +89,7 @@ class RoundSync(Exchanges):
         """
         if self._runtime.replaying():
             return None
-        self._register_if_needed()
-        self._replica.count(check_samples(samples))
-        self._schedule.count()
-        self._progress.count(loss, samples)
-        if self._job.pending():
-            self._take_notices()
+        self._count_step(loss, samples)
         done = None
         if self._waiting:
             if self._schedule.steps < self._strategy.overlap and not self._closing:
@@ -155,12 +153,21 @@ class RoundSync(Exchanges):
         if not self._ready:
             self._register_if_needed()
         self._saved.pop(name, None)
-        self._runtime.send_control(CheckpointRequest(job=self._job.name, name=name))
+        self._job.request_checkpoint(name)
         self._pump(lambda: name in self._saved, f"checkpoint {name}")
         saved = self._saved.pop(name)
         if saved.error:
             raise CheckpointError(saved.error)
         return Path(saved.path)
+
+    def _count_step(self, loss: Any, samples: float) -> None:
+        """What every step begins with."""
+        self._register_if_needed()
+        self._replica.count(check_samples(samples))
+        self._schedule.count()
+        self._progress.count(loss, samples)
+        if self._job.pending():
+            self._take_notices()
 
     # ---- registration ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,78 @@
+"""The points at which the coordinator of a real cluster dies. Imported by the coordinator itself, as it starts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from notebook_cluster.coordinator.members import Members
+from notebook_cluster.coordinator.rounds_host import RoundsHost
+from notebook_cluster.coordinator.runlog import RunLog
+from notebook_cluster.protocol import rounds as p
+from tests.fault_points import Condition, Order, around, die, is_message
+
+HEARD = {
+    p.Arrived: "ARRIVED received",
+    p.RoundStatus: "answer of one received after a restart",
+    p.Applied: "APPLIED received",
+    p.CheckpointRequest: "checkpoint asked for",
+    p.Saved: "SAVED received",
+}
+
+
+def _done(order: Order, order_file: Path) -> None:
+    """The next point is for the next coordinator."""
+    if order.points[1:]:
+        order_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(order, points=order.points[1:])))
+    else:
+        order_file.unlink()
+
+
+def watch_coordinator(order_file: Path) -> None:
+    """In a coordinator that is about to start: die at the point that ``order_file`` names by then."""
+    told: dict[str, list[str]] = {}
+
+    def dies_at(point: str, kind: type | str, message: Any, until: Callable[[], bool] | None = None) -> None:
+        if not order_file.exists():
+            return
+        order = msgspec.json.decode(order_file.read_bytes(), type=Order)
+        if order.points[0] != point:
+            return
+        if isinstance(kind, str):  # a record of the log
+            fits = (message["kind"], message["job"]) == (kind, order.job) and message[kind]["round"] == order.number
+        else:
+            fits = is_message(kind, order.job, order.number, message)
+        if fits:
+            die(Path(order.folder), until, lambda: _done(order, order_file))
+
+    def logs(when: str) -> Condition:
+        def log(_log: Any, record: dict[str, Any]) -> None:
+            for kind in ("seal", "commit"):
+                dies_at(f"{kind.upper()} {when}", kind, record)
+
+        return log
+
+    def sent(_members: Any, name: str, message: Any) -> None:
+        kind = type(message).__name__
+        if not order_file.exists() or kind not in ("Seal", "Commit", "Save", "Saved"):
+            return
+        order = msgspec.json.decode(order_file.read_bytes(), type=Order)
+        if not is_message(type(message), order.job, order.number, message):
+            return
+        names = told.setdefault(f"{kind} {order.job}", [])
+        names.append(name)
+        marks = [Path(order.folder) / f"heard.{other}.{kind}.{order.number}" for other in names]
+        count = {1: "one", 3: "all"}.get(len(names))
+        dies_at(f"{kind.upper()} sent to {count}", type(message), message, lambda: all(mark.exists() for mark in marks))
+
+    def hears(_host: Any, _node: str, _incarnation: int, message: Any) -> None:
+        for kind, point in HEARD.items():
+            dies_at(point, kind, message)
+
+    def noted(_host: Any, _node: str, _incarnation: int, message: Any) -> None:
+        dies_at("PREPARED of one noted", p.Prepared, message)
+
+    around(RunLog, "round", before=logs("not logged"), after=logs("logged"))
+    around(Members, "send", after=sent)
+    around(RoundsHost, "from_member", before=hears, after=noted)
