@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from notebook_cluster.node.shard import shard
     from notebook_cluster.node.torch_group import torch_distributed
     from notebook_cluster.protocol.version import VERSION as __version__
-    from notebook_cluster.training import DataParallel, DiLoCo, LocalSGD, Seconds, SparseLoCo
+    from notebook_cluster.training import DataParallel, DeMo, DiLoCo, LocalSGD, Seconds, SparseLoCo
 
 _HOMES = {
     "DataParallel": "notebook_cluster.training",
+    "DeMo": "notebook_cluster.training",
     "DiLoCo": "notebook_cluster.training",
     "LocalSGD": "notebook_cluster.training",
     "PeerLost": "notebook_cluster.collectives",
@@ -54,6 +55,7 @@ _HOMES = {
 
 __all__ = [
     "DataParallel",
+    "DeMo",
     "DiLoCo",
     "LocalSGD",
     "PeerLost",

@@ -1,12 +1,12 @@
 """The strategies on real kernels: equal states after every round, nodes of unlike speed, a step that loses a node."""
 
-from pathlib import Path
-
 import pytest
 
 from notebook_cluster.client import Cluster
 from tests.cluster import run, running_cluster
 from tests.training_cells import SETUP, job
+
+pytestmark = pytest.mark.usefixtures("work")
 
 NAMES = ("local", "local-2", "local-3")
 
@@ -39,15 +39,6 @@ def loop(sync, model, steps, seconds=0.0):
 
 hashes = []
 """
-
-
-@pytest.fixture(autouse=True)
-def work(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own, which the nodes share; no process is left."""
-    folder = jupyter_dirs / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
 
 
 def said_by_all(cluster: Cluster, source: str) -> str:
@@ -103,6 +94,22 @@ assert np.abs(flat(alone) - flat(model)).max() < 1e-5
         )
         assert len(set(said.split())) == 10
         assert job(cluster, "parallel").round == 11
+        # momenta: a step of all without an optimizer
+        said = said_by_all(
+            cluster,
+            """
+model = network(rank)
+before = loss_of(network(0), 1, 256).item()
+sync = nc.DeMo(model, lr=0.003, name="momenta")
+for step in range(20):
+    loss_of(model, 100 * step + rank).backward()
+    print(sync.step(samples=16).state_hash, digest(model))
+assert loss_of(model, 1, 256).item() < before
+""",
+        )
+        assert len(set(said.splitlines())) == 20
+        view = job(cluster, "momenta")
+        assert (view.round, view.hash_mismatches) == (20, 0)
 
 
 def test_a_step_that_loses_a_node_is_taken_by_the_others() -> None:

@@ -1,11 +1,12 @@
-"""One model trained on several nodes: DiLoCo, Local SGD, SparseLoCo and data-parallel.
+"""One model trained on several nodes: DiLoCo, Local SGD, SparseLoCo, DeMo and data-parallel.
 
 :mod:`.outer` (the outer step) and :mod:`.member` (one node's side of a round) are a pure numeric core: flat float32
 arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives that core on a node's runtime thread,
-:mod:`.exchanges` and :mod:`.sync` on the main thread; :mod:`.diloco`, :mod:`.sparse_loco` and :mod:`.data_parallel`
-are what people call in a cell. :mod:`.replica` is the local model between two rounds, :mod:`.fragments` its parts,
-:mod:`.schedule` when they are sent, :mod:`.gradients` the same for data-parallel training; :mod:`.torch_parameters` and
-:mod:`.mlx_parameters` turn a model into one flat vector and back.
+:mod:`.exchanges` and :mod:`.sync` on the main thread; :mod:`.diloco`, :mod:`.sparse_loco`, :mod:`.demo` and
+:mod:`.data_parallel` are what people call in a cell. :mod:`.replica` is the local model between two rounds,
+:mod:`.fragments` its parts and :mod:`.tiles` their order on the wire, :mod:`.schedule` when they are sent,
+:mod:`.gradients` and :mod:`.local_momentum` are the replica of data-parallel training and of DeMo;
+:mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model into one flat vector and back.
 
 May import: collectives, codecs, checkpoints, mesh, security, protocol. Called by: ``node`` (which provides the
 :class:`~.runtime.Runtime`), ``coordinator`` (:mod:`.outer` only) and, through the package's lazy names, people's cells.
@@ -18,6 +19,7 @@ from notebook_cluster.training.runtime import JobHandler, Runtime, current_runti
 
 if TYPE_CHECKING:
     from notebook_cluster.training.data_parallel import DataParallel
+    from notebook_cluster.training.demo import DeMo
     from notebook_cluster.training.diloco import DiLoCo, LocalSGD
     from notebook_cluster.training.results import Round, TrainingError
     from notebook_cluster.training.schedule import Seconds
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataParallel",
+    "DeMo",
     "DiLoCo",
     "JobHandler",
     "LocalSGD",
@@ -39,6 +42,7 @@ __all__ = [
 
 _LAZY = {
     "DataParallel": "notebook_cluster.training.data_parallel",
+    "DeMo": "notebook_cluster.training.demo",
     "DiLoCo": "notebook_cluster.training.diloco",
     "LocalSGD": "notebook_cluster.training.diloco",
     "Round": "notebook_cluster.training.results",

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from notebook_cluster.codecs import CODEC_NAMES
+from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
+from notebook_cluster.training.outer import Descent
 from notebook_cluster.training.outer_settings import float_bits
 from notebook_cluster.training.parameters import Parameters
 from notebook_cluster.training.saving import Settings
@@ -40,12 +42,14 @@ class Strategy:
     gathers: bool = False
     """Every node gets all contributions, which are sparse, instead of their mean."""
     beta: float = 1.0
-    """How much of the error feedback is sent again."""
+    """How much of the error feedback is sent again; with ``descent`` the momentum's decay."""
     gradients: bool = False
     """Rounds carry gradients, one for each step of the optimiser."""
     scale_lr: bool = False
     exact_every: int = 0
     """In rounds whose number it divides parameters are sent, in float32; 0: never."""
+    descent: Descent | None = None
+    """Rounds carry momenta, and this is made of their mean: there is no other optimiser."""
 
     def __post_init__(self) -> None:
         check_every(self.every)
@@ -69,7 +73,13 @@ class Strategy:
         """``every`` as people read it and as nodes compare it."""
         text = str(self.every) if isinstance(self.every, Seconds) else f"{self.every} steps"
         text += f", parameters every {self.exact_every - 1}" if self.exact_every else ""
+        text += f", decay {self.beta:g}{self.descent}" if self.descent is not None else ""
         return text + (", lr by nodes" if self.scale_lr else "")
+
+    @property
+    def every_step(self) -> bool:
+        """Each step of the optimiser is a round."""
+        return self.gradients or self.descent is not None
 
     @property
     def grace_seconds(self) -> float:
@@ -150,6 +160,35 @@ def check_kept(k: Any) -> int:
     if not (_is_whole(k, 8) and k % 8 == 0 and k <= 1024):
         raise ValueError(f"k={k!r}: use a multiple of 8 from 8 to 1024, the elements sent of each 4096")
     return int(k)
+
+
+def check_coefficients(k: Any) -> int:
+    """How many coefficients of each chunk's transform are sent.
+
+    Raises:
+        ValueError: not a multiple of 8 from 8 to 128.
+    """
+    if not (_is_whole(k, 8) and k % 8 == 0 and k <= MOST):
+        raise ValueError(f"k={k!r}: use a multiple of 8 from 8 to {MOST}, the coefficients sent of 4096 (DeMo: 32)")
+    return int(k)
+
+
+def check_descent(lr: Any, decay: Any, sign: Any, weight_decay: Any) -> Descent:
+    """What DeMo makes of the mean.
+
+    Raises:
+        ValueError: ``lr`` is not above 0, ``decay`` no share below 1, ``sign`` not True or False, or ``weight_decay``
+        below 0 or so large that a step would turn the signs of the parameters.
+    """
+    if not (_is_number(lr) and 1e-30 <= lr <= 1e30):
+        raise ValueError(f"lr={lr!r}: use a number above 0, for example lr=4e-4")
+    if not (_is_number(decay) and 0 <= decay < 1):
+        raise ValueError(f"decay={decay!r}: use a number from 0 to below 1, of the momentum (DeMo: 0.999)")
+    if not isinstance(sign, bool):
+        raise ValueError(f"sign={sign!r}: use True for steps of equal size, or False for the mean momentum itself")
+    if not (_is_number(weight_decay) and math.isfinite(weight_decay) and weight_decay >= 0 and lr * weight_decay < 1):
+        raise ValueError(f"weight_decay={weight_decay!r}: with lr={lr:g} use a number from 0 to below {1 / lr:g}")
+    return Descent(sign, float(weight_decay))
 
 
 def check_sparse(lr: Any, beta: Any) -> None:

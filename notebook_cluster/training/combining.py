@@ -3,12 +3,14 @@
 A codec that keeps a few elements of each chunk cannot encode their mean, which has more of them. The mean is taken
 over those that sent a coordinate:
 ``D = sum_m w_m s_m / sum_m w_m`` (SparseLoCo, arXiv 2508.15706). Dividing by all instead would make the step smaller
-where few agree. float32, in rank order, one product and one addition at a time: the same bits on every machine.
+where few agree. DeMo takes it over all: the transform spreads what was sent over the whole chunk, and of the mean only
+the sign counts. float32, in rank order, one product and one addition at a time: the same bits on every machine.
 """
 
 import numpy as np
 
 from notebook_cluster.codecs import Buffer, Codec, DamagedError, Vector, WireFormat, get_codec
+from notebook_cluster.codecs.dct import KEEP, Dct
 from notebook_cluster.codecs.levels import TwoLevels
 from notebook_cluster.codecs.top_k import TopK
 
@@ -16,9 +18,12 @@ SPARSE = "sparse"
 SPARSE_KEPT = 64
 """Elements of a chunk of 4096 that the paper keeps."""
 
+DCT = "dct"
+
 
 def codec_of(name: str) -> Codec:
-    """The codec called ``name``; ``sparse-128`` keeps 128 elements of each chunk instead of 64.
+    """The codec called ``name``; ``sparse-128`` keeps 128 elements of each chunk instead of 64, ``dct-16`` 16
+    coefficients instead of 32.
 
     Raises:
         ValueError: there is none.
@@ -26,12 +31,19 @@ def codec_of(name: str) -> Codec:
     base, _, kept = name.partition("-")
     if base == SPARSE and kept.isdecimal():
         return TopK(name, int(kept), TwoLevels(int(kept)))
+    if base == DCT and kept.isdecimal():
+        return Dct(name, int(kept))
     return get_codec(name)
 
 
 def sparse_name(k: int) -> str:
     """The name of the codec that keeps ``k`` elements of each chunk."""
     return SPARSE if k == SPARSE_KEPT else f"{SPARSE}-{k}"
+
+
+def dct_name(k: int) -> str:
+    """The name of the codec that keeps ``k`` coefficients of the cosine transform of each chunk."""
+    return DCT if k == KEEP else f"{DCT}-{k}"
 
 
 def gathered_size(senders: int, size: int) -> int:
@@ -45,9 +57,11 @@ def gathered(contributions: list[tuple[Buffer, float]]) -> bytes:
     return b"".join([weights, *(bytes(data) for data, _ in contributions)])
 
 
-def mean_of_gathered(wire: WireFormat, data: Buffer, senders: int, start: int, stop: int) -> Vector:
-    """The mean of blocks ``start`` to ``stop`` over the senders of each coordinate; 0 where nobody sent one. Buffers
-    are averaged over all.
+def mean_of_gathered(
+    wire: WireFormat, data: Buffer, senders: int, start: int, stop: int, *, over_all: bool = False
+) -> Vector:
+    """The mean of blocks ``start`` to ``stop`` over the senders of each coordinate, or ``over_all``; 0 where nobody
+    sent one. Buffers are averaged over all.
 
     Raises:
         DamagedError: no codec writes such bytes, or a weight is not above 0.
@@ -65,6 +79,7 @@ def mean_of_gathered(wire: WireFormat, data: Buffer, senders: int, start: int, s
         at = 4 * senders + index * size
         values = wire.decode(view[at : at + size], start, stop)
         np.add(total, np.multiply(values, weight), out=total)
-        np.add(sent_by, weight, out=sent_by, where=values[:trained] != 0)
+        if not over_all:
+            np.add(sent_by, weight, out=sent_by, where=values[:trained] != 0)
     np.divide(total[:trained], sent_by, out=total[:trained], where=sent_by > 0)
     return total

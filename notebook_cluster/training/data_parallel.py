@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.training import member_types as types
-from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, check_steps
+from notebook_cluster.training.arguments import Strategy, check_optimizer, check_steps
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.gradients import Gradients
 from notebook_cluster.training.parameters import Parameters
@@ -94,11 +94,7 @@ class DataParallel(RoundSync):
         """
         if self._runtime.replaying():
             return None
-        self._register_if_needed()
-        self._replica.count(check_samples(samples))
-        self._progress.count(loss, samples)
-        if self._job.pending():
-            self._take_notices()
+        self._count_step(loss, samples)
         if self._waiting:
             return self._land()
         if self._replica.steps < self._accumulate:

@@ -10,7 +10,8 @@ import numpy as np
 from notebook_cluster.codecs import Vector, WireFormat
 from notebook_cluster.protocol.rounds import fragment_of
 from notebook_cluster.training.combining import codec_of
-from notebook_cluster.training.outer import state_hash
+from notebook_cluster.training.outer import Descent, state_hash
+from notebook_cluster.training.tiles import Tiles
 
 STRIPE = 64 * 1024
 """Most elements of a stripe."""
@@ -32,10 +33,14 @@ class Fragments:
         gathers: bool = False,
         gradients: bool = False,
         exact_every: int = 0,
+        tiles: Tiles | None = None,
+        descent: Descent | None = None,
     ) -> None:
         """``gathers``: owners of slices send the contributions on instead of their mean (:mod:`.combining`).
         ``gradients``: rounds carry gradients. Their mean is what momentum holds; theta is what every node's own
         optimiser made of it. ``exact_every``: in every round whose number it divides the codec is float32; 0: never.
+        ``descent``: rounds carry momenta, and this is made of their mean; ``tiles``: the order of their elements on the
+        wire. Both need ``gathers`` and one fragment.
 
         Raises:
             ValueError: more fragments than the model has codec blocks; says how many it can have.
@@ -46,6 +51,8 @@ class Fragments:
         self.gradients = gradients
         self.size = parameters + buffers
         """Elements of the whole vector."""
+        self.descent = descent
+        self._tiles = tiles
         self._ranges = _stripes(parameters, self.codec.block, count)
         if not all(self._ranges):
             blocks = -(-parameters // self.codec.block)
@@ -56,7 +63,7 @@ class Fragments:
         if buffers:
             self._ranges[-1].append(slice(parameters, self.size))
         self.wires: tuple[WireFormat, ...] = tuple(
-            WireFormat(self.codec, size - tail, tail)
+            WireFormat(self.codec, tiles.size if tiles is not None else size - tail, tail)
             for size, tail in zip(self._sizes(), [0] * (count - 1) + [buffers], strict=True)
         )
         """How each fragment is sent."""
@@ -99,6 +106,14 @@ class Fragments:
             size = part.stop - part.start
             vector[part] = elements[position : position + size]
             position += size
+
+    def pack(self, elements: Vector) -> Vector:
+        """Elements of a fragment in the order in which they are sent."""
+        return elements if self._tiles is None else self._tiles.pack(elements)
+
+    def unpack(self, sent: Vector) -> Vector:
+        """The inverse of :meth:`pack`."""
+        return sent if self._tiles is None else self._tiles.unpack(sent)
 
     def _sizes(self) -> list[int]:
         return [sum(part.stop - part.start for part in ranges) for ranges in self._ranges]

@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from notebook_cluster.codecs import NotFiniteError
+from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.torch_parameters import TorchParameters
-
-Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Gradients(Replica):

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from notebook_cluster.codecs import Vector
 from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference
-
-Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class MlxParameters:

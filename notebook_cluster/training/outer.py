@@ -6,6 +6,7 @@ Everything here is plain numpy float32 on flat vectors: separate multiply and ad
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -15,6 +16,7 @@ from notebook_cluster.training.outer_settings import DEFAULT_MOMENTUM, bits_floa
 
 __all__ = [
     "DEFAULT_MOMENTUM",
+    "Descent",
     "bits_float",
     "default_outer_lr",
     "float_bits",
@@ -86,6 +88,32 @@ def outer_step(
     np.subtract(theta[trained:], mean[trained:], out=new_theta[trained:])
     new_momentum[trained:] = momentum[trained:]
     return new_theta, new_momentum
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What DeMo (arXiv 2411.19870) makes of the mean of the nodes' momenta, for :func:`outer_step` with mu 0:
+    ``theta <- theta - lr * (sign(mean) + weight_decay * theta)``, or with the mean itself instead of its sign."""
+
+    sign: bool = True
+    weight_decay: float = 0.0
+
+    def __str__(self) -> str:
+        """What differs from the defaults."""
+        text = "" if self.sign else ", no sign"
+        return text + (f", weight decay {self.weight_decay:g}" if self.weight_decay else "")
+
+    def direction(self, mean: Vector, theta: Vector, buffers: int = 0) -> Vector:
+        """A new vector to be subtracted from ``theta``, float32 as both; its last ``buffers`` elements are those of
+        ``mean``."""
+        towards, trained = mean.copy(), theta.size - buffers
+        for start in range(0, trained, CHUNK):
+            part = slice(start, min(start + CHUNK, trained))
+            if self.sign:
+                np.sign(mean[part], out=towards[part])
+            if self.weight_decay:
+                np.add(towards[part], theta[part] * np.float32(self.weight_decay), out=towards[part])
+        return towards
 
 
 def state_hash(theta: Vector, momentum: Vector) -> str:

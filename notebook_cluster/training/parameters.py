@@ -110,13 +110,13 @@ def first_difference(now: list[SchemaRow], then: list[SchemaRow]) -> str | None:
     remedy = "make the sync object again after changing the model"
     for name in sorted(before.keys() | after.keys()):
         if name not in before:
-            return f"parameter {name!r} was added (or unfrozen) after DiLoCo was made: {remedy}"
+            return f"parameter {name!r} was added (or unfrozen) after the sync object was made: {remedy}"
         if name not in after:
-            return f"parameter {name!r} was removed (or frozen) after DiLoCo was made: {remedy}"
+            return f"parameter {name!r} was removed (or frozen) after the sync object was made: {remedy}"
         if before[name] != after[name]:
             (_, shape, dtype), (_, new_shape, new_dtype) = before[name], after[name]
             return (
-                f"parameter {name!r} was {dtype} {shape_text(shape)} when DiLoCo was made and is {new_dtype} "
+                f"parameter {name!r} was {dtype} {shape_text(shape)} when the sync object was made and is {new_dtype} "
                 f"{shape_text(new_shape)} now: {remedy}"
             )
     return None

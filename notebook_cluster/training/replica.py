@@ -13,16 +13,13 @@ fragment is under way, and then ``theta_m <- mix * theta_m + (1 - mix) * theta``
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from notebook_cluster.codecs import NotFiniteError
+from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.parameters import Parameters
-
-Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)

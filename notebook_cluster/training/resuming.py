@@ -2,18 +2,16 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, find_latest, load
+from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.rounds import Register
 from notebook_cluster.training.arguments import Strategy
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.outer import state_hash
 from notebook_cluster.training.parameters import Parameters, TensorLayout
-
-Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def registration(
         blocks=sum(wire.blocks for wire in fragments.wires),
         fragments=fragments.count,
         fragment_blocks=[wire.blocks for wire in fragments.wires] if fragments.count > 1 else [],
-        every_step=strategy.gradients,
+        every_step=strategy.every_step,
         overlap=strategy.overlap,
         mix=strategy.mix,
         quorum=strategy.quorum,

@@ -8,11 +8,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, save
+from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
 from notebook_cluster.training.parameters import TensorLayout
@@ -22,7 +20,6 @@ from notebook_cluster.training.transfer import MAX_PART_BYTES, Pieces, TransferE
 OPEN_TICKETS = 8
 """Saves whose parts are kept at the same time; the oldest is dropped beyond that."""
 
-Vector = np.ndarray[Any, np.dtype[np.float32]]
 Settings = dict[str, str | int | float | bool | None]
 
 

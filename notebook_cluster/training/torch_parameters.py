@@ -4,16 +4,14 @@ Names are looked up anew at each call, so ``model.to(device)`` after constructio
 replaced by another shape, frozen or cast is found and named instead of being averaged wrongly.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from notebook_cluster.codecs import Vector
 from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference
 
 if TYPE_CHECKING:
     import torch
 
-Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 _COMPILED = "_orig_mod."
 """What torch.compile puts in front of names: a node that compiles and one that does not still agree."""
@@ -99,6 +97,14 @@ class TorchParameters:
                     tensor.grad = part.to(tensor.device, tensor.dtype, copy=True)
                 else:
                     tensor.grad = None
+
+    def has_gradients(self) -> bool:
+        """True when some trainable parameter has one."""
+        return any(tensor.grad is not None for tensor in self.model.parameters() if tensor.requires_grad)
+
+    def clear_gradients(self) -> None:
+        """Every gradient becomes None."""
+        self.model.zero_grad(set_to_none=True)
 
     def snapshot(self) -> "list[torch.Tensor]":
         return [tensor.detach().clone() for tensor in self._tensors()]

@@ -4,10 +4,10 @@ Bytes go out in frames of ``CHUNK``; they may arrive in any order and twice. Pur
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from notebook_cluster.codecs import Vector
 from notebook_cluster.collectives.parcels import reserve
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.training.outer import state_hash
@@ -23,8 +23,6 @@ RETRY_SECONDS = 3.0
 """A fetch without a new chunk for this long asks again; after ``RETRIES`` of them its source is given up."""
 
 RETRIES = 3
-
-Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class TransferError(ValueError):
