@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import links
+from benchmarks.fidelity import ARMS
 from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +77,26 @@ def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
     assert sparse["ideal_relative_error"] <= sparse["relative_error"] < 1.02 * sparse["ideal_relative_error"]
     assert min(line["encode_mb_s"] for line in found.values()) > 0
     assert sparse["bits_per_parameter"] < 0.2
+
+
+def test_fidelity_compares_the_losses_of_all_arms_and_fails_when_one_is_above_its_bound() -> None:
+    small = ["--rounds", "2", "--every", "4", "--batch", "8", "--width", "32", "--layers", "1", "--seeds", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fidelity", *small, "--jobs", "1"],
+        capture_output=True, text=True, timeout=300, cwd=ROOT, check=False,
+    )  # fmt: skip
+    found = {line["arm"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert list(found) == list(ARMS), done.stderr
+    plain = found["data-parallel"]
+    assert done.returncode == 1
+    assert plain["most_loss"] < plain["loss"] < 6
+    for line in found.values():
+        assert (line["seeds"], line["parameters"]) == (2, plain["parameters"])
+        assert line["sd"] > 0
+    for name in ARMS.keys() - {"data-parallel"}:
+        line = found[name]
+        assert line["loss"] != plain["loss"]
+        assert line["relative"] == pytest.approx(line["loss"] / found[line["against"]]["loss"] - 1, abs=1e-4)
 
 
 def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:

@@ -1,0 +1,323 @@
+"""What training in rounds costs in loss, against one machine that computes every step on the whole batch:
+``python -m benchmarks.fidelity --seeds 3``.
+
+A character transformer learns the standard library's sources. Every arm gets the same text in the same order: a batch
+of each step is divided among the members, so all arms see equal tokens, and the inner optimiser and its learning rate,
+tuned for data-parallel, are the same in all. Members are replicas in one process, which take their steps one after the
+other; what a round does to them is the code that nodes run (``Replica``, ``Fragments``, ``weighted_sum``,
+``outer_step``, the codecs both ways). The loss is that of the global model on files that nobody trained on, in nats per
+character.
+
+One JSON line per arm: ``loss`` (mean over the seeds), ``sd`` of it, ``relative`` to the arm named by ``against``,
+``most`` that is allowed, ``outer_lr``. Exits with 1 when an arm is above that, or data-parallel's loss above 1.40.
+``--lr 1e-3 3e-3 --arms data-parallel`` and ``--outer-lr 0.4 0.6 --arms diloco-4`` print a line for each rate (and judge
+nothing): that is how the defaults were chosen.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# before numpy is loaded, which asks once
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["VECLIB_MAXIMUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.codecs import CONTEXT, Transformer
+from notebook_cluster.codecs import Vector
+from notebook_cluster.training.combining import gathered, mean_of_gathered
+from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_types import Apply
+from notebook_cluster.training.outer import DEFAULT_MOMENTUM, default_outer_lr, outer_step, weighted_sum
+from notebook_cluster.training.replica import Replica
+from notebook_cluster.training.schedule import Schedule
+from notebook_cluster.training.torch_parameters import TorchParameters
+
+HIGHEST_LOSS = 1.40
+"""Of data-parallel, nats per character: above it the comparison would be one of models that have not learned yet."""
+HELD_OUT = 20
+"""Every so many files one is kept for the loss."""
+TESTED = 2048
+"""Sequences of CONTEXT characters of them."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train; ``members`` 0 is data-parallel on the whole batch."""
+
+    members: int = 0
+    codec: str = "float32"
+    fragments: int = 1
+    overlap: int = 0
+    beta: float = 1.0
+    outer_lr: float | None = None
+    momentum: float = DEFAULT_MOMENTUM
+    against: str = ""
+    most: float = math.inf
+    """Highest loss relative to that of ``against``: 0.01 is one per cent more."""
+
+    @property
+    def gathers(self) -> bool:
+        return self.codec == "sparse"
+
+    @property
+    def rate(self) -> float:
+        return default_outer_lr(self.members) if self.outer_lr is None else self.outer_lr
+
+
+PLAIN, FOUR = "data-parallel", "diloco-4"
+ARMS = {
+    PLAIN: Arm(),
+    "diloco-2": Arm(2, against=PLAIN, most=0.01),
+    FOUR: Arm(4, against=PLAIN, most=0.02),
+    "diloco-8": Arm(8, against=PLAIN, most=0.04),
+    "int8-4": Arm(4, "int8", against=FOUR, most=0.005),
+    "int4-4": Arm(4, "int4", against=FOUR, most=0.005),
+    "streaming-4": Arm(4, fragments=3, overlap=5, against=FOUR, most=0.01),
+    "sparse-4": Arm(4, "sparse", beta=0.95, outer_lr=1.0, momentum=0.0, against=FOUR, most=0.06),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    arm: Arm
+    seed: int
+    lr: float
+    rounds: int
+    every: int
+    batch: int
+    width: int
+    layers: int
+
+    @property
+    def steps(self) -> int:
+        return self.rounds * self.every
+
+
+class Text:
+    """The standard library's sources without its tests: bytes to train on, and files to measure with."""
+
+    def __init__(self) -> None:
+        root = Path(sysconfig.get_path("stdlib"))
+        unwanted = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+        files = [file for file in sorted(root.rglob("*.py")) if not unwanted & {*file.relative_to(root).parts}]
+        data = [file.read_bytes() for file in files]
+        self.train = _bytes(b"".join(text for index, text in enumerate(data) if index % HELD_OUT))
+        self.held_out = _bytes(b"".join(data[::HELD_OUT]))
+
+    def batch(self, seed: int, step: int, size: int) -> torch.Tensor:
+        """The batch of ``step``: (size, CONTEXT + 1) characters, the same for all arms."""
+        return _cut(self.train, size, torch.Generator().manual_seed(seed * 1_000_003 + step))
+
+    def loss(self, model: nn.Module) -> float:
+        """Nats per character on the files that were kept, on the same sequences for all."""
+        sequences = _cut(self.held_out, TESTED, torch.Generator().manual_seed(0))
+        model.eval()
+        with torch.no_grad():
+            return statistics.fmean(float(_loss(model, part)) for part in sequences.split(128))
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _cut(text: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    starts = torch.randint(len(text) - CONTEXT - 1, (count,), generator=generator)
+    return torch.stack([text[start : start + CONTEXT + 1] for start in starts]).long()
+
+
+def _loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[:, :-1]).reshape(-1, 256), batch[:, 1:].reshape(-1))
+
+
+class Member:
+    """A model with its own optimiser: warm-up over 3 % of the steps, then a cosine down to a tenth."""
+
+    def __init__(self, run: Run) -> None:
+        torch.manual_seed(run.seed)
+        self.model = Transformer(run.width, run.layers)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=run.lr, betas=(0.9, 0.99), weight_decay=0.1)
+        warm = max(1, run.steps * 3 // 100)
+
+        def share(step: int) -> float:
+            return min((step + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * min(step / run.steps, 1)))
+
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, share)
+
+    def step(self, batch: torch.Tensor) -> None:
+        """One inner step."""
+        self._optimizer.zero_grad()
+        _loss(self.model, batch).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+
+
+class Rounds:
+    """The members of one run: each round's mean and outer step, applied to all of them."""
+
+    def __init__(self, run: Run) -> None:
+        self._arm = arm = run.arm
+        self.members = [Member(run) for _ in range(arm.members)]
+        self._parameters = [TorchParameters(member.model) for member in self.members]
+        size = self._parameters[0].layout.size
+        self._fragments = Fragments(arm.codec, size, count=arm.fragments, gathers=arm.gathers)
+        self._replicas = [
+            Replica(
+                parameters,
+                self._fragments,
+                overlap=arm.overlap > 0,
+                mix=0.5 if arm.overlap else 0.0,
+                beta=arm.beta,
+            )
+            for parameters in self._parameters
+        ]
+        self._schedule = Schedule(run.every, arm.fragments)
+        self._theta, self._momentum = self._parameters[0].read(), np.zeros(size, np.float32)
+        self._landing: Apply | None = None
+        for replica in self._replicas:
+            replica.start(0, self._theta, self._momentum, "")
+
+    def step(self, number: int, batch: torch.Tensor) -> None:
+        """One step of every member on its share of ``batch``, and what is due then."""
+        for index, (member, replica) in enumerate(zip(self.members, self._replicas, strict=True)):
+            part = batch[index :: self._arm.members]
+            member.step(part)
+            replica.count(len(part))
+        self._schedule.count()
+        if self._landing is not None and self._schedule.steps >= self._arm.overlap:
+            self._land()
+        if self._schedule.is_due(self._replicas[0].fragment):
+            self._exchange()
+            if not self._arm.overlap:
+                self._land()
+
+    def finish(self) -> nn.Module:
+        """Exchange what is left of every fragment; the global model."""
+        if self._landing is not None:
+            self._land()
+        while any(replica.samples for replica in self._replicas):
+            self._exchange()
+            self._land()
+        self._parameters[0].load(self._theta)
+        return self.members[0].model
+
+    def _exchange(self) -> None:
+        arm, fragments = self._arm, self._fragments
+        round, fragment = self._replicas[0].round + 1, self._replicas[0].fragment
+        self._schedule.boundary()
+        sent = [replica.contribution(False) for replica in self._replicas]
+        total = sum(boundary.samples for boundary in sent)
+        weighted = [(boundary.encoded, float(np.float32(boundary.samples / total))) for boundary in sent]
+        wire = fragments.wire(round)
+        mean: Vector
+        if arm.gathers:
+            mean = mean_of_gathered(wire, gathered(weighted), len(sent), 0, wire.blocks)
+        else:
+            mean = weighted_sum((wire.decode(encoded), weight) for encoded, weight in weighted)
+            mean = wire.decode(wire.encode(mean))
+        before = fragments.take(self._theta, fragment), fragments.take(self._momentum, fragment)
+        after = outer_step(*before, mean, arm.rate, arm.momentum, nesterov=arm.momentum > 0)
+        if arm.fragments == 1:
+            self._theta, self._momentum = after
+        else:
+            self._theta, self._momentum = self._theta.copy(), self._momentum.copy()
+            fragments.put(self._theta, fragment, after[0])
+            fragments.put(self._momentum, fragment, after[1])
+        self._landing = Apply(round, self._theta, self._momentum, "", (), True, False, sent[0].steps, 0)
+
+    def _land(self) -> None:
+        assert self._landing is not None
+        for replica in self._replicas:
+            replica.apply(self._landing)
+        self._landing = None
+
+
+def train(run: Run) -> dict[str, Any]:
+    """The loss of one run, and how long it took."""
+    torch.set_num_threads(1)
+    text, began = Text(), time.monotonic()
+    if run.arm.members:
+        rounds = Rounds(run)
+        for number in range(run.steps):
+            rounds.step(number, text.batch(run.seed, number, run.batch))
+        model = rounds.finish()
+    else:
+        alone = Member(run)
+        for number in range(run.steps):
+            alone.step(text.batch(run.seed, number, run.batch))
+        model = alone.model
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"loss": text.loss(model), "seconds": time.monotonic() - began, "parameters": parameters}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM")
+    parser.add_argument("--lr", type=float, nargs="+", default=[4e-3], help="of the inner optimiser")
+    parser.add_argument("--outer-lr", type=float, nargs="+", help="instead of each arm's own")
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--every", type=int, default=30, help="steps of a round")
+    parser.add_argument("--batch", type=int, default=32, help="sequences of a step, of all members together")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="trainings at a time, of one thread each")
+    options = parser.parse_args()
+    sweep = len(options.lr) > 1 or options.outer_lr is not None
+    chosen = [
+        (name, dataclasses.replace(ARMS[name], outer_lr=outer) if outer is not None else ARMS[name], lr)
+        for name, lr, outer in itertools.product(options.arms, options.lr, options.outer_lr or [None])
+    ]
+    sizes = (options.rounds, options.every, options.batch, options.width, options.layers)
+    context = multiprocessing.get_context("spawn")
+    losses: dict[str, float] = {}
+    good = True
+    with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        waiting = [
+            (name, arm, lr, [pool.submit(train, Run(arm, seed, lr, *sizes)) for seed in range(options.seeds)])
+            for name, arm, lr in chosen
+        ]
+        for name, arm, lr, runs in waiting:
+            results = [run.result() for run in runs]
+            each = [result["loss"] for result in results]
+            loss = losses[name] = statistics.fmean(each)
+            line: dict[str, Any] = {
+                "benchmark": "fidelity",
+                "arm": name,
+                "loss": round(loss, 4),
+                "sd": round(statistics.stdev(each), 4) if len(each) > 1 else None,
+                "outer_lr": arm.rate if arm.members else None,
+                "lr": lr,
+            }
+            if arm.against in losses and not sweep:
+                relative = loss / losses[arm.against] - 1
+                line |= {"against": arm.against, "relative": round(relative, 4), "most": arm.most}
+                good = good and relative <= arm.most
+            elif not arm.members and not sweep:
+                line["most_loss"] = HIGHEST_LOSS
+                good = good and loss <= HIGHEST_LOSS
+            line |= {"seeds": len(each), "rounds": options.rounds, "every": options.every, "batch": options.batch}
+            line |= {"parameters": results[0]["parameters"], "seconds": round(sum(r["seconds"] for r in results), 1)}
+            print(json.dumps(line), flush=True)
+    return 0 if good or sweep else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
