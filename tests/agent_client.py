@@ -177,7 +177,7 @@ class AgentClient:
             withdraw(self._announcement)
         self._context.destroy(linger=0)
 
-    async def until(self, condition: Callable[[], Value], what: str, timeout: float = 40.0) -> Value:
+    async def until(self, condition: Callable[[], Value], what: str, timeout: float = 60.0) -> Value:
         """The first true value of ``condition``, looked at after everything that happens."""
         deadline = time.monotonic() + timeout
         while not (value := condition()):
@@ -237,7 +237,7 @@ class AgentClient:
             if parts[0]["msg_type"] == kind and parts[1].get("msg_id") == identity
         ]
 
-    async def reply(self, identity: str, timeout: float = 40.0) -> dict[str, Any]:
+    async def reply(self, identity: str, timeout: float = 60.0) -> dict[str, Any]:
         """The content of the execute_reply to ``identity``."""
         return (await self.until(lambda: self.said(identity, "execute_reply"), "an execute_reply", timeout))[0]
 

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -130,16 +131,17 @@ def running_lab(folder: Path, environment: dict[str, str] | None = None, dark: b
 
 
 @contextmanager
-def lab_with_extension(folder: Path, mark: str) -> Iterator[Lab]:
-    """:func:`running_lab` with our JupyterLab part as it was built, whatever is installed; no process with ``mark`` is
-    left."""
+def lab_with_extension(folder: Path, mark: str = "") -> Iterator[Lab]:
+    """:func:`running_lab` with our JupyterLab part as it was built, whatever is installed; no process with ``mark``
+    (by default one of its own) is left."""
+    mark = mark or uuid.uuid4().hex
     extensions = folder / "share" / "labextensions"
     extensions.mkdir(parents=True)
     (extensions / "notebook-cluster").symlink_to(EXTENSION)
     try:
         with running_lab(folder, {"JUPYTER_PATH": str(extensions.parent), MARK: mark}) as running:
             yield running
-        wait_until(lambda: not marked_processes(mark), 20, lambda: f"the end of {marked_processes(mark)}")
+        wait_until(lambda: not marked_processes(mark), 60, lambda: f"the end of {marked_processes(mark)}")
     finally:
         end_processes(marked_processes(mark))
 

@@ -110,7 +110,7 @@ def stopped(pid: int) -> Iterator[None]:
     """The process stands still (SIGSTOP) as long as the block runs."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 20, f"process {pid} to stand still")
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 60, f"process {pid} to stand still")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -14,15 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol.mesh import JobFrame, MeshHeader
 from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeLog, Roster, ToNodeBody
+from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
 from notebook_cluster.protocol.wire import Message, decode, encode
 from notebook_cluster.training import sync
 from notebook_cluster.training.runtime import JobHandler, Payload
 
 TICK = 0.05
+POINTS = [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit)]
+"""The points of a round for a node, as :meth:`Cluster.once_at` takes them."""
+
+# torch imports much at the first optimiser, seconds on a busy machine: before a cell's time is counted.
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
 _here = threading.local()
 
 
@@ -258,7 +266,7 @@ class Cluster:
 
         self._worker.queue.put(back)
 
-    def wait_for(self, done: Callable[[], bool], timeout: float = 30.0) -> bool:
+    def wait_for(self, done: Callable[[], bool], timeout: float = 60.0) -> bool:
         """True when ``done`` became true in time."""
         deadline = time.monotonic() + timeout
         while not done() and time.monotonic() < deadline:
@@ -270,7 +278,7 @@ class Cluster:
         function: Callable[[Node], Any],
         names: list[str] | None = None,
         main: str | None = None,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
     ) -> dict[str, Any]:
         """Run ``function(node)`` as a cell; node -> its result or exception. ``main`` runs on this thread."""
         return self.start(function, names).wait(main, timeout)
@@ -282,6 +290,36 @@ class Cluster:
         for name in names or list(self.nodes):
             cell.begin(self.nodes[name])
         return cell
+
+    def run_with_newcomer(
+        self, function: Callable[[Node], Any], here: threading.Event, name: str = "late"
+    ) -> dict[str, Any]:
+        """:meth:`run` on all nodes and, from when ``here`` is set, on the new node ``name``."""
+        cell = self.start(function)
+        cell.go()
+        assert here.wait(60), f"the moment for {name} did not come; told: {self.told}"
+        self.add(name)
+        cell.join(name)
+        return cell.wait()
+
+    def once_at(self, direction: str, node: str, kind: type, number: int, action: Callable[[], None]) -> list[int]:
+        """Do ``action`` at the first message of ``kind`` for round ``number`` "from" or "to" the node, after ``watch``.
+
+        Returns:
+            A list that holds the round's number from that moment on.
+        """
+        done: list[int] = []
+        before = self.watch
+
+        def watch(towards: str, name: str, message: Any) -> None:
+            before(towards, name, message)
+            point = (towards, name, getattr(message, "round", 0)) == (direction, node, number)
+            if point and isinstance(message, kind) and not done:
+                done.append(number)
+                action()
+
+        self.watch = watch
+        return done
 
     def restart_coordinator(self) -> None:
         """Its state is gone; a new one begins from the records. Messages on the way to the old one still arrive."""
@@ -297,7 +335,7 @@ class Cluster:
     def save(self, name: str) -> Any:
         """A view asks for a checkpoint; its answer."""
         self._post(rounds.SaveRequested(name, "", 1))
-        return self._answers.get(timeout=30)
+        return self._answers.get(timeout=60)
 
     # ---- between the threads
 
@@ -385,7 +423,7 @@ class Cell:
         if main is not None:
             self._run(self._cluster.nodes[main])
 
-    def wait(self, main: str | None = None, timeout: float = 60.0) -> dict[str, Any]:
+    def wait(self, main: str | None = None, timeout: float = 180.0) -> dict[str, Any]:
         self.go(main)
         deadline = time.monotonic() + timeout
         for name, thread in list(self._threads.items()):

@@ -50,7 +50,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def wait_until(
-    condition: Callable[[], Value], timeout: float = 30.0, what: str | Callable[[], str] = "the condition"
+    condition: Callable[[], Value], timeout: float = 60.0, what: str | Callable[[], str] = "the condition"
 ) -> Value:
     """Call ``condition`` until it returns something true and return that; fail the test after ``timeout`` seconds.
 
@@ -181,7 +181,7 @@ class Agents:
                     env=os.environ | (environment or {}),
                 )  # fmt: skip
         for name in names:
-            wait_until(partial(self._is_up, name), 40, f"agent {name!r} to announce itself")
+            wait_until(partial(self._is_up, name), 60, f"agent {name!r} to announce itself")
 
     def _is_up(self, name: str) -> bool:
         from notebook_cluster.security.local_trust import same_user_keys

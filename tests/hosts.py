@@ -41,7 +41,7 @@ class Share:
                 [COMMAND, "share", "--name", self.name, *options],
                 environment, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        wait_until(lambda: ready in self.output() or self.process.poll() is not None, 30, lambda: self.output())
+        wait_until(lambda: ready in self.output() or self.process.poll() is not None, 60, lambda: self.output())
         assert self.process.poll() is None, self.output()
 
     def output(self) -> str:

@@ -25,7 +25,7 @@ def in_loop(test: Callable[Arguments, Awaitable[None]]) -> Callable[Arguments, N
     return played
 
 
-async def until(condition: Callable[[], object], what: str, seconds: float = 40) -> None:
+async def until(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
     """Wait until ``condition()`` holds."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import zmq
@@ -13,6 +13,7 @@ from notebook_cluster.link.frames import Hello
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, encode
 from notebook_cluster.protocol.peer import LogLines, ReadLog
 from tests.in_loop import until
+from tests.relay import Relay
 
 FAST = LinkSettings(heartbeat=0.1, suspect=0.4, lost=1.0, outbox_bytes=200_000, retry=0.3)
 
@@ -158,6 +159,19 @@ class Front:
         self.context.term()
 
 
+Passing = TypeVar("Passing", bound=Relay)
+
+
+class DialledThrough(NamedTuple, Generic[Passing]):
+    """What :func:`dialled_through` made."""
+
+    agent: Agent
+    front: Front
+    coordinator: Coordinator
+    relay: Passing
+    dialled: DialOut
+
+
 @contextlib.asynccontextmanager
 async def closing(*things: Agent | Coordinator | Front) -> AsyncIterator[None]:
     try:
@@ -194,6 +208,22 @@ async def waiting_for_agent() -> AsyncIterator[tuple[Agent, Front, Coordinator]]
         coordinator = Coordinator(agent, front=front)
         async with closing(coordinator):
             yield agent, front, coordinator
+
+
+@contextlib.asynccontextmanager
+async def dialled_through(
+    relay: type[Passing], settings: LinkSettings = FAST
+) -> AsyncIterator[DialledThrough[Passing]]:
+    """A coordinator and the agent that has dialled in to it over a ``relay``."""
+    agent = Agent(settings=settings)
+    agent.start()
+    front = Front(agent)
+    async with relay(front.port) as between:
+        coordinator = Coordinator(agent, front=front, settings=settings)
+        async with closing(coordinator, agent, front):
+            dialled = front.called_by(agent, between.port)
+            await coordinator.connected()
+            yield DialledThrough(agent, front, coordinator, between, dialled)
 
 
 def exchange(agent: Agent, coordinator: Coordinator, numbers: range) -> None:

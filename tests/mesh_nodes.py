@@ -75,7 +75,7 @@ def mesh_nodes(
 
 
 def run_cell(
-    nodes: list[MeshNode], body: Callable[[Collectives, int], Any], cell: int = 1, timeout: float = 30
+    nodes: list[MeshNode], body: Callable[[Collectives, int], Any], cell: int = 1, timeout: float = 60
 ) -> list[Any]:
     """Run ``body(collectives, rank)`` on every node at once, as a cell; results or exceptions in rank order."""
     world = CellWorld(

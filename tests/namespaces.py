@@ -258,7 +258,7 @@ def _remove(namespace: str) -> None:
 
     if not Path("/run/netns", namespace).exists():
         return
-    wait_until(is_empty, 20, f"the end of the processes in {namespace}")
+    wait_until(is_empty, 60, f"the end of the processes in {namespace}")
     _command("ip", "netns", "delete", namespace)
 
 

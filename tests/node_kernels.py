@@ -76,7 +76,7 @@ class NodeKernel:
         wait_until(replied, timeout, lambda: f"the reply of {self.name}")
         text = ""
         while True:
-            message = self.client.get_iopub_msg(timeout=30)
+            message = self.client.get_iopub_msg(timeout=60)
             if message["parent_header"].get("msg_id") != message_id:
                 continue
             kind, content = message["msg_type"], message["content"]
@@ -132,8 +132,8 @@ class NodeKernels:
         for name in names:
             self.nodes[name] = NodeKernel(self, name, incarnation)
         for name in names:
-            wait_until(lambda name=name: self.nodes[name].said(NodeHello), 30, f"NodeHello of {name}")  # type: ignore[misc]
-            wait_until(self.nodes[name].hears, 30, f"output of {name}")
+            wait_until(lambda name=name: self.nodes[name].said(NodeHello), 60, f"NodeHello of {name}")  # type: ignore[misc]
+            wait_until(self.nodes[name].hears, 60, f"output of {name}")
 
     def pump(self) -> None:
         """Take in what the runtimes have said."""

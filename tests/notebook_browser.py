@@ -75,7 +75,7 @@ class Browser(NotebookKernel):
             self.listen()
             return state.items() <= self.models.get(model, {}).items()
 
-        wait_until(fits, 30, lambda: f"{state} in {self.models.get(model)}")
+        wait_until(fits, 60, lambda: f"{state} in {self.models.get(model)}")
 
     def show(self, code: str, count: int = 1) -> tuple[Cell, list[str]]:
         """Start ``code`` and wait until it has displayed ``count`` widgets: the cell and their models."""
@@ -86,7 +86,7 @@ class Browser(NotebookKernel):
             self.listen()
             return len(self.shown) >= count
 
-        wait_until(there, 30, lambda: f"{count} widgets: {self.shown}, {cell.shown} {cell.error}")
+        wait_until(there, 60, lambda: f"{count} widgets: {self.shown}, {cell.shown} {cell.error}")
         return cell, list(self.shown)
 
 

@@ -76,7 +76,7 @@ class NotebookKernel:
     def _take_reply(self, cell: Cell) -> None:
         """IPython publishes no error for a UsageError: the reply says it, which is what ends Run All."""
         while cell.error is None:
-            reply = self.client.get_shell_msg(timeout=30)
+            reply = self.client.get_shell_msg(timeout=60)
             if reply["parent_header"].get("msg_id") == cell.request:
                 if reply["content"]["status"] == "error":
                     cell.error = SimpleNamespace(name=reply["content"]["ename"], value=reply["content"]["evalue"])

@@ -98,4 +98,4 @@ def listen(notebook: NotebookKernel, *cells: Cell, until: str) -> None:
                 cell.take(message["msg_type"], message["content"])
         return until in cells[0].shown
 
-    wait_until(shown, 30, lambda: f"{until!r} in {cells[0].shown}")
+    wait_until(shown, 60, lambda: f"{until!r} in {cells[0].shown}")

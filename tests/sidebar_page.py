@@ -71,7 +71,7 @@ def wait_for_other_text(found: "Locator") -> None:
     """Wait until the text of ``found`` has changed twice."""
     for _ in range(2):
         before = found.inner_text()
-        wait_until(lambda before=before: found.inner_text() != before, 30, f"another text than {before!r}")
+        wait_until(lambda before=before: found.inner_text() != before, 60, f"another text than {before!r}")
 
 
 def use_theme(page: "Page", name: str) -> None:

@@ -47,7 +47,7 @@ class Stranger:
         """What it has printed and logged."""
         return (self.home / "output.txt").read_text(errors="replace")
 
-    def said(self, pattern: str, timeout: float = 30.0) -> str:
+    def said(self, pattern: str, timeout: float = 60.0) -> str:
         """The first group of ``pattern`` in its output, as soon as it is there."""
 
         def look() -> str:

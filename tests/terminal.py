@@ -47,7 +47,7 @@ class TerminalProcess:
         """What was shown, without what moves the cursor or colours."""
         return _ESCAPE.sub("", self._output.decode(errors="replace"))
 
-    def until(self, text: str, seconds: float = 30, *, after: int = 0) -> int:
+    def until(self, text: str, seconds: float = 60, *, after: int = 0) -> int:
         """Wait until ``text`` was shown from place ``after`` on; returns the place behind it."""
         deadline = time.monotonic() + seconds
         while True:

@@ -45,7 +45,7 @@ async def test_kernels_and_what_they_started_end_when_the_agent_is_killed(
             request = client.execute("import time\nprint('busy')\ntime.sleep(300)")
             await client.printed(request, "busy")
             agent.process.kill()
-            await client.until(lambda: not any(map(alive, pids)), "the kernel and its child to end", 15)
+            await client.until(lambda: not any(map(alive, pids)), "the kernel and its child to end")
 
 
 def test_kernels_say_agent_ended_when_it_is_terminated(jupyter_dirs: Path) -> None:
@@ -72,7 +72,7 @@ def test_socket_folder_is_removed_also_after_a_kill(jupyter_dirs: Path, wait_unt
             folder = Path(shell.cmdline()[-1])
             assert folder.is_dir()
             agent.process.send_signal(how)
-            wait_until(lambda path=folder: not path.exists(), 15, f"{folder} to be removed")
+            wait_until(lambda path=folder: not path.exists(), 60, f"{folder} to be removed")
 
 
 def test_kernels_end_when_the_coordinator_is_silent_for_longer_than_the_lease(
@@ -86,7 +86,7 @@ def test_kernels_end_when_the_coordinator_is_silent_for_longer_than_the_lease(
                 pids.extend(await start_with_child(client))
 
         in_loop(scenario)()
-        wait_until(lambda: not any(map(alive, pids)), 20, "the kernels to end")
+        wait_until(lambda: not any(map(alive, pids)), 60, "the kernels to end")
         assert agent.process.wait(30) == 0
         assert "silent" in agent.log() or "no word" in agent.log()
 
@@ -165,7 +165,7 @@ def test_shared_agent_says_who_may_run_code_and_ends_with_ctrl_c(
 def test_shared_agent_stays_when_a_cluster_is_over(agents: Agents, wait_until: Callable[..., Any]) -> None:
     agents("mini")
     key = next(iter(same_user_keys("agent")))
-    said = wait_until(lambda: re.search(r"'mini', port (\d+),", agents.output("mini")), 20, "its port")
+    said = wait_until(lambda: re.search(r"'mini', port (\d+),", agents.output("mini")), 60, "its port")
     port = int(said[1])
 
     async def scenario() -> None:

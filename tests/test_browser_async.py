@@ -40,7 +40,7 @@ def test_an_async_cell_shows_its_output_and_stops_while_another_cell_runs(page: 
     assert output.get_by_role("button", name="Stop").count() == 0
 
     save(page)
-    wait_until(lambda: "was stopped" in path.read_text(), 20, "the saved notebook")
+    wait_until(lambda: "was stopped" in path.read_text(), 60, "the saved notebook")
     saved = nbformat.read(path, as_version=4)
     kinds = {kind for out in saved.cells[1].outputs for kind in out.get("data", {})}
     assert not {kind for kind in kinds if "widget" in kind}

@@ -72,7 +72,7 @@ def type_into(page: "Page", cell: "Locator", text: str) -> None:
     page.keyboard.press("Control+a")
     page.keyboard.press("Delete")
     page.keyboard.type(text)
-    wait_until(lambda: text_of(cell) == text, 10, lambda: f"{text!r} in the cell: {text_of(cell)!r}")
+    wait_until(lambda: text_of(cell) == text, 60, lambda: f"{text!r} in the cell: {text_of(cell)!r}")
 
 
 def text_of(cell: "Locator") -> str:
@@ -101,7 +101,7 @@ def test_tab_offers_names_of_the_nodes_and_inserts_the_one_that_is_chosen(page: 
     assert "recipe_book" in offered
     assert "recipe_here" not in offered
     page.locator(".jp-Completer-item").filter(has_text="recipe_of_one").click()
-    wait_until(lambda: text_of(cell) == "%%on 1\nrecipe_of_one", 10, lambda: f"the name in {text_of(cell)!r}")
+    wait_until(lambda: text_of(cell) == "%%on 1\nrecipe_of_one", 60, lambda: f"the name in {text_of(cell)!r}")
 
 
 def test_shift_tab_shows_what_is_on_a_node_and_names_it(page: "Page", cell: "Locator") -> None:

@@ -178,7 +178,7 @@ def test_an_answer_that_comes_late_is_shown_beside_the_code_all_the_same(page: "
     page.get_by_role("button", name="Add library", exact=True).click()
     field = page.get_by_role("textbox", name="Code of library")
     field.fill("tiger-lamp-24")
-    kernel = int(wait_until(lambda: (lab.folder / "kernel").exists() and (lab.folder / "kernel").read_text(), 30))
+    kernel = int(wait_until(lambda: (lab.folder / "kernel").exists() and (lab.folder / "kernel").read_text(), 60))
     os.kill(kernel, signal.SIGSTOP)
     try:
         field.press("Enter")

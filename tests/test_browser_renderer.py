@@ -1,7 +1,6 @@
 """Output of several nodes as tabs: a real JupyterLab with the extension, a real cluster, the system's Chromium."""
 
 import json
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +53,7 @@ FIRST, SECOND = "local \N{MIDDLE DOT} rank 0", "local-2 \N{MIDDLE DOT} rank 1"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_with_extension(tmp_path_factory.mktemp("lab"), uuid.uuid4().hex) as running:
+    with lab_with_extension(tmp_path_factory.mktemp("lab")) as running:
         yield running
 
 
@@ -110,7 +109,7 @@ def wait_for_more(page: "Page") -> None:
     """Wait until the running cell's output has changed twice."""
     for _ in range(2):
         before = output(page, 3).last.text_content()
-        wait_until(lambda before=before: output(page, 3).last.text_content() != before, 20, "more output")
+        wait_until(lambda before=before: output(page, 3).last.text_content() != before, 60, "more output")
 
 
 def test_equal_output_is_one_block_that_says_how_each_node_ended(page: "Page") -> None:

@@ -142,7 +142,7 @@ def test_a_cluster_is_dragged_into_the_notebook_as_cells(page: "Page") -> None:
     page.locator(".nbc-side-drag").wait_for(timeout=PATIENCE)
     page.mouse.move(last["x"] + 200, last["y"] + last["height"] / 2, steps=5)
     page.mouse.up()
-    wait_until(lambda: len(sources(page)) == 4, 10, "two more cells")
+    wait_until(lambda: len(sources(page)) == 4, 60, "two more cells")
     assert sources(page)[2:] == [ATTACH, "%%on_all\n"]
     page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
 
@@ -238,7 +238,7 @@ def test_the_tab_of_a_cluster_shows_curves_nodes_and_events(page: "Page", mini: 
 
 def test_the_cell_is_stopped_on_all_nodes_with_a_click(page: "Page") -> None:
     cluster(page).get_by_role("button", name="Stop cell").click()
-    wait_until(lambda: "running" not in cluster(page).locator("h3").inner_text(), 30, "the end of the cell")
+    wait_until(lambda: "running" not in cluster(page).locator("h3").inner_text(), 60, "the end of the cell")
 
 
 def test_a_cluster_cell_is_put_below_the_active_one(page: "Page") -> None:

@@ -5,7 +5,6 @@ The page's WebSocket ends in the test, which shows one running cluster and keeps
 
 import json
 import re
-import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ Asked = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_with_extension(tmp_path_factory.mktemp("lab"), uuid.uuid4().hex) as running:
+    with lab_with_extension(tmp_path_factory.mktemp("lab")) as running:
         yield running
 
 
@@ -82,7 +81,7 @@ def choose(page: "Page", command: str) -> None:
 
 
 def wait_for_action(asked: Asked, action: str) -> dict[str, Any]:
-    wait_until(lambda: asked and asked[-1]["action"] == action, 20, lambda: f"{action} in {asked}")
+    wait_until(lambda: asked and asked[-1]["action"] == action, 60, lambda: f"{action} in {asked}")
     return asked[-1]
 
 
@@ -106,7 +105,7 @@ def test_the_palette_has_them_too_and_what_failed_is_said_as_text(page: "Page", 
     search = page.locator(".jp-ModalCommandPalette input")
     search.fill("cluster")
     found = page.locator(".jp-ModalCommandPalette .lm-CommandPalette-itemLabel")
-    wait_until(lambda: set(COMMANDS) <= set(found.all_inner_texts()), 20, lambda: str(found.all_inner_texts()))
+    wait_until(lambda: set(COMMANDS) <= set(found.all_inner_texts()), 60, lambda: str(found.all_inner_texts()))
     search.fill("Save Checkpoint Now")
     page.keyboard.press("Enter")
     action = wait_for_action(asked, "checkpoint")
@@ -154,6 +153,6 @@ def test_the_setting_takes_the_line_out_of_the_status_bar_and_puts_it_back(page:
     box.uncheck(timeout=PATIENCE)
     page.locator(".nbc-side-status").wait_for(state="hidden", timeout=PATIENCE)
     kept = lab.settings / "notebook-cluster" / "plugin.jupyterlab-settings"
-    wait_until(lambda: kept.exists() and json.loads(kept.read_text()) == {"showStatusBar": False}, 20, "the setting")
+    wait_until(lambda: kept.exists() and json.loads(kept.read_text()) == {"showStatusBar": False}, 60, "the setting")
     box.check()
     page.locator(".nbc-side-status").wait_for(timeout=PATIENCE)

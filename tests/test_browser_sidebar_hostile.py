@@ -4,7 +4,6 @@ kinds. The page's WebSocket ends in the test, which sends what the server would.
 import json
 import math
 import re
-import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +69,7 @@ def curves() -> Series:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_with_extension(tmp_path_factory.mktemp("lab"), uuid.uuid4().hex) as running:
+    with lab_with_extension(tmp_path_factory.mktemp("lab")) as running:
         yield running
 
 

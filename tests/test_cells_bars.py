@@ -62,7 +62,7 @@ def until_bars(browser: Browser, cell: Cell, *texts: str, nodes: int = 2) -> Non
         ]
         return len(same) == nodes and all(same)
 
-    wait_until(there, 30, lambda: f"{texts} in {bars_of(browser, cell)}")
+    wait_until(there, 60, lambda: f"{texts} in {bars_of(browser, cell)}")
 
 
 def untimed(text: str) -> list[str]:
@@ -96,7 +96,7 @@ def test_nested_bars_are_widgets_of_each_node_and_in_the_end_lines_between_what_
         assert "\n".join([f"[{node} · rank {rank}]", *lines]) in "\n".join(untimed(cell.shown)), cell.shown
     # Nothing of the widgets is left in what is saved, in the notebook's kernel or on the nodes.
     assert all(WIDGET_MIME not in bundle for bundle in cell.bundles.values())
-    wait_until(lambda: browser.listen() or not browser.models, 30, lambda: str(browser.models))
+    wait_until(lambda: browser.listen() or not browser.models, 60, lambda: str(browser.models))
     left = "from ipywidgets.widgets import widget\nlen(widget._instances)"
     assert "[all 2 nodes]\nOut: 0" in browser.works(f"%%on_all\n{left}")
 
@@ -113,7 +113,7 @@ with auto(total=400, desc="loss") as bar:
     until_bars(browser, cell, "loss:  75% 0.75  300/400 [")
     wait_until(
         lambda: browser.listen() or all("loss=299]" in bar for bars in bars_of(browser, cell).values() for bar in bars),
-        30, lambda: str(bars_of(browser, cell)),
+        60, lambda: str(bars_of(browser, cell)),
     )  # fmt: skip
     (browser.folder / "postfix").touch()
     browser.until(cell)

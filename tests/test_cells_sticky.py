@@ -120,7 +120,7 @@ def test_history_keeps_the_cell_as_typed(notebook: NotebookKernel) -> None:
 def test_code_that_is_not_typed_runs_here(notebook: NotebookKernel) -> None:
     assert notebook.works("%%local\nget_ipython().run_cell('print(40 + 2)');") == "42\n"
     request = notebook.client.execute("probe = 'of a frontend'", store_history=False)
-    while notebook.client.get_shell_msg(timeout=30)["parent_header"]["msg_id"] != request:
+    while notebook.client.get_shell_msg(timeout=60)["parent_header"]["msg_id"] != request:
         pass
     assert notebook.works("%%local\nprobe") == "'of a frontend'"
 

@@ -131,7 +131,7 @@ def test_tab_completes_targets_in_the_kernel(notebook: NotebookKernel) -> None:
     def matches(code: str) -> list[str]:
         request = notebook.client.complete(code)
         while True:
-            reply = notebook.client.get_shell_msg(timeout=30)
+            reply = notebook.client.get_shell_msg(timeout=60)
             if reply["parent_header"].get("msg_id") == request:
                 return list(reply["content"]["matches"])
 

@@ -305,16 +305,16 @@ def test_a_held_node_waits_in_print_until_it_may_go_on_and_obeys_stop() -> None:
         )
         kernels.tell("mini", HoldOutput(hold=True))
         kernels.tell("mini", InterruptCell(cell=99))  # its answer says that the hold has arrived
-        wait_until(lambda: mini.said(InterruptSeen), 10, "an answer")
+        wait_until(lambda: mini.said(InterruptSeen), 60, "an answer")
         request = mini.start(source, kernels.metadata())
-        wait_until(before.exists, 10, "the cell to begin")
+        wait_until(before.exists, 60, "the cell to begin")
         kernels.tell("mini", InterruptCell(cell=kernels.cells))
         reply = mini.finish(request)
         assert reply["ename"] == "KeyboardInterrupt"
         assert not after.exists()
         before.unlink()
         request = mini.start(source, kernels.metadata())
-        wait_until(before.exists, 10, "the cell to begin")
+        wait_until(before.exists, 60, "the cell to begin")
         kernels.tell("mini", HoldOutput(hold=False))
         assert mini.finish(request)["text"] == "printed\n"
         assert after.exists()

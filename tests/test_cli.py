@@ -53,9 +53,9 @@ def test_peers_lists_who_is_there_and_why_one_cannot_be_added(agents: Agents, ju
         assert listed.returncode == 0, listed.stderr
         return next((line for line in listed.stdout.splitlines() if name in line), "")
 
-    assert "yes" in wait_until(row, 30, f"{name} to be listed")
+    assert "yes" in wait_until(row, 60, f"{name} to be listed")
     other = {"JUPYTER_RUNTIME_DIR": str(jupyter_dirs / "other")}
-    assert "no: " in wait_until(lambda: row(other), 30, f"{name} to be listed for others")
+    assert "no: " in wait_until(lambda: row(other), 60, f"{name} to be listed for others")
 
 
 def test_help_loads_nothing_that_is_slow() -> None:

@@ -31,7 +31,7 @@ def name() -> str:
 
 def code_of(agents: Agents, name: str) -> tuple[str, str]:
     """(code, HOST:PORT) that an agent shows."""
-    wait_until(lambda: "Logs:" in agents.output(name), 20, "introduction")
+    wait_until(lambda: "Logs:" in agents.output(name), 60, "introduction")
     code = re.search(r"code +(\S+)\n", agents.output(name))
     place = re.search(r"address +(\S+)\n", agents.output(name))
     assert code is not None

@@ -169,7 +169,7 @@ def test_pairing_and_wrong_codes_are_one_line_each_and_a_new_code_follows(share:
     assert second != code
     assert f"--code {second}" in mini.output
     mini.type("new\n")
-    wait_until(lambda: len(re.findall("new code: ", mini.output)) == 2, 20, "a third code")
+    wait_until(lambda: len(re.findall("new code: ", mini.output)) == 2, 60, "a third code")
     mini.type("what\n")
     mini.until("'what' means nothing here")
 
@@ -314,7 +314,7 @@ def test_in_the_background_the_keyboard_belongs_to_the_shell(jupyter_dirs: Path,
 
 def test_without_a_terminal_nothing_is_asked_and_the_log_says_what_happens(agents: Agents) -> None:
     agents("mini")
-    wait_until(lambda: "Logs:" in agents.output("mini"), 20, "introduction")
+    wait_until(lambda: "Logs:" in agents.output("mini"), 60, "introduction")
     output = agents.output("mini")
     code = re.search(r"code +(\S+)\n", output)
     port = re.search(r"address +\S+:(\d+)\n", output)
@@ -323,8 +323,8 @@ def test_without_a_terminal_nothing_is_asked_and_the_log_says_what_happens(agent
     assert "█" not in output
     assert "\x1b" not in output
     asyncio.run(pair_with(f"127.0.0.1:{port[1]}", code[1]))
-    wait_until(lambda: "paired with anna@laptop" in agents.output("mini"), 20, "line about the pairing")
-    wait_until(lambda: "new code: " in agents.output("mini"), 20, "next code")
+    wait_until(lambda: "paired with anna@laptop" in agents.output("mini"), 60, "line about the pairing")
+    wait_until(lambda: "new code: " in agents.output("mini"), 60, "next code")
 
 
 def test_an_interrupt_while_it_starts_up_is_no_traceback(jupyter_dirs: Path, no_processes_left: str) -> None:

@@ -54,4 +54,4 @@ def test_stop_ends_every_process_and_the_cell_that_waits(notebook: NotebookKerne
         after = notebook.run("%%on_all\n1")
         assert after.error is not None
         assert told in after.error.value
-    wait_until(lambda: list(marked_processes(no_processes_left)) == [notebook.pid], 15, "the cluster's processes")
+    wait_until(lambda: list(marked_processes(no_processes_left)) == [notebook.pid], 60, "the cluster's processes")

@@ -68,7 +68,7 @@ def test_the_doctor_reports_in_the_notebook(notebook: NotebookKernel) -> None:
 def test_a_peer_that_is_not_paired_is_refused_with_what_to_type(notebook: NotebookKernel, strangers: Strangers) -> None:
     mini = strangers("mini")
     code = mini.code
-    wait_until(lambda: mini.name in notebook.works("%cluster peers"), 20, f"{mini.name} to be heard")
+    wait_until(lambda: mini.name in notebook.works("%cluster peers"), 60, f"{mini.name} to be heard")
     assert f"%cluster add {mini.name} --code CODE" in error_of(notebook, f"%cluster add {mini.name}")
     assert "18 tries left" in "".join(
         error_of(notebook, f"%cluster add {mini.name} --code wrong-code-77") for _ in range(2)

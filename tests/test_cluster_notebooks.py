@@ -163,7 +163,7 @@ def test_nbclient_leaves_plain_outputs_and_no_cluster(work: Path, no_processes_l
     assert_plain(notebook)
     assert "[all 2 nodes]\nround 1" in text_of(notebook)
     assert text_of(notebook).count("trained 4") == 1
-    wait_until(lambda: not marked_processes(no_processes_left), 15, "every process to end")
+    wait_until(lambda: not marked_processes(no_processes_left), 60, "every process to end")
 
 
 def test_papermill_leaves_plain_outputs_and_no_cluster(work: Path, no_processes_left: str) -> None:
@@ -173,7 +173,7 @@ def test_papermill_leaves_plain_outputs_and_no_cluster(work: Path, no_processes_
     assert_plain(notebook)
     assert "[all 2 nodes]\nround 1" in text_of(notebook)
     assert text_of(notebook).count("trained 4") == 1
-    wait_until(lambda: not marked_processes(no_processes_left), 15, "every process to end")
+    wait_until(lambda: not marked_processes(no_processes_left), 60, "every process to end")
 
 
 def test_an_error_on_one_node_ends_the_notebook_with_an_error(work: Path, no_processes_left: str) -> None:
@@ -183,7 +183,7 @@ def test_an_error_on_one_node_ends_the_notebook_with_an_error(work: Path, no_pro
         client.execute()
     assert "ValueError: no data" in str(error.value)
     assert "not reached" not in text_of(notebook)
-    wait_until(lambda: not marked_processes(no_processes_left), 15, "every process to end")
+    wait_until(lambda: not marked_processes(no_processes_left), 60, "every process to end")
 
 
 PICTURE = """

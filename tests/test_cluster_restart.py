@@ -38,7 +38,7 @@ def notebook(work: Path) -> Iterator[NotebookKernel]:
 def restart(notebook: NotebookKernel) -> None:
     """What a frontend's Restart does: SIGINT, then a shutdown request that says ``restart``."""
     notebook.manager.restart_kernel()
-    notebook.client.wait_for_ready(timeout=30)
+    notebook.client.wait_for_ready(timeout=60)
 
 
 def test_restarting_the_notebook_kernel_does_not_stop_the_running_cell(work: Path, notebook: NotebookKernel) -> None:
@@ -70,7 +70,7 @@ def test_a_cluster_with_nothing_running_ends_with_its_notebook(
 ) -> None:
     notebook.works("%%on_all\nx = 5")
     notebook.close()
-    wait_until(lambda: not marked_processes(no_processes_left), 20, "every process to end")
+    wait_until(lambda: not marked_processes(no_processes_left), 60, "every process to end")
 
 
 def test_shutting_the_notebook_kernel_down_leaves_a_running_cell_alone(work: Path, notebook: NotebookKernel) -> None:
@@ -87,7 +87,7 @@ def test_a_running_cell_ends_with_a_kernel_that_nobody_can_come_back_to(
 ) -> None:
     notebook.until(notebook.start(COUNT, allow_stdin=False), "count 20\n")
     notebook.close()
-    wait_until(lambda: not marked_processes(no_processes_left), 20, "every process to end")
+    wait_until(lambda: not marked_processes(no_processes_left), 60, "every process to end")
 
 
 def test_a_pushed_variable_is_there_after_a_node_was_restarted(notebook: NotebookKernel) -> None:

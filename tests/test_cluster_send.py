@@ -181,7 +181,7 @@ def test_a_file_that_changes_while_it_is_sent(
     (place,) = send_here(cluster, notebook, source, targets=["desk"], on_progress=change)
     assert "changing.bin changed while it was sent: send it again" in place.error  # type: ignore[attr-defined]
     folder = notebook.folder_of("desk")
-    wait_until(lambda: not parts_in(folder), 20, "the part to be removed")
+    wait_until(lambda: not parts_in(folder), 60, "the part to be removed")
     assert not (folder / "changing.bin").exists()
 
 
@@ -199,7 +199,7 @@ def test_stop_leaves_no_partial_file(notebook: SharedNotebook, cluster: Cluster,
         send_here(cluster, notebook, tmp_path / "half.bin", targets=["mini", "desk"], on_progress=stop)
     for peer in ("mini", "desk"):
         folder = notebook.folder_of(peer)
-        wait_until(lambda folder=folder: not parts_in(folder), 20, "the part to be removed")  # type: ignore[misc]
+        wait_until(lambda folder=folder: not parts_in(folder), 60, "the part to be removed")  # type: ignore[misc]
         assert not (folder / "half.bin").exists()
 
 
@@ -256,7 +256,7 @@ def test_a_peer_that_was_away_for_a_while_gets_the_rest(
             stopped.append(True)
             os.kill(pid, signal.SIGSTOP)
             try:
-                wait_until(lambda: "suspect" in {peer.condition for peer in cluster.state().peers}, 20, "suspicion")
+                wait_until(lambda: "suspect" in {peer.condition for peer in cluster.state().peers}, 60, "suspicion")
             finally:
                 os.kill(pid, signal.SIGCONT)
 

@@ -38,7 +38,7 @@ def test_a_killed_node_takes_part_again_and_nothing_is_twice_or_left_out(work: P
         wait_until(lambda: all(stopped(work, name) for name in names), 60)
         (first,) = stopped(work, "local-3")
         os.kill(int(first.name.rpartition("-")[2]), signal.SIGKILL)
-        wait_until(lambda: {node.name: node for node in cluster.state().nodes}["local-3"].condition == "dead", 30)
+        wait_until(lambda: {node.name: node for node in cluster.state().nodes}["local-3"].condition == "dead", 60)
         cluster.restart("local-3")
         wait_until(lambda: len(stopped(work, "local-3")) == 2, 60)
         (work / "go").touch()

@@ -46,7 +46,7 @@ def wait_heard(
         row = peer(cluster, stranger.name)
         return row if row is not None and condition(row) else None
 
-    return wait_until(look, 20, f"{stranger.name} to be found")
+    return wait_until(look, 60, f"{stranger.name} to be found")
 
 
 def texts(cluster: Cluster, level: str) -> list[str]:
@@ -143,7 +143,7 @@ def test_a_class_code_pairs_with_all_who_share_with_it_also_later(strangers: Str
     for stranger in strangers.all:
         assert stranger.code
     with running_cluster(local=1, code=CLASS_CODE) as cluster:
-        wait_until(lambda: len(cluster.state().nodes) >= 3, 30, "the class")
+        wait_until(lambda: len(cluster.state().nodes) >= 3, 60, "the class")
         late = strangers("late", "--code", CLASS_CODE)
         wait_until(
             lambda: (
@@ -153,7 +153,7 @@ def test_a_class_code_pairs_with_all_who_share_with_it_also_later(strangers: Str
             60,
             lambda: f"four nodes: {cluster.state().nodes} {cluster.state().events}",
         )
-        wait_until(lambda: any(other.name in text for text in texts(cluster, "warning")), 20, "the one that failed")
+        wait_until(lambda: any(other.name in text for text in texts(cluster, "warning")), 60, "the one that failed")
         assert sum(f"{other.name} was not paired" in text for text in texts(cluster, "warning")) == 1
         row = peer(cluster, other.name)
         assert row is not None
@@ -215,7 +215,7 @@ def test_pretended_peers_get_twenty_guesses_of_a_class_code_and_no_more() -> Non
         with running_cluster(local=0, code=CLASS_CODE, known=known) as cluster:
             wait_until(
                 lambda: any("20 pairings with this code have failed" in text for text in texts(cluster, "warning")),
-                40,
+                60,
                 lambda: f"the warning in {texts(cluster, 'warning')}",
             )
             with pytest.raises(ClusterError, match="20 pairings with this code have failed"):
@@ -228,7 +228,7 @@ def test_pretended_peers_get_twenty_guesses_of_a_class_code_and_no_more() -> Non
 
             wait_until(
                 lambda: sum(host.checked for host in hosts) >= left_for_them(),
-                20,
+                60,
                 lambda: f"all guesses: {texts(cluster, 'warning')}",
             )
             assert left_for_them() <= sum(host.checked for host in hosts) <= 20
@@ -273,7 +273,7 @@ def test_trust_removed_while_the_coordinator_was_dead_is_not_used_when_it_comes_
     with running_cluster() as cluster:
         row = node(cluster.state(), mini.name)
         assert (row.condition, row.reason) == ("dead", f"trust in {mini.name} was removed")
-        wait_until(lambda: node(cluster.state(), "local").condition == "ok", 20, "the local node")
+        wait_until(lambda: node(cluster.state(), "local").condition == "ok", 60, "the local node")
         assert run(cluster, "print(world_size)") == {"local": "1\n"}
         view = peer(cluster, mini.name)
         assert view is None or not view.trusted
@@ -307,7 +307,7 @@ def test_a_changed_key_of_a_known_name_is_refused_loudly(strangers: Strangers) -
         assert row.condition == "untrusted"
         for text in (fingerprint(old), fingerprint(row.key), f"notebook-cluster trust remove {mini.name}"):
             assert text in row.reason
-        wait_until(lambda: any(fingerprint(row.key) in text for text in texts(cluster, "error")), 20, "the loud line")
+        wait_until(lambda: any(fingerprint(row.key) in text for text in texts(cluster, "error")), 60, "the loud line")
         for what in (mini.name, mini.pairing):
             with pytest.raises(ClusterError, match=f"notebook-cluster trust remove {mini.name}"):
                 cluster.add(what, code=mini.code)
@@ -320,14 +320,14 @@ def test_two_strangers_of_one_name_are_told_apart_by_address(strangers: Stranger
     one, two = strangers("twin", folder="one"), strangers("twin", folder="two")
     codes = one.code, two.code
     with running_cluster(local=0) as cluster:
-        wait_until(lambda: sum(row.name == one.name for row in cluster.state().peers) == 2, 20, "both")
+        wait_until(lambda: sum(row.name == one.name for row in cluster.state().peers) == 2, 60, "both")
         with pytest.raises(ClusterError, match=f"2 peers are called '{one.name}'") as caught:
             cluster.add(one.name, code=codes[0])
         for stranger in (one, two):
             assert f":{stranger.port} (key " in str(caught.value)
         assert cluster.add(one.pairing, code=codes[0]) == [one.name]
     with running_cluster(local=0) as cluster:
-        wait_until(lambda: sum(row.name == one.name for row in cluster.state().peers) == 2, 20, "both")
+        wait_until(lambda: sum(row.name == one.name for row in cluster.state().peers) == 2, 60, "both")
         assert cluster.add(one.name) == [one.name]
         assert any(f":{two.port}" in text and "another machine" in text for text in texts(cluster, "warning"))
         (used,) = [row for row in cluster.state().peers if row.condition == "connected" and row.name == one.name]
@@ -348,7 +348,7 @@ def test_peers_of_the_environment_are_known_and_added_with_all(
     assert (silent.found_by, silent.trusted) == ("typed", False)
     assert "no agent was heard at 127.0.0.1:1" in silent.reason
     with running_cluster(local=0, code=CLASS_CODE) as cluster:
-        wait_until(lambda: [row.name for row in cluster.state().nodes] == [mini.name], 20, "the node")
+        wait_until(lambda: [row.name for row in cluster.state().nodes] == [mini.name], 60, "the node")
         assert any(row.address == "127.0.0.1:1" and row.found_by == "typed" for row in cluster.state().peers)
 
 

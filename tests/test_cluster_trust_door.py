@@ -30,7 +30,7 @@ def dialling(cluster: Cluster, strangers: Strangers, name: str) -> Stranger:
 def wait_node(cluster: Cluster, name: str) -> None:
     wait_until(
         lambda: any(row.name == name and row.condition == "ok" for row in cluster.state().nodes),
-        40,
+        60,
         lambda: f"node {name}: {cluster.state().nodes} {cluster.state().events}",
     )
 
@@ -68,14 +68,14 @@ def test_an_invitation_is_advertised_while_it_is_open() -> None:
             key = load_identity(data_directory()).public_key
             row = wait_until(
                 lambda: next((row for row in browser.clusters().values() if row.public_key == key), None),
-                20,
+                60,
                 "the cluster",
             )
             assert row.name == cluster.name
             assert f":{row.pairing_port} open-house-31" in cluster.state().invitation
             cluster.close_invitation()
             wait_until(
-                lambda: all(row.public_key != key for row in browser.clusters().values()), 20, "the record to go"
+                lambda: all(row.public_key != key for row in browser.clusters().values()), 60, "the record to go"
             )
     finally:
         browser.close()
@@ -97,7 +97,7 @@ def test_a_wrong_code_does_not_get_in(strangers: Strangers) -> None:
     with running_cluster(local=0) as cluster:
         door = door_of(cluster)
         other = strangers("other", "--dial", door, "--code", "wrong-code-77")
-        wait_until(lambda: any("127.0.0.1" in event.text for event in cluster.state().events), 20, "the attempt")
+        wait_until(lambda: any("127.0.0.1" in event.text for event in cluster.state().events), 60, "the attempt")
         assert trusted_peers().entries() == []
         assert cluster.state().nodes == []
         assert all(row.name != other.name or not row.trusted for row in cluster.state().peers)
@@ -126,7 +126,7 @@ def test_removed_trust_cuts_the_connection_that_the_peer_has_made(strangers: Str
     with running_cluster(local=1) as cluster:
         mini = dialling(cluster, strangers, "mini")
         trusted_peers().remove(mini.name)
-        wait_until(lambda: node(cluster.state(), mini.name).condition == "dead", 20, "the node to be gone")
+        wait_until(lambda: node(cluster.state(), mini.name).condition == "dead", 60, "the node to be gone")
         assert node(cluster.state(), mini.name).reason == f"trust in {mini.name} was removed"
         assert run(cluster, "print(world_size)") == {"local": "1\n"}
         # It may be heard over mDNS, like any machine of the network that is not paired.
@@ -135,7 +135,7 @@ def test_removed_trust_cuts_the_connection_that_the_peer_has_made(strangers: Str
                 {(row.found_by, row.trusted) for row in cluster.state().peers if row.name == mini.name}
                 <= {("mdns", False)}
             ),
-            20,
+            60,
             lambda: f"the peer to be gone: {cluster.state().peers}",
         )
 

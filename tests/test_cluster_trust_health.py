@@ -45,14 +45,14 @@ def test_a_portable_machine_that_falls_silent_is_asleep_and_comes_back_with_what
         def peer() -> PeerView:
             return next(row for row in cluster.state().peers if row.name == mini.name)
 
-        row = wait_until(lambda: row if (row := peer()).jitter_ms is not None else None, 20, "a measured round trip")
+        row = wait_until(lambda: row if (row := peer()).jitter_ms is not None else None, 60, "a measured round trip")
         assert row.round_trip_ms is not None
         assert 0 < row.round_trip_ms < 10_000
         run(cluster, "x = 3")
         pid = kernel_pid(cluster, mini.name)
         os.kill(mini.process.pid, signal.SIGSTOP)
         try:
-            wait_until(lambda: node(cluster.state(), mini.name).condition == "asleep", 40, "the node to be asleep")
+            wait_until(lambda: node(cluster.state(), mini.name).condition == "asleep", 60, "the node to be asleep")
             assert run(cluster, "print(world_size)") == {"local": "1\n"}
             row = node(cluster.state(), mini.name)
             pattern = rf"{mini.name} fell silent \d+ s ago: asleep or out of Wi-Fi; rounds go on without it"
@@ -60,7 +60,7 @@ def test_a_portable_machine_that_falls_silent_is_asleep_and_comes_back_with_what
             assert (peer().condition, peer().reason.partition(" ")[0]) == ("asleep", mini.name)
         finally:
             os.kill(mini.process.pid, signal.SIGCONT)
-        wait_until(lambda: node(cluster.state(), mini.name).condition == "ok", 40, "the node to be back")
+        wait_until(lambda: node(cluster.state(), mini.name).condition == "ok", 60, "the node to be back")
         assert kernel_pid(cluster, mini.name) == pid
         assert run(cluster, "print(x)") == {"local": "3\n", mini.name: "3\n"}
 
@@ -73,7 +73,7 @@ def test_a_machine_that_slept_says_for_how_long(strangers: Strangers, work: Path
         lid.touch()
         wait_until(
             lambda: any(event.text == f"{mini.name} slept for 62 min and is back" for event in cluster.state().events),
-            30,
+            60,
             lambda: f"the line about it in {cluster.state().events}",
         )
         (row,) = [row for row in cluster.state().peers if row.name == mini.name]
@@ -96,6 +96,6 @@ def test_a_peer_whose_clock_is_a_day_off_works_and_its_curves_are_of_today(stran
         def curves() -> set[str]:
             return {curve.name for curve in cluster.series() if curve.node == mini.name}
 
-        wait_until(lambda: {"loss", "memory"} <= curves(), 20, "the curves of the node")
+        wait_until(lambda: {"loss", "memory"} <= curves(), 60, "the curves of the node")
         for curve in cluster.series():
             assert all(began - 5 < moment < time.time() + 5 for moment in curve.time), (curve.node, curve.name)

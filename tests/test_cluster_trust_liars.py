@@ -111,7 +111,7 @@ def test_an_agent_speaks_for_its_own_nodes_only() -> None:
         ))))  # fmt: skip
         # Messages of one link are in order: when this one has an effect, those before it had none.
         agent.say(p.Slept(seconds=77.0))
-        wait_until(lambda: any("liar slept for 77 s" in event.text for event in cluster.state().events), 20, "its end")
+        wait_until(lambda: any("liar slept for 77 s" in event.text for event in cluster.state().events), 60, "its end")
         row = node(cluster.state(), "local")
         assert (row.condition, row.incarnation) == ("ok", 1)
         outputs = []

@@ -17,9 +17,9 @@ from notebook_cluster.discovery import (
     ClusterAdvertiser,
     ClusterBrowser,
     FoundPeer,
-    advertiser,
     multicast,
 )
+from notebook_cluster.discovery import addresses as own
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.security import new_identity
 
@@ -92,7 +92,7 @@ def test_it_works_inside_a_running_asyncio_loop(network: ExitStack) -> None:
 
 
 def test_a_peer_with_only_loopback_is_found(network: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (multicast, advertiser):
+    for module in (multicast, own):
         monkeypatch.setattr(module, "local_addresses", lambda: ("127.0.0.1",))
     peer = advertise(network, unique("mini"))
     browser = browse(network)
@@ -104,7 +104,7 @@ def test_new_addresses_are_advertised_when_the_network_changes(
     network: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses: tuple[str, ...] = ("127.0.0.1",)
-    for module in (multicast, advertiser):
+    for module in (multicast, own):
         monkeypatch.setattr(module, "local_addresses", lambda: addresses)
     monkeypatch.setattr(multicast, "_INTERFACE_SECONDS", 0.1)
     peer = advertise(network, unique("mini"))
@@ -245,8 +245,6 @@ def test_instances_that_never_answer_do_not_hold_up_the_others(network: ExitStac
 def test_the_address_that_reaches_the_world_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before those of virtual machines and containers, which others cannot reach."""
     import psutil
-
-    from notebook_cluster.discovery import addresses as own
 
     cards = {"docker0": "172.17.0.1", "wlan0": "192.168.1.20", "br0": "10.0.0.1", "lo": "127.0.0.1", "off0": "10.9.9.9"}
     addresses = {

@@ -50,7 +50,7 @@ def share(host: Host, name: str) -> None:
         assert process.poll() is None, log.read_text()
         return f":{PORT}" in host.run(["ss", "-lnt"]).stdout
 
-    wait_until(listens, 30, f"the agent {name} to listen")
+    wait_until(listens, 60, f"the agent {name} to listen")
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ def notebook() -> Iterator[NotebookKernel]:
 
 def complete(notebook: NotebookKernel, cell: str) -> list[str]:
     """What ``cell`` is after each suggestion is taken."""
-    reply: Any = notebook.client.complete(cell, reply=True, timeout=30)
+    reply: Any = notebook.client.complete(cell, reply=True, timeout=60)
     content = reply["content"]
     before, after = cell[: content["cursor_start"]], cell[content["cursor_end"] :]
     return [f"{before}{text}{after}" for text in content["matches"]]
@@ -46,11 +46,11 @@ def complete(notebook: NotebookKernel, cell: str) -> list[str]:
 
 def completes(notebook: NotebookKernel, typed: str, taken: str) -> None:
     """One of the suggestions makes ``taken`` of ``typed``; on a machine with much to do perhaps not the first time."""
-    wait_until(lambda: taken in complete(notebook, typed), 20, lambda: f"{taken!r} in {complete(notebook, typed)}")
+    wait_until(lambda: taken in complete(notebook, typed), 60, lambda: f"{taken!r} in {complete(notebook, typed)}")
 
 
 def inspect(notebook: NotebookKernel, cell: str) -> str:
-    reply: Any = notebook.client.inspect(cell, reply=True, timeout=30)
+    reply: Any = notebook.client.inspect(cell, reply=True, timeout=60)
     return str(reply["content"]["data"].get("text/plain", ""))
 
 
@@ -86,7 +86,7 @@ def test_words_of_the_magics_are_completed_in_the_first_line(notebook: NotebookK
 
 
 def test_inspection_shows_what_is_on_a_node_and_names_it(notebook: NotebookKernel) -> None:
-    shown = wait_until(lambda: inspect(notebook, "%%on 1\nbake"), 20, "an answer")
+    shown = wait_until(lambda: inspect(notebook, "%%on 1\nbake"), 60, "an answer")
     assert shown.startswith("on local-2:\n")
     assert "Bakes x." in shown
     assert inspect(notebook, "%%on_all\nrecipe_here") == ""
@@ -120,7 +120,7 @@ def test_busy_node_answers_and_a_stopped_one_makes_nobody_wait(notebook: Noteboo
             assert time.monotonic() - began < 10 * ANSWER_S
             assert complete(notebook, "%%on 1\nrecipe_o") == []
             # Asked of all nodes, the other one answers.
-            assert wait_until(lambda: cluster.complete("reci", 4), 20, "an answer").node == "local"
+            assert wait_until(lambda: cluster.complete("reci", 4), 60, "an answer").node == "local"
         cluster.interrupt()
         assert running.wait_end().status == "interrupted"
 
@@ -129,7 +129,7 @@ def test_idle_node_is_preferred(notebook: NotebookKernel) -> None:
     with Cluster.attach() as cluster:
         running = Watcher(cluster.execute("print('began', flush=True)\nwhile True: pass", ("local",), replay=False))
         running.wait_for("began")
-        found = wait_until(lambda: cluster.complete("reci", 4), 20, "an answer")
+        found = wait_until(lambda: cluster.complete("reci", 4), 60, "an answer")
         assert found.node == "local-2"
         cluster.interrupt()
         running.wait_end()

@@ -20,6 +20,7 @@ from tests.link_ends import (
     RawClient,
     agent_and_front,
     closing,
+    dialled_through,
     exchange,
     exchanged,
     waiting_for_agent,
@@ -79,48 +80,34 @@ async def test_while_the_agent_has_not_dialled_the_reason_says_what_to_look_at()
 
 @in_loop
 async def test_a_cut_dial_out_loses_and_doubles_nothing() -> None:
-    agent = Agent()
-    agent.start()
-    front = Front(agent)
-    async with Relay(front.port) as relay:
-        coordinator = Coordinator(agent, front=front)
-        async with closing(coordinator, agent, front):
-            front.called_by(agent, relay.port)
+    async with dialled_through(Relay) as (agent, front, coordinator, relay, _):
+        for start in range(0, 500, 100):
+            exchange(agent, coordinator, range(start, start + 50))
+            await asyncio.sleep(0)
+            arrivals = len(front.arrivals)
+            relay.cut()
+            exchange(agent, coordinator, range(start + 50, start + 100))
+            await until(lambda before=arrivals: len(front.arrivals) > before, "new arrival")
             await coordinator.connected()
-            for start in range(0, 500, 100):
-                exchange(agent, coordinator, range(start, start + 50))
-                await asyncio.sleep(0)
-                arrivals = len(front.arrivals)
-                relay.cut()
-                exchange(agent, coordinator, range(start + 50, start + 100))
-                await until(lambda before=arrivals: len(front.arrivals) > before, "new arrival")
-                await coordinator.connected()
-            await exchanged(agent, coordinator, 500)
-            assert len(agent.sessions) == 1
+        await exchanged(agent, coordinator, 500)
+        assert len(agent.sessions) == 1
 
 
 @in_loop
 async def test_silence_of_an_agent_that_dialled_is_told_apart_from_a_close() -> None:
-    agent = Agent(settings=SLOWER)
-    agent.start()
-    front = Front(agent)
-    async with Relay(front.port) as relay:
-        coordinator = Coordinator(agent, front=front, settings=SLOWER)
-        async with closing(coordinator, agent, front):
-            front.called_by(agent, relay.port)
-            await coordinator.connected()
-            assert not coordinator.dialer.silent
-            relay.hold()
-            await until(lambda: coordinator.dialer.condition == "lost", "loss")
-            assert coordinator.dialer.silent
-            relay.resume()
-            await coordinator.connected()
-            relay.refusing = True
-            relay.cut()
-            await until(lambda: coordinator.dialer.condition == "lost", "second loss")
-            assert not coordinator.dialer.silent
-            assert "mini closed its connection and has not dialled in again" in coordinator.dialer.reason
-            assert not front.reception.is_here(agent.identity.public_key)
+    async with dialled_through(Relay, SLOWER) as (agent, front, coordinator, relay, _):
+        assert not coordinator.dialer.silent
+        relay.hold()
+        await until(lambda: coordinator.dialer.condition == "lost", "loss")
+        assert coordinator.dialer.silent
+        relay.resume()
+        await coordinator.connected()
+        relay.refusing = True
+        relay.cut()
+        await until(lambda: coordinator.dialer.condition == "lost", "second loss")
+        assert not coordinator.dialer.silent
+        assert "mini closed its connection and has not dialled in again" in coordinator.dialer.reason
+        assert not front.reception.is_here(agent.identity.public_key)
 
 
 @in_loop
@@ -170,20 +157,13 @@ async def test_a_restarted_reception_is_dialled_again() -> None:
 
 @in_loop
 async def test_a_second_connection_of_an_agent_replaces_the_first() -> None:
-    agent = Agent()
-    agent.start()
-    front = Front(agent)
-    async with Relay(front.port) as relay:
-        coordinator = Coordinator(agent, front=front)
-        async with closing(coordinator, agent, front):
-            first = front.called_by(agent, relay.port)
-            await coordinator.connected()
-            relay.refusing = True
-            front.called_by(agent)
-            await until(lambda: first.condition == "lost", "end of the first")
-            exchange(agent, coordinator, range(20))
-            await exchanged(agent, coordinator, 20)
-            assert len(front.arrivals) == 2
+    async with dialled_through(Relay) as (agent, front, coordinator, relay, first):
+        relay.refusing = True
+        front.called_by(agent)
+        await until(lambda: first.condition == "lost", "end of the first")
+        exchange(agent, coordinator, range(20))
+        await exchanged(agent, coordinator, 20)
+        assert len(front.arrivals) == 2
 
 
 # ---- trust -------------------------------------------------------------------------------------------------------

@@ -316,7 +316,7 @@ async def test_what_a_connection_does_not_take_waits_and_arrives_once_and_in_ord
                 agent.sessions[0].send(LogLines(node=str(number), lines=[]), [body])
             assert agent.sessions[0].conversation._waiting is not None
             relay.resume()
-            await until(lambda: len(coordinator.received) == 3000, "all messages", 40)
+            await until(lambda: len(coordinator.received) == 3000, "all messages")
             assert coordinator.numbers() == list(range(3000))
 
 

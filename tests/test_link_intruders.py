@@ -14,8 +14,8 @@ from tests.link_ends import (
     FAST,
     Agent,
     Coordinator,
-    Front,
     closing,
+    dialled_through,
     exchange,
     exchanged,
     hello,
@@ -76,21 +76,14 @@ async def test_a_recorded_session_said_again_to_the_agent_is_refused() -> None:
 
 @in_loop
 async def test_a_recorded_dial_out_said_again_to_the_reception_is_refused() -> None:
-    agent = Agent()
-    agent.start()
-    front = Front(agent)
-    async with Recorder(front.port) as relay:
-        coordinator = Coordinator(agent, front=front)
-        async with closing(coordinator, agent, front):
-            front.called_by(agent, relay.port)
-            await coordinator.connected()
-            exchange(agent, coordinator, range(5))
-            await exchanged(agent, coordinator, 5)
-            assert len(relay.said) > 500
-            await replayed(front.port, bytes(relay.said))
-            assert coordinator.numbers() == list(range(5))
-            assert (len(front.arrivals), front.reception.dropped.total()) == (1, 0)
-            assert coordinator.dialer.condition == "connected"
+    async with dialled_through(Recorder) as (agent, front, coordinator, relay, _):
+        exchange(agent, coordinator, range(5))
+        await exchanged(agent, coordinator, 5)
+        assert len(relay.said) > 500
+        await replayed(front.port, bytes(relay.said))
+        assert coordinator.numbers() == list(range(5))
+        assert (len(front.arrivals), front.reception.dropped.total()) == (1, 0)
+        assert coordinator.dialer.condition == "connected"
 
 
 @in_loop

@@ -31,7 +31,7 @@ class Notebook:
         seen = SimpleNamespace(stdout="", stderr="", displays={}, error=None, status="")
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            message = self.client.get_iopub_msg(timeout=30)
+            message = self.client.get_iopub_msg(timeout=60)
             if message["parent_header"].get("msg_id") != request:
                 continue
             content = message["content"]
@@ -52,7 +52,7 @@ class Notebook:
 
     def reply(self, request):
         while True:
-            message = self.client.get_shell_msg(timeout=30)
+            message = self.client.get_shell_msg(timeout=60)
             if message["parent_header"].get("msg_id") == request:
                 return message["content"]
 

@@ -69,7 +69,7 @@ def test_a_key_that_is_not_in_the_roster_is_refused() -> None:
             dial(stranger, new_identity(), desk.mesh.key)
             stranger.connect(f"tcp://127.0.0.1:{desk.mesh.port}")
             stranger.send_multipart([encode(frame(1)), b"bad"])
-            assert monitor.poll(10_000) == zmq.POLLIN
+            assert monitor.poll(60_000) == zmq.POLLIN
             mini.mesh.send("desk", frame(2))
             wait_until(lambda: desk.frames)
             assert [header for _, header, _ in desk.frames] == [frame(2)]

@@ -92,7 +92,7 @@ def double(x):
 """
     cell, (model,) = browser.show(code)
     browser.until(cell)
-    wait_until(lambda: browser.listen() or len(browser.models[model]["children"]) == 2, 10, "its parts")
+    wait_until(lambda: browser.listen() or len(browser.models[model]["children"]) == 2, 60, "its parts")
     slider, output = (name.removeprefix("IPY_MODEL_") for name in browser.models[model]["children"])
     result = {"output_type": "display_data", "metadata": {}}
     browser.until_model(output, outputs=[{**result, "data": {"text/plain": "'twice 5 is 10'"}}])
@@ -147,7 +147,7 @@ button
     browser.until(cell)
     browser.click(model)
     said = "local: the callback of a widget raised ValueError: no such thing"
-    wait_until(lambda: said in browser.works("%cluster status"), 20, said)
+    wait_until(lambda: said in browser.works("%cluster status"), 60, said)
 
 
 def test_widget_that_the_node_closes_goes_and_its_text_stays(browser: Browser) -> None:
@@ -155,7 +155,7 @@ def test_widget_that_the_node_closes_goes_and_its_text_stays(browser: Browser) -
     shown = browser.until(cell).shown
     assert "IntSlider(value=7)" in shown
     browser.works("%%on 0\nbrief.close()")
-    wait_until(lambda: browser.listen() or model not in browser.models, 20, "the end of the widget")
+    wait_until(lambda: browser.listen() or model not in browser.models, 60, "the end of the widget")
 
 
 def test_widget_that_is_not_relayed_is_named_in_the_text(browser: Browser) -> None:
@@ -165,7 +165,7 @@ display(HBox([Label("beside it"), Controller()]), Controller())"""
     cell, (model,) = browser.show(code)
     said = "a widget of kind ControllerModel (@jupyter-widgets/controls 2.0.0) is not relayed from nodes"
     assert said in browser.until(cell).shown
-    wait_until(lambda: browser.listen() or len(browser.models[model]["children"]) == 2, 10, "what is in the box")
+    wait_until(lambda: browser.listen() or len(browser.models[model]["children"]) == 2, 60, "what is in the box")
     parts = [browser.models[name.removeprefix("IPY_MODEL_")]["value"] for name in browser.models[model]["children"]]
     assert parts == ["beside it", f"[notebook-cluster: {said}]"]
 

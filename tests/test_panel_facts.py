@@ -3,9 +3,6 @@
 import math
 import queue
 import re
-import shutil
-import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from notebook_cluster.client import Cluster
 from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.model import panel_model
 from tests.cluster import Watcher, kernel_pid, kill, running_cluster
-from tests.conftest import MARK, end_processes, marked_processes, wait_until
+from tests.conftest import shared_folders, wait_until
 
 TRAIN = """
 import os, time, torch
@@ -67,43 +64,33 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    root, mark = Path(tempfile.mkdtemp(prefix="nbt-", dir="/tmp")), uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as patch:
-        for variable in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
-            (root / variable.lower()).mkdir(mode=0o700)
-            patch.setenv(variable, str(root / variable.lower()))
-        patch.setenv(MARK, mark)
+    with shared_folders() as root, pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        try:
-            with running_cluster("facts", local=2) as cluster:
-                run = Run(cluster)
-                train(run, root)
-                yield run
-        finally:
-            wait_until(lambda: not marked_processes(mark), 20, lambda: f"the end of {marked_processes(mark)}")
-            end_processes(marked_processes(mark))
-            shutil.rmtree(root, ignore_errors=True)
+        with running_cluster("facts", local=2) as cluster:
+            run = Run(cluster)
+            train(run, root)
+            yield run
 
 
 def train(run: Run, root: Path) -> None:
     cluster = run.cluster
     watcher = Watcher(cluster.execute(TRAIN, replay=False))
     wait_until(lambda: (jobs := cluster.state().jobs) and jobs[0].round >= 4 and jobs[0].waits, 60, "four rounds")
-    wait_until(lambda: all(node.load is not None for node in cluster.state().nodes), 20, "a load")
-    wait_until(lambda: all(node.samples_per_s for node in cluster.state().nodes), 20, "samples a second")
+    wait_until(lambda: all(node.load is not None for node in cluster.state().nodes), 60, "a load")
+    wait_until(lambda: all(node.samples_per_s for node in cluster.state().nodes), 60, "samples a second")
     cluster.checkpoint("early")
 
     def waited() -> bool:
         run.keep("training")
         return any(wait["fraction"] for wait in run.moments["training"]["waits"])
 
-    wait_until(waited, 20, "a round that was waited for")
+    wait_until(waited, 60, "a round that was waited for")
     (root / "go").touch()
-    wait_until(lambda: run.card("local-2")["condition"] == "refused", 20, lambda: str(run.model()["events"]))
-    wait_until(lambda: run.card("local-2")["loss"] == "NaN", 20, lambda: str(run.card("local-2")))
+    wait_until(lambda: run.card("local-2")["condition"] == "refused", 60, lambda: str(run.model()["events"]))
+    wait_until(lambda: run.card("local-2")["loss"] == "NaN", 60, lambda: str(run.card("local-2")))
     run.keep("refused")
     (root / "on").touch()
-    wait_until(lambda: run.card("local-2")["condition"] == "busy", 20, lambda: str(run.card("local-2")))
+    wait_until(lambda: run.card("local-2")["condition"] == "busy", 60, lambda: str(run.card("local-2")))
     run.keep("again")
     (root / "enough").touch()
     assert watcher.wait_end().status == "ok"
@@ -176,7 +163,7 @@ def test_a_loss_of_nan_is_in_the_curve_as_a_gap_between_numbers(run: Run) -> Non
         (loss,) = [one for one in run.cluster.series() if (one.node, one.name) == ("local-2", "loss")]
         return [math.isfinite(value) for value in loss.value]
 
-    wait_until(lambda: finite()[-1], 20, "the newest loss")
+    wait_until(lambda: finite()[-1], 60, "the newest loss")
     assert finite()[0]
     assert not all(finite())
 
@@ -190,11 +177,11 @@ def test_after_the_cell_the_buttons_fit_what_can_be_done(run: Run) -> None:
 
 def test_a_killed_node_is_down_with_its_reason_and_the_restart_button_brings_it_back(run: Run) -> None:
     kill(kernel_pid(run.cluster, "local-2"))
-    wait_until(lambda: run.card("local-2")["condition"] == "dead", 20, lambda: str(run.card("local-2")))
+    wait_until(lambda: run.card("local-2")["condition"] == "dead", 60, lambda: str(run.card("local-2")))
     assert "SIGKILL" in run.card("local-2")["reason"]
     assert (run.model()["status"], run.model()["level"]) == ("local-2 is down", "bad")
     click(run, "restart", "local-2")
-    wait_until(lambda: run.card("local-2")["condition"] == "ok", 20, lambda: str(run.card("local-2")))
+    wait_until(lambda: run.card("local-2")["condition"] == "ok", 60, lambda: str(run.card("local-2")))
 
 
 def test_the_other_buttons_act_on_the_cluster(run: Run) -> None:
@@ -202,7 +189,7 @@ def test_the_other_buttons_act_on_the_cluster(run: Run) -> None:
     round, step = map(int, re.findall(r"Saved by-hand at round (\d+), step (\d+),", run.card("local")["checkpoint"])[0])
     assert 20 < step <= 5 * round
     watcher = Watcher(run.cluster.execute("import time\nwhile True: time.sleep(0.01)"))
-    wait_until(lambda: run.model()["can_interrupt"], 20, "the cell")
+    wait_until(lambda: run.model()["can_interrupt"], 60, "the cell")
     assert click(run, "interrupt", "") == "Interrupted"
     assert watcher.wait_end().status == "interrupted"
     assert click(run, "add", "local") == "local-3 added"

@@ -210,7 +210,7 @@ def shared_peer(root: Path, *options: str) -> Iterator[Peer]:
         )  # fmt: skip
     peer = Peer(port, folder, environment, process)
     try:
-        wait_until(lambda: _answers(port) or process.poll() is not None, 30, lambda: f"the peer: {peer.output()}")
+        wait_until(lambda: _answers(port) or process.poll() is not None, 60, lambda: f"the peer: {peer.output()}")
         assert process.poll() is None, peer.output()
         yield peer
     finally:
@@ -248,7 +248,7 @@ def pair_now(peer: Peer, owner: str) -> Identity:
 
 def paired(peer: Peer) -> Identity:
     """:func:`pair_now`, as soon as the peer's code is open."""
-    wait_until(lambda: _answers(peer.port + 1), 20, lambda: f"the pairing port: {peer.output()}")
+    wait_until(lambda: _answers(peer.port + 1), 60, lambda: f"the pairing port: {peer.output()}")
     return pair_now(peer, "ada@desk")
 
 
@@ -477,7 +477,7 @@ def test_wrong_codes_at_full_speed_do_not_get_past_the_limit(
 ) -> None:
     """Ten seconds: at most 5 of one address are checked, and at most 20 of all; then the code is dead."""
     with shared_peer(jupyter_dirs, "--code", CODE) as peer:
-        wait_until(lambda: _answers(peer.port + 1), 20, lambda: f"the pairing port: {peer.output()}")
+        wait_until(lambda: _answers(peer.port + 1), 60, lambda: f"the pairing port: {peer.output()}")
         stop = time.monotonic() + 10
         tried: list[int] = []
         guessers = [

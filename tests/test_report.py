@@ -252,7 +252,7 @@ def test_the_terminal_writes_it_too(trained: SharedNotebook) -> None:
 
 def test_load_of_the_devices_reaches_the_cards(trained: SharedNotebook) -> None:
     with trained.attach() as cluster:
-        wait_until(lambda: all(node.load is not None for node in cluster.state().nodes), 20, "a load of each device")
+        wait_until(lambda: all(node.load is not None for node in cluster.state().nodes), 60, "a load of each device")
 
 
 def test_a_view_that_comes_later_gets_the_curves_from_the_beginning(trained: SharedNotebook) -> None:

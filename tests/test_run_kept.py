@@ -1,11 +1,8 @@
 """What a real run leaves: the loss of the global model, curves that outlive a killed coordinator, and a report."""
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +16,7 @@ from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.widgets.report import render_report
 from tests.cluster import Watcher, kill, run, running_cluster
-from tests.conftest import MARK, end_processes, marked_processes, wait_until
+from tests.conftest import shared_folders, wait_until
 from tests.test_report import Page
 
 NODES = ("local", "local-2")
@@ -83,19 +80,9 @@ class Kept(NamedTuple):
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[Kept]:
-    root, mark = Path(tempfile.mkdtemp(prefix="nbt-", dir="/tmp")), uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as patch:
-        for variable in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
-            (root / variable.lower()).mkdir(mode=0o700)
-            patch.setenv(variable, str(root / variable.lower()))
-        patch.setenv(MARK, mark)
+    with shared_folders() as root, pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        try:
-            yield live_through(root)
-        finally:
-            wait_until(lambda: not marked_processes(mark), 20, lambda: f"the end of {marked_processes(mark)}")
-            end_processes(marked_processes(mark))
-            shutil.rmtree(root, ignore_errors=True)
+        yield live_through(root)
 
 
 def live_through(root: Path) -> Kept:
@@ -103,14 +90,14 @@ def live_through(root: Path) -> Kept:
     run(first, SETUP)
     run(first, "train(6)")
     run(first, "measure(50.0)")
-    wait_until(lambda: (row := first.state().jobs) and row[0].loss == 48.0, 20, "the loss of the last measurement")
-    wait_until(lambda: all(steps_of(first, name) == 6 for name in NODES), 20, "their losses")
+    wait_until(lambda: (row := first.state().jobs) and row[0].loss == 48.0, 60, "the loss of the last measurement")
+    wait_until(lambda: all(steps_of(first, name) == 6 for name in NODES), 60, "their losses")
     trained = look(first)
     watcher = Watcher(first.execute("train(4, 'enough')"))
     wait_until(lambda: (first.state().jobs[0].loss_round or 0) >= 6, 60, "three more rounds")
     killed = look(first)
     # What is older than a moment is on disk.
-    wait_until(lambda: first.state().now > killed.state.now + VIEW_PERIOD + 0.5, 10, "a moment more")
+    wait_until(lambda: first.state().now > killed.state.now + VIEW_PERIOD + 0.5, 60, "a moment more")
     kill(first.connection.file.pid)
     first.close()
     with running_cluster("kept", local=2) as cluster:

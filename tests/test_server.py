@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,16 @@ ADDRESS = ("notebook-cluster", "api", "clusters")
 @pytest.fixture
 def jp_server_config() -> dict[str, Any]:
     return {"ServerApp": {"jpserver_extensions": {"notebook_cluster.server": True}}}
+
+
+@pytest.fixture(autouse=True)
+def hub_ends_with_the_server(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "jp_serverapp" not in request.fixturenames:
+        yield
+        return
+    server, loop = request.getfixturevalue("jp_serverapp"), request.getfixturevalue("jp_asyncio_loop")
+    yield
+    loop.run_until_complete(server.web_app.settings["notebook_cluster_hub"].close())
 
 
 async def test_a_user_without_clusters_gets_an_empty_list(jp_fetch: Fetch, jupyter_dirs: Path) -> None:

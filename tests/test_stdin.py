@@ -24,7 +24,7 @@ def notebook() -> Iterator[NotebookKernel]:
 
 def question(notebook: NotebookKernel) -> tuple[str, bool]:
     """(prompt, password) of the next question to the person at the notebook."""
-    message: Any = notebook.client.get_stdin_msg(timeout=30)
+    message: Any = notebook.client.get_stdin_msg(timeout=60)
     return message["content"]["prompt"], message["content"]["password"]
 
 
@@ -121,11 +121,11 @@ def test_question_goes_to_another_view_when_the_one_that_was_asked_has_gone(note
     first, second = Cluster.attach(), Cluster.attach()
     try:
         stream = first.execute("print('got', input('who? '))", ("local",), stdin=True, replay=False)
-        asked = wait_until(lambda: next_of(stream, InputRequested), 30, "the question")
+        asked = wait_until(lambda: next_of(stream, InputRequested), 60, "the question")
         other = second.watch(stream.cell, stdin=True)
         second.answer_input(asked.id, "not asked")  # was put to the first view: dropped
         first.close()
-        again = wait_until(lambda: next_of(other, InputRequested), 30, "the question to the other view")
+        again = wait_until(lambda: next_of(other, InputRequested), 60, "the question to the other view")
         assert again.id == asked.id
         second.answer_input(again.id, "me")
         assert text_of([output for event in rest(other) for output in getattr(event, "outputs", [])]) == "got me\n"
@@ -139,7 +139,7 @@ def test_node_gets_end_of_file_when_nobody_is_left_to_answer(notebook: NotebookK
     first, second = Cluster.attach(), Cluster.attach()
     try:
         stream = first.execute("input('who? ')", ("local",), stdin=True, replay=False)
-        wait_until(lambda: next_of(stream, InputRequested), 30, "the question")
+        wait_until(lambda: next_of(stream, InputRequested), 60, "the question")
         other = second.watch(stream.cell)
         if how == "the view leaves":
             first.close()
@@ -159,13 +159,13 @@ def test_question_of_a_node_that_is_restarted_is_withdrawn_and_asked_again(noteb
         # The other node keeps the cell running.
         source = "import time\nif rank == 0: print('got', input('who? '))\nelse:\n    while True: time.sleep(0.01)"
         stream = view.execute(source, stdin=True, replay=False)
-        first = wait_until(lambda: next_of(stream, InputRequested), 30, "the question")
+        first = wait_until(lambda: next_of(stream, InputRequested), 60, "the question")
         view.restart("local", replay=False)
-        assert wait_until(lambda: next_of(stream, InputWithdrawn), 30, "the withdrawal").id == first.id
-        again = wait_until(lambda: next_of(stream, InputRequested), 30, "the question of the new kernel")
+        assert wait_until(lambda: next_of(stream, InputWithdrawn), 60, "the withdrawal").id == first.id
+        again = wait_until(lambda: next_of(stream, InputRequested), 60, "the question of the new kernel")
         view.answer_input(first.id, "nobody waits for this")
         view.answer_input(again.id, "me")
-        wait_until(lambda: "got me" in text_of(getattr(next_of(stream, CellOutput), "outputs", [])), 30, "the answer")
+        wait_until(lambda: "got me" in text_of(getattr(next_of(stream, CellOutput), "outputs", [])), 60, "the answer")
         view.interrupt()
         assert rest(stream)[-1].status == "interrupted"
 
@@ -186,5 +186,5 @@ def rest(stream: Any) -> list[Any]:
             events.append(event)
         return hasattr(event, "results")
 
-    wait_until(over, 30, "the end of the cell")
+    wait_until(over, 60, "the end of the cell")
     return events

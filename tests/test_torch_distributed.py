@@ -30,9 +30,7 @@ print(dist.get_rank(), dist.get_world_size(), weights.numpy().tobytes().hex())
 
 
 @pytest.fixture
-def cluster(jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    (jupyter_dirs / "work").mkdir()
-    monkeypatch.chdir(jupyter_dirs / "work")
+def cluster(work: Path) -> Iterator[Cluster]:
     with running_cluster(local=2) as cluster:
         yield cluster
 

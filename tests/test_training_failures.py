@@ -13,8 +13,8 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Joined, Leave, Prepared, Seal
-from tests.cluster_in_process import Cluster, Killed, Node
+from notebook_cluster.protocol.rounds import Applied, Arrived, Joined, Leave
+from tests.cluster_in_process import POINTS, Cluster, Killed, Node
 from tests.test_training import NAMES, assert_equal_models, batch, build, flat, train
 
 
@@ -31,13 +31,7 @@ class Until:
         return self.last is None or sync.round < self.last
 
 
-KILL_POINTS = [
-    ("from", Arrived),
-    ("to", Seal),
-    ("from", Prepared),
-    ("to", Commit),
-    ("from", Applied),
-]
+ALL_POINTS = [*POINTS, ("from", Applied)]
 
 
 def training_cell(rounds: int, every: int = 3, codec: str = "float32") -> Any:
@@ -53,20 +47,13 @@ def training_cell(rounds: int, every: int = 3, codec: str = "float32") -> Any:
     return cell
 
 
-@pytest.mark.parametrize(("direction", "kind"), KILL_POINTS)
+@pytest.mark.parametrize(("direction", "kind"), ALL_POINTS)
 @pytest.mark.parametrize("victim", ["a", "c"])
 def test_a_node_killed_at_any_point_of_a_round_leaves_the_others_equal(
     tmp_path: Path, direction: str, kind: type, victim: str
 ) -> None:
     with Cluster(NAMES[:3], tmp_path) as cluster:
-
-        def watch(towards: str, node: str, message: Any) -> None:
-            number = getattr(message, "round", None)
-            expected = (towards, node, number) == (direction, victim, 2) and isinstance(message, kind)
-            if expected and victim in cluster.nodes:
-                cluster.kill(victim)
-
-        cluster.watch = watch
+        cluster.once_at(direction, victim, kind, 2, lambda: cluster.kill(victim))
         results = cluster.run(training_cell(rounds=4))
         assert isinstance(results.pop(victim), Killed)
         assert len(results) == 2
@@ -107,12 +94,7 @@ def test_a_node_that_comes_later_takes_the_state_and_is_in_the_next_round(tmp_pa
         return model
 
     with Cluster(["a", "b"], tmp_path) as cluster:
-        running = cluster.start(cell)
-        running.go()
-        assert here.wait(30)
-        cluster.add("late")
-        running.join("late")
-        results = running.wait()
+        results = cluster.run_with_newcomer(cell, here)
     assert set(results) == {"a", "b", "late"}
     assert_equal_models(results)
     assert ["a", "b"] in members
@@ -143,12 +125,7 @@ def test_a_state_transfer_survives_lost_frames_and_the_death_of_its_source(tmp_p
     with Cluster(NAMES[:3], tmp_path) as cluster:
         cluster_box.append(cluster)
         cluster.lose = lose
-        running = cluster.start(cell)
-        running.go()
-        assert here.wait(30)
-        cluster.add("late")
-        running.join("late")
-        results = running.wait()
+        results = cluster.run_with_newcomer(cell, here)
     assert isinstance(results.pop(lost[0]), Killed)
     assert "late" in results
     assert len(results) == 3
@@ -174,7 +151,7 @@ def test_a_killed_node_comes_back_with_its_name_and_joins(tmp_path: Path) -> Non
     with Cluster(["a", "b"], tmp_path) as cluster:
         running = cluster.start(cell)
         running.go()
-        assert back.wait(30)
+        assert back.wait(60)
         cluster.kill("b")
         cluster.add("b")
         running.join("b")
@@ -183,10 +160,7 @@ def test_a_killed_node_comes_back_with_its_name_and_joins(tmp_path: Path) -> Non
         assert_equal_models(results)
 
 
-INTERRUPT_POINTS = [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit), ("from", Applied)]
-
-
-@pytest.mark.parametrize(("direction", "kind"), INTERRUPT_POINTS)
+@pytest.mark.parametrize(("direction", "kind"), ALL_POINTS)
 def test_stop_leaves_the_state_before_the_round_or_after_it(tmp_path: Path, direction: str, kind: type) -> None:
     states: dict[int, Any] = {}
     left: list[str] = []
@@ -210,15 +184,9 @@ def test_stop_leaves_the_state_before_the_round_or_after_it(tmp_path: Path, dire
         def watch(towards: str, node: str, message: Any) -> None:
             if isinstance(message, Leave):
                 left.append(message.reason)
-            if (towards, node, getattr(message, "round", 0)) == (direction, "a", 2) and isinstance(message, kind):
-                cluster.watch = ignore
-                os.kill(os.getpid(), signal.SIGINT)
-
-        def ignore(towards: str, node: str, message: Any) -> None:
-            if isinstance(message, Leave):
-                left.append(message.reason)
 
         cluster.watch = watch
+        cluster.once_at(direction, "a", kind, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
         results = cluster.run(interrupted, main="a")
         assert isinstance(results["a"], KeyboardInterrupt)
         assert left[0] == "interrupted"
@@ -260,14 +228,11 @@ def test_a_cell_that_catches_stop_goes_on_and_counts_its_steps_once(tmp_path: Pa
     with Cluster(["a", "b"], tmp_path) as cluster:
 
         def watch(towards: str, node: str, message: Any) -> None:
-            if isinstance(message, Arrived) and (node, message.round) == ("a", 2) and not interrupts and not fired:
-                fired.append(True)
-                os.kill(os.getpid(), signal.SIGINT)
             if isinstance(message, Applied):
                 steps[node] = steps.get(node, 0) + message.steps
 
-        fired: list[bool] = []
         cluster.watch = watch
+        cluster.once_at("from", "a", Arrived, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
         assert_equal_models(cluster.run(cell, main="a"))
     assert len(interrupts) == 1
     assert steps == {"a": 8, "b": 8}
@@ -317,19 +282,13 @@ def test_joining_says_so_only_with_the_right_hash(tmp_path: Path) -> None:
         cluster.watch = lambda direction, node, message: (
             joined.append(message.state_hash) if isinstance(message, Joined) and node == "late" else None
         )
-        running = cluster.start(cell)
-        running.go()
-        assert here.wait(30)
-        cluster.add("late")
-        running.join("late")
-        assert_equal_models(running.wait())
+        assert_equal_models(cluster.run_with_newcomer(cell, here))
     assert spoiled
     assert joined
 
 
-@pytest.mark.parametrize(("direction", "kind"), KILL_POINTS)
+@pytest.mark.parametrize(("direction", "kind"), ALL_POINTS)
 def test_a_coordinator_restarted_in_mid_round_goes_on_with_it(tmp_path: Path, direction: str, kind: type) -> None:
-    restarted: list[int] = []
     counted: dict[str, int] = {}
 
     with Cluster(NAMES[:3], tmp_path) as cluster:
@@ -337,12 +296,9 @@ def test_a_coordinator_restarted_in_mid_round_goes_on_with_it(tmp_path: Path, di
         def watch(towards: str, node: str, message: Any) -> None:
             if isinstance(message, Applied):
                 counted[node] = counted.get(node, 0) + message.steps
-            point = (towards, node, getattr(message, "round", 0)) == (direction, "b", 2) and isinstance(message, kind)
-            if point and not restarted:
-                restarted.append(2)
-                cluster.restart_coordinator()
 
         cluster.watch = watch
+        restarted = cluster.once_at(direction, "b", kind, 2, cluster.restart_coordinator)
         assert_equal_models(cluster.run(training_cell(rounds=4)))
     assert restarted
     assert counted == dict.fromkeys("abc", 12)

@@ -26,7 +26,7 @@ def keep(node: Node) -> Callable[[], Path] | None:
     found: SimpleQueue[Any] = SimpleQueue()
     job: Any = node.job("model")
     node.call_soon(lambda: found.put(job.keep()))
-    writer: Callable[[], Path] | None = found.get(timeout=30)
+    writer: Callable[[], Path] | None = found.get(timeout=60)
     return writer
 
 
@@ -49,7 +49,7 @@ class Loop:
     def busy(self, node: Node, sync: nc.DiLoCo) -> None:
         """The user's own code, which does not call us."""
         self.held.set()
-        self.go.wait(30)
+        self.go.wait(60)
 
 
 class Waiting(Loop):
@@ -100,7 +100,7 @@ def test_kept_while_the_main_thread_waits_for_others_with_its_own_part(tmp_path:
     with Cluster(["a", "b"], tmp_path) as cluster:
         cell = cluster.start(loop)
         cell.go()
-        loop.held.wait(30)
+        loop.held.wait(60)
         writer = keep(cluster.nodes["a"])
         assert writer is not None
         assert [node.file for node in load(writer()).manifest.nodes] == ["node-0-a.safetensors"]
@@ -247,7 +247,7 @@ def test_a_kernel_in_a_loop_of_the_user_keeps_its_training() -> None:
         code = f"from pathlib import Path\nready_file, stop_file = Path({str(ready)!r}), Path({str(stop)!r})\n" + LOOP
         cell = kernel.start(code, kernels.metadata())
         try:
-            wait_until(ready.exists, 40)
+            wait_until(ready.exists, 60)
             kernels.tell("mini", KeepCheckpoint(reason="the lease is over"))
             (first,) = wait_until(lambda: kernel.said(Kept))
             assert first.error == ""

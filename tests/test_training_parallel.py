@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Prepared, Seal
-from tests.cluster_in_process import Cluster, Node
+from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Seal
+from tests.cluster_in_process import POINTS, Cluster, Node
 from tests.test_training import _building, assert_close_in_ulps, assert_equal_models, batch, build, flat, loss_of
 
 NODES = ["a", "b", "c"]
@@ -240,41 +240,23 @@ def test_nodes_with_less_data_go_along(tmp_path: Path) -> None:
 # ---- losses ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("direction", "kind"), [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit), ("from", Applied)]
-)
+@pytest.mark.parametrize(("direction", "kind"), [*POINTS, ("from", Applied)])
 @pytest.mark.parametrize("victim", ["a", "c"])
 def test_a_node_killed_at_any_point_of_a_step_leaves_the_others_equal(
     tmp_path: Path, direction: str, kind: type, victim: str
 ) -> None:
-    killed: list[int] = []
     with Cluster(NODES, tmp_path) as cluster:
-
-        def watch(towards: str, node: str, message: Any) -> None:
-            point = (towards, node, getattr(message, "round", 0)) == (direction, victim, 4)
-            if point and isinstance(message, kind) and not killed:
-                killed.append(4)
-                cluster.kill(victim)
-
-        cluster.watch = watch
+        killed = cluster.once_at(direction, victim, kind, 4, lambda: cluster.kill(victim))
         results = cluster.run(parallel_cell(9, resend=3))
         results.pop(victim)
         assert_equal_models(results)
     assert killed
 
 
-@pytest.mark.parametrize(("direction", "kind"), [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit)])
+@pytest.mark.parametrize(("direction", "kind"), POINTS)
 def test_a_coordinator_restarted_in_mid_step_goes_on_with_it(tmp_path: Path, direction: str, kind: type) -> None:
-    restarted: list[int] = []
     with Cluster(NODES, tmp_path) as cluster:
-
-        def watch(towards: str, node: str, message: Any) -> None:
-            point = (towards, node, getattr(message, "round", 0)) == (direction, "b", 4) and isinstance(message, kind)
-            if point and not restarted:
-                restarted.append(4)
-                cluster.restart_coordinator()
-
-        cluster.watch = watch
+        restarted = cluster.once_at(direction, "b", kind, 4, cluster.restart_coordinator)
         results = cluster.run(parallel_cell(8, "SGD"))
     assert restarted
     assert_equal_models(results)
@@ -300,17 +282,11 @@ def test_a_joiner_takes_parameters_and_optimizer_and_the_others_wait_for_it(tmp_
         return model
 
     with Cluster(["a", "b"], tmp_path) as cluster:
-        running = cluster.start(cell)
-        running.go()
-        assert here.wait(30)
-        cluster.add("late")
-        running.join("late")
-        assert_equal_models(running.wait())
+        assert_equal_models(cluster.run_with_newcomer(cell, here))
     assert last
 
 
 def test_a_node_that_missed_a_step_takes_over_the_state_and_its_stale_gradient_is_not_used(tmp_path: Path) -> None:
-    lost: list[int] = []
     seen: list[Any] = []
 
     with Cluster(NODES, tmp_path) as cluster:
@@ -318,11 +294,9 @@ def test_a_node_that_missed_a_step_takes_over_the_state_and_its_stale_gradient_i
         def watch(towards: str, node: str, message: Any) -> None:
             if isinstance(message, Commit) and towards == "to":
                 seen.append((node, message.round, tuple(message.members)))
-            if (towards, node) == ("to", "c") and isinstance(message, Seal) and message.round == 4 and not lost:
-                lost.append(4)
-                cluster.unlink("c")
 
         cluster.watch = watch
+        cluster.once_at("to", "c", Seal, 4, lambda: cluster.unlink("c"))
         running = cluster.start(parallel_cell(12))
         running.go()
         assert cluster.wait_for(lambda: any(number >= 5 for _, number, _ in seen))
@@ -354,7 +328,6 @@ def test_a_gradient_with_nan_is_refused_and_the_step_is_that_of_the_others(tmp_p
 
 def test_stop_and_the_cell_again_goes_on_from_one_state(tmp_path: Path) -> None:
     kept: dict[str, Any] = {}
-    fired: list[int] = []
 
     def forever(node: Node) -> None:
         model = build(seed=node.rank())
@@ -374,13 +347,7 @@ def test_stop_and_the_cell_again_goes_on_from_one_state(tmp_path: Path) -> None:
         return model  # type: ignore[no-any-return]
 
     with Cluster(["a", "b"], tmp_path) as cluster:
-
-        def watch(towards: str, node: str, message: Any) -> None:
-            if isinstance(message, Prepared) and (node, message.round) == ("a", 3) and not fired:
-                fired.append(3)
-                os.kill(os.getpid(), signal.SIGINT)
-
-        cluster.watch = watch
+        fired = cluster.once_at("from", "a", Prepared, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
         results = cluster.run(forever, main="a")
         assert all(isinstance(result, KeyboardInterrupt) for result in results.values())
         assert_equal_models(cluster.run(again))

@@ -12,12 +12,12 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.codecs import DamagedError, WireFormat
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Prepared, Seal
+from notebook_cluster.protocol.rounds import Applied, Arrived, Commit
 from notebook_cluster.training.combining import codec_of, gathered, gathered_size, mean_of_gathered
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.torch_parameters import TorchParameters
-from tests.cluster_in_process import Cluster, Node
+from tests.cluster_in_process import POINTS, Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
 from tests.test_training_replica import apply
 
@@ -209,21 +209,13 @@ def test_with_fragments_overlap_and_another_k_all_nodes_end_equal(tmp_path: Path
         assert_equal_models(cluster.run(sparse_cell(6, **arguments)))
 
 
-@pytest.mark.parametrize(("direction", "kind"), [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit)])
+@pytest.mark.parametrize(("direction", "kind"), POINTS)
 @pytest.mark.parametrize("victim", ["a", "c"])
 def test_a_node_killed_at_any_point_leaves_the_others_equal(
     tmp_path: Path, direction: str, kind: type, victim: str
 ) -> None:
-    killed: list[int] = []
     with Cluster(NODES, tmp_path) as cluster:
-
-        def watch(towards: str, node: str, message: Any) -> None:
-            point = (towards, node, getattr(message, "round", 0)) == (direction, victim, 3)
-            if point and isinstance(message, kind) and not killed:
-                killed.append(3)
-                cluster.kill(victim)
-
-        cluster.watch = watch
+        killed = cluster.once_at(direction, victim, kind, 3, lambda: cluster.kill(victim))
         results = cluster.run(sparse_cell(6))
         results.pop(victim)
         assert_equal_models(results)
@@ -241,9 +233,9 @@ def test_a_late_node_catches_up_from_the_contributions_of_the_rounds_it_missed(t
         sync = nc.SparseLoCo(model, every=3, quorum=2, grace=0.05)
         for step in range(18):
             if node.name == "c" and step == 0:
-                assert go_on.wait(30)
+                assert go_on.wait(60)
             if node.name != "c" and step == 6:  # after two rounds: members keep the means of a few only
-                assert back.wait(30)
+                assert back.wait(60)
             sync.step(train(model, optimizer, batch(step)))
         return model
 

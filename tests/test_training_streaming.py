@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Prepared, Seal
+from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Prepared
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.torch_parameters import TorchParameters
 from tests import oracle
-from tests.cluster_in_process import Cluster, Node
+from tests.cluster_in_process import POINTS, Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
 from tests.test_training_replica import apply
 
@@ -207,7 +207,7 @@ def test_while_a_fragment_is_under_way_training_goes_on(tmp_path: Path) -> None:
         for step in range(1, 13):
             sync.step(train(model, optimizer, batch(step)))
             if step in (6, 10):  # sent two steps ago
-                stepped.wait(30)
+                stepped.wait(60)
                 passed.append(node.name)
         return model
 
@@ -232,39 +232,23 @@ def streaming_cell(rounds: int, codec: str = "float32", overlap: int = 1) -> Any
     return cell
 
 
-@pytest.mark.parametrize(("direction", "kind"), [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit)])
+@pytest.mark.parametrize(("direction", "kind"), POINTS)
 @pytest.mark.parametrize("victim", ["a", "c"])
 def test_a_node_killed_at_any_point_leaves_the_others_equal(
     tmp_path: Path, direction: str, kind: type, victim: str
 ) -> None:
-    killed: list[int] = []
     with Cluster(NODES, tmp_path) as cluster:
-
-        def watch(towards: str, node: str, message: Any) -> None:
-            point = (towards, node, getattr(message, "round", 0)) == (direction, victim, 5)
-            if point and isinstance(message, kind) and not killed:
-                killed.append(5)
-                cluster.kill(victim)
-
-        cluster.watch = watch
+        killed = cluster.once_at(direction, victim, kind, 5, lambda: cluster.kill(victim))
         results = cluster.run(streaming_cell(9, "int8"))
         results.pop(victim)
         assert_equal_models(results)
     assert killed
 
 
-@pytest.mark.parametrize(("direction", "kind"), [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit)])
+@pytest.mark.parametrize(("direction", "kind"), POINTS)
 def test_a_coordinator_restarted_in_mid_round_goes_on_with_it(tmp_path: Path, direction: str, kind: type) -> None:
-    restarted: list[int] = []
     with Cluster(NODES, tmp_path) as cluster:
-
-        def watch(towards: str, node: str, message: Any) -> None:
-            point = (towards, node, getattr(message, "round", 0)) == (direction, "b", 4) and isinstance(message, kind)
-            if point and not restarted:
-                restarted.append(4)
-                cluster.restart_coordinator()
-
-        cluster.watch = watch
+        restarted = cluster.once_at(direction, "b", kind, 4, cluster.restart_coordinator)
         assert_equal_models(cluster.run(streaming_cell(7)))
     assert restarted
 
@@ -281,7 +265,7 @@ def test_a_late_node_brings_the_work_of_each_fragment_to_its_next_turn_and_count
         sync = nc.DiLoCo(model, every=6, fragments=3, quorum=2, grace=0.05, codec="int8")
         for step in range(24):
             if node.name == "c" and step == 0:
-                assert go_on.wait(30)
+                assert go_on.wait(60)
             sync.step(train(model, optimizer, batch(step)))
         return model
 
@@ -302,12 +286,7 @@ def test_a_late_node_brings_the_work_of_each_fragment_to_its_next_turn_and_count
 
 def test_stop_while_a_fragment_is_under_way_then_the_cell_again(tmp_path: Path) -> None:
     with Cluster(["a", "b"], tmp_path) as cluster:
-        fired: list[int] = []
-
-        def watch(towards: str, node: str, message: Any) -> None:
-            if isinstance(message, Prepared) and (node, message.round) == ("a", 3) and not fired:
-                fired.append(3)
-                os.kill(os.getpid(), signal.SIGINT)
+        fired = cluster.once_at("from", "a", Prepared, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
 
         def forever(node: Node) -> nn.Module:
             model = wide(node.rank())
@@ -319,7 +298,6 @@ def test_stop_while_a_fragment_is_under_way_then_the_cell_again(tmp_path: Path) 
                     raise KeyboardInterrupt
             return model
 
-        cluster.watch = watch
         results = cluster.run(forever, main="a")
         assert all(isinstance(result, KeyboardInterrupt) for result in results.values())
         assert_equal_models(cluster.run(streaming_cell(4, overlap=2)))
@@ -344,12 +322,7 @@ def test_a_joiner_takes_the_state_and_is_in_a_later_round(tmp_path: Path) -> Non
         return model
 
     with Cluster(["a", "b"], tmp_path) as cluster:
-        running = cluster.start(cell)
-        running.go()
-        assert here.wait(30)
-        cluster.add("late")
-        running.join("late")
-        assert_equal_models(running.wait())
+        assert_equal_models(cluster.run_with_newcomer(cell, here))
     assert last
 
 

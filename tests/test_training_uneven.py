@@ -105,15 +105,16 @@ def test_with_seconds_each_node_brings_the_steps_it_could_take_and_all_end_equal
 def test_a_slow_node_comes_at_its_next_step_when_a_quorum_waits(tmp_path: Path) -> None:
     """One node is held in the middle of its steps until the others wait for it: it brings the steps it has."""
     first: dict[str, int] = {}
-    waiting = threading.Event()
+    ready, waiting = threading.Barrier(3), threading.Event()
 
     def cell(node: Node) -> nn.Module:
         model = build(seed=node.rank())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         sync = nc.DiLoCo(model, every=20, quorum=2, grace=30)
+        ready.wait(60)  # only a node that has joined is told that a quorum waits
         for step in range(40):
             if node.name == "slow" and step == 5:
-                assert waiting.wait(30)
+                assert waiting.wait(60)
             sync.step(train(model, optimizer, batch(step)))
         return model
 
@@ -141,7 +142,7 @@ def test_nobody_waits_longer_than_the_grace_and_late_work_is_counted_once(tmp_pa
         sync = nc.DiLoCo(model, every=4, quorum=2, grace=0.1)
         for step in range(24):
             if node.name == "late" and step == 0:
-                assert go_on.wait(30)
+                assert go_on.wait(60)
             sync.step(train(model, optimizer, batch(step)))
         return model
 

@@ -327,8 +327,8 @@ def test_a_typed_code_goes_to_the_cluster_and_into_no_answer() -> None:
     actions = Actions(SimpleNamespace(add=add), ended.put)  # type: ignore[arg-type]
     actions.ask({"action": "add", "target": "library", "id": "1", "code": "tiger-lamp-42"})
     assert "tiger" not in str(actions.answers())
-    ended.get(timeout=10)()
-    assert calls.get(timeout=10) == ("library", "tiger-lamp-42")
+    ended.get(timeout=60)()
+    assert calls.get(timeout=60) == ("library", "tiger-lamp-42")
     assert actions.answers() == [{"id": "1", "text": "wrong code, 4 tries are left", "status": "failed"}]
 
 
@@ -523,7 +523,7 @@ def test_stop_names_who_is_busy_after_a_while_only_and_kills_the_second_time(mon
 
     def stop() -> str:
         actions.ask({"action": "interrupt", "id": str(len(asked))})
-        ended.get(timeout=10)()
+        ended.get(timeout=60)()
         return actions.answers()[-1]["text"]
 
     assert stop() == "Still busy: laptop, mini. Stop cell again kills and restarts it"
