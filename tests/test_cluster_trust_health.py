@@ -60,7 +60,11 @@ def test_a_portable_machine_that_falls_silent_is_asleep_and_comes_back_with_what
             assert (peer().condition, peer().reason.partition(" ")[0]) == ("asleep", mini.name)
         finally:
             os.kill(mini.process.pid, signal.SIGCONT)
-        wait_until(lambda: node(cluster.state(), mini.name).condition == "ok", 60, "the node to be back")
+        wait_until(
+            lambda: node(cluster.state(), mini.name).condition == "ok",
+            60,
+            lambda: f"the node to be back: {node(cluster.state(), mini.name)}, {peer()}, {cluster.state().events[-5:]}",
+        )
         assert kernel_pid(cluster, mini.name) == pid
         assert run(cluster, "print(x)") == {"local": "3\n", mini.name: "3\n"}
 

@@ -28,6 +28,8 @@ class Liar:
     def __init__(self, answer: Callable[["Liar", p.StartNode], None]) -> None:
         self._answer = answer
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.running: list[p.NodeStarted] = []
+        """What it says when it is asked, and only then."""
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="liar")
         self._thread.start()
@@ -57,6 +59,8 @@ class Liar:
     def _heard(self, message: Message, buffers: list[bytes]) -> None:
         if isinstance(message, p.StartNode):
             self._answer(self, message)
+        elif isinstance(message, p.AskInventory):
+            self.session.send(p.Inventory(nodes=self.running))
         elif isinstance(message, p.Release):
             self.session.send(p.Released())
 
@@ -140,3 +144,20 @@ def test_a_mesh_address_that_cannot_be_used_is_told_to_nobody(changed: dict[str,
         with pytest.raises(ClusterError, match="mesh address that cannot be used"):
             cluster.add("liar")
         assert run(cluster, "print(world_size)") == {"local": "1\n"}
+
+
+def test_a_machine_that_did_not_notice_its_silence_is_asked_what_it_holds() -> None:
+    awake = threading.Event()
+    with liar(lambda agent, start: agent.hello(start)) as agent, running_cluster(local=0) as cluster:
+        cluster.add("liar")
+        agent.running = [p.NodeStarted(node="liar", incarnation=1, device="cpu", pid=1)]
+
+        def condition() -> str:
+            return node(cluster.state(), "liar").condition
+
+        agent.loop.call_soon_threadsafe(awake.wait, 120)
+        try:
+            wait_until(lambda: condition() == "lost", 60, "the loss")
+        finally:
+            awake.set()
+        wait_until(lambda: condition() == "ok", 60, lambda: f"the return: {cluster.state()}")

@@ -23,6 +23,7 @@ from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.node import InterruptCell, InterruptSeen
 from notebook_cluster.protocol.peer import (
+    AskInventory,
     Diagnose,
     FromNode,
     InterruptNode,
@@ -135,6 +136,8 @@ class ClusterHost:
                     self._spawn(kernel.end("stopped", 0.0 if message.force else GRACE_S))
             case ReadLog():
                 self.session.send(LogLines(node=message.node, lines=self._place.log_lines(message.node, message.lines)))
+            case AskInventory():
+                self.session.send(self.inventory())
             case FilesRequest():
                 self._files.handle(message, buffers)
             case Diagnose():

@@ -16,7 +16,7 @@ from notebook_cluster.coordinator.peer_link import PeerLink
 from notebook_cluster.coordinator.settings import known_peers
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.link import Dialer
-from notebook_cluster.protocol.peer import Release
+from notebook_cluster.protocol.peer import AskInventory, Release
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import Identity, fingerprint
@@ -148,9 +148,12 @@ class Peers:
         link = self.links.get(name)
         if link is None or link.dialer is not dialer:
             return
+        given_up = link.condition == "lost"
         link.become(condition, reason)
         self._hub.dirty()
-        if condition == "lost" and link.asleep:
+        if condition == "connected" and given_up:
+            dialer.send(AskInventory())
+        elif condition == "lost" and link.asleep:
             self._hub.members.peer_lost(name, f"{name} fell silent: asleep or out of Wi-Fi", asleep=True)
         elif condition == "lost":
             self._hub.members.peer_lost(name, f"peer {name} is lost: {reason or 'nothing is heard from it'}")

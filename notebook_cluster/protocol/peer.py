@@ -186,9 +186,15 @@ class LogLines(Message, frozen=True):
 
 
 class Inventory(Message, frozen=True):
-    """Agent: the kernels of this cluster that run here; first message of every new or resumed session."""
+    """Agent: the kernels of this cluster that run here; first message of every new session, after a silence, and the
+    answer to AskInventory."""
 
     nodes: list[NodeStarted]
+
+
+class AskInventory(Message, frozen=True):
+    """Coordinator: this peer was given up, and is heard again. Answered by Inventory: a machine that only stood still
+    for a while (asleep) may not have noticed."""
 
 
 class Release(Message, frozen=True):
@@ -241,7 +247,18 @@ class Farewell(Message, frozen=True):
     reason: str
 
 
-FromCoordinator = StartNode | InterruptNode | StopNode | ToKernel | ToNode | ReadLog | Diagnose | FilesRequest | Release
+FromCoordinator = (
+    StartNode
+    | InterruptNode
+    | StopNode
+    | ToKernel
+    | ToNode
+    | ReadLog
+    | AskInventory
+    | Diagnose
+    | FilesRequest
+    | Release
+)
 FromAgent = (
     PeerInfo
     | PeerSample
