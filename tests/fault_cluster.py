@@ -19,7 +19,7 @@ from notebook_cluster.client import Cluster, ClusterError
 from tests.cluster import Watcher, run, stop_all
 from tests.conftest import shared_folders, wait_until
 from tests.fault_points import SAVING, Order, points_of
-from tests.fault_reference import EVERY, STEPS, Journal, Outcome
+from tests.fault_reference import EVERY, STEPS, Journal, Outcome, check
 from tests.training_cells import SETUP, commits, job
 
 ALL = os.environ.get("FAULT_POINTS") == "all"
@@ -213,3 +213,13 @@ def fault_cluster() -> Iterator[FaultCluster]:
             cluster.cluster.close()
         finally:
             stop_all()
+
+
+def check_death(
+    cluster: FaultCluster, point: str, role: str, elements: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Let a process of ``role`` die at ``point``, check what comes of it, and print how long the others waited."""
+    outcome = cluster.dies(point, role, elements)
+    check(outcome)
+    with capsys.disabled():
+        print(f"\n[{role} killed, {point}: the others waited {outcome.longest:.2f} s at most]", end=" ")

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fault_cluster import ONE_OWNER, FaultCluster, cases, fault_cluster
+from tests.fault_cluster import ONE_OWNER, FaultCluster, cases, check_death, fault_cluster
 from tests.fault_points import SAVING, points_of
-from tests.fault_reference import check
 
 SUITE = {point: ONE_OWNER for point in points_of("coordinator") if not point.startswith(SAVING)}
 
@@ -24,7 +23,4 @@ def cluster() -> Iterator[FaultCluster]:
 def test_training_goes_on_when_the_coordinator_dies(
     role: str, point: str, elements: int, cluster: FaultCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = cluster.dies(point, role, elements)
-    check(outcome)
-    with capsys.disabled():
-        print(f"\n[{role} killed, {point}: the others waited {outcome.longest:.2f} s at most]", end=" ")
+    check_death(cluster, point, role, elements, capsys)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fault_cluster import ALL_OWN, ONE_OWNER, FaultCluster, cases, fault_cluster
-from tests.fault_reference import check
+from tests.fault_cluster import ALL_OWN, ONE_OWNER, FaultCluster, cases, check_death, fault_cluster
 
 SUITE = {
     "work not encoded": ONE_OWNER,
@@ -33,7 +32,4 @@ def cluster() -> Iterator[FaultCluster]:
 def test_the_others_go_on_when_a_member_dies(
     role: str, point: str, elements: int, cluster: FaultCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = cluster.dies(point, role, elements)
-    check(outcome)
-    with capsys.disabled():
-        print(f"\n[{role} killed, {point}: the others waited {outcome.longest:.2f} s at most]", end=" ")
+    check_death(cluster, point, role, elements, capsys)
