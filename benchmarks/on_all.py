@@ -1,7 +1,8 @@
 """Median time of ``1+1`` on all nodes of a running cluster.
 
 Ours through ``%%on_all``, ipyparallel through ``%%px --block``, and bare jupyter_client kernels. All three are up
-at the same time and take turns in short blocks. With ``--stdout-mb`` it is about printed text instead: see
+at the same time and take turns in short blocks, in an order drawn anew each time: what one does after its answer (say
+so to other views, tidy up) is paid by the next. With ``--stdout-mb`` it is about printed text instead: see
 :mod:`benchmarks.volume`.
 """
 
@@ -9,6 +10,7 @@ import argparse
 import contextlib
 import io
 import json
+import random
 import statistics
 import time
 
@@ -38,17 +40,19 @@ def measure(nodes: int, blocks: int, times: int) -> dict[str, float]:
         runners = {way: stack.enter_context(start(nodes)) for way, start in WAYS.items()}
         for run in runners.values():
             block(run, 5)  # the first ones import things
+        order = list(runners)
         for _ in range(blocks):
-            for way, run in runners.items():
-                samples[way] += block(run, times)
+            random.shuffle(order)
+            for way in order:
+                samples[way] += block(runners[way], times)
     return {way: statistics.median(values) for way, values in samples.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.on_all", description="time of 1+1 on all nodes")
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--blocks", type=int, default=8, help="how often the three take turns")
-    parser.add_argument("--times", type=int, default=20, help="runs in each block")
+    parser.add_argument("--blocks", type=int, default=60, help="how often the three take turns")
+    parser.add_argument("--times", type=int, default=8, help="runs in each block")
     parser.add_argument("--stdout-mb", type=float, help="print up to so many MB on every node instead")
     arguments = parser.parse_args()
     result: dict[str, object] = {"benchmark": "on_all", "nodes": arguments.nodes}
