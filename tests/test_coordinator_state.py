@@ -76,6 +76,22 @@ def test_an_event_of_an_older_incarnation_changes_nothing() -> None:
     assert apply(state, e.NodeUp(node="a", incarnation=1, device="cpu", hello=hello("a", 1))) == state
 
 
+def test_cells_that_have_not_ended_are_known_in_their_order() -> None:
+    def submitted(number: int) -> e.CellSubmitted:
+        return e.CellSubmitted(cell=number, source="1+1", targets=[], replay=True)
+
+    state = after(*joined("a"), *(submitted(number) for number in (1, 2, 3, 4)))
+    assert (state.running(), [cell.id for cell in state.queue()]) == (None, [1, 2, 3, 4])
+    state = apply(state, e.CellStarted(cell=1, nodes=["a"], generation=1, time=1.0))
+    state = apply(state, e.CellFinished(cell=3, status="interrupted", time=2.0))
+    running = state.running()
+    assert running is not None
+    assert (running.id, [cell.id for cell in state.queue()]) == (1, [2, 4])
+    state = apply(state, e.CellFinished(cell=1, status="ok", time=3.0))
+    assert (state.running(), [cell.id for cell in state.queue()]) == (None, [2, 4])
+    assert [cell.status for cell in state.cells.values()] == ["ok", "queued", "interrupted", "queued"]
+
+
 def test_a_node_that_restarts_leaves_the_roster_until_it_is_up() -> None:
     state = after(*joined("a", "b"), e.NodeStarting(node="a", incarnation=2))
     assert [row.name for row in roster(state).nodes] == ["b"]

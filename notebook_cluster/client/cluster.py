@@ -6,7 +6,6 @@ import functools
 import os
 import queue
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from notebook_cluster.client.connection import ClusterError, Connection
@@ -210,7 +209,8 @@ class Cluster(Moving):
 
     def text_file(self, cell: int, node: str) -> str:
         """Path of the file, on this machine, with everything that ``node`` printed in ``cell``."""
-        return str(Path(self.connection.file.run_log).parent / "cells" / f"{cell:06d}" / f"{node}.txt")
+        folder = os.path.dirname(self.connection.file.run_log)
+        return os.path.join(folder, "cells", f"{cell:06d}", f"{node}.txt")
 
     def series(self) -> list[Series]:
         """All curves so far."""

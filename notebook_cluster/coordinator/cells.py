@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FAILED = {"error", "lost", "cancelled"}
 STUBBORN_AFTER = 3.0
 """Seconds after a time-out until the nodes that do not stop are named."""
+GATHER_SECONDS = 0.05
+"""Nodes that end together are told together to those that go on; of most cells all nodes end within this time, and then
+nobody need be told."""
 
 
 class Cells:
@@ -36,6 +39,8 @@ class Cells:
         self._with_widgets: set[int] = set()
         """Cells that were submitted by a view which shows widgets of nodes."""
         self._interrupted: set[int] = set()
+        self._left: list[e.CellNodeEnded] = []
+        """Ends of nodes of which the others and the views were not told yet."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._reasons: dict[int, str] = {}
         """Why cells were interrupted that nobody stopped."""
@@ -201,8 +206,21 @@ class Cells:
         if not waiting:
             self._maybe_end(cell)
             return
-        self._tell_done(event, waiting)
-        self.changed(cell.id)
+        if not self._left:
+            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._tell_left)
+        self._left.append(event)
+
+    def _tell_left(self) -> None:
+        """Tell of the nodes that left a cell which still runs."""
+        left, self._left = self._left, []
+        for number in {event.cell for event in left}:
+            cell = self._hub.state.cells[number]
+            waiting = [name for name, status in cell.nodes.items() if status == "running"]
+            if cell.status == "running" and waiting:
+                for event in left:
+                    if event.cell == number and event.node not in waiting:  # else it is back already
+                        self._tell_done(event, waiting)
+                self.changed(number)
 
     def _maybe_end(self, cell: Cell) -> None:
         """End ``cell`` unless a node still runs it or a restarted one is about to."""

@@ -1,6 +1,8 @@
 """The cluster as one value, changed by ``apply(state, event)`` alone: pure, so that a restarted coordinator gets it
 back by applying its log again."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from notebook_cluster.coordinator import events as e
@@ -86,6 +88,8 @@ class State(msgspec.Struct, frozen=True):
     peers: dict[str, Peer] = {}
     nodes: dict[str, Node] = {}
     cells: dict[int, Cell] = {}
+    unfinished: tuple[int, ...] = ()
+    """Cells that run or wait to run, oldest first."""
     next_order: int = 0
     reception: int = 0
     """TCP port where peers dial in, 0 before the first invitation; ``pairing`` likewise."""
@@ -94,10 +98,13 @@ class State(msgspec.Struct, frozen=True):
 
     def running(self) -> Cell | None:
         """The cell that runs now."""
-        return next((cell for cell in self.cells.values() if cell.status == "running"), None)
+        return next((cell for cell in self._unfinished_cells() if cell.status == "running"), None)
 
     def queue(self) -> list[Cell]:
-        return [cell for cell in self.cells.values() if cell.status == "queued"]
+        return [cell for cell in self._unfinished_cells() if cell.status == "queued"]
+
+    def _unfinished_cells(self) -> Iterator[Cell]:
+        return (self.cells[number] for number in self.unfinished)
 
     def roster_nodes(self) -> list[Node]:
         """Nodes in the roster in rank order."""
@@ -212,7 +219,8 @@ def apply(state: State, event: e.Event) -> State:
                 event.cell, event.source, tuple(event.targets), event.replay,
                 event.user_expressions, tuple(event.notebook_names), canary=event.canary,
             )  # fmt: skip
-            return _change(state, cells={**state.cells, event.cell: cell})
+            unfinished = (*state.unfinished, event.cell)
+            return _change(state, cells={**state.cells, event.cell: cell}, unfinished=unfinished)
         case e.CellStarted():
             return _cell(
                 state, event.cell, status="running", generation=event.generation, started=event.time,
@@ -227,10 +235,12 @@ def apply(state: State, event: e.Event) -> State:
         case e.CellJoined() | e.CellNodeReturned():
             return _cell_node(state, event.cell, event.node, "running")
         case e.CellNodeEnded():
-            results = {**state.cells[event.cell].results, event.node: event}
-            return _cell(_cell_node(state, event.cell, event.node, event.status), event.cell, results=results)
+            cell = state.cells[event.cell]
+            statuses = {**cell.nodes, event.node: event.status}
+            return _cell(state, event.cell, nodes=statuses, results={**cell.results, event.node: event})
         case e.CellFinished():
-            return _cell(state, event.cell, status=event.status, ended=event.time)
+            others = tuple(number for number in state.unfinished if number != event.cell)
+            return _cell(_change(state, unfinished=others), event.cell, status=event.status, ended=event.time)
         case e.Stopped():
             return _change(state, stopped=event.reason)
     return state
