@@ -30,6 +30,18 @@ def test_messages_arrive_as_they_were_sent() -> None:
     assert receiver.inbox.received == 1
 
 
+@pytest.mark.parametrize(
+    ("message", "frames"),
+    [([b"struct", b"", b"buffer" * 100], 1), ([b""] * 3, 1), ([b"struct", b"buffer"], 2), ([bytes(8000)] * 3, 3)],
+)
+def test_small_buffers_travel_in_one_frame_and_arrive_as_they_were(message: list[bytes], frames: int) -> None:
+    sender, receiver = Channel(**LIMITS), Channel(**LIMITS)
+    (item,) = sender.send(message)
+    assert len(item.frames) == frames
+    assert deliver(receiver, [item]) == [message]
+    assert receiver.inbox.malformed == 0
+
+
 def test_a_large_message_travels_in_pieces_and_arrives_whole() -> None:
     sender, receiver = Channel(**LIMITS), Channel(**LIMITS)
     message = [b"header", bytes(range(256)) * 4000, b"", b"tail" * 100_000]

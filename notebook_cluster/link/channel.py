@@ -14,6 +14,10 @@ from notebook_cluster.link.frames import MAX_FRAMES
 from notebook_cluster.protocol import ProtocolError
 
 PIECE_BYTES = 256 * 1024
+_JOIN_BELOW = 16 * 1024
+"""Bytes below which a message of several buffers travels in one frame: each frame is encrypted and handed over by
+itself, which costs more than joining and cutting."""
+_FEW_FRAMES = 2
 _MAX_AHEAD = 1024
 _MAX_AHEAD_BYTES = 16 << 20
 _FRAME_COST = 64
@@ -59,7 +63,10 @@ class Outbox:
 
     def add(self, frames: Sequence[bytes], total: int) -> list[Item]:
         """Number ``frames`` (of ``total`` bytes) and keep them; returns the items to put on the wire."""
-        if total <= PIECE_BYTES:
+        if total < _JOIN_BELOW and len(frames) > _FEW_FRAMES:
+            sizes = tuple(len(frame) for frame in frames)
+            added = [Item(self.last + 1, (b"".join(frames),), sizes, piece=True)]
+        elif total <= PIECE_BYTES:
             added = [Item(self.last + 1, tuple(frames))]
         else:
             whole = memoryview(b"".join(frames))
