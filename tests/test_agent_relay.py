@@ -20,10 +20,10 @@ from tests.in_loop import in_loop
 KEY = b"secret of the kernel"
 
 
-def signed(text: str, *, key: bytes = KEY, kind: str = "stream", parts: int = 4) -> list[bytes]:
+def signed(text: str, *, key: bytes = KEY, kind: str = "stream", parts: int = 4, **content: str) -> list[bytes]:
     """A message from a kernel: delimiter, signature, parts."""
     header = {"msg_id": "1", "msg_type": kind}
-    message = [json.dumps(header).encode(), b"{}", b"{}", json.dumps({"text": text}).encode()][:parts]
+    message = [json.dumps(header).encode(), b"{}", b"{}", json.dumps({"text": text, **content}).encode()][:parts]
     signature = hmac.new(key, b"".join(message), hashlib.sha256).hexdigest().encode()
     return [DELIMITER, signature, *message]
 
@@ -73,6 +73,18 @@ async def test_signed_message_is_passed_on_without_its_signature(jupyter_dirs: P
     async with kernel(jupyter_dirs) as fake:
         await fake.say(signed("hello"))
         await fake.until(lambda: fake.heard == ["hello"])
+        assert fake.relay.dropped == 0
+
+
+@in_loop
+async def test_what_no_coordinator_reads_is_not_passed_on(jupyter_dirs: Path) -> None:
+    async with kernel(jupyter_dirs) as fake:
+        await fake.say(signed("busy", kind="status", execution_state="busy"))
+        await fake.say(signed("source", kind="execute_input", code="print('idle')"))
+        await fake.say(signed("x" * 100_000))
+        await fake.say(signed("idle", kind="status", execution_state="idle"))
+        await fake.until(lambda: "idle" in fake.heard)
+        assert fake.heard == ["x" * 100_000, "idle"]
         assert fake.relay.dropped == 0
 
 
