@@ -156,6 +156,18 @@ def test_closing_removes_the_ipc_file() -> None:
         assert not path.exists()
 
 
+def test_a_call_that_need_not_wake_the_io_thread_runs_before_the_next_one() -> None:
+    loop = IOThread()
+    loop.start()
+    order: list[str] = []
+    try:
+        loop.call_soon(lambda: order.append("unhurried"), wake=False)
+        loop.call(lambda: order.append("next"))
+        assert order == ["unhurried", "next"]
+    finally:
+        loop.close()
+
+
 def test_a_callback_that_fails_does_not_end_the_io_thread() -> None:
     loop = IOThread()
     loop.start()

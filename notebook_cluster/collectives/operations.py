@@ -58,7 +58,8 @@ class Collectives:
         self._memory = SharedMemory(list(world.nodes))
         self._memory.refused = not self._settings.shared_memory
         self._sent, self._received = {}, {}
-        self._transport.call_soon(lambda: self.inbox.begin(world))
+        # Frames of the cell, and its first operation, wake the thread; most cells have none.
+        self._transport.call_soon(lambda: self.inbox.begin(world), wake=False)
 
     def end_cell(self) -> None:
         """The cell is over on this node. What others may still ask for is kept until the next cell."""

@@ -44,7 +44,7 @@ class Transport(Protocol):
     def ipc_path(self, node: str) -> str:
         """Where the ipc socket of ``node`` (also of this node) is; empty unless it is on this node's peer."""
 
-    def call_soon(self, callback: Callable[[], None]) -> None: ...
+    def call_soon(self, callback: Callable[[], None], *, wake: bool = True) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,11 @@ class IOThread:
         """True on the loop's own thread."""
         return threading.current_thread() is self._thread
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` on the loop, after those given before it."""
+    def call_soon(self, callback: Callable[[], None], *, wake: bool = True) -> None:
+        """Run ``callback`` on the loop, after those given before it. Without ``wake`` it need not be at once: the loop
+        goes on sleeping, and whatever wakes it (the next message, call or timer) finds ``callback`` in front."""
         self._calls.append(callback)
-        if not self._awake and not self.on_loop():
+        if wake and not self._awake and not self.on_loop():
             self._awake = True
             with contextlib.suppress(OSError):
                 self._wake_sender.send(b"\0")

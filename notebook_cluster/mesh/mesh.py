@@ -140,9 +140,9 @@ class Mesh:
         else:
             self._loop.call_soon(lambda: self._set_roster(roster))
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` on the I/O thread."""
-        self._loop.call_soon(callback)
+    def call_soon(self, callback: Callable[[], None], *, wake: bool = True) -> None:
+        """Run ``callback`` on the I/O thread, see :meth:`.IOThread.call_soon`."""
+        self._loop.call_soon(callback, wake=wake)
 
     def chunk_bytes(self, node: str) -> int:
         """Largest payload of one frame to ``node``: 256 KiB over TCP with CURVE, 1 MiB over ipc."""

@@ -209,7 +209,7 @@ class NodeRuntime:
         cell_world = world.cell_world(info, roster, self._name)
         self.collectives.begin_cell(cell_world)
         members = [(row.name, row.incarnation) for row in roster.nodes if row.name in cell_world.nodes]
-        self._loop.call_soon(lambda: self._mark_missing(members))
+        self._loop.call_soon(lambda: self._mark_missing(members), wake=False)
         if not info.replay:
             self.shares.begin_cell(info.cell)
         self._cell = info
