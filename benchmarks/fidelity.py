@@ -63,6 +63,7 @@ class Arm:
     codec: str = "float32"
     fragments: int = 1
     overlap: int = 0
+    mix: float | None = None
     beta: float = 1.0
     outer_lr: float | None = None
     momentum: float = DEFAULT_MOMENTUM
@@ -183,8 +184,7 @@ class Rounds:
             Replica(
                 parameters,
                 self._fragments,
-                overlap=arm.overlap > 0,
-                mix=0.5 if arm.overlap else 0.0,
+                mix=arm.mix,
                 beta=arm.beta,
             )
             for parameters in self._parameters

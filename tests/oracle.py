@@ -37,6 +37,11 @@ def fragments(elements, block, count):
     return [np.flatnonzero(stripe % count == fragment) for fragment in range(count)]
 
 
+def carried(local, sent, theta):
+    """What a node did since it sent, on top of the new parameters."""
+    return theta - (sent - local)
+
+
 def mixed(local, theta, mix):
     """arXiv 2501.18512: mix * local + (1 - mix) * theta, with the roundings of theta - mix * (theta - local)."""
     return theta - (theta - local) * np.float32(mix)

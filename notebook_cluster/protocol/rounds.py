@@ -68,8 +68,9 @@ class Register(Message, frozen=True):
     every_step: bool = False
     """Rounds carry gradients: whoever is out of step is waited for while it takes over the state."""
     overlap: int = 0
-    """Steps between sending and receiving; ``mix``: the local parameters' share after receiving."""
-    mix: float = 0.0
+    """Steps between sending and receiving; ``mix``: the local parameters' share after receiving, None: all of the work
+    since sending."""
+    mix: float | None = None
     buffers: int = 0
     """The last ``buffers`` of the ``parameters`` elements are BatchNorm statistics: float32 on the wire whatever the
     codec, outer step SGD(1, 0)."""

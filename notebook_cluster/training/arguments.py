@@ -37,8 +37,8 @@ class Strategy:
     fragments: int = 1
     overlap: int = 0
     """Steps that training goes on between sending and receiving."""
-    mix: float = 0.0
-    """The share that the local parameters keep when they receive."""
+    mix: float | None = None
+    """The share that the local parameters keep when they receive; None: they keep the work since they sent."""
     gathers: bool = False
     """Every node gets all contributions, which are sparse, instead of their mean."""
     beta: float = 1.0
@@ -209,8 +209,8 @@ def check_streaming(every: int | Seconds, fragments: Any, overlap: Any, mix: Any
         raise ValueError(f"fragments={fragments!r}: use a whole number from 1")
     if not _is_whole(overlap, 0):
         raise ValueError(f"overlap={overlap!r}: use a whole number of steps from 0 (the paper: at most 5)")
-    if not (_is_number(mix) and 0 <= mix < 1):
-        raise ValueError(f"mix={mix!r}: use a number from 0 to below 1 (with overlap: 0.5)")
+    if mix is not None and not (_is_number(mix) and 0 <= mix < 1):
+        raise ValueError(f"mix={mix!r}: use a number from 0 to below 1 (the paper: 0.5), or leave it out")
     if isinstance(every, Seconds):
         return
     if fragments > every:

@@ -7,7 +7,9 @@ loaded, so the difference is taken from the value that was loaded. A lossy codec
 
 With fragments each round does this to one of them. What D is taken from is theta, never theta_m at an earlier boundary:
 else work from before would be in no D, and the nodes would drift apart. With overlap training goes on while a
-fragment is under way, and then ``theta_m <- mix * theta_m + (1 - mix) * theta`` (streaming DiLoCo, arXiv 2501.18512).
+fragment is under way. What was done meanwhile stays on top of the new parameters, ``theta_m <- theta + (theta_m -
+theta_m at the boundary)``: it is in the next D, and what this round has counted is not. With ``mix`` instead
+``theta_m <- mix * theta_m + (1 - mix) * theta`` (streaming DiLoCo, arXiv 2501.18512).
 """
 
 import contextlib
@@ -51,12 +53,11 @@ class Replica:
         parameters: Parameters,
         fragments: Fragments,
         *,
-        overlap: bool = False,
-        mix: float = 0.0,
+        mix: float | None = None,
         beta: float = 1.0,
     ) -> None:
-        """``overlap``: training goes on between contribution and apply; the steps in between are mixed. ``beta``: how
-        much of the error feedback is sent again."""
+        """``mix``: the share that the local parameters keep of themselves when a round comes that they are in; None:
+        the work since its boundary stays. ``beta``: how much of the error feedback is sent again."""
         self.parameters = parameters
         self.fragments = fragments
         self.started = False
@@ -65,7 +66,7 @@ class Replica:
         self.momentum: Vector = self.theta
         self.state_hash = ""
         self.round = 0
-        self._overlap, self._mix, self._beta = overlap, np.float32(mix), np.float32(beta)
+        self._mix, self._beta = None if mix is None else np.float32(mix), np.float32(beta)
         self._reference: Vector = self.theta
         """What D is taken from: theta as the model holds it."""
         self._done = _Count()
@@ -206,10 +207,8 @@ class Replica:
         take = self.fragments.take
         if sent is None or fragment != sent.fragment:
             return self._work(fragment, local) if self._steps(fragment) else None
-        if self._mix:
-            return (take(theta, fragment) - take(local, fragment)) * self._mix
-        if self._overlap:
-            return None
+        if self._mix is not None:
+            return (take(theta, fragment) - take(local, fragment)) * self._mix if self._mix else None
         return sent.local - take(local, fragment) if self._steps(fragment) else None
 
     def _load(self, theta: Vector) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from notebook_cluster.training.arguments import Strategy, check_kept
 from notebook_cluster.training.combining import sparse_name
-from notebook_cluster.training.diloco import DEFAULT_MIX, OuterRate
+from notebook_cluster.training.diloco import OuterRate
 from notebook_cluster.training.schedule import Seconds
 
 
@@ -46,8 +46,7 @@ class SparseLoCo(OuterRate):
         fresh: bool = False,
     ) -> None:
         codec = sparse_name(check_kept(k))
-        share = (DEFAULT_MIX if overlap else 0.0) if mix is None else mix
         strategy = Strategy(
-            "SparseLoCo", every, name, outer_lr, 0.0, False, codec, quorum, grace, fragments, overlap, share, True, beta
+            "SparseLoCo", every, name, outer_lr, 0.0, False, codec, quorum, grace, fragments, overlap, mix, True, beta
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)

@@ -63,7 +63,7 @@ class RoundSync(Exchanges):
 
     def _make_replica(self, parameters: Parameters, fragments: Fragments) -> Replica:
         strategy = self._strategy
-        return Replica(parameters, fragments, overlap=strategy.overlap > 0, mix=strategy.mix, beta=strategy.beta)
+        return Replica(parameters, fragments, mix=strategy.mix, beta=strategy.beta)
 
     # ---- what people call -----------------------------------------------------------------------------------
 
