@@ -1,6 +1,7 @@
 """The processes of :mod:`benchmarks.all_reduce`: a mesh for each transport and a gloo group, without kernels."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -27,6 +28,31 @@ TRANSPORTS = ("shm", "ipc", "tcp", "tcp+curve")
 TIMEOUT = 300.0
 """Seconds for one block."""
 _WARM = 2
+_CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is: its address, and the network namespace in which it has it (empty: this one)."""
+
+    address: str = "127.0.0.1"
+    namespace: str = ""
+
+    @property
+    def interface(self) -> str:
+        """The network card there."""
+        return "eth0" if self.namespace else "lo"
+
+    def enter(self) -> None:
+        """From now on this thread and those that it starts are there.
+
+        Raises:
+            OSError: that is not allowed.
+        """
+        if self.namespace:
+            with open(f"/run/netns/{self.namespace}") as namespace:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), f"namespace {self.namespace} cannot be entered")
 
 
 @dataclass(frozen=True)
@@ -41,9 +67,9 @@ class Block:
 class Node:
     """One node on one transport: what a kernel's runtime has of it."""
 
-    def __init__(self, rank: int, transport: str, directory: Path) -> None:
+    def __init__(self, rank: int, transport: str, directory: Path, place: Place) -> None:
         self.name = f"node-{rank}"
-        self._rank, self._transport = rank, transport
+        self._rank, self._transport, self._place = rank, transport, place
         self._loop = IOThread(f"io-{transport}")
         self._loop.start()
         self._mesh = Mesh(self._loop, self.name, 1, socket_directory=directory, on_frame=self._on_frame)
@@ -55,9 +81,10 @@ class Node:
         """Its row of the roster. With CURVE every node is a peer of its own, so that nothing goes over ipc."""
         encrypted = self._transport == "tcp+curve"
         return NodeAddress(
-            name=self.name, incarnation=1, rank=self._rank, local_rank=self._rank, machine="one", device="cpu",
-            peer=f"peer-{self._rank}" if encrypted else "one", hosts=["127.0.0.1"], mesh_key=self._mesh.key,
-            mesh_port=self._mesh.port, mesh_ipc=self._plain or self._mesh.ipc, master_port=0,
+            name=self.name, incarnation=1, rank=self._rank, local_rank=self._rank, device="cpu",
+            machine=self._place.namespace or "one", peer=f"peer-{self._rank}" if encrypted else "one",
+            hosts=[self._place.address], mesh_key=self._mesh.key, mesh_port=self._mesh.port,
+            mesh_ipc=self._plain or self._mesh.ipc, master_port=0,
         )  # fmt: skip
 
     def begin(self, addresses: list[NodeAddress]) -> None:
@@ -73,22 +100,22 @@ class Node:
         self._loop.close()
 
     def _bind_plain(self) -> str:
-        """The ipc socket's twin on loopback TCP, with chunks as large as CURVE's."""
+        """The ipc socket's twin on TCP, with chunks as large as CURVE's."""
         listening = self._mesh._listening
         router = listening._router()
-        port = router.bind_to_random_port("tcp://127.0.0.1")
+        port = router.bind_to_random_port(f"tcp://{self._place.address}")
         listening._routers.append(router)
         self._loop.register(router, zmq.POLLIN, lambda flags: listening._receive(router, from_ipc=True))
-        return f"tcp://127.0.0.1:{port}"
+        return f"tcp://{self._place.address}:{port}"
 
     def _on_frame(self, sender: str, header: MeshHeader, payload: memoryview) -> None:
         if isinstance(header, CellFrame):
             self.collectives.inbox.on_frame(sender, header, payload)
 
 
-def run_blocks(nodes: int, transports: list[str], order: list[Block]) -> Iterator[tuple[list[float], float]]:
-    """Run ``order`` on ``nodes`` processes; for each block the seconds of its repetitions, of the slowest node,
-    and the processor seconds of one repetition on one node.
+def run_blocks(places: list[Place], transports: list[str], order: list[Block]) -> Iterator[tuple[list[float], float]]:
+    """Run ``order`` on a process at each of ``places``; for each block the seconds of its repetitions, of the slowest
+    node, and the processor seconds of one repetition on one node.
 
     Raises:
         RuntimeError: a process failed; with its traceback.
@@ -99,10 +126,10 @@ def run_blocks(nodes: int, transports: list[str], order: list[Block]) -> Iterato
     processes = []
     port = free_port()
     try:
-        for rank in range(nodes):
+        for rank in range(len(places)):
             here, there = context.Pipe()
             process = context.Process(
-                target=_node_process, args=(rank, nodes, transports, directory, port, there), daemon=True
+                target=_node_process, args=(rank, places, transports, directory, port, there), daemon=True
             )
             process.start()
             there.close()
@@ -137,26 +164,30 @@ def _answer(pipe: Connection) -> Any:
     return answer
 
 
-def _node_process(rank: int, size: int, transports: list[str], directory: Path, port: int, pipe: Connection) -> None:
+def _node_process(
+    rank: int, places: list[Place], transports: list[str], directory: Path, port: int, pipe: Connection
+) -> None:
     try:
         with contextlib.suppress(EOFError):
-            _serve(rank, size, transports, directory, port, pipe)
+            places[rank].enter()
+            _serve(rank, places, transports, directory, port, pipe)
     except Exception:
         pipe.send(traceback.format_exc())
 
 
-def _serve(rank: int, size: int, transports: list[str], directory: Path, port: int, pipe: Connection) -> None:
+def _serve(rank: int, places: list[Place], transports: list[str], directory: Path, port: int, pipe: Connection) -> None:
     import torch
     import torch.distributed as distributed
 
     sys.setswitchinterval(0.001)  # as in a node's kernel
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    nodes = {transport: Node(rank, transport, directory) for transport in transports}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", places[rank].interface)
+    nodes = {transport: Node(rank, transport, directory, places[rank]) for transport in transports}
     pipe.send({transport: replace(node.address()) for transport, node in nodes.items()})
     for transport, addresses in pipe.recv().items():
         nodes[transport].begin(addresses)
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    first = f"tcp://{places[0].address}:{port}"
+    distributed.init_process_group("gloo", init_method=first, rank=rank, world_size=len(places))
     while (block := pipe.recv()) is not None:
         tensor = torch.full((max(1, int(block.mb * (1 << 18))),), float(rank))
         if block.way == "gloo":

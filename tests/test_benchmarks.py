@@ -109,6 +109,39 @@ def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
 
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
+def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str) -> None:
+    slow = ["--mb", "1", "--rate", "100mbit", "--blocks", "1", "--transports", "tcp+curve", "tcp"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.all_reduce", "--nodes", "2", *slow],
+        capture_output=True, text=True, timeout=150, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    curve, plain = (json.loads(line) for line in done.stdout.splitlines())
+    assert (curve["transport"], plain["transport"], curve["rate"]) == ("tcp+curve", "tcp", "100mbit")
+    assert curve["ratio_to_plain"] == pytest.approx(plain["ms"] / curve["ms"], rel=0.02)
+    # 1 MiB each way over 100 Mbit/s takes 84 ms: the cable is really as slow as that.
+    assert min(curve["ms"], plain["ms"]) > 70
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rate", "fast"], "rate 'fast': use a number above 0 and kbit, mbit or gbit"),
+        (["--rate", "1gbit", "--transports", "ipc"], "only tcp and tcp+curve go over a cable"),
+        (["--nodes", "1"], "--nodes is at least 2"),
+    ],
+)
+def test_all_reduce_says_what_is_wrong_with_an_option(options: list[str], words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.all_reduce", *options],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
 def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left: str) -> None:
     cases = ["gloo", "parallel", "int8", "sparse-overlap"]
     small = ["--rate", "20mbit", "--params", "1e5", "--step-seconds", "0.02", "--seconds", "0.5"]
