@@ -1,10 +1,18 @@
 """Arrays that travel in pieces: any order, twice, from a sender that may be wrong."""
 
 import random
+import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from notebook_cluster import training as nc
+from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.rounds import Joined
 from notebook_cluster.training.outer import state_hash
 from notebook_cluster.training.transfer import (
     CHUNK,
@@ -16,6 +24,8 @@ from notebook_cluster.training.transfer import (
     frames_of,
     snapshot_frames,
 )
+from tests.cluster_in_process import Cluster, Node
+from tests.test_training import assert_equal_models
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
@@ -94,3 +104,79 @@ def test_a_silent_source_is_asked_again_and_then_given_up() -> None:
         assert fetch.retry(now) is not None
     with pytest.raises(TransferError, match="'mini' sent no state"):
         fetch.retry(now + RETRY_SECONDS)
+
+
+def test_what_is_lost_is_asked_for_behind_the_last_frame_and_only_that_is_sent_again() -> None:
+    elements = CHUNK // 4 * 2 + 5
+    frames, digest = snapshot(7, elements, b"own part")
+    fetch = Fetch("model", "mini", 1, wanted=3, elements=elements, now=0.0)
+    assert (fetch.request().ticket, fetch.request().name) == (0, "")
+    for number, (header, payload) in enumerate(frames):
+        if number != 4:  # the second frame of momentum
+            assert not fetch.add(header, payload, 1.0)
+    again = fetch.sent(sent(1), 2.0)
+    assert again is not None
+    assert (again.ticket, again.name, again.offset, again.state_hash) == (1, "momentum", CHUNK, digest)
+    assert fetch.sent(sent(1), 2.0) is None  # told twice
+    theta, momentum = np.full(elements, 7, np.float32), np.zeros(elements, np.float32)
+    arrays = {"theta": theta.data, "momentum": momentum.data, "optimizer": b"own part"}
+    rest = list(snapshot_frames("model", 1, 7, digest, arrays, again))
+    assert [(header.name, header.offset) for header, _ in rest] == [
+        ("momentum", CHUNK), ("momentum", 2 * CHUNK), ("optimizer", 0),
+    ]  # fmt: skip
+    assert fetch.add(*rest[0], 3.0)
+    np.testing.assert_array_equal(fetch.result()[0], theta)
+    # of another state it is sent whole
+    assert len(list(snapshot_frames("model", 1, 8, "other", arrays, again))) == len(frames)
+
+
+def test_a_source_of_which_nothing_comes_is_given_up() -> None:
+    fetch = Fetch("model", "mini", 1, wanted=0, elements=100, now=0.0)
+    for ticket in range(1, RETRIES):
+        assert fetch.sent(sent(ticket), 0.0) is not None
+    with pytest.raises(TransferError, match="nothing of the state that 'mini' sent 3 times has come"):
+        fetch.sent(sent(RETRIES), 0.0)
+
+
+def sent(ticket: int) -> JobFrame:
+    return JobFrame(job="model", incarnation=1, kind="sent", name="state", ticket=ticket)
+
+
+def test_a_joiner_that_loses_a_piece_of_the_state_gets_the_rest_again_and_not_all(tmp_path: Path) -> None:
+    lost: list[JobFrame] = []
+    pushed: list[tuple[str, int]] = []
+    here, joined = threading.Event(), threading.Event()
+
+    def lose(sender: str, receiver: str, header: JobFrame) -> bool:
+        if header.kind != "state" or receiver != "late":
+            return False
+        pushed.append((header.name, header.offset))
+        if (header.name, header.offset) == ("theta", CHUNK) and not lost:
+            lost.append(header)
+            return True
+        return False
+
+    def cell(node: Node) -> nn.Module:
+        torch.manual_seed(node.rank())
+        model = nn.Linear(400, 400)
+        sync = nc.DiLoCo(model, every=1)
+        for _ in range(2):
+            with torch.no_grad():
+                model.weight.add_(0.01 * (1 + node.rank()))
+            sync.step()
+            here.set()
+            assert node.name == "late" or joined.wait(60)  # the state stays what it is until late has it
+        sync.finish()
+        return model
+
+    def watch(direction: str, node: str, message: Any) -> None:
+        if isinstance(message, Joined) and node == "late":
+            joined.set()
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        cluster.lose, cluster.watch = lose, watch
+        assert_equal_models(cluster.run_with_newcomer(cell, here))
+    theta = [("theta", 0), ("theta", CHUNK), ("theta", 2 * CHUNK)]
+    momentum = [("momentum", 0), ("momentum", CHUNK), ("momentum", 2 * CHUNK)]
+    assert lost
+    assert pushed == [*theta, *momentum, ("optimizer", 0), *theta[1:], *momentum, ("optimizer", 0)]

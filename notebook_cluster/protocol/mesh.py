@@ -45,10 +45,11 @@ class JobFrame(Message, frozen=True):
     total: int = 0
     """Bytes of the whole slice, state or part."""
     name: str = ""
-    """state: which array (``theta``, ``momentum``, ``optimizer``); want, sent: ``contribution`` or ``mean``."""
+    """state: which array (``theta``, ``momentum``, ``optimizer``); want, sent: ``contribution`` or ``mean``, sent also
+    ``state``; state_request: the array of ``state_hash`` from whose ``offset`` on it is missing."""
     ticket: int = 0
-    """state_request, part: which one is meant. sent: how often the slice was sent to this node; want: the highest such
-    number that has come back from it."""
+    """part: which one is meant. sent: how often the slice or a state was sent to this node; want, state_request: the
+    highest such number that has come back from it."""
     state_hash: str = ""
 
 

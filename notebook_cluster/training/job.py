@@ -189,6 +189,8 @@ class Job:
                     self._states.serve(sender, header)
                 case "state":
                     self._states.take(sender, header, payload)
+                case "sent" if header.name == "state":
+                    self._states.sent(sender, header)
                 case "part":
                     self._writer.part(sender, header, payload)
                 case _:

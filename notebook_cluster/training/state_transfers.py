@@ -1,7 +1,7 @@
 """States for nodes that join or were late, on the runtime's thread of a job: fetched from a holder, and served."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.training import member_types as types
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 MAX_WAITING_REQUESTS = 64
 
 
+class _Pushed(NamedTuple):
+    """What was pushed to a node last: the state after which round, and how many times one was."""
+
+    incarnation: int
+    round: int
+    times: int
+
+
 class StateTransfers:
     """Both ends of the transfers of one job's state."""
 
@@ -24,6 +32,7 @@ class StateTransfers:
         self._job = job
         self._fetch: Fetch | None = None
         self._fetching: types.FetchState | None = None
+        self._pushed: dict[str, _Pushed] = {}
         self._waiting: dict[str, JobFrame] = {}
         """Requests for a state that is not here yet."""
 
@@ -64,6 +73,19 @@ class StateTransfers:
         self.part = part
         self._job.handle(types.StateFetched(fetch.round, theta, momentum, fetch.state_hash))
 
+    def sent(self, sender: str, header: JobFrame) -> None:
+        """The source says that it pushed everything before this: ask for what is lost."""
+        fetch, fetching = self._fetch, self._fetching
+        if fetch is None or fetching is None or (sender, header.incarnation) != (fetching.source, fetching.incarnation):
+            return
+        try:
+            again = fetch.sent(header, time.monotonic())
+        except TransferError as error:
+            self._failed(str(error))
+        else:
+            if again is not None:
+                self._job.runtime.send_mesh(sender, again)
+
     def tick(self, now: float) -> None:
         """Ask again, and give a silent source up."""
         if self._fetch is None:
@@ -82,6 +104,7 @@ class StateTransfers:
 
     def on_roster(self, incarnations: dict[str, int]) -> None:
         """Membership changed: the source may be gone."""
+        self._pushed = {node: last for node, last in self._pushed.items() if incarnations.get(node) == last.incarnation}
         fetching = self._fetching
         if fetching is not None and incarnations.get(fetching.source) != fetching.incarnation:
             self._failed(f"{fetching.source!r} left")
@@ -95,7 +118,10 @@ class StateTransfers:
     # ---- serving
 
     def serve(self, sender: str, header: JobFrame) -> None:
-        """Push the newest state to ``sender``, or keep its request until the round that it wants is here."""
+        """Push the newest state to ``sender``, or keep its request until the round that it wants is here. One that is
+        on its way is not pushed again."""
+        if self._is_on_its_way(sender, header):
+            return
         job, state = self._job, self._job.member
         if not state.holds or not state.advanced or state.round < header.round:
             if len(self._waiting) < MAX_WAITING_REQUESTS:
@@ -103,11 +129,11 @@ class StateTransfers:
             return
         round, resting = state.round, job.resting_part
         if state.fragments is None or not state.fragments.gradients:
-            self._push(sender, round, job.saved_part_for(sender))
+            self._push(sender, header, round, job.saved_part_for(sender))
         elif resting is not None:
-            self._push(sender, round, resting())
+            self._push(sender, header, round, resting())
         else:  # the optimiser's state after that round, which the main thread has
-            job.notify(PartWanted(lambda part: job.runtime.call_soon(lambda: self._push(sender, round, part))))
+            job.notify(PartWanted(lambda part: job.runtime.call_soon(lambda: self._push(sender, header, round, part))))
 
     def serve_waiting(self) -> None:
         """Something changed: look at the requests that wait."""
@@ -115,9 +141,29 @@ class StateTransfers:
         for sender, header in waiting.items():
             self.serve(sender, header)
 
-    def _push(self, sender: str, round: int, part: bytes) -> None:
+    def _is_on_its_way(self, sender: str, header: JobFrame) -> bool:
+        """True when what ``header`` asks for was pushed since the SENT that it names; then SENT is sent, behind it."""
+        last = self._pushed.get(sender)
+        if last is None or last.incarnation != header.incarnation:
+            return False
+        if header.ticket >= last.times or last.round < header.round:
+            return False
+        self._say_sent(sender, last)
+        return True
+
+    def _say_sent(self, node: str, last: _Pushed) -> None:
+        runtime = self._job.runtime
+        sent = JobFrame(
+            job=self._job.name, incarnation=runtime.incarnation, kind="sent", name="state", round=last.round,
+            ticket=last.times,
+        )  # fmt: skip
+        runtime.send_mesh(node, sent)
+
+    def _push(self, sender: str, header: JobFrame, round: int, part: bytes) -> None:
         """The state after ``round`` with an optimiser's state; nothing where that is no longer here: the other node
         asks again."""
+        if self._is_on_its_way(sender, header):
+            return
         job, state = self._job, self._job.member
         if state.round != round or not state.advanced or state.theta is None or state.momentum is None:
             return
@@ -126,6 +172,10 @@ class StateTransfers:
             "momentum": state.momentum.data,
             "optimizer": part,
         }
-        frames = snapshot_frames(job.name, job.runtime.incarnation, state.round, state.state_hash, arrays)
+        frames = snapshot_frames(job.name, job.runtime.incarnation, state.round, state.state_hash, arrays, header)
         for frame, payload in frames:
             job.runtime.send_mesh(sender, frame, payload)
+        last = self._pushed.get(sender)
+        times = last.times if last is not None and last.incarnation == header.incarnation else header.ticket
+        self._pushed[sender] = _Pushed(header.incarnation, state.round, times + 1)
+        self._say_sent(sender, self._pushed[sender])

@@ -1,6 +1,10 @@
 """Moving whole arrays between nodes: the state for a joiner, a node's part for the writer of a checkpoint.
 
 Bytes go out in frames of ``CHUNK``; they may arrive in any order and twice. Pure: frames in, frames out.
+
+On a slow link nothing may come for seconds though everything is on its way. So a state is not pushed a second time
+because it is asked for again. Behind it comes SENT, also as the answer to who asks again: what has not come by then is
+lost (a connection broke), and only that is sent again. :mod:`.member_asking` does the same with slices.
 """
 
 from collections.abc import Iterator
@@ -20,7 +24,7 @@ MAX_PART_BYTES = 8 * 1024**3
 """What one node's optimiser state may take: more is refused before anything is allocated."""
 
 RETRY_SECONDS = 3.0
-"""A fetch without a new chunk for this long asks again; after ``RETRIES`` of them its source is given up."""
+"""A fetch that hears nothing for this long asks again; after ``RETRIES`` of them its source is given up."""
 
 RETRIES = 3
 
@@ -46,6 +50,11 @@ class Pieces:
     def data(self) -> memoryview:
         """All bytes; only meaningful when ``complete``."""
         return self._data
+
+    @property
+    def first_missing(self) -> int:
+        """Offset of the first byte that has not come."""
+        return min(self._missing) if self._total is not None and self._missing else 0
 
     def add(self, offset: int, total: int, payload: Payload) -> bool:
         """Put one frame in its place; True when it was new.
@@ -86,12 +95,35 @@ class Fetch:
         self.round, self.state_hash = -1, ""
         self._pieces: dict[str, Pieces] = {}
         self._asked_at, self._asked = now, 1
+        self._passed = 0
+        """Number of the last push that is over."""
+        self._in_vain = 0
+        """Pushes one after the other of which nothing came."""
+        self._came = False
 
     def request(self) -> JobFrame:
-        """Ask the source for its newest snapshot, as soon as that is of the wanted round or later."""
+        """Ask the source for its newest snapshot, as soon as that is of the wanted round or later; of one that is here
+        in part, from the first piece on that is missing."""
+        name = next((name for name, pieces in self._pieces.items() if not pieces.complete), "")
         return JobFrame(
-            job=self.job, incarnation=self.incarnation, kind="state_request", round=self.wanted, ticket=self._asked
-        )
+            job=self.job, incarnation=self.incarnation, kind="state_request", round=self.wanted, ticket=self._passed,
+            name=name, offset=self._pieces[name].first_missing if name else 0, state_hash=self.state_hash,
+        )  # fmt: skip
+
+    def sent(self, header: JobFrame, now: float) -> JobFrame | None:
+        """The source says that all it ever pushed came before this: a request for what is lost, or None.
+
+        Raises:
+            TransferError: nothing of the last ``RETRIES`` pushes came.
+        """
+        if header.ticket <= self._passed:
+            return None
+        self._in_vain = 0 if self._came else self._in_vain + 1
+        if self._in_vain >= RETRIES:
+            raise TransferError(f"nothing of the state that {self.source!r} sent {RETRIES} times has come")
+        self._passed, self._came = header.ticket, False
+        self._asked_at, self._asked = now, 1
+        return self.request()
 
     def retry(self, now: float) -> JobFrame | None:
         """A request to send again after ``RETRY_SECONDS`` without progress, or None.
@@ -122,7 +154,7 @@ class Fetch:
         if pieces is None or (header.name != "optimizer" and header.total != 4 * self.elements):
             raise TransferError(f"{self.source!r} sent {header.total} bytes of {header.name!r}")
         if pieces.add(header.offset, header.total, payload):
-            self._asked_at, self._asked = now, 1
+            self._asked_at, self._asked, self._came = now, 1, True
         return all(piece.complete for piece in self._pieces.values())
 
     def result(self, gradients: bool = False) -> tuple[Vector, Vector, bytes]:
@@ -142,11 +174,18 @@ class Fetch:
 
 
 def snapshot_frames(
-    job: str, incarnation: int, round: int, hash: str, arrays: dict[str, Payload]
+    job: str, incarnation: int, round: int, hash: str, arrays: dict[str, Payload], wanted: JobFrame | None = None
 ) -> Iterator[tuple[JobFrame, memoryview]]:
-    """Every ``state`` frame of a snapshot, in order. ``arrays`` must not be written to afterwards."""
-    for name, data in arrays.items():
-        for offset, total, payload in frames_of(data):
+    """Every ``state`` frame of a snapshot, in order. ``arrays`` must not be written to afterwards. ``wanted``: a
+    request; of a snapshot that its sender has in part, what is before its first gap is left out."""
+    names = list(arrays)
+    first, begin = 0, 0
+    if wanted is not None and wanted.state_hash == hash and wanted.name in names:
+        first, begin = names.index(wanted.name), wanted.offset
+    for place, name in enumerate(names):
+        for offset, total, payload in frames_of(arrays[name]):
+            if (place, offset) < (first, begin):
+                continue
             header = JobFrame(
                 job=job, incarnation=incarnation, kind="state", round=round, name=name,
                 offset=offset, total=total, state_hash=hash,
