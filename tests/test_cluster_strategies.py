@@ -129,3 +129,93 @@ sync.finish()
         ends = run(cluster, "print(digest(model))", ("local", "local-3"))
         assert ends["local"] == ends["local-3"]
         assert (job(cluster).round, job(cluster).hash_mismatches) == (9, 0)
+
+
+MLX = """
+import mlx.core as mx, mlx.nn as mlx_nn, mlx.optimizers as mlx_optim
+from mlx.utils import tree_flatten
+
+class Theirs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 100), nn.Linear(100, 5)
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+class Ours(mlx_nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = mlx_nn.Linear(20, 100), mlx_nn.Linear(100, 5)
+    def __call__(self, x):
+        return self.second(mx.tanh(self.first(x)))
+
+def batch(step):
+    x = np.random.default_rng([step, rank]).standard_normal((16, 20)).astype(np.float32)
+    return x, np.tanh(x[:, :5])
+
+def taken(sync, model, step):
+    "One step as people write it in either framework; its loss."
+    x, y = batch(step)
+    if isinstance(model, Ours):
+        loss, grads = mlx_nn.value_and_grad(model, lambda model, x, y: mx.square(model(x) - y).mean())(
+            model, mx.array(x), mx.array(y))
+        sync.step(loss=loss, samples=16, grads=grads)
+    else:
+        loss = (model(torch.from_numpy(x)) - torch.from_numpy(y)).square().mean()
+        loss.backward()
+        sync.step(loss=loss, samples=16)
+    return loss.item()
+
+def flat(model):
+    named = tree_flatten(model.parameters()) if isinstance(model, Ours) else model.state_dict().items()
+    return np.concatenate([np.asarray(array).ravel() for _, array in sorted(named)])
+"""
+
+
+def test_a_kernel_with_torch_and_one_with_mlx_train_one_model() -> None:
+    pytest.importorskip("mlx.core")
+    with running_cluster(local=2) as cluster:
+        run(cluster, SETUP + MLX)
+        said = run(
+            cluster,
+            """
+model = Ours() if rank else Theirs()
+sync = nc.DeMo(model, lr=0.002, name="momenta")
+losses = []
+for step in range(40):
+    losses.append(taken(sync, model, step))
+    print(state_hash(flat(model), np.empty(0, np.float32)))
+assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5]), losses
+""",
+        )
+        assert said["local"] == said["local-2"]
+        assert len(set(said["local"].split())) == 40
+        assert (job(cluster, "momenta").round, job(cluster, "momenta").hash_mismatches) == (40, 0)
+        said = run(
+            cluster,
+            """
+def made(model):
+    return mlx_optim.SGD(0.1, momentum=0.9) if rank else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+model = Ours() if rank else Theirs()
+sync = nc.DataParallel(model, made(model), name="parallel", resend=5)
+losses = [taken(sync, model, step) for step in range(20)]
+sync.finish()
+assert losses[-1] < 0.7 * losses[0], losses
+print(state_hash(flat(model), np.empty(0, np.float32)))
+""",
+        )
+        assert said["local"] == said["local-2"]  # the last thing a loop does is to send the parameters again
+        run(cluster, "sync.checkpoint('rest')")  # while neither main thread is in the loop
+        run(
+            cluster,
+            """
+model = Ours() if rank else Theirs()
+optimizer = made(model)
+sync = nc.DataParallel(model, optimizer, name="again", resume="rest")
+assert sync.round == 24, sync.round
+steps = optimizer.state["step"].item() if rank else len(optimizer.state_dict()["state"])
+assert steps == (20 if rank else 4), steps
+taken(sync, model, 20)
+""",
+        )

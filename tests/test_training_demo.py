@@ -253,11 +253,3 @@ def test_a_step_without_a_gradient_and_unlike_settings_are_named(tmp_path: Path)
         result = cluster.run(unlike)["b"]
     assert isinstance(result, nc.TrainingError)
     assert "'b' has every=1 steps, decay 0.999, weight decay 0.1" in str(result)
-
-
-def test_an_mlx_model_is_told_what_to_use_instead(tmp_path: Path) -> None:
-    mlx = pytest.importorskip("mlx.nn")
-    with Cluster(["a"], tmp_path) as cluster:
-        result = cluster.run(lambda node: nc.DeMo(mlx.Linear(3, 2)))["a"]
-    assert isinstance(result, TypeError)
-    assert str(result).endswith("for an mlx.nn.Module use nc.DiLoCo, nc.SparseLoCo or nc.LocalSGD")

@@ -129,13 +129,3 @@ def test_torch_and_mlx_train_one_model_with_every_strategy(tmp_path: Path, make:
     np.testing.assert_array_equal(results["a"], results["b"])
     assert hashes["a"] == hashes["b"]
     assert len(hashes["a"]) >= 4
-
-
-def test_data_parallel_says_that_it_takes_torch_models(tmp_path: Path) -> None:
-    def cell(node: Node) -> None:
-        optimizer = torch.optim.SGD(torch.nn.Linear(2, 3).parameters(), lr=0.1)
-        nc.DataParallel(mlx_nn.Linear(2, 3), optimizer)
-
-    with Cluster(["a"], tmp_path) as cluster:
-        result = cluster.run(cell)["a"]
-    assert str(result) == "DataParallel takes a torch.nn.Module: for an mlx.nn.Module use nc.DiLoCo or nc.LocalSGD"

@@ -8,9 +8,10 @@ from typing import Any
 from notebook_cluster.codecs import CODEC_NAMES
 from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
+from notebook_cluster.training.mlx_optimizer import is_mlx_optimizer
 from notebook_cluster.training.outer import Descent
 from notebook_cluster.training.outer_settings import float_bits
-from notebook_cluster.training.parameters import Parameters
+from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.saving import Settings
 from notebook_cluster.training.schedule import Seconds
 
@@ -242,14 +243,16 @@ def check_optimizer(optimizer: Any) -> Any:
     """``optimizer`` if its state can be saved.
 
     Raises:
-        TypeError: not a torch optimizer.
+        TypeError: neither a torch optimizer nor an mlx one.
     """
-    if optimizer is not None and not (hasattr(optimizer, "state_dict") and hasattr(optimizer, "param_groups")):
-        raise TypeError(f"optimizer={type(optimizer).__name__}: pass a torch.optim optimizer, or leave it out")
+    of_torch = hasattr(optimizer, "state_dict") and hasattr(optimizer, "param_groups")
+    if optimizer is not None and not of_torch and not is_mlx_optimizer(optimizer):
+        name = type(optimizer).__name__
+        raise TypeError(f"optimizer={name}: pass a torch.optim optimizer, one of mlx.optimizers, or leave it out")
     return optimizer
 
 
-def parameters_of(model: Any) -> Parameters:
+def parameters_of(model: Any) -> WithGradients:
     """The adapter for ``model``'s framework; neither framework is imported to find out.
 
     Raises:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.training import member_types as types
-from notebook_cluster.training.arguments import Strategy, check_optimizer, check_steps
+from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, check_steps
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.gradients import Gradients
-from notebook_cluster.training.parameters import Parameters
+from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.results import Round
 from notebook_cluster.training.resuming import Start
 from notebook_cluster.training.sync import RoundSync
@@ -18,14 +18,16 @@ class DataParallel(RoundSync):
     """Train as if one machine had the batches of all nodes: gradients are averaged at every step, by samples.
 
     ``sync.step(loss, samples=len(x))`` comes after ``loss.backward()`` and takes the place of ``optimizer.step()`` and
-    ``optimizer.zero_grad()``. It sends the whole model each time: for links faster than those of Wi-Fi. A node that
-    is lost is left out of the step, which is done again; one that joins takes over parameters and optimiser first.
+    ``optimizer.zero_grad()``; with an mlx.nn.Module ``sync.step(loss, samples=len(x), grads=grads)`` takes the place of
+    ``optimizer.update(model, grads)``. It sends the whole model each time: for links faster than those of Wi-Fi. A node
+    that is lost is left out of the step, which is done again; one that joins takes over parameters and optimiser first.
 
     Args:
-        model: a torch.nn.Module, the same on every node.
-        optimizer: the torch optimizer of ``model``, made alike on every node.
+        model: a torch.nn.Module or mlx.nn.Module, the same on every node.
+        optimizer: the torch.optim or mlx.optimizers optimizer of ``model``, made alike on every node.
         name, codec, resume, fresh: as for DiLoCo.
-        scale_lr: True multiplies the optimizer's learning rate by the number of nodes in the step.
+        scale_lr: True multiplies the optimizer's learning rate, also one on a schedule, by the number of nodes in the
+            step.
         accumulate: calls of ``step`` that make one step of the optimizer, with the mean of their gradients.
         resend: every so many steps the lowest rank sends its parameters to all, because optimisers differ in the last
             bits on unlike machines; None: never.
@@ -33,6 +35,8 @@ class DataParallel(RoundSync):
     Raises:
         ValueError, TypeError, TrainingError, CheckpointError: as DiLoCo.
     """
+
+    _replica: Gradients
 
     def __init__(
         self,
@@ -48,7 +52,10 @@ class DataParallel(RoundSync):
         fresh: bool = False,
     ) -> None:
         if optimizer is None:
-            raise TypeError("optimizer=None: pass the torch.optim optimizer, whose steps are then taken on all nodes")
+            raise TypeError(
+                "optimizer=None: pass the torch.optim optimizer, or that of mlx.optimizers, whose steps are then taken "
+                "on all nodes"
+            )
         if not isinstance(scale_lr, bool):
             raise ValueError(f"scale_lr={scale_lr!r}: use True or False")
         self._user_optimizer = check_optimizer(optimizer)
@@ -68,11 +75,8 @@ class DataParallel(RoundSync):
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
 
-    def _make_replica(self, parameters: Parameters, fragments: Fragments) -> Gradients:
-        from notebook_cluster.training.torch_parameters import TorchParameters
-
-        if not isinstance(parameters, TorchParameters):
-            raise TypeError("DataParallel takes a torch.nn.Module: for an mlx.nn.Module use nc.DiLoCo or nc.LocalSGD")
+    def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Gradients:
+        parameters.check_optimizer(self._user_optimizer, self._strategy.scale_lr)
         return Gradients(
             parameters,
             fragments,
@@ -82,18 +86,22 @@ class DataParallel(RoundSync):
             restore=self._part.take_over,
         )
 
-    def step(self, loss: Any = None, samples: float = 1) -> Round | None:
-        """After ``loss.backward()``: the optimiser's step with the mean gradient of all nodes.
+    def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
+        """After ``loss.backward()``: the optimiser's step with the mean gradient of all nodes. ``grads``: those of an
+        mlx model, as ``nn.value_and_grad`` returns them; a torch model has its own in ``.grad``.
 
         Returns:
             The Round of the step; None while gradients accumulate.
 
         Raises:
-            ValueError: ``loss`` or ``samples`` is not a number, or the model was changed; names it.
+            TypeError: ``grads`` is missing for an mlx model, or given for a torch model.
+            ValueError: ``loss`` or ``samples`` is not a number, ``grads`` is of another model, or the model was
+                changed; names it.
             TrainingError: the job was refused.
         """
         if self._runtime.replaying():
             return None
+        self._replica.parameters.add_gradients(grads, check_samples(samples))
         self._count_step(loss, samples)
         if self._waiting:
             return self._land()

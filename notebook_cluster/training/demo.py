@@ -2,11 +2,17 @@
 
 from typing import Any
 
-from notebook_cluster.training.arguments import Strategy, check_coefficients, check_descent, check_steps
+from notebook_cluster.training.arguments import (
+    Strategy,
+    check_coefficients,
+    check_descent,
+    check_samples,
+    check_steps,
+)
 from notebook_cluster.training.combining import dct_name
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.local_momentum import LocalMomentum, MomentumReplica
-from notebook_cluster.training.parameters import Parameters
+from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.results import Round
 from notebook_cluster.training.sync import RoundSync
 
@@ -16,14 +22,17 @@ class DeMo(RoundSync):
     momentum optimization, arXiv 2411.19870).
 
     ``sync.step(loss, samples=len(x))`` comes after ``loss.backward()`` and is the optimizer: no other is needed, and
-    ``zero_grad()`` neither. Each node has a momentum of its own, ``m <- decay * m + g``. Of the cosine transform of
-    each 64 x 64 square of each parameter's m it sends the ``k`` largest coefficients in 8 bits and takes them out of m
-    (the paper's algorithm 1). Then all take ``theta <- theta - lr * (sign(Q) + weight_decay * theta)``, with Q the mean
-    by samples of what was sent: 0.135 bits per parameter from each node to all. Parameters of less than 1024 elements
-    share squares. Running statistics of normalisation layers are averaged in float32.
+    ``zero_grad()`` neither. With an mlx.nn.Module it is ``sync.step(loss, samples=len(x), grads=grads)`` after
+    ``loss, grads = nn.value_and_grad(model, loss_function)(model, x, y)``.
+
+    Each node has a momentum of its own, ``m <- decay * m + g``. Of the cosine transform of each 64 x 64 square of each
+    parameter's m it sends the ``k`` largest coefficients in 8 bits and takes them out of m (the paper's algorithm 1).
+    Then all take ``theta <- theta - lr * (sign(Q) + weight_decay * theta)``, with Q the mean by samples of what was
+    sent: 0.135 bits per parameter from each node to all. Parameters of less than 1024 elements share squares. Running
+    statistics of normalisation layers are averaged in float32.
 
     Args:
-        model: a torch.nn.Module, the same on every node. All begin with its values on the lowest rank.
+        model: a torch.nn.Module or mlx.nn.Module, the same on every node. All begin with its values on the lowest rank.
         lr: the size of a step of each parameter element; may be set in mid run (``sync.lr``).
         name, quorum, grace, resume, fresh: as for DiLoCo. Checkpoints hold each node's momentum.
         decay: of the momentum.
@@ -64,13 +73,7 @@ class DeMo(RoundSync):
         )
         super().__init__(model, strategy, optimizer=self._momentum, resume=resume, fresh=fresh)
 
-    def _make_replica(self, parameters: Parameters, fragments: Fragments) -> MomentumReplica:
-        from notebook_cluster.training.torch_parameters import TorchParameters
-
-        if not isinstance(parameters, TorchParameters):
-            raise TypeError(
-                "DeMo takes a torch.nn.Module: for an mlx.nn.Module use nc.DiLoCo, nc.SparseLoCo or nc.LocalSGD"
-            )
+    def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> MomentumReplica:
         layout, before = parameters.layout, self._job.own
         self._momentum.begin(
             layout.size - layout.buffers, layout.hash("momentum"), None if self._from_start else before
@@ -96,18 +99,23 @@ class DeMo(RoundSync):
         check_descent(value, strategy.beta, strategy.descent.sign, strategy.descent.weight_decay)
         self._change_outer(outer_lr=float(value))
 
-    def step(self, loss: Any = None, samples: float = 1) -> Round | None:
-        """After ``loss.backward()``: the step of all nodes.
+    def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
+        """After ``loss.backward()``: the step of all nodes. ``grads``: an mlx model's gradients, as
+        ``nn.value_and_grad`` returns them; a torch model has its own in ``.grad``.
 
         Returns:
             The Round of the step; None while gradients accumulate.
 
         Raises:
-            ValueError: there is no gradient, ``loss`` or ``samples`` is not a number, or the model was changed.
+            TypeError: ``grads`` is missing for an mlx model, or given for a torch model.
+            ValueError: there is no gradient, or it is of another model, ``loss`` or ``samples`` is not a number, or the
+                model was changed.
             TrainingError: the job was refused.
         """
         replica = self._replica
         assert isinstance(replica, MomentumReplica)
+        if not self._runtime.replaying():
+            replica.parameters.add_gradients(grads, check_samples(samples))
         if samples and not self._runtime.replaying() and not replica.parameters.has_gradients():
             raise ValueError(
                 "no parameter has a gradient: call loss.backward() before sync.step(), and leave optimizer.step() and "

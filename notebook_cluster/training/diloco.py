@@ -49,7 +49,7 @@ class DiLoCo(OuterRate):
             work of these steps stays on top of the new parameters and is in the next round.
         mix: with overlap ``theta_m <- mix theta_m + (1 - mix) theta`` instead (the paper: 0.5, which cost 2 to 3 % of
             the loss in our comparison, docs/training.md).
-        optimizer: a torch optimizer whose state checkpoints should hold; None leaves it out.
+        optimizer: a torch.optim or mlx.optimizers optimizer whose state checkpoints should hold; None leaves it out.
         resume: name of a checkpoint to begin from, when the cluster does not hold the job already.
         fresh: forget what the cluster holds for this job.
 

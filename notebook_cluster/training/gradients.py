@@ -15,18 +15,18 @@ import numpy as np
 from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
+from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.torch_parameters import TorchParameters
 
 
 class Gradients(Replica):
     """One node's model and the gradients in it that no round has counted yet."""
 
-    parameters: TorchParameters
+    parameters: WithGradients
 
     def __init__(
         self,
-        parameters: TorchParameters,
+        parameters: WithGradients,
         fragments: Fragments,
         optimizer: Any,
         *,
@@ -115,17 +115,7 @@ class Gradients(Replica):
         yield
 
     def _step(self, mean: Vector, nodes: int) -> None:
-        self.parameters.load_gradients(mean)
-        groups = self._optimizer.param_groups
-        rates = [group["lr"] for group in groups]
-        if self._scale_lr:
-            for group in groups:
-                group["lr"] = group["lr"] * nodes
-        try:
-            self._optimizer.step()
-        finally:
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
+        self.parameters.optimizer_step(self._optimizer, mean, nodes if self._scale_lr else 1)
 
     def _take_over(self, theta: Vector) -> None:
         self._load(theta)
@@ -134,5 +124,5 @@ class Gradients(Replica):
         self._clear()
 
     def _clear(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        self.parameters.clear_gradients(self._optimizer)
         self._counted = [self._done]

@@ -13,14 +13,16 @@ import numpy as np
 from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
+from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.torch_parameters import TorchParameters
 
 
 class LocalMomentum:
-    """The momentum of one node, which checkpoints take like the state of a torch optimizer."""
+    """The momentum of one node, which checkpoints take like the state of an optimizer; the same for torch and MLX."""
 
     param_groups = ()
+    arrays = "numpy"
+    """What its state is made of."""
 
     def __init__(self) -> None:
         self.state: dict[str, Vector] = {}
@@ -54,15 +56,13 @@ class LocalMomentum:
         self.state, self.left = {}, None
 
     def state_dict(self) -> dict[str, Any]:
-        import torch
-
-        return {name: torch.from_numpy(vector) for name, vector in self.state.items()}
+        return dict(self.state)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Raises:
         ValueError: not the momentum of this model.
         """
-        state = {name: np.ascontiguousarray(tensor.numpy(), np.float32) for name, tensor in saved.items()}
+        state = {name: np.ascontiguousarray(vector, np.float32) for name, vector in saved.items()}
         if any(name != "momentum" or vector.shape != (self.elements,) for name, vector in state.items()):
             raise ValueError(f"a momentum of {self.elements} elements is wanted")
         self.state, self.left = state, None
@@ -71,11 +71,9 @@ class LocalMomentum:
 class MomentumReplica(Replica):
     """One node's model, its momentum and the gradients that no round has counted yet."""
 
-    parameters: TorchParameters
+    parameters: WithGradients
 
-    def __init__(
-        self, parameters: TorchParameters, fragments: Fragments, momentum: LocalMomentum, decay: float
-    ) -> None:
+    def __init__(self, parameters: WithGradients, fragments: Fragments, momentum: LocalMomentum, decay: float) -> None:
         super().__init__(parameters, fragments)
         self._local, self._decay = momentum, np.float32(decay)
         self._open = False

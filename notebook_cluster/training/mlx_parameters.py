@@ -1,7 +1,8 @@
 """An ``mlx.nn.Module`` as one flat float32 vector and back (see :mod:`.parameters`).
 
 An mlx model is a tree of arrays that are replaced, never written to, and computed when they are read: loading updates
-the tree and evaluates it.
+the tree and evaluates it. Its gradients are another tree, which ``nn.value_and_grad`` returns; the sum of those that no
+round has counted yet is kept here, in float32.
 """
 
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from notebook_cluster.codecs import Vector
-from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference
+from notebook_cluster.training import mlx_optimizer
+from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference, shape_text
+
+_HOW = "pass the second of what nn.value_and_grad(model, loss_function)(model, x, y) returns"
 
 
 class MlxParameters:
@@ -33,13 +37,12 @@ class MlxParameters:
             raise ValueError(f"{type(model).__name__} has no trainable parameter: unfreeze what should be trained")
         self.layout = TensorLayout.of(_rows(parameters), _rows(buffers))
         self.exact = all(dtype == "float32" for _, _, dtype in self.layout.schema)
+        self._gradients: Vector | None = None
+        """The sum since they were cleared; float32, one for each trained element."""
 
     def read(self) -> Vector:
         """A new float32 vector with the values now."""
-        import mlx.core as mx
-
-        flat = mx.concatenate([array.reshape(-1).astype(mx.float32) for array in self._arrays()])
-        return np.array(flat, dtype=np.float32)
+        return _joined(self._arrays())
 
     def load(self, vector: Vector) -> None:
         """Replace the arrays by the values of ``vector``, each in its own dtype."""
@@ -50,6 +53,68 @@ class MlxParameters:
         tensors = self.layout.tensors(vector)
         arrays = parameters | buffers
         self._update({name: mx.array(tensors[name]).astype(array.dtype) for name, array in arrays.items()})
+
+    def add_gradients(self, grads: Any, samples: float) -> None:
+        """Add a tree of gradients to those that are here.
+
+        Raises:
+            TypeError: it is missing (an empty batch needs none), or no tree.
+            ValueError: a gradient is missing, left over, of another shape or not real floating point; names it.
+        """
+        if grads is None:
+            if not samples:
+                return
+            raise TypeError(
+                "grads= is missing: an mlx.nn.Module does not keep its gradients, so write "
+                "loss, grads = nn.value_and_grad(model, loss_function)(model, x, y) and pass grads=grads"
+            )
+        if not isinstance(grads, dict):
+            raise TypeError(f"grads is a {type(grads).__name__}, not a dict: {_HOW}")
+        gradients = self._flat(grads)
+        self._gradients = gradients if self._gradients is None else self._gradients + gradients
+
+    def has_gradients(self) -> bool:
+        """True when some were added."""
+        return self._gradients is not None
+
+    def read_gradients(self) -> Vector:
+        """A new float32 vector: the sum of the gradients (or zeros) and, behind them, the buffers' values."""
+        buffers = list(self._named()[1].values())
+        trained = self._gradients
+        if trained is None:
+            trained = np.zeros(self.layout.size - self.layout.buffers, np.float32)
+        return np.concatenate([trained, *([_joined(buffers)] if buffers else [])])
+
+    def clear_gradients(self, optimizer: Any = None) -> None:
+        """The sum begins anew; an mlx optimizer holds no gradients."""
+        self._gradients = None
+
+    def check_optimizer(self, optimizer: Any, scale_lr: bool) -> None:
+        """Raises:
+        TypeError: not an mlx optimizer.
+        ValueError: it chooses its learning rate itself, and ``scale_lr`` should multiply it.
+        """
+        if not mlx_optimizer.is_mlx_optimizer(optimizer):
+            raise TypeError(
+                f"optimizer={type(optimizer).__name__} is no mlx optimizer: pass one of mlx.optimizers for this "
+                "mlx.nn.Module"
+            )
+        if scale_lr:
+            mlx_optimizer.check_rate(optimizer)
+
+    def optimizer_step(self, optimizer: Any, mean: Vector, factor: int) -> None:
+        """The step of all nodes with their ``mean`` gradient, zeros included, and ``factor`` times the learning rate:
+        what ``optimizer.update`` does on one machine. An array with two names gets one step and stays shared."""
+        import mlx.core as mx
+        from mlx.utils import tree_unflatten
+
+        self.check()
+        parameters, buffers = self._named()
+        tensors = self.layout.tensors(mean)
+        new = {name: mx.array(tensors[name]).astype(array.dtype) for name, array in (parameters | buffers).items()}
+        gradients = tree_unflatten([(name, new[name]) for name in parameters])
+        mlx_optimizer.make_step(optimizer, self.model, gradients, factor)
+        self._update(self._named()[0] | {name: new[name] for name in buffers})
 
     def snapshot(self) -> dict[str, Any]:
         """The arrays now: mlx never writes to them."""
@@ -64,6 +129,32 @@ class MlxParameters:
         difference = first_difference(_rows(parameters) + _rows(buffers), self.layout.schema)
         if difference:
             raise ValueError(difference)
+
+    def _flat(self, grads: dict[str, Any]) -> Vector:
+        """A tree of gradients as one vector in the order of the layout."""
+        import mlx.core as mx
+        from mlx.utils import tree_flatten
+
+        given = dict(tree_flatten(grads))
+        parameters = self._named()[0]
+        wanted = parameters | {twin: parameters[name] for twin, name in self._twins.items()}
+        for name in sorted(given.keys() | wanted.keys()):
+            if name not in wanted:
+                raise ValueError(f"grads has {name!r}, which is no trainable parameter of this model: {_HOW}")
+            if name not in given:
+                raise ValueError(f"grads lacks {name!r} of this model: {_HOW}")
+            gradient, shape = given[name], list(wanted[name].shape)
+            if not isinstance(gradient, mx.array) or not mx.issubdtype(gradient.dtype, mx.floating):
+                kind = _dtype(gradient) if isinstance(gradient, mx.array) else type(gradient).__name__
+                raise ValueError(f"the gradient of {name!r} is {kind}, not real floating point: {_HOW}")
+            if list(gradient.shape) != shape:
+                now = shape_text(list(gradient.shape))
+                raise ValueError(f"the gradient of {name!r} is {now}, the parameter {shape_text(shape)}: {_HOW}")
+        vector = _joined([given[name] for name in parameters])
+        starts = dict(zip(parameters, self.layout.starts, strict=False))
+        for twin, name in self._twins.items():
+            vector[starts[name] : starts[name] + parameters[name].size] += _joined([given[twin]])
+        return vector
 
     def _update(self, arrays: dict[str, Any]) -> None:
         import mlx.core as mx
@@ -91,6 +182,14 @@ class MlxParameters:
             if _dtype(array) not in ("float32", "float16", "bfloat16", "float64"):
                 raise ValueError(f"parameter {name!r} is {_dtype(array)}: only real floating point can be averaged")
         return dict(sorted(parameters.items())), dict(sorted(buffers.items()))
+
+
+def _joined(arrays: list[Any]) -> Vector:
+    """Their elements one after the other, as a new float32 vector."""
+    import mlx.core as mx
+
+    flat = mx.concatenate([array.reshape(-1).astype(mx.float32) for array in arrays])
+    return np.array(flat, dtype=np.float32)
 
 
 def _dtype(array: Any) -> str:

@@ -1,68 +1,145 @@
 """What one node alone knows, as the bytes of a safetensors file: counters and its optimiser's state. No pickle.
 
-Tensors of the optimiser's ``state_dict`` become safetensors entries; everything around them (steps, learning rates,
-groups) becomes JSON in the file's metadata, with the tensors' places marked.
+Arrays of the optimiser's state become safetensors entries, bit for bit; everything around them (steps, learning rates,
+groups) becomes JSON in the file's metadata, with the arrays' places marked. The state of a torch optimiser is its
+``state_dict()``, that of an mlx one its ``state``.
 """
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+from notebook_cluster.training import mlx_optimizer
 
 MAX_PART_BYTES = 64 * 1024**3
 
-_TENSOR, _PAIRS, _TUPLE = "__tensor__", "__pairs__", "__tuple__"
+_TENSOR, _DTYPE, _PAIRS, _TUPLE = "__tensor__", "dtype", "__pairs__", "__tuple__"
 
 
 class PartError(ValueError):
     """The bytes or the optimiser do not fit; one line."""
 
 
-def pack(counters: Mapping[str, float], optimizer: "torch.optim.Optimizer | None") -> bytes:
+class OtherFrameworkError(PartError):
+    """The state is that of the same optimiser in another framework."""
+
+
+def pack(counters: Mapping[str, float], optimizer: Any) -> bytes:
     """``counters`` and, if given, the optimiser's state as safetensors bytes.
 
     Raises:
-        PartError: the state holds something that is neither tensor nor plain data; names it.
+        PartError: the state holds something that is neither array nor plain data, or an mlx state is not computed yet;
+            names it.
     """
     metadata = {"counters": json.dumps(dict(counters))}
     if optimizer is None:
-        from safetensors.numpy import save as save_empty
+        from safetensors.numpy import save
 
-        return bytes(save_empty({}, metadata=metadata))
-    from safetensors.torch import save
+        return bytes(save({}, metadata=metadata))
+    kind, arrays = _kind_of(optimizer), dict[str, Any]()
+    try:
+        state = kind.state(optimizer)
+    except ValueError as error:
+        raise PartError(str(error)) from None
+    skeleton = _skeleton(state, arrays, kind, type(optimizer).__name__)
+    metadata |= {"optimizer": kind.title + type(optimizer).__name__, "skeleton": json.dumps(skeleton)}
+    return bytes(kind.save(arrays, metadata))
 
-    tensors: dict[str, torch.Tensor] = {}
-    skeleton = _skeleton(optimizer.state_dict(), tensors, type(optimizer).__name__)
-    metadata |= {"optimizer": type(optimizer).__name__, "skeleton": json.dumps(skeleton)}
-    return bytes(save(tensors, metadata=metadata))
 
-
-def unpack(data: bytes, optimizer: "torch.optim.Optimizer | None") -> dict[str, float]:
+def unpack(data: bytes, optimizer: Any) -> dict[str, float]:
     """Put the state in ``data`` into ``optimizer`` (if given) and return the counters.
 
     Raises:
-        PartError: not such bytes, or another optimiser's state; ``optimizer`` is then unchanged.
+        PartError: not such bytes, or another optimiser's state (OtherFrameworkError: that of its namesake in torch or
+            mlx); ``optimizer`` is then unchanged.
     """
     metadata = _metadata(data)
     try:
         counters: dict[str, float] = json.loads(metadata["counters"])
         if optimizer is None or "skeleton" not in metadata:
             return counters
-        if metadata["optimizer"] != type(optimizer).__name__:
-            saved, here = metadata["optimizer"], type(optimizer).__name__
-            raise PartError(f"the checkpoint's optimizer is {saved}, this one {here}: it starts afresh")
-        from safetensors.torch import load
-
-        optimizer.load_state_dict(_filled(json.loads(metadata["skeleton"]), load(data)))
+        kind, name = _kind_of(optimizer), type(optimizer).__name__
+        saved, here = metadata["optimizer"], kind.title + name
+        if saved != here:
+            kind_of_error = OtherFrameworkError if saved.rpartition(" ")[2] == name else PartError
+            raise kind_of_error(f"the checkpoint's optimizer is {saved}, this one {here}: it starts afresh")
+        kind.put(optimizer, _filled(json.loads(metadata["skeleton"]), kind.load(data), kind))
     except PartError:
         raise
-    except Exception as error:  # safetensors, json and torch each raise their own
+    except Exception as error:  # safetensors, json and the frameworks each raise their own
         raise PartError(
             f"the checkpoint's optimizer state does not fit ({error}): the optimizer starts afresh"
         ) from None
     return counters
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How the state of one kind of optimiser gets into a safetensors file and out of it."""
+
+    state: Callable[[Any], Any]
+    put: Callable[[Any, Any], None]
+    array: type
+    saved: Callable[[Any], tuple[Any, str]]
+    """Of an array what ``save`` takes, and the dtype where that does not tell."""
+    restored: Callable[[Any, str], Any]
+    save: Callable[[dict[str, Any], dict[str, str]], bytes]
+    load: Callable[[bytes], dict[str, Any]]
+    title: str = ""
+    """In front of the optimiser's name: two frameworks have an AdamW."""
+
+
+def _kind_of(optimizer: Any) -> _Kind:
+    if mlx_optimizer.is_mlx_optimizer(optimizer):
+        return _mlx()
+    return _numpy() if getattr(optimizer, "arrays", "torch") == "numpy" else _torch()
+
+
+def _torch() -> _Kind:
+    import torch
+    from safetensors.torch import load, save
+
+    return _Kind(
+        state=lambda optimizer: optimizer.state_dict(),
+        put=lambda optimizer, state: optimizer.load_state_dict(state),
+        array=torch.Tensor,
+        saved=lambda tensor: (tensor.detach().cpu().clone().contiguous(), ""),
+        restored=lambda tensor, dtype: tensor,
+        save=save,
+        load=load,
+    )
+
+
+def _numpy() -> _Kind:
+    import numpy
+    from safetensors.numpy import load, save
+
+    return _Kind(
+        state=lambda optimizer: optimizer.state_dict(),
+        put=lambda optimizer, state: optimizer.load_state_dict(state),
+        array=numpy.ndarray,
+        saved=lambda array: (numpy.array(array, order="C"), ""),
+        restored=lambda array, dtype: array,
+        save=save,
+        load=load,
+    )
+
+
+def _mlx() -> _Kind:
+    import mlx.core
+    from safetensors.numpy import load, save
+
+    return _Kind(
+        state=mlx_optimizer.state_tree,
+        put=mlx_optimizer.load_state,
+        array=mlx.core.array,
+        saved=mlx_optimizer.to_numpy,
+        restored=mlx_optimizer.from_numpy,
+        save=save,
+        load=load,
+        title="mlx ",
+    )
 
 
 def _metadata(data: bytes) -> dict[str, str]:
@@ -76,33 +153,31 @@ def _metadata(data: bytes) -> dict[str, str]:
         raise PartError("a safetensors file without notebook-cluster's metadata: the optimizer starts afresh") from None
 
 
-def _skeleton(value: Any, tensors: dict[str, "torch.Tensor"], where: str) -> Any:
-    """``value`` as JSON data; tensors go into ``tensors`` and leave their key behind."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        key = str(len(tensors))
-        tensors[key] = value.detach().cpu().clone().contiguous()
-        return {_TENSOR: key}
+def _skeleton(value: Any, arrays: dict[str, Any], kind: _Kind, where: str) -> Any:
+    """``value`` as JSON data; arrays go into ``arrays`` and leave their key behind."""
+    if isinstance(value, kind.array):
+        key = str(len(arrays))
+        arrays[key], dtype = kind.saved(value)
+        return {_TENSOR: key, _DTYPE: dtype} if dtype else {_TENSOR: key}
     if isinstance(value, dict):
-        return {_PAIRS: [[key, _skeleton(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()]}
+        return {_PAIRS: [[key, _skeleton(item, arrays, kind, f"{where}[{key!r}]")] for key, item in value.items()]}
     if isinstance(value, tuple):
-        return {_TUPLE: [_skeleton(item, tensors, where) for item in value]}
+        return {_TUPLE: [_skeleton(item, arrays, kind, where) for item in value]}
     if isinstance(value, list):
-        return [_skeleton(item, tensors, where) for item in value]
+        return [_skeleton(item, arrays, kind, where) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise PartError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: leave optimizer= out")
 
 
-def _filled(skeleton: Any, tensors: dict[str, "torch.Tensor"]) -> Any:
+def _filled(skeleton: Any, arrays: dict[str, Any], kind: _Kind) -> Any:
     """The inverse of :func:`_skeleton`."""
     if isinstance(skeleton, list):
-        return [_filled(item, tensors) for item in skeleton]
+        return [_filled(item, arrays, kind) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     if _TENSOR in skeleton:
-        return tensors[skeleton[_TENSOR]]
+        return kind.restored(arrays[skeleton[_TENSOR]], skeleton.get(_DTYPE, ""))
     if _TUPLE in skeleton:
-        return tuple(_filled(item, tensors) for item in skeleton[_TUPLE])
-    return {key: _filled(item, tensors) for key, item in skeleton[_PAIRS]}
+        return tuple(_filled(item, arrays, kind) for item in skeleton[_TUPLE])
+    return {key: _filled(item, arrays, kind) for key, item in skeleton[_PAIRS]}

@@ -1,10 +1,12 @@
 """What a checkpoint holds of one node alone, on the main thread: its step count and its optimiser's state."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from notebook_cluster.training import mlx_optimizer
 from notebook_cluster.training.job import Job
-from notebook_cluster.training.node_part import PartError, pack, unpack
+from notebook_cluster.training.node_part import OtherFrameworkError, PartError, pack, unpack
 from notebook_cluster.training.progress import Progress
 
 
@@ -36,6 +38,12 @@ class OwnPart:
             self._warn(str(error))
             return pack(counters, None)
 
+    def rest(self) -> None:
+        """From now on another thread may ask for the part: what mlx has still to compute is computed here."""
+        if mlx_optimizer.is_mlx_optimizer(self._optimizer):
+            with contextlib.suppress(ValueError):  # :meth:`data` says it, where the state is wanted
+                mlx_optimizer.evaluate(self._optimizer)
+
     def restore(self) -> None:
         """After a resume, once: this node's optimiser and step count, as they were saved."""
         if not self._restore:
@@ -57,6 +65,9 @@ class OwnPart:
         if data:
             try:
                 unpack(data, self._optimizer)
+            except OtherFrameworkError as error:
+                if unpack(data, None).get("round"):  # before the first round there is nothing to miss
+                    self._warn(str(error))
             except PartError as error:
                 self._warn(str(error))
 
@@ -64,5 +75,8 @@ class OwnPart:
         """Forget the optimiser's state, which led to work that was refused; False when none was given."""
         if self._optimizer is None:
             return False
-        self._optimizer.state.clear()
+        if mlx_optimizer.is_mlx_optimizer(self._optimizer):
+            mlx_optimizer.clear_state(self._optimizer)
+        else:
+            self._optimizer.state.clear()
         return True

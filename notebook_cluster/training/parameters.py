@@ -104,6 +104,38 @@ class Parameters(Protocol):
         """
 
 
+class WithGradients(Parameters, Protocol):
+    """What strategies that exchange gradients need as well. Gradients of several calls add up until they are cleared;
+    a parameter with two names has the sum of both."""
+
+    def add_gradients(self, grads: Any, samples: float) -> None:
+        """Take what ``sync.step`` was given for a batch of so many ``samples``. Torch has the gradients already.
+
+        Raises:
+            TypeError: ``grads`` is missing, or given for a framework that keeps gradients in the model; says which.
+            ValueError: it is not a tree of this model's gradients; names the first that differs.
+        """
+
+    def has_gradients(self) -> bool:
+        """True when some trainable parameter has one."""
+
+    def read_gradients(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """A new float32 vector: gradients (zeros where there is none) and, behind them, the buffers' values."""
+
+    def clear_gradients(self, optimizer: Any = None) -> None:
+        """There is no gradient any more, of what ``optimizer`` steps neither."""
+
+    def check_optimizer(self, optimizer: Any, scale_lr: bool) -> None:
+        """Raises:
+        TypeError: ``optimizer`` is not of the model's framework.
+        ValueError: it has no learning rate that ``scale_lr`` could multiply.
+        """
+
+    def optimizer_step(self, optimizer: Any, mean: np.ndarray[Any, np.dtype[np.float32]], factor: int) -> None:
+        """A step of ``optimizer`` with ``factor`` times its learning rate. ``mean``: what :meth:`read_gradients` gave,
+        averaged over nodes; its buffers become the model's."""
+
+
 def first_difference(now: list[SchemaRow], then: list[SchemaRow]) -> str | None:
     """One line that names the first parameter that was added, removed or changed since ``then``, or None."""
     before, after = {row[0]: row for row in then}, {row[0]: row for row in now}

@@ -19,7 +19,7 @@ from notebook_cluster.training.exchanges import Exchanges
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.job import Description, Job
 from notebook_cluster.training.measuring import Measuring
-from notebook_cluster.training.parameters import Parameters
+from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.results import Round, TrainingError
 from notebook_cluster.training.resuming import Start, registration, start_of
@@ -61,7 +61,7 @@ class RoundSync(Exchanges):
         if not runtime.replaying():
             self._register()
 
-    def _make_replica(self, parameters: Parameters, fragments: Fragments) -> Replica:
+    def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
         strategy = self._strategy
         return Replica(parameters, fragments, mix=strategy.mix, beta=strategy.beta)
 
@@ -237,6 +237,7 @@ class RoundSync(Exchanges):
         """Out of the rounds until the next call. From now on a checkpoint need not wait for this thread."""
         with self._runtime.deferred_interrupts():
             self._cell = None
+            self._part.rest()
             self._job.resting_part = lambda: self._part.data(self._replica.round)
         self._take_notices()
         self._receive()

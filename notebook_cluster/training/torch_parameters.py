@@ -4,7 +4,7 @@ Names are looked up anew at each call, so ``model.to(device)`` after constructio
 replaced by another shape, frozen or cast is found and named instead of being averaged wrongly.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference
@@ -65,6 +65,18 @@ class TorchParameters:
             for tensor, start in zip(tensors, self.layout.starts, strict=True):
                 tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
 
+    def add_gradients(self, grads: Any, samples: float) -> None:
+        """``loss.backward()`` has added them already.
+
+        Raises:
+            TypeError: ``grads`` is given.
+        """
+        if grads is not None:
+            raise TypeError(
+                "grads= is for an mlx.nn.Module: a torch.nn.Module has its gradients in .grad, so call loss.backward() "
+                "and leave grads= out"
+            )
+
     def read_gradients(self) -> Vector:
         """A new float32 vector: gradients (zeros where there is none) and, behind them, the buffers' values."""
         import torch
@@ -102,9 +114,35 @@ class TorchParameters:
         """True when some trainable parameter has one."""
         return any(tensor.grad is not None for tensor in self.model.parameters() if tensor.requires_grad)
 
-    def clear_gradients(self) -> None:
-        """Every gradient becomes None."""
+    def clear_gradients(self, optimizer: Any = None) -> None:
+        """Every gradient becomes None, also of what else ``optimizer`` steps."""
         self.model.zero_grad(set_to_none=True)
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+
+    def check_optimizer(self, optimizer: Any, scale_lr: bool) -> None:
+        """Raises:
+        TypeError: not a torch optimizer.
+        """
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(
+                f"optimizer={type(optimizer).__name__} is no torch optimizer: pass a torch.optim optimizer of this "
+                "torch.nn.Module"
+            )
+
+    def optimizer_step(self, optimizer: Any, mean: Vector, factor: int) -> None:
+        """The step of all nodes with their ``mean`` gradient and ``factor`` times the learning rate of each group."""
+        self.load_gradients(mean)
+        groups = optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        if factor != 1:
+            for group in groups:
+                group["lr"] = group["lr"] * factor
+        try:
+            optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
     def snapshot(self) -> "list[torch.Tensor]":
         return [tensor.detach().clone() for tensor in self._tensors()]
