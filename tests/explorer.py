@@ -1,7 +1,7 @@
 """Random schedules of a whole round protocol in one process: real member and coordinator machines, a simulated world.
 
 Models of one to three fragments, with and without overlap, waiting for all or for a quorum; or gradients at every
-step, with an optimiser on each node that takes the mean away from the parameters.
+step, with an optimiser on each node, or on one for all, that takes the mean away from the parameters.
 Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and
 pairs of nodes are cut for a while, the coordinator crashes between any two of its effects and comes back from what it
 logged. Everything follows from one seed.
@@ -49,7 +49,7 @@ class Node:
         self.contribution = 0
         self.round = self.fragment = 0
         """What the main thread is based on, and what it sent last."""
-        self.landed = None
+        self.landed = self.to_step = None
         self.params, self.state_hash = None, ""
         """Of gradients: the model, and the state that it belongs to."""
         self.clear()
@@ -68,7 +68,11 @@ class Node:
 
     def act(self):
         """The main thread does its next thing, if it does not wait."""
-        if self.phase == "starting":
+        if self.to_step is not None:
+            step, self.to_step = self.to_step, None
+            if step.round == self.round + 1:
+                self.feed(m.Stepped(step.round, step.attempt, self.params - step.mean))
+        elif self.phase == "starting":
             self.phase = "registering"
             theta = self.world.random_vector()
             zeros = np.zeros_like(theta)
@@ -85,8 +89,7 @@ class Node:
 
     def begin_again(self):
         """The cell makes its sync object a second time, which begins with the state that is held here."""
-        if self.world.gradients:
-            self.feed(m.Advance(self.round, self.params))
+        self.advance()
         self.phase = "registering"
         state = self.state
         register = replace(self.world.register(state.state_hash), round=state.round, holds_state=state.holds)
@@ -113,7 +116,7 @@ class Node:
             encoded = bytes(vector) if finite else b""
         if self.world.gradients:
             self.world.bases[self.contribution] = self.state_hash
-            self.feed(m.Advance(self.round, self.params))
+        self.advance()
         base = self.state_hash
         boundary = m.Boundary(encoded, samples, 1, 1.0, finite, finishing, fragment=fragment, more=more, base=base)
         self.feed(boundary)
@@ -125,7 +128,7 @@ class Node:
             return
         if self.world.gradients:
             if effect.members:
-                self.params = self.params - effect.momentum
+                self.params = effect.theta if self.world.served else self.params - effect.momentum
             self.clear()
             self.based_on(effect)
         self.round = effect.round
@@ -135,6 +138,11 @@ class Node:
             self.phase = "training"
             if effect.last:
                 self.finish()
+
+    def advance(self):
+        """Of gradients: what the node's own optimiser made of the last round."""
+        if self.world.gradients and not self.world.served:
+            self.feed(m.Advance(self.round, self.params))
 
     def based_on(self, effect):
         """Of gradients: the parameters are those that this state has on every node."""
@@ -207,6 +215,8 @@ class Node:
                 self.world.released += 1
                 if self.world.gradients:
                     self.clear()
+            case m.TakeStep():
+                self.to_step = effect
             case m.FetchState():
                 self.fetch, self.stuck = [effect, None], 0
             case m.CancelFetch():
@@ -222,8 +232,7 @@ class Node:
     def finish(self):
         self.phase = "done"
         self.feed(m.LeaveRounds("finished"))
-        if self.world.gradients:
-            self.feed(m.Advance(self.round, self.params))
+        self.advance()
         self.say("cell_left", "ok")
 
     def has(self, round):
@@ -248,7 +257,7 @@ class Node:
 
 
 class World:
-    def __init__(self, seed, *, nodes=None, with_commit=True, faults=None, gradients=None):
+    def __init__(self, seed, *, nodes=None, with_commit=True, faults=None, gradients=None, served=None):
         self.rng = rng = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
         self.with_commit = with_commit
@@ -257,7 +266,10 @@ class World:
         self.nan = rng.choice((0.0, 0.0, 0.0, 0.1))
         self.gradients = rng.random() < 0.25 if gradients is None else gradients
         count = 1 if self.gradients else rng.choice((1, 1, 2, 3))
-        self.fragments = Fragments("float32", ELEMENTS, 0, count, gradients=self.gradients)
+        if served is None:
+            served = random.Random(f"served {seed}").random() < 0.4
+        self.served = self.gradients and served
+        self.fragments = Fragments("float32", ELEMENTS, 0, count, gradients=self.gradients, served=self.served)
         self.places = oracle.fragments(ELEMENTS, 256, self.fragments.count)
         self.overlap = rng.random() < 0.4 and not self.gradients
         self.quorum, self.grace = rng.choice(((None, 0.0), (None, 0.0), (1, 0.0), (2, 1.0)))
@@ -314,6 +326,7 @@ class World:
             momentum_bits=0 if self.gradients else float_bits(0.9),
             nesterov=not self.gradients,
             every_step=self.gradients,
+            mode="server" if self.served else "",
             state_hash=state_hash,
         )
 
@@ -345,8 +358,8 @@ class World:
             raise Broken(f"{node.name} holds arrays that do not have their hash")
 
     def digest(self, theta, momentum):
-        """What nodes compare; of gradients the mean only, except at the beginning."""
-        return oracle.digest(theta[:0] if self.gradients else theta, momentum)
+        """What nodes compare; where each has an optimiser the mean only, except at the beginning."""
+        return oracle.digest(theta[:0] if self.gradients and not self.served else theta, momentum)
 
     def params_of(self, effect):
         """Of gradients: the model of this state."""
@@ -388,6 +401,11 @@ class World:
             mean = oracle.mean(
                 [self.contributions[c][0] for c in used], [oracle.number(row["weight_bits"]) for row in rows]
             )
+        if rows and self.served:
+            if len(record["slices"]) != 1:
+                raise Broken(f"round {number} has other slices than that of the node that steps")
+            theta = theta - mean
+        elif rows:
             outer, at = record["outer"], self.places[(number - 1) % len(self.places)]
             theta, momentum = theta.copy(), momentum.copy()
             theta[at], momentum[at] = oracle.diloco(
@@ -542,7 +560,7 @@ class World:
             if node.alive:
                 if node.linked and node.down:
                     choices.append((self.deliver_down, node))
-                if node.phase in ("starting", "training", "overlapping"):
+                if node.to_step is not None or node.phase in ("starting", "training", "overlapping"):
                     choices.append((Node.act, node))
                 if node.fetch is not None:
                     choices.append((self.fetch, node))

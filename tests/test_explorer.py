@@ -45,6 +45,17 @@ def test_every_schedule_ends_with_one_state_per_round_and_nobody_stuck():
     assert released > SCHEDULES // 500
 
 
+def test_schedules_in_which_one_node_steps_for_all():
+    for seed in range(4000, 4600):
+        world = World(seed, gradients=True, served=True).run()
+        world.check_end()
+        assert all(len(record["commit"]["members"]) == 0 or len(record["slices"]) == 1 for record in commits_of(world))
+
+
+def commits_of(world):
+    return [record for record in world.log if record["kind"] == "commit"]
+
+
 def test_without_commit_some_schedules_end_with_two_states_of_one_round():
     """The explorer can see what COMMIT is for: members that apply as soon as they are PREPARED drift apart."""
     apart = 0

@@ -420,7 +420,7 @@ def test_a_gradient_with_nan_is_refused_and_the_optimizer_goes_on(tmp_path: Path
 
     with Cluster(["m0", "m1"], tmp_path) as cluster:
         results = cluster.run(on_this_thread(cell))
-    assert all(np.isfinite(theta).all() for theta in results.values())
-    said = capfd.readouterr().err
-    assert "the work of 'm1' for round 2 holds NaN or infinity" in said
-    assert "the optimizer's state was cleared" in said
+    assert np.isfinite(results["m0"]).all()
+    # m1's optimizer has made every step with the mean of the others, so its state is that of all
+    np.testing.assert_array_equal(results["m0"], results["m1"])
+    assert "the work of 'm1' for round 2 holds NaN or infinity" in capfd.readouterr().err

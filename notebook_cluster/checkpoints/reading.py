@@ -1,6 +1,7 @@
 """Finding the newest checkpoint that is whole, and reading it."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,13 @@ class Checkpoint:
             if entry.rank == rank and entry.name not in used:
                 return self._read(entry)
         return None
+
+    def parts(self) -> Iterator[bytes]:
+        """The safetensors bytes of every node that saved some, read one after the other."""
+        for entry in self.manifest.nodes:
+            part = self._read(entry)
+            if part is not None:
+                yield part
 
     def _read(self, entry: NodeEntry) -> bytes | None:
         return (self.path / entry.file).read_bytes() if entry.file in self.manifest.files else None

@@ -63,6 +63,9 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
         for name, arrived in arrivals.items()
     ]
     owners = [member.name for member in members if member.weight_bits]
+    contributors = len(owners)
+    if owners and job.settings.mode == "server":
+        owners = [_server(job, members)]
     settings, fragment = job.settings, fragment_of(job.round + 1, job.settings.fragments)
     blocks = settings.fragment_blocks[fragment] if settings.fragment_blocks else settings.blocks
     ending = all(arrived.finishing and not arrived.more for arrived in arrivals.values())
@@ -73,7 +76,7 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
         attempt=job.attempt,
         members=members,
         slices=_slices(owners, blocks, turn.state.settings.one_owner_blocks),
-        outer=outer_settings(turn, job, arrivals, len(owners)),
+        outer=outer_settings(turn, job, arrivals, contributors),
         base_hash=job.state_hash,
         fragment=fragment,
         last=ending and not _coming(turn, job, names),
@@ -82,6 +85,13 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
     job.open = Open(seal, frozenset(arrivals))
     for member in members:
         turn.send(member.name, seal)
+
+
+def _server(job: Job, members: list[Member]) -> str:
+    """The node that owns the only slice and steps for all: whoever did so last, for it has the optimiser's state; else
+    the lowest rank, with work of its own or not."""
+    names = [member.name for member in members]
+    return job.server if job.server in names else names[0]
 
 
 def _slices(owners: list[str], blocks: int, one_owner_blocks: int) -> list[Slice]:

@@ -124,6 +124,7 @@ def go_back(job: Job, round: int, state_hash: str, attempt_floor: int) -> None:
     job.chain = {number: value for number, value in job.chain.items() if number <= round}
     job.open, job.last_commit, job.orphan_since = None, None, None
     job.recent = tuple(row for row in job.recent if row.round <= round)
+    job.server = next((row.slices[0].owner for row in reversed(job.recent) if row.slices), "")
     for name, participant in list(job.participants.items()):
         counted = participant.counted if participant.counted <= round else 0
         change(job, name, counted=counted, arrived=None, fetching=None)

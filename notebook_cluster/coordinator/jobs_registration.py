@@ -79,7 +79,7 @@ def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
     job.attempt_floor = job.attempt = job.highest_attempt
     job.has_state, job.round, job.state_hash, job.chain = True, round, state_hash, {round: state_hash}
     job.open, job.last_commit, job.orphan_since, job.recent = None, None, None, ()
-    job.quorum_since = None
+    job.quorum_since, job.server = None, ""
     for name, participant in list(job.participants.items()):
         change(job, name, counted=0, fetching=None)
         if participant.joining and participant.register.state_hash == state_hash:
@@ -213,7 +213,7 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
 
 
 _SAME_EVERYWHERE = (
-    "strategy", "codec", "every", "fragments", "overlap", "mix", "quorum", "grace", "blocks", "fragment_blocks",
+    "strategy", "mode", "codec", "every", "fragments", "overlap", "mix", "quorum", "grace", "blocks", "fragment_blocks",
     "schema_hash",
 )  # fmt: skip
 

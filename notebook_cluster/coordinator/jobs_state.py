@@ -136,6 +136,8 @@ class Job(msgspec.Struct):
     """The last committed rounds in a row, for nodes that missed them."""
     members: tuple[str, ...] = ()
     """Of the last committed round, with a contribution or not."""
+    server: str = ""
+    """Where one node's optimiser steps for all: who did so last."""
     steps: int = 0
     bytes_sent: int = 0
     bytes_data_parallel: int = 0

@@ -10,6 +10,11 @@ from typing import Literal
 from notebook_cluster.protocol.wire import Message
 
 
+def server_of(seal: "Seal") -> str:
+    """The node that steps for all in a round of gradients of which one does; empty: nobody has any."""
+    return seal.slices[0].owner if seal.slices else ""
+
+
 def fragment_of(round: int, fragments: int) -> int:
     """The fragment that round ``round`` exchanges: they take turns."""
     return (round - 1) % fragments
@@ -67,6 +72,8 @@ class Register(Message, frozen=True):
     """Codec blocks of each fragment, where there are several."""
     every_step: bool = False
     """Rounds carry gradients: whoever is out of step is waited for while it takes over the state."""
+    mode: str = ""
+    """Of gradients: ``allreduce``, or ``server`` where one node's optimiser steps for all."""
     overlap: int = 0
     """Steps between sending and receiving; ``mix``: the local parameters' share after receiving, None: all of the work
     since sending."""

@@ -5,9 +5,9 @@ arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives
 :mod:`.exchanges` and :mod:`.sync` on the main thread; :mod:`.diloco`, :mod:`.sparse_loco`, :mod:`.demo` and
 :mod:`.data_parallel` are what people call in a cell. :mod:`.replica` is the local model between two rounds,
 :mod:`.fragments` its parts and :mod:`.tiles` their order on the wire, :mod:`.schedule` when they are sent,
-:mod:`.gradients` and :mod:`.local_momentum` are the replica of data-parallel training and of DeMo;
-:mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model and its gradients into one flat vector and back, and
-:mod:`.mlx_optimizer` is what the last two need of mlx's optimizers.
+:mod:`.gradients` (:mod:`.served`, where one node steps for all) and :mod:`.local_momentum` are the replica of
+data-parallel training and of DeMo; :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model and its gradients
+into one flat vector and back, and :mod:`.mlx_optimizer` is what the last two need of mlx's optimizers.
 
 May import: collectives, codecs, checkpoints, mesh, security, protocol. Called by: ``node`` (which provides the
 :class:`~.runtime.Runtime`), ``coordinator`` (:mod:`.outer` only) and, through the package's lazy names, people's cells.

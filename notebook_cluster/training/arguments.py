@@ -19,6 +19,10 @@ DEFAULT_GRACE = 5.0
 """Seconds that the rest has once a quorum is at the boundary."""
 
 
+ALLREDUCE, SERVER = "allreduce", "server"
+"""Whose optimiser makes the steps of data-parallel training: each node's own, or that of one node for all."""
+
+
 @dataclass(frozen=True)
 class Strategy:
     """The validated settings of a sync object."""
@@ -46,6 +50,8 @@ class Strategy:
     """How much of the error feedback is sent again; with ``descent`` the momentum's decay."""
     gradients: bool = False
     """Rounds carry gradients, one for each step of the optimiser."""
+    mode: str = ""
+    """Of gradients: ALLREDUCE or SERVER."""
     scale_lr: bool = False
     exact_every: int = 0
     """In rounds whose number it divides parameters are sent, in float32; 0: never."""
@@ -100,7 +106,7 @@ class Strategy:
             "strategy": self.strategy, "every": self.period, "codec": self.codec,
             "outer_lr": self.outer_lr, "outer_momentum": self.outer_momentum, "nesterov": self.nesterov,
             "fragments": self.fragments, "overlap": self.overlap, "mix": self.mix,
-        }  # fmt: skip
+        } | ({"mode": self.mode} if self.mode else {})  # fmt: skip
 
 
 def check_every(every: object) -> int | Seconds:
@@ -131,6 +137,17 @@ def check_steps(name: str, value: Any) -> int:
     if not _is_whole(value, 1):
         raise ValueError(f"{name}={value!r}: use a whole number of steps from 1")
     return int(value)
+
+
+def check_mode(mode: Any) -> str:
+    """Whose optimiser makes the steps of data-parallel training.
+
+    Raises:
+        ValueError: neither ALLREDUCE nor SERVER.
+    """
+    if mode not in (ALLREDUCE, SERVER):
+        raise ValueError(f"mode={mode!r}: use {ALLREDUCE!r} or {SERVER!r}")
+    return str(mode)
 
 
 def check_quorum(quorum: Any, grace: Any) -> None:

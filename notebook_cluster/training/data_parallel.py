@@ -4,14 +4,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.training import member_types as types
-from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, check_steps
+from notebook_cluster.training.arguments import (
+    ALLREDUCE,
+    SERVER,
+    Strategy,
+    check_mode,
+    check_optimizer,
+    check_samples,
+    check_steps,
+)
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.gradients import Gradients
+from notebook_cluster.training.job import Notice
 from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.results import Round
 from notebook_cluster.training.resuming import Start
+from notebook_cluster.training.served import ServedGradients
 from notebook_cluster.training.sync import RoundSync
+from notebook_cluster.training.torch_parameters import TorchParameters
 
 
 class DataParallel(RoundSync):
@@ -22,6 +34,11 @@ class DataParallel(RoundSync):
     ``optimizer.update(model, grads)``. It sends the whole model each time: for links faster than those of Wi-Fi. A node
     that is lost is left out of the step, which is done again; one that joins takes over parameters and optimiser first.
 
+    With ``mode="server"`` only one node steps: the lowest rank gets all gradients, its optimiser makes the step, and
+    every node loads the parameters that it sends, in float32. So all hold the same bits on unlike machines too, and the
+    optimiser's state (Adam's moments: twice the model) is on that node only. Should it be lost, the lowest rank that is
+    left goes on with a state that starts afresh, and that is told. All traffic goes over that node's link.
+
     Args:
         model: a torch.nn.Module or mlx.nn.Module, the same on every node.
         optimizer: the torch.optim or mlx.optimizers optimizer of ``model``, made alike on every node.
@@ -29,8 +46,9 @@ class DataParallel(RoundSync):
         scale_lr: True multiplies the optimizer's learning rate, also one on a schedule, by the number of nodes in the
             step.
         accumulate: calls of ``step`` that make one step of the optimizer, with the mean of their gradients.
+        mode: "allreduce": each node makes the step; "server": one node does, for all.
         resend: every so many steps the lowest rank sends its parameters to all, because optimisers differ in the last
-            bits on unlike machines; None: never.
+            bits on unlike machines; None: never. ``mode="server"`` does that at every step and does not look at it.
 
     Raises:
         ValueError, TypeError, TrainingError, CheckpointError: as DiLoCo.
@@ -48,6 +66,7 @@ class DataParallel(RoundSync):
         scale_lr: bool = False,
         accumulate: int = 1,
         resend: int | None = 100,
+        mode: str = ALLREDUCE,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
@@ -60,6 +79,7 @@ class DataParallel(RoundSync):
             raise ValueError(f"scale_lr={scale_lr!r}: use True or False")
         self._user_optimizer = check_optimizer(optimizer)
         self._accumulate = check_steps("accumulate", accumulate)
+        self._mode = check_mode(mode)
         exact_every = 0 if resend is None else check_steps("resend", resend) + 1
         strategy = Strategy(
             "DataParallel",
@@ -71,12 +91,29 @@ class DataParallel(RoundSync):
             codec,
             gradients=True,
             scale_lr=scale_lr,
-            exact_every=exact_every,
+            exact_every=0 if mode == SERVER else exact_every,
+            mode=mode,
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Gradients:
         parameters.check_optimizer(self._user_optimizer, self._strategy.scale_lr)
+        if self._mode == SERVER:
+            if not isinstance(parameters, TorchParameters):
+                raise TypeError(
+                    "mode='server' takes a torch.nn.Module: for an mlx.nn.Module leave mode= out, every node then steps"
+                )
+            served = ServedGradients(
+                parameters,
+                fragments,
+                self._user_optimizer,
+                scale_lr=self._strategy.scale_lr,
+                restore=self._part.take_over,
+                afresh=self._tell_afresh,
+                warn=self._warn,
+            )
+            self._part.holds = served.holds_optimizer
+            return served
         return Gradients(
             parameters,
             fragments,
@@ -102,6 +139,8 @@ class DataParallel(RoundSync):
         if self._runtime.replaying():
             return None
         self._replica.parameters.add_gradients(grads, check_samples(samples))
+        if self._registering_drops_gradients():
+            samples = 0
         self._count_step(loss, samples)
         if self._waiting:
             return self._land()
@@ -121,7 +160,7 @@ class DataParallel(RoundSync):
 
     def _start(self) -> Start:
         start, replica = super()._start(), self._replica
-        if start.held and replica.started and start.round == replica.round:
+        if self._mode == ALLREDUCE and start.held and replica.started and start.round == replica.round:
             return replace(start, theta=replica.parameters.read(), state_hash=replica.state_hash)
         return start
 
@@ -134,6 +173,36 @@ class DataParallel(RoundSync):
         if self._replica.started:
             self._advance()
 
+    def _registering_drops_gradients(self) -> bool:
+        """In a new cell: whether a round that was still open in the last one has made the gradients at hand stale."""
+        parameters, round = self._replica.parameters, self._replica.round
+        came = self._replica.started and parameters.has_gradients()
+        self._register_if_needed()
+        if not came or parameters.has_gradients():
+            return False
+        self._warn(
+            f"round {self._replica.round} ended after this step's gradient was computed on the parameters of round "
+            f"{round}: it is not used"
+        )
+        return True
+
+    def _take(self, notice: Notice) -> None:
+        replica = self._replica
+        if not isinstance(notice, types.TakeStep):
+            super()._take(notice)
+        elif isinstance(replica, ServedGradients) and replica.started and notice.round == replica.round + 1:
+            self._job.post(types.Stepped(notice.round, notice.attempt, replica.serve(notice)))
+
+    def _tell_afresh(self, round: int, server: str) -> None:
+        where = repr(server) if server else "another node"
+        text = (
+            f"from round {round} of {self._job.name!r} on {self._runtime.name!r} makes the steps, in place of {where}: "
+            "the optimizer's state was only there, so it starts afresh"
+        )
+        self._runtime.send_control(NodeLog(level="warning", text=text))
+
     def _advance(self) -> None:
         """Tell the background what this node's optimiser made of the last round: joiners and checkpoints take that."""
+        if self._mode == SERVER:  # it is what was committed
+            return
         self._job.post(types.Advance(self._replica.round, self._replica.parameters.read()))

@@ -125,7 +125,7 @@ class Exchanges:
                 self._ready, self._waiting, self._finished = True, False, False
                 self._closing = False
                 self._schedule.keep(replica.steps)
-                self._part.restore()
+                self._part.restore(notice.state_hash)
                 self._round_step = self._progress.step
             case types.Apply() if replica.started:
                 self._landed = notice

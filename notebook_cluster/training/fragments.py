@@ -32,13 +32,16 @@ class Fragments:
         *,
         gathers: bool = False,
         gradients: bool = False,
+        served: bool = False,
         exact_every: int = 0,
         tiles: Tiles | None = None,
         descent: Descent | None = None,
     ) -> None:
         """``gathers``: owners of slices send the contributions on instead of their mean (:mod:`.combining`).
         ``gradients``: rounds carry gradients. Their mean is what momentum holds; theta is what every node's own
-        optimiser made of it. ``exact_every``: in every round whose number it divides the codec is float32; 0: never.
+        optimiser made of it. ``served``: one node's optimiser makes its step with their mean, and theta, in float32,
+        is what all get instead of the mean. ``exact_every``: in every round whose number it divides the codec is
+        float32; 0: never.
         ``descent``: rounds carry momenta, and this is made of their mean; ``tiles``: the order of their elements on the
         wire. Both need ``gathers`` and one fragment.
 
@@ -49,6 +52,7 @@ class Fragments:
         self.count = count
         self.gathers = gathers
         self.gradients = gradients
+        self.served = served
         self.size = parameters + buffers
         """Elements of the whole vector."""
         self.descent = descent
@@ -79,6 +83,15 @@ class Fragments:
             return self._exact
         return self.wires[self.of_round(round)]
 
+    def result(self, round: int) -> WireFormat:
+        """How what the owners of slices made of the contributions is sent."""
+        return self._exact if self.served else self.wire(round)
+
+    @property
+    def advances(self) -> bool:
+        """theta is what each node's own optimiser makes of a round, after its COMMIT."""
+        return self.gradients and not self.served
+
     def is_exact(self, round: int) -> bool:
         """True for the rounds that are sent in float32."""
         return self._exact_every > 0 and round % self._exact_every == 0
@@ -90,8 +103,8 @@ class Fragments:
         return [self.of_round(round) for round in range(before + 1, after + 1)]
 
     def state_hash(self, theta: Vector, momentum: Vector) -> str:
-        """What nodes compare after each round; of gradients the mean only."""
-        return state_hash(theta[:0] if self.gradients else theta, momentum)
+        """What nodes compare after each round; the mean only where each has an optimiser of its own."""
+        return state_hash(theta[:0] if self.advances else theta, momentum)
 
     def take(self, vector: Vector, fragment: int) -> Vector:
         """The elements of ``fragment``: a new vector, or ``vector`` itself where there is only one."""

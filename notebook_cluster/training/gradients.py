@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.training.fragments import Fragments
@@ -32,10 +33,10 @@ class Gradients(Replica):
         *,
         scale_lr: bool,
         is_lowest: Callable[[], bool],
-        restore: Callable[[], None],
+        restore: Callable[[], bool | None],
     ) -> None:
         """In the exact rounds of ``fragments`` the node that ``is_lowest`` sends its parameters. ``restore``: put the
-        optimiser's state back that came with a state."""
+        optimiser's state back that came with a state; False: none did, None: no state came."""
         super().__init__(parameters, fragments)
         self._optimizer, self._scale_lr = optimizer, scale_lr
         self._is_lowest, self._restore = is_lowest, restore
@@ -47,16 +48,17 @@ class Gradients(Replica):
         """The mean gradient of the steps since the last round, or the parameters; encoded once."""
         self.parameters.check()
         self._next_error = self._error
-        wire, base, more = self.fragments.wire(self.round + 1), self.state_hash, False
+        wire, more = self.fragments.wire(self.round + 1), False
+        empty = Boundary(b"", 0.0, 0, finishing=finishing, base=self.state_hash, base_round=self.round)
         if self.fragments.is_exact(self.round + 1):
             more = self.steps > 0
             if not self._is_lowest():
-                return Boundary(b"", 0.0, 0, finishing=finishing, base=base, more=more)
+                return structs.replace(empty, more=more)
             values, samples, steps = self.parameters.read(), 1.0, 0
         else:
             values, samples, steps = self.parameters.read_gradients(), self.samples, self.steps
             if not samples:
-                return Boundary(b"", 0.0, 0, finishing=finishing, base=base)
+                return empty
             trained = values[: wire.parameters]
             np.divide(trained, np.float32(steps), out=trained)
             if self._error is not None:
@@ -66,10 +68,10 @@ class Gradients(Replica):
         try:
             encoded = wire.encode(values)
         except NotFiniteError:
-            return Boundary(b"", samples, steps, finite=False, finishing=finishing, base=base, more=more)
+            return structs.replace(empty, samples=samples, steps=steps, finite=False, more=more)
         if wire.codec.lossy and steps:
             self._next_error = values - wire.decode(encoded)
-        return Boundary(encoded, samples, steps, norm=norm, finishing=finishing, base=base, more=more)
+        return structs.replace(empty, encoded=encoded, samples=samples, steps=steps, norm=norm, more=more)
 
     def apply(self, commit: Apply) -> None:
         """COMMIT: the optimiser makes its step with the mean, on every node alike, with work of its own or not."""
@@ -117,11 +119,11 @@ class Gradients(Replica):
     def _step(self, mean: Vector, nodes: int) -> None:
         self.parameters.optimizer_step(self._optimizer, mean, nodes if self._scale_lr else 1)
 
-    def _take_over(self, theta: Vector) -> None:
+    def _take_over(self, theta: Vector) -> bool | None:
         self._load(theta)
         self._error = self._next_error = None
-        self._restore()
         self._clear()
+        return self._restore()
 
     def _clear(self) -> None:
         self.parameters.clear_gradients(self._optimizer)

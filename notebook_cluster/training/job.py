@@ -41,6 +41,7 @@ from notebook_cluster.training.transfer import TransferError, frames_of
 
 Notice = (
     types.Ready
+    | types.TakeStep
     | types.Apply
     | types.Rebase
     | types.DiscardContribution
@@ -75,6 +76,9 @@ class Job:
         """Steps of its training loop at the boundary that was reached last."""
         self.restored_part: Callable[[str, int, frozenset[str]], bytes | None] = lambda node, rank, used: None
         """Optimiser state of a node, from the checkpoint that this node resumed from."""
+        self.restored_optimizer: Callable[[str], bytes | None] = lambda state_hash: None
+        """The state of an optimiser that all share, from that checkpoint; empty where it has none. None: the state with
+        that hash is not the checkpoint's."""
         self.resting_part: Callable[[], bytes] | None = None
         """Set while the main thread is in no training loop: a checkpoint then need not wait for its next sync call."""
         self.own: object | None = None
@@ -107,7 +111,7 @@ class Job:
         """Register (again). ``theta`` and ``momentum``: what this node would start from."""
 
         def start() -> None:
-            self._description, self._states.part = description, b""
+            self._description, self._states.part = description, None
             self.handle(types.Begin(register=register, fragments=fragments, theta=theta, momentum=momentum))
 
         self.runtime.call_soon(start)
@@ -122,8 +126,9 @@ class Job:
         own = state.state_hash if state.advanced else state_hash(state.theta, state.momentum)
         return Start(state.round, state.theta, state.momentum, own, held=True)
 
-    def fetched_part(self) -> bytes:
-        """The optimiser's state that came with the state this node fetched last; empty: none."""
+    def fetched_part(self) -> bytes | None:
+        """The optimiser's state that came with the state this node fetched last; empty: none did. None: this node has
+        not fetched a state since it registered."""
         return self._states.part
 
     def own_saved_part(self) -> bytes:

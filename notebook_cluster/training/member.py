@@ -26,6 +26,7 @@ from notebook_cluster.protocol.rounds import (
     RoundStatus,
     Seal,
     Void,
+    server_of,
 )
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training import member_exchange
@@ -59,6 +60,7 @@ from notebook_cluster.training.member_types import (
     LeaveRounds,
     SendControl,
     StateFetched,
+    Stepped,
     Tick,
 )
 
@@ -95,6 +97,8 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
         case Advance():
             if event.round == state.round:
                 state.theta, state.advanced = event.theta, True
+        case Stepped():
+            member_exchange.stepped(state, event, effects)
         case StateFetched():
             fetched(state, event, effects)
         case FetchFailed():
@@ -155,7 +159,7 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
     steps = state.contribution.steps if state.contribution is not None else 0
     state.theta, state.momentum = exchange.theta, exchange.momentum
     state.round, state.state_hash = message.round, message.state_hash
-    state.advanced = state.fragments is None or not state.fragments.gradients
+    state.advanced = state.fragments is None or not state.fragments.advances
     state.kept = _bounded(state, (*state.kept, member_exchange.kept_mean(exchange)))
     state.phase, state.exchange, state.contribution = "training", None, None
     state.left = state.left or message.last
@@ -170,6 +174,7 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
             message.last,
             steps,
             state.bytes_sent,
+            server_of(exchange.seal) if state.fragments is not None and state.fragments.served else "",
         )
     )
 

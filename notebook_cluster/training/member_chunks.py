@@ -90,7 +90,8 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
         state.dropped += 1
         return False
     piece = slices[header.slice]
-    start, stop = state.fragments.wire(header.round).byte_range(piece.start, piece.stop)
+    wire = state.fragments.result if header.kind == "mean" else state.fragments.wire
+    start, stop = wire(header.round).byte_range(piece.start, piece.stop)
     wanted = header.kind == "mean" or (weight > 0 and piece.owner == state.node)
     size = stop - start
     if header.kind == "mean" and exchange.gathered:

@@ -25,6 +25,8 @@ from notebook_cluster.training.member_types import (
     Frame,
     Log,
     SendControl,
+    Stepped,
+    TakeStep,
 )
 from notebook_cluster.training.outer import bits_float, flushes_subnormals, outer_step, weighted_sum
 
@@ -115,7 +117,7 @@ def take_complete(state: MemberState, message: Complete, effects: list[Effect]) 
 def tick(state: MemberState, effects: list[Effect]) -> None:
     """WANT after a second without progress, STALLED after two and a half."""
     exchange, settings = state.exchange, state.settings
-    if exchange is None or exchange.prepared is not None or state.left:
+    if exchange is None or exchange.prepared is not None or exchange.stepping or state.left:
         return
     if state.now - max(exchange.progress, exchange.wanted) >= settings.want_after:
         state.exchange = exchange = copy(exchange)
@@ -135,17 +137,35 @@ def advance(state: MemberState, effects: list[Effect]) -> None:
     for index, piece in enumerate(exchange.seal.slices):
         if piece.owner != state.node or index in exchange.means:
             continue
+        if exchange.stepping:
+            return
         if all((index, name) in exchange.contributions for name in contributors):
             mean = _mean(state, exchange, index, contributors, effects)
             if mean is None:
                 return
-            exchange = state.exchange = copy(exchange)
-            exchange.means = {**exchange.means, index: mean}
-            for name in exchange.senders:
-                if name != state.node:
-                    send_slice(state, name, "mean", index, mean, effects)
+            exchange = _send_mean(state, exchange, index, mean, effects)
     if len(exchange.means) == len(exchange.seal.slices):
         _prepare(state, effects)
+
+
+def _send_mean(state: MemberState, exchange: Exchange, index: int, mean: Buffer, effects: list[Effect]) -> Exchange:
+    exchange = state.exchange = copy(exchange)
+    exchange.means = {**exchange.means, index: mean}
+    for name in exchange.senders:
+        if name != state.node:
+            send_slice(state, name, "mean", index, mean, effects)
+    return exchange
+
+
+def stepped(state: MemberState, event: Stepped, effects: list[Effect]) -> None:
+    """The parameters that the optimiser made of the mean go to all, if this attempt is still open."""
+    exchange, fragments = state.exchange, state.fragments
+    if exchange is None or fragments is None or not exchange.stepping or exchange.means:
+        return
+    if (event.round, event.attempt) != (exchange.seal.round, exchange.seal.attempt):
+        return
+    _send_mean(state, exchange, 0, fragments.result(event.round).encode(event.theta), effects)
+    advance(state, effects)
 
 
 def kept_mean(exchange: Exchange) -> KeptMean:
@@ -161,7 +181,7 @@ def _mean(
     state: MemberState, exchange: Exchange, index: int, contributors: list[str], effects: list[Effect]
 ) -> Buffer | None:
     """What the owner of a slice sends back: the encoded weighted mean, members added in rank order, or all
-    contributions; None when one of them is not usable."""
+    contributions; None when one of them is not usable, or the optimiser has to make its step first."""
     piece = exchange.seal.slices[index]
     assert state.fragments is not None
     wire = state.fragments.wire(exchange.seal.round)
@@ -176,6 +196,9 @@ def _mean(
         if not broken:
             with np.errstate(all="ignore"):
                 total = weighted_sum((vector(name), exchange.senders[name][1]) for name in contributors)
+            if state.fragments.served:
+                _let_step(state, exchange, total, len(contributors), effects)
+                return None
             return wire.encode(total, piece.start, piece.stop)
     except NotFiniteError:
         broken = [name for name in contributors if not _is_usable(vector, name)]
@@ -184,6 +207,17 @@ def _mean(
     state.exchange.broken = tuple(broken)
     effects.append(SendControl(stalled(state, state.exchange)))
     return None
+
+
+def _let_step(state: MemberState, exchange: Exchange, mean: Vector, nodes: int, effects: list[Effect]) -> None:
+    """Raises:
+    NotFiniteError: there is NaN or infinity in ``mean``.
+    """
+    if not np.isfinite(mean).all():
+        raise NotFiniteError("NaN or infinity in the mean")
+    state.exchange = exchange = copy(exchange)
+    exchange.stepping = True
+    effects.append(TakeStep(exchange.seal.round, exchange.seal.attempt, mean, nodes))
 
 
 def _is_usable(vector: Callable[[str], Vector], name: str) -> bool:
@@ -206,6 +240,8 @@ def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
     wire, fragment = fragments.wire(seal.round), fragments.of_round(seal.round)
     pieces = [_decoded(fragments, exchange, index) for index in range(len(seal.slices))]
     mean = fragments.unpack(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    if fragments.served:
+        return mean, state.momentum
     lr, mu = bits_float(seal.outer.lr_bits), bits_float(seal.outer.momentum_bits)
     before = fragments.take(state.theta, fragment), fragments.take(state.momentum, fragment)
     if fragments.descent is not None:
@@ -229,7 +265,7 @@ def _ask_again(state: MemberState, exchange: Exchange, error: DamagedError, effe
 
 def _decoded(fragments: Fragments, exchange: Exchange, index: int) -> Vector:
     """The mean of one slice."""
-    wire, over_all = fragments.wire(exchange.seal.round), fragments.descent is not None
+    wire, over_all = fragments.result(exchange.seal.round), fragments.descent is not None
     piece, data = exchange.seal.slices[index], exchange.means[index]
     if exchange.gathered:
         return mean_of_gathered(wire, data, exchange.gathered, piece.start, piece.stop, over_all=over_all)
@@ -247,7 +283,7 @@ def _prepare(state: MemberState, effects: list[Effect]) -> None:
     except DamagedError as error:
         _ask_again(state, exchange, error, effects)
         return
-    if flushes_subnormals():
+    if flushes_subnormals() and not state.fragments.served:
         text = (
             "this process rounds subnormal numbers to zero, so its state will differ: torch.set_flush_denormal(False)"
         )

@@ -18,6 +18,7 @@ from notebook_cluster.training.member_types import (
     CancelFetch,
     Effect,
     FetchState,
+    Log,
     Ready,
     Rebase,
     Release,
@@ -45,15 +46,16 @@ def boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None
         arrive(state, effects)
 
 
-def arrive(state: MemberState, effects: list[Effect]) -> None:
+def arrive(state: MemberState, effects: list[Effect], counted: bool = False) -> None:
+    """``counted``: the contribution in hand is in the state held here."""
     state.phase, state.exchange, state.catching, state.bytes_sent = "arrived", None, (), 0
-    _release_if_over(state, effects)
+    _release_if_over(state, effects, counted)
     arrived = current_arrival(state)
     if arrived is not None:
         effects.append(SendControl(arrived))
 
 
-def _release_if_over(state: MemberState, effects: list[Effect]) -> None:
+def _release_if_over(state: MemberState, effects: list[Effect], counted: bool = False) -> None:
     """A contribution to another fragment than that of the next round has missed its turn; gradients have when they
     were computed on another state."""
     mine, fragments = state.contribution, state.fragments
@@ -66,6 +68,12 @@ def _release_if_over(state: MemberState, effects: list[Effect]) -> None:
     state.contribution = Boundary(b"", 0.0, 0, finishing=mine.finishing, outer=mine.outer, more=more)
     state.serial += 1
     effects.append(Release())
+    if stale and not counted:
+        text = (
+            f"the gradient of {state.node!r} for round {state.round + 1} was computed on the parameters of round "
+            f"{mine.base_round}, which are no longer those of all: it is not used"
+        )
+        effects.append(Log("warning", text))
 
 
 def current_arrival(state: MemberState) -> Arrived | None:
@@ -254,7 +262,7 @@ def fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -> N
         return
     effects.append(Rebase(state.round, event.theta, event.momentum, state.state_hash))
     if mine is not None and not state.left:
-        arrive(state, effects)
+        arrive(state, effects, counted=state.fetch_counted)
 
 
 def fetch_failed(state: MemberState, effects: list[Effect]) -> None:

@@ -76,6 +76,8 @@ class Exchange(msgspec.Struct):
     """When a chunk last came."""
     wanted: float = 0.0
     stalled: float = 0.0
+    stepping: bool = False
+    """The mean is with the optimiser, which steps for all."""
     broken: tuple[str, ...] = ()
     """Members whose contribution held NaN or infinity: the coordinator was told and will seal again without it."""
     prepared: Prepared | None = None

@@ -52,12 +52,22 @@ class Boundary(msgspec.Struct, frozen=True):
     """There is work in other fragments too."""
     base: str = ""
     """Of gradients: the hash of the state that they were computed on. On another one they are not used."""
+    base_round: int = 0
+    """The round of that state."""
 
 
 class Advance(msgspec.Struct, frozen=True):
     """Of gradients: what this node's own optimiser made of ``round``, the state that joiners take."""
 
     round: int
+    theta: "Vector"
+
+
+class Stepped(msgspec.Struct, frozen=True):
+    """What the optimiser made of the mean of TakeStep: the parameters after ``round``, finite."""
+
+    round: int
+    attempt: int
     theta: "Vector"
 
 
@@ -103,7 +113,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Monotonic seconds."""
 
 
-Event = Begin | Boundary | Advance | Control | Frame | StateFetched | FetchFailed | LeaveRounds | Tick
+Event = Begin | Boundary | Advance | Stepped | Control | Frame | StateFetched | FetchFailed | LeaveRounds | Tick
 
 
 # ---- effects -------------------------------------------------------------------------------------------------
@@ -132,6 +142,16 @@ class Ready(msgspec.Struct, frozen=True):
     state_hash: str
 
 
+class TakeStep(msgspec.Struct, frozen=True):
+    """This node steps for all: let the optimiser make its step with ``mean``, the gradients of ``nodes`` nodes, aside,
+    and answer with Stepped. It counts when ``round`` is committed with what it made."""
+
+    round: int
+    attempt: int
+    mean: "Vector"
+    nodes: int
+
+
 class Apply(msgspec.Struct, frozen=True):
     """COMMIT: swap theta and momentum, load theta into the model. ``counted``: this node's contribution is in the
     mean, so its error feedback becomes the one computed with it; otherwise there was none (a receiver). The driver
@@ -147,6 +167,8 @@ class Apply(msgspec.Struct, frozen=True):
     """finish() returns."""
     steps: int
     bytes_sent: int
+    server: str = ""
+    """The node whose optimiser made the step, where one does it for all."""
 
 
 class Rebase(msgspec.Struct, frozen=True):
@@ -208,6 +230,7 @@ Effect = (
     SendControl
     | SendChunk
     | Ready
+    | TakeStep
     | Apply
     | Rebase
     | FetchState

@@ -74,6 +74,15 @@ def unpack(data: bytes, optimizer: Any) -> dict[str, float]:
     return counters
 
 
+def has_optimizer(data: bytes, round: int) -> bool:
+    """An optimiser's state after ``round`` is in ``data``, which :func:`pack` made."""
+    try:
+        metadata = _metadata(data)
+        return "skeleton" in metadata and json.loads(metadata["counters"])["round"] == round
+    except (PartError, ValueError, KeyError, TypeError):
+        return False
+
+
 @dataclass(frozen=True)
 class _Kind:
     """How the state of one kind of optimiser gets into a safetensors file and out of it."""

@@ -28,12 +28,14 @@ class OwnPart:
     ) -> None:
         self._job, self._optimizer, self._progress = job, optimizer, progress
         self._restore, self._warn, self._shared = restore, warn, shared
+        self.holds: Callable[[], bool] = lambda: True
+        """False while another node has the optimiser's state, the only one there is."""
 
     def data(self, round: int) -> bytes:
         """The part as bytes, on the state after ``round``."""
         counters = {"step": self._progress.step, "round": round}
         try:
-            return pack(counters, self._optimizer)
+            return pack(counters, self._optimizer if self.holds() else None)
         except PartError as error:
             self._warn(str(error))
             return pack(counters, None)
@@ -44,36 +46,59 @@ class OwnPart:
             with contextlib.suppress(ValueError):  # :meth:`data` says it, where the state is wanted
                 mlx_optimizer.evaluate(self._optimizer)
 
-    def restore(self) -> None:
-        """After a resume, once: this node's optimiser and step count, as they were saved."""
+    def restore(self, state_hash: str) -> None:
+        """After a resume, once: this node's optimiser and step count, as they were saved; of a shared optimiser the
+        state that goes with ``state_hash``."""
         if not self._restore:
             return
         self._restore = False
-        data = self._job.own_saved_part()
-        if not data and self._shared:
-            data = self._job.restored_part("", 0, frozenset()) or b""
-        if not data:
-            return
+        own = optimizer = self._job.own_saved_part()
+        if self._shared:
+            saved = self._job.fetched_part() or self._job.restored_optimizer(state_hash)
+            if saved == b"":
+                self._warn(
+                    "the checkpoint has no state of the optimizer, which was on a node that is not in it: "
+                    "the optimizer starts afresh"
+                )
+            optimizer = saved or b""
         try:
-            self._progress.step = int(unpack(data, self._optimizer)["step"])
+            counters = self._unpack_shared(optimizer, own) if optimizer else {}
+            counters = unpack(own, None) if own else counters
+            if counters:
+                self._progress.step = int(counters["step"])
         except (PartError, KeyError, TypeError, ValueError, OverflowError) as error:
             self._warn(str(error))
 
-    def take_over(self) -> None:
-        """The optimiser's state that came with the state of another node."""
+    def _unpack_shared(self, data: bytes, own: bytes | None) -> dict[str, Any]:
+        """Put the state in ``data`` into the optimiser; where it is of another framework, the one of this node."""
+        try:
+            return unpack(data, self._optimizer)
+        except OtherFrameworkError:
+            if not own or own == data:
+                raise
+            return unpack(own, self._optimizer)
+
+    def take_over(self) -> bool | None:
+        """Put the optimiser's state in that came with the state of another node; False: none came, or it does not
+        fit. None: no state came."""
         data = self._job.fetched_part()
-        if data:
-            try:
-                unpack(data, self._optimizer)
-            except OtherFrameworkError as error:
-                if unpack(data, None).get("round"):  # before the first round there is nothing to miss
-                    self._warn(str(error))
-            except PartError as error:
+        if not data:
+            return None if data is None else False
+        try:
+            unpack(data, self._optimizer)
+        except OtherFrameworkError as error:
+            if unpack(data, None).get("round"):  # before the first round there is nothing to miss
                 self._warn(str(error))
+            return False
+        except PartError as error:
+            self._warn(str(error))
+            return False
+        return True
 
     def clear_optimizer(self) -> bool:
-        """Forget the optimiser's state, which led to work that was refused; False when none was given."""
-        if self._optimizer is None:
+        """Forget the optimiser's state, which led to work that was refused; False when there is none of its own: the
+        one that all share has made no step with that work."""
+        if self._optimizer is None or self._shared:
             return False
         if mlx_optimizer.is_mlx_optimizer(self._optimizer):
             mlx_optimizer.clear_state(self._optimizer)

@@ -10,6 +10,7 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.rounds import Register
 from notebook_cluster.training.arguments import Strategy
 from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.node_part import has_optimizer
 from notebook_cluster.training.outer import state_hash
 from notebook_cluster.training.parameters import Parameters, TensorLayout
 
@@ -47,8 +48,8 @@ def start_of(parameters: Parameters, directory: Path, resume: str, fragments: Fr
         momentum = parameters.layout.vector(checkpoint.momentum, where)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    hash = fragments.state_hash(theta, momentum)
-    if hash != checkpoint.manifest.state_hash:
+    hash = checkpoint.manifest.state_hash
+    if hash not in _hashes(fragments, theta, momentum):
         raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
     return Start(
         found.round,
@@ -59,6 +60,21 @@ def start_of(parameters: Parameters, directory: Path, resume: str, fragments: Fr
         manifest_hash=found.manifest_hash,
         warnings=found.warnings,
     )
+
+
+def _hashes(fragments: Fragments, theta: Vector, momentum: Vector) -> set[str]:
+    """By which a state may be known; of gradients that of their mean, or of both, in which mode it was saved."""
+    both = state_hash(theta, momentum)
+    return {both, state_hash(theta[:0], momentum)} if fragments.gradients else {both}
+
+
+def shared_optimizer(checkpoint: Checkpoint, state_hash: str) -> bytes | None:
+    """The first part of ``checkpoint`` that has an optimiser's state; empty: none has. None: it is the checkpoint of
+    another state than the one with this hash."""
+    if checkpoint.manifest.state_hash != state_hash:
+        return None
+    round = checkpoint.manifest.round
+    return next((part for part in checkpoint.parts() if has_optimizer(part, round)), b"")
 
 
 def registration(
@@ -89,6 +105,7 @@ def registration(
         fragments=fragments.count,
         fragment_blocks=[wire.blocks for wire in fragments.wires] if fragments.count > 1 else [],
         every_step=strategy.every_step,
+        mode=strategy.mode,
         overlap=strategy.overlap,
         mix=strategy.mix,
         quorum=strategy.quorum,

@@ -27,8 +27,8 @@ class StateTransfers:
     """Both ends of the transfers of one job's state."""
 
     def __init__(self, job: "Job") -> None:
-        self.part = b""
-        """The optimiser's state of this node, or of all, that came with the state fetched last."""
+        self.part: bytes | None = None
+        """The optimiser's state of this node, or of all, that came with the state fetched last; None: none was."""
         self._job = job
         self._fetch: Fetch | None = None
         self._fetching: types.FetchState | None = None
@@ -94,7 +94,7 @@ class StateTransfers:
             again = self._fetch.retry(now)
         except TransferError as error:
             fragments = self._job.member.fragments
-            if fragments is not None and fragments.gradients and self._fetching is not None:
+            if fragments is not None and fragments.advances and self._fetching is not None:
                 self.fetch(self._fetching)  # its main thread may be in a long step; a source that is gone is told
             else:
                 self._failed(str(error))
@@ -130,6 +130,8 @@ class StateTransfers:
         round, resting = state.round, job.resting_part
         if state.fragments is None or not state.fragments.gradients:
             self._push(sender, header, round, job.saved_part_for(sender))
+        elif state.fragments.served:  # the node that steps keeps it; before its first step it is on disk
+            self._push(sender, header, round, job.restored_optimizer(state.state_hash) or b"")
         elif resting is not None:
             self._push(sender, header, round, resting())
         else:  # the optimiser's state after that round, which the main thread has

@@ -7,6 +7,7 @@ The order in a cell: registered at construction (or at the first call in a later
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.training import member_types as types
-from notebook_cluster.training.arguments import Strategy, check_optimizer, check_samples, parameters_of
+from notebook_cluster.training.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
 from notebook_cluster.training.exchanges import Exchanges
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.job import Description, Job
@@ -22,7 +23,7 @@ from notebook_cluster.training.measuring import Measuring
 from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.results import Round, TrainingError
-from notebook_cluster.training.resuming import Start, registration, start_of
+from notebook_cluster.training.resuming import Start, registration, shared_optimizer, start_of
 from notebook_cluster.training.runtime import current_runtime
 from notebook_cluster.training.tiles import tiles_of
 
@@ -44,6 +45,7 @@ class RoundSync(Exchanges):
             count,
             gathers=strategy.gathers,
             gradients=strategy.gradients,
+            served=strategy.mode == SERVER,
             exact_every=strategy.exact_every,
             tiles=tiles_of(layout) if strategy.descent is not None else None,
             descent=strategy.descent,
@@ -209,6 +211,7 @@ class RoundSync(Exchanges):
         )
         if start.checkpoint is not None:
             self._job.restored_part = start.checkpoint.part
+            self._job.restored_optimizer = partial(shared_optimizer, start.checkpoint)
         for warning in start.warnings:
             self._warn(warning)
         return start
