@@ -272,7 +272,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM")
-    parser.add_argument("--lr", type=float, nargs="+", default=[4e-3], help="of the inner optimiser")
+    parser.add_argument("--lr", type=float, nargs="+", default=[8e-3], help="of the inner optimiser")
     parser.add_argument("--outer-lr", type=float, nargs="+", help="instead of each arm's own")
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--every", type=int, default=30, help="steps of a round")
