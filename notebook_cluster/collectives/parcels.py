@@ -201,18 +201,22 @@ class Outbox:
         self._reached[header.operation] = header
         self._reached.pop(header.operation - 2, None)
         if self._asked:
-            self._transport.call_soon(self._answer)
+            self._transport.call_soon(self._answer_all)
 
-    def _answer(self) -> None:
-        for node, operation, phase in list(self._asked):
-            reached = self._reached.get(operation)
-            if (operation, phase) in self._sent.get((node, "collective"), {}):
-                self._asked.discard((node, operation, phase))  # it was sent since then
-            elif reached is not None and reached.phase >= phase:
-                self._asked.discard((node, operation, phase))
-                self._transport.send(node, msgspec.structs.replace(reached, phase=phase))
-            elif operation < max(self._reached, default=0) - 1:
-                self._asked.discard((node, operation, phase))
+    def _answer_all(self) -> None:
+        for question in list(self._asked):
+            self._answer(*question)
+
+    def _answer(self, node: str, operation: int, phase: int) -> None:
+        """To a question that was noted; it stays so while this node has not come that far."""
+        reached = self._reached.get(operation)
+        if (operation, phase) in self._sent.get((node, "collective"), {}):
+            self._asked.discard((node, operation, phase))  # it was sent since then
+        elif reached is not None and reached.phase >= phase:
+            self._asked.discard((node, operation, phase))
+            self._transport.send(node, msgspec.structs.replace(reached, phase=phase))
+        elif operation < max(self._reached, default=0) - 1:
+            self._asked.discard((node, operation, phase))
 
     def post(self, node: str, header: CellFrame, data: Payload) -> None:
         """Send ``data`` to ``node`` in chunks; ``data`` must not change any more."""
@@ -233,7 +237,7 @@ class Outbox:
                 self._asked.clear()  # whoever still waits asks again
             # Noted first and looked at then: the main thread does it the other way round, so one of the two sees it.
             self._asked.add((node, want.operation, want.phase))
-            self._answer()
+            self._answer(node, want.operation, want.phase)
 
     def forget(self, node: str, channel: Channel, before: int) -> None:
         """``node`` has every parcel of operations below ``before``."""
