@@ -61,6 +61,7 @@ class TrainingNode:
         self._job = Job(self.runtime, JOB)
         self._roster: Roster | None = None
         self._number = 0
+        self._admitted = False
 
     def _from_node(self, frames: list[bytes]) -> None:
         self._routing_id = frames[0]
@@ -72,7 +73,7 @@ class TrainingNode:
         self._pump.send([self._routing_id, encode(message)])
 
     def begin(self, rows: list[dict[str, Any]]) -> None:
-        """The cluster is there; a job is made and waits in its first round."""
+        """The cluster is there; a job is made, which goes into its first round in :meth:`in_round`."""
         self._roster = Roster(cluster="fuzz", generation=1, nodes=msgspec.convert(rows, list[NodeAddress]))
         self._tell(self._roster)
         theta, momentum = np.zeros(ELEMENTS, np.float32), np.zeros(ELEMENTS, np.float32)
@@ -86,9 +87,16 @@ class TrainingNode:
         )  # fmt: skip
         job.begin(register, Fragments("float32", ELEMENTS), theta, momentum, Description(layout, {}))
         self._base = digest
-        self._tell(Registered(job=JOB, round=0, state_hash=digest, source=None))
-        job.post(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
-        self.next()
+
+    def _go_on(self) -> None:
+        """Bring the job to its first round, step by step: a message before its time would be dropped."""
+        phase = self._job.member.phase
+        if phase == "registering" and not self._admitted:
+            self._admitted = True
+            self._tell(Registered(job=JOB, round=0, state_hash=self._base, source=None))
+            self._job.post(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
+        elif phase == "arrived":
+            self.next()
 
     def next(self) -> None:
         """The cell ends and another one begins; the round is tried again."""
@@ -115,12 +123,13 @@ class TrainingNode:
         Raises:
             RuntimeError: it does not; what is sent to the mesh port then tests nothing.
         """
-        wanted = (1, self._number)
         deadline = time.monotonic() + IN_ROUND_TIMEOUT
-        while self._job.member.seen_attempt != wanted:
+        while not self._number or self._job.member.seen_attempt != (1, self._number):
+            if not self._number:
+                self._go_on()
             if time.monotonic() > deadline:
-                member = self._job.member
-                raise RuntimeError(f"the job is {member.phase!r}, not in round and attempt {wanted}")
+                phase = self._job.member.phase
+                raise RuntimeError(f"the job is {phase!r}, not in round 1 and attempt {self._number}")
             await asyncio.sleep(0.01)
 
     def dropped(self) -> int:
