@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Self
 
 import zmq
@@ -125,7 +126,12 @@ class RawLink(RawClient):
     def messages(self, kind: Any, timeout: float) -> Iterator[tuple[Message, list[bytes]]]:
         """Messages of type (or union) ``kind`` and their buffers; others are passed over."""
         for header, frames in self.incoming(timeout):
-            if isinstance(header, f.Data) and not header.piece and frames:
+            if isinstance(header, f.Data) and frames and not header.pieces_left:
+                if header.piece:  # small buffers in one frame, or the end of a large message, which is no message
+                    ends = list(accumulate(header.sizes))
+                    frames = [frames[0][end - size : end] for size, end in zip(header.sizes, ends, strict=True)] or [
+                        b""
+                    ]
                 try:
                     yield decode(frames[0], kind), frames[1:]
                 except ProtocolError:
