@@ -112,7 +112,8 @@ def test_the_palette_has_them_too_and_what_failed_is_said_as_text(page: "Page", 
     assert (action["cluster"], action["target"]) == ("digits", cluster_view().jobs[0].name)
     page.locator(".jp-Dialog").get_by_text(REFUSED).wait_for(timeout=PATIENCE)
     page.locator(".jp-Dialog").get_by_text("Save Checkpoint Now: digits").wait_for(timeout=PATIENCE)
-    page.locator(".jp-Dialog").get_by_role("button").press("Enter")  # the palette that fades out may be in a click's way
+    # The palette that fades out may be in a click's way.
+    page.locator(".jp-Dialog").get_by_role("button").press("Enter")
     page.locator(".jp-Dialog").wait_for(state="detached", timeout=PATIENCE)
 
 
