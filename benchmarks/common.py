@@ -103,12 +103,20 @@ def ipyparallel_engines(nodes: int) -> Iterator[tuple[Any, Any]]:
         cluster.stop_cluster_sync()
 
 
+def kernel_manager() -> Any:
+    """jupyter_client's manager, over TCP as by default, with ports that nobody takes before the kernel binds them."""
+    from jupyter_client.manager import KernelManager
+
+    from tests.ports import free_port
+
+    names = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+    return KernelManager(cache_ports=False, **{name: free_port() for name in names})
+
+
 @contextlib.contextmanager
 def jupyter_client(nodes: int) -> Iterator[Runner]:
     """Kernels and nothing around them: each started by jupyter_client's manager, each asked by its blocking client."""
-    from jupyter_client.manager import KernelManager
-
-    managers = [KernelManager() for _ in range(nodes)]
+    managers = [kernel_manager() for _ in range(nodes)]
     clients: list[Any] = []
     try:
         for manager in managers:

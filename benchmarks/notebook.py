@@ -6,9 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jupyter_client.manager import KernelManager
-
-from benchmarks.common import TIMEOUT, ipyparallel_engines
+from benchmarks.common import TIMEOUT, ipyparallel_engines, kernel_manager
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
@@ -18,7 +16,7 @@ class Notebook:
     """A kernel with a frontend that reads everything that it publishes."""
 
     def __init__(self) -> None:
-        self.manager = KernelManager()
+        self.manager = kernel_manager()
         self.manager.start_kernel(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.client = self.manager.client()
         self.client.start_channels()

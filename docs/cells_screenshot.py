@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from playwright.sync_api import sync_playwright
 
 from example_notebooks.demo import private_jupyter
 from tests.browser import CHROMIUM, CHROMIUM_OPTIONS
+from tests.ipc_kernels import run_notebook
 
 PICTURE = Path(__file__).with_name("cells.png")
 NOTEBOOK = Path(__file__).parents[1] / "example_notebooks" / "03_cells.ipynb"
@@ -24,7 +24,7 @@ def main() -> None:
         scratch = Path(folder)
         private_jupyter(scratch)
         notebook = nbformat.read(NOTEBOOK, as_version=4)
-        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
+        run_notebook(notebook, scratch, timeout=120)
         page_file = scratch / "cells.html"
         page_file.write_text(HTMLExporter(template_name="lab").from_notebook_node(notebook)[0], encoding="utf-8")
         with sync_playwright() as playwright:

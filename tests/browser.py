@@ -8,8 +8,10 @@ with running_lab(folder) as lab, browser_page(lab) as page:
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -72,7 +74,7 @@ class Lab:
             sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
             f"--ServerApp.port={self.url.rpartition(':')[2]}", "--ServerApp.port_retries=0",
             f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.folder}",
-            "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
+            "--KernelManager.transport=ipc", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
             "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
             f"--LabApp.user_settings_dir={self.settings}", f"--LabApp.workspaces_dir={self.private / 'workspaces'}",
         ]  # fmt: skip
@@ -111,11 +113,13 @@ def running_lab(folder: Path, environment: dict[str, str] | None = None, dark: b
     """JupyterLab on loopback with a token; its notebooks lie in ``folder``, all its own files in ``folder/.lab``.
 
     ``environment`` is put on top of this process's; JUPYTER_RUNTIME_DIR and the like are kept where they are set there.
+    Its kernels use ipc sockets (why: see :mod:`tests.ipc_kernels`), so the runtime folder has a short path.
     """
     private = folder / ".lab"
+    runtime = Path(tempfile.mkdtemp(prefix="nbl-", dir="/tmp"))
     own = {
         "JUPYTER_CONFIG_DIR": private / "config", "JUPYTER_DATA_DIR": private / "data",
-        "JUPYTER_RUNTIME_DIR": private / "run", "IPYTHONDIR": private / "ipython",
+        "JUPYTER_RUNTIME_DIR": runtime, "IPYTHONDIR": private / "ipython",
     }  # fmt: skip
     variables = os.environ | {name: str(path) for name, path in own.items()} | (environment or {})
     for name in own:
@@ -128,6 +132,7 @@ def running_lab(folder: Path, environment: dict[str, str] | None = None, dark: b
         yield lab
     finally:
         lab.end()
+        shutil.rmtree(runtime, ignore_errors=True)
 
 
 @contextmanager

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jupyter_client import KernelManager
-from jupyter_client.kernelspec import KernelSpec
-
 from notebook_cluster.coordinator.cell_files import CellFiles
 from tests.command import COMMAND
 from tests.conftest import wait_until
+from tests.ipc_kernels import start_kernel
 from tests.namespaces import Host
 from tests.notebook_kernel import NotebookKernel
 
@@ -68,16 +66,10 @@ class HostNotebook(NotebookKernel):
         place = host.folder / "k"
         place.mkdir(mode=0o700, exist_ok=True)
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        self.manager = KernelManager(
-            transport="ipc", ip=str(place / "kernel"), connection_file=str(place / "connection.json")
+        environment = host.full_environment({"JPY_SESSION_NAME": str(folder / f"{CLUSTER}.ipynb")})
+        self.manager, self.client = start_kernel(
+            place / "kernel", host.inside(command), env=environment, cwd=str(folder)
         )
-        self.manager._kernel_spec = KernelSpec(argv=host.inside(command), display_name="Python", language="python")
-        self.manager.start_kernel(
-            env=host.full_environment({"JPY_SESSION_NAME": str(folder / f"{CLUSTER}.ipynb")}), cwd=str(folder)
-        )
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
         self.works("%load_ext notebook_cluster")
 
     @property

@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 import zmq
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import KernelManager
 
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeHello, Roster, ToNodeBody
 from tests.conftest import wait_until
+from tests.ipc_kernels import start_kernel
 
 ARGUMENTS = [
     sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.enabled=False",
@@ -33,16 +32,13 @@ class NodeKernel:
         self.messages: list[Any] = []
         self._cluster = cluster
         sockets = cluster.directory / f"k-{name}-{incarnation}"
-        self.manager: Any = KernelManager(transport="ipc", ip=str(sockets), connection_file=f"{sockets}.json")
-        self.manager._kernel_spec = KernelSpec(argv=ARGUMENTS, display_name="node", language="python")
-        self.manager.start_kernel(
+        self.manager, self.client = start_kernel(
+            sockets,
+            ARGUMENTS,
+            ready=None,
             env=os.environ | cluster.environment(name, incarnation),
             cwd=str(cluster.directory),
-            stdout=None,
-            stderr=None,
         )
-        self.client: Any = self.manager.client()
-        self.client.start_channels()
 
     def said(self, kind: type) -> list[Any]:
         """Messages of this kind from the runtime, oldest first."""

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jupyter_client.manager import start_new_kernel
+
+from tests.ipc_kernels import start_kernel
 
 
 class Cell:
@@ -48,7 +49,7 @@ class NotebookKernel:
 
     def __init__(self, folder: Path) -> None:
         environment = {**os.environ, "JPY_SESSION_NAME": str(folder / "lesson.ipynb")}
-        self.manager, self.client = start_new_kernel(env=environment, cwd=str(folder))
+        self.manager, self.client = start_kernel(env=environment, cwd=str(folder))
 
     @property
     def pid(self) -> int:

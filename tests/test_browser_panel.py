@@ -23,6 +23,7 @@ from tests.browser import (
     write_notebook,
 )
 from tests.conftest import wait_until
+from tests.ipc_kernels import run_notebook
 from tests.panel_notebook import (
     BUSY_UNTIL_ADDED,
     SHOW,
@@ -247,12 +248,10 @@ def test_a_real_cluster_is_shown_stopped_and_ended_from_its_panel(
         page.wait_for_selector(".jp-RenderedHTMLCommon .nbc-panel svg.nbc-chart path", timeout=PATIENCE)
 
 
-def test_without_anybody_to_click_no_widget_is_made(lab: Lab) -> None:
-    from nbclient import NotebookClient
-
+def test_without_anybody_to_click_no_widget_is_made(lab: Lab, jupyter_dirs: Path) -> None:
     source = SHOW.replace("show_panel(cluster)", "show_panel(cluster, headless=True)")
     notebook = nbformat.read(write_notebook(lab.folder / "headless.ipynb", [source, "print(sorted(sys.modules))"]), 4)
-    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    run_notebook(notebook, jupyter_dirs)
     (output,) = notebook.cells[0].outputs
     assert sorted(output.data) == ["text/html", "text/plain"]
     assert "laptop" in output.data["text/plain"]

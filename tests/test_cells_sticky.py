@@ -6,10 +6,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.sticky import goes_to_nodes
+from tests.ipc_kernels import run_notebook
 from tests.notebook_kernel import NotebookKernel
 from tests.shared_notebook import error_of, lesson
 
@@ -155,10 +155,7 @@ def test_a_notebook_in_sticky_mode_runs_under_nbclient(jupyter_dirs: Path, no_pr
     ]
     cells = [nbformat.v4.new_code_cell(textwrap.dedent(source)) for source in sources]
     book = nbformat.v4.new_notebook(cells=cells)
-    client = NotebookClient(
-        book, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(jupyter_dirs)}}
-    )
-    client.execute()
+    run_notebook(book, jupyter_dirs)
     texts = [
         "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
         for cell in book.cells

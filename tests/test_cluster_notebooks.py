@@ -8,11 +8,11 @@ from typing import Any
 import nbformat
 import papermill
 import pytest
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from notebook_cluster.client import list_clusters
 from tests.conftest import marked_processes, wait_until
+from tests.ipc_kernels import kernel_config, run_notebook
 from tests.notebook_kernel import NotebookKernel
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -159,7 +159,7 @@ def assert_plain(notebook: Any) -> None:
 
 def test_nbclient_leaves_plain_outputs_and_no_cluster(work: Path, no_processes_left: str) -> None:
     notebook = book("%cluster status")
-    NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(work)}}).execute()
+    run_notebook(notebook, work)
     assert_plain(notebook)
     assert "[all 2 nodes]\nround 1" in text_of(notebook)
     assert text_of(notebook).count("trained 4") == 1
@@ -168,7 +168,7 @@ def test_nbclient_leaves_plain_outputs_and_no_cluster(work: Path, no_processes_l
 
 def test_papermill_leaves_plain_outputs_and_no_cluster(work: Path, no_processes_left: str) -> None:
     nbformat.write(book(), work / "in.ipynb")
-    papermill.execute_notebook("in.ipynb", "out.ipynb", progress_bar=False, cwd=str(work))
+    papermill.execute_notebook("in.ipynb", "out.ipynb", progress_bar=False, cwd=str(work), config=kernel_config())
     notebook = nbformat.read(work / "out.ipynb", as_version=4)
     assert_plain(notebook)
     assert "[all 2 nodes]\nround 1" in text_of(notebook)
@@ -178,9 +178,8 @@ def test_papermill_leaves_plain_outputs_and_no_cluster(work: Path, no_processes_
 
 def test_an_error_on_one_node_ends_the_notebook_with_an_error(work: Path, no_processes_left: str) -> None:
     notebook = book("%%on_all\nif rank == 1: raise ValueError('no data')\nnc.barrier()", "print('not reached')")
-    client = NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(work)}})
     with pytest.raises(CellExecutionError) as error:
-        client.execute()
+        run_notebook(notebook, work)
     assert "ValueError: no data" in str(error.value)
     assert "not reached" not in text_of(notebook)
     wait_until(lambda: not marked_processes(no_processes_left), 60, "every process to end")
@@ -210,7 +209,7 @@ def test_without_a_person_plots_bars_and_errors_are_kept_plain_and_input_raises(
     notebook = book(*cells)
     notebook.cells[2].source = "1 + 1"  # no training here
     notebook.cells[5].metadata["tags"] = ["raises-exception"]
-    NotebookClient(notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(work)}}).execute()
+    run_notebook(notebook, work)
     assert_plain(notebook)
     picture, bar, failing, table = notebook.cells[3:]
     images = [output.data["image/png"] for output in picture.outputs if "image/png" in output.get("data", {})]

@@ -9,7 +9,8 @@ from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+
+from tests.ipc_kernels import run_notebook
 
 EXAMPLES = Path(__file__).parents[1] / "example_notebooks"
 
@@ -17,9 +18,7 @@ EXAMPLES = Path(__file__).parents[1] / "example_notebooks"
 def run(name: str, folder: Path) -> Any:
     """The notebook, executed by nbclient in ``folder``."""
     notebook = nbformat.read(EXAMPLES / name, as_version=4)
-    NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    run_notebook(notebook, folder, timeout=240)
     return notebook
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from jupyter_client.manager import start_new_kernel
+
+from tests.conftest import shared_folders
+from tests.ipc_kernels import start_kernel
 
 HOLD = """
 import sys; sys.path.insert(0, {tests!r})
@@ -64,17 +66,16 @@ class Notebook:
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    root = tmp_path_factory.mktemp("jupyter")
-    folders = {name: str(root / name) for name in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
-    manager, client = start_new_kernel(env={**os.environ, **folders, "JPY_SESSION_NAME": "lesson.ipynb"})
-    try:
-        notebook = Notebook(client, manager)
-        assert notebook.run(HOLD.format(tests=str(Path(__file__).parent))).status == "ok"
-        yield notebook
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+def kernel():
+    with shared_folders():
+        manager, client = start_kernel(env={**os.environ, "JPY_SESSION_NAME": "lesson.ipynb"})
+        try:
+            notebook = Notebook(client, manager)
+            assert notebook.run(HOLD.format(tests=str(Path(__file__).parent))).status == "ok"
+            yield notebook
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
 
 
 @pytest.fixture
