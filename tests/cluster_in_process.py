@@ -321,6 +321,16 @@ class Cluster:
         self.watch = watch
         return done
 
+    def run_and_lose(
+        self, victim: str, direction: str, kind: type, number: int, function: Callable[[Node], Any]
+    ) -> dict[str, Any]:
+        """:meth:`run`, with ``victim`` killed at that moment (see :meth:`once_at`); the results of the others."""
+        killed = self.once_at(direction, victim, kind, number, lambda: self.kill(victim))
+        results = self.run(function)
+        assert killed, f"no {kind.__name__} {direction} {victim} for round {number}"
+        results.pop(victim)
+        return results
+
     def restart_coordinator(self) -> None:
         """Its state is gone; a new one begins from the records. Messages on the way to the old one still arrive."""
 

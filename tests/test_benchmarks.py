@@ -123,23 +123,6 @@ def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str)
     assert min(curve["ms"], plain["ms"]) > 70
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--rate", "fast"], "rate 'fast': use a number above 0 and kbit, mbit or gbit"),
-        (["--rate", "1gbit", "--transports", "ipc"], "only tcp and tcp+curve go over a cable"),
-        (["--nodes", "1"], "--nodes is at least 2"),
-    ],
-)
-def test_all_reduce_says_what_is_wrong_with_an_option(options: list[str], words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.all_reduce", *options],
-        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert words in done.stderr
-
-
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
 def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left: str) -> None:
@@ -164,17 +147,20 @@ def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("program", "options", "words"),
     [
-        (["--rate", "fast"], "rate 'fast': use a number above 0 and kbit, mbit or gbit"),
-        (["--rate", "0mbit"], "rate '0mbit'"),
-        (["--nodes", "1"], "--nodes is at least 2"),
-        (["--cases", "topk"], "invalid choice: 'topk'"),
+        ("all_reduce", ["--rate", "fast"], "rate 'fast': use a number above 0 and kbit, mbit or gbit"),
+        ("all_reduce", ["--rate", "1gbit", "--transports", "ipc"], "only tcp and tcp+curve go over a cable"),
+        ("all_reduce", ["--nodes", "1"], "--nodes is at least 2"),
+        ("links", ["--rate", "fast"], "rate 'fast': use a number above 0 and kbit, mbit or gbit"),
+        ("links", ["--rate", "0mbit"], "rate '0mbit'"),
+        ("links", ["--nodes", "1"], "--nodes is at least 2"),
+        ("links", ["--cases", "topk"], "invalid choice: 'topk'"),
     ],
 )
-def test_links_says_what_is_wrong_with_an_option(options: list[str], words: str) -> None:
+def test_programs_with_links_say_what_is_wrong_with_an_option(program: str, options: list[str], words: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.links", *options],
+        [sys.executable, "-m", f"benchmarks.{program}", *options],
         capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 2

@@ -45,10 +45,7 @@ def test_a_step_that_loses_a_node_leaves_the_others_momenta_right(tmp_path: Path
         return model
 
     with Recording(NODES, tmp_path) as cluster:
-        killed = cluster.once_at(direction, "c", kind, 3, lambda: cluster.kill("c"))
-        results = cluster.run(cell)
-    assert killed
-    results.pop("c")
+        results = cluster.run_and_lose("c", direction, kind, 3, cell)
     assert_equal_models(results)
     theta, nodes = flat(wide(0)).copy(), {name: oracle.Node(SHAPES) for name in NODES}
     for number, rows in cluster.rounds():

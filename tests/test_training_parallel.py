@@ -246,11 +246,8 @@ def test_a_node_killed_at_any_point_of_a_step_leaves_the_others_equal(
     tmp_path: Path, direction: str, kind: type, victim: str
 ) -> None:
     with Cluster(NODES, tmp_path) as cluster:
-        killed = cluster.once_at(direction, victim, kind, 4, lambda: cluster.kill(victim))
-        results = cluster.run(parallel_cell(9, resend=3))
-        results.pop(victim)
+        results = cluster.run_and_lose(victim, direction, kind, 4, parallel_cell(9, resend=3))
         assert_equal_models(results)
-    assert killed
 
 
 @pytest.mark.parametrize(("direction", "kind"), POINTS)

@@ -215,11 +215,8 @@ def test_a_node_killed_at_any_point_leaves_the_others_equal(
     tmp_path: Path, direction: str, kind: type, victim: str
 ) -> None:
     with Cluster(NODES, tmp_path) as cluster:
-        killed = cluster.once_at(direction, victim, kind, 3, lambda: cluster.kill(victim))
-        results = cluster.run(sparse_cell(6))
-        results.pop(victim)
+        results = cluster.run_and_lose(victim, direction, kind, 3, sparse_cell(6))
         assert_equal_models(results)
-    assert killed
 
 
 def test_a_late_node_catches_up_from_the_contributions_of_the_rounds_it_missed(tmp_path: Path) -> None:

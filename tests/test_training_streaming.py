@@ -248,11 +248,8 @@ def test_a_node_killed_at_any_point_leaves_the_others_equal(
     tmp_path: Path, direction: str, kind: type, victim: str
 ) -> None:
     with Cluster(NODES, tmp_path) as cluster:
-        killed = cluster.once_at(direction, victim, kind, 5, lambda: cluster.kill(victim))
-        results = cluster.run(streaming_cell(9, "int8"))
-        results.pop(victim)
+        results = cluster.run_and_lose(victim, direction, kind, 5, streaming_cell(9, "int8"))
         assert_equal_models(results)
-    assert killed
 
 
 @pytest.mark.parametrize(("direction", "kind"), POINTS)
