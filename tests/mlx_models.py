@@ -94,12 +94,15 @@ def mlx_loss(model: Any, x: Any, y: Any) -> Any:
     return mx.square(model(x) - y).mean()
 
 
-def plain_mlx(seed: int, optimizer: Any, steps: range, parts: int = 1) -> Ours:
-    """The loop as people write it without a cluster, with the batches of ``parts`` nodes."""
-    model = Ours()
-    MlxParameters(model).load(values(seed))
+def plain_mlx(seed: int, optimizer: Any, steps: range, parts: int | range = 1, model: Ours | None = None) -> Ours:
+    """The loop as people write it without a cluster, with the batches of so many nodes, or of these ranks; goes on with
+    ``model``, if given."""
+    if model is None:
+        model = Ours()
+        MlxParameters(model).load(values(seed))
+    ranks = range(parts) if isinstance(parts, int) else parts
     for step in steps:
-        batches = [batch(10 * step + rank) for rank in range(parts)]
+        batches = [batch(10 * step + rank) for rank in ranks]
         x, y = (np.concatenate([part[index] for part in batches]) for index in (0, 1))
         _, given = loss_and_gradients(model, (x, y))
         optimizer.update(model, given["grads"])

@@ -79,7 +79,6 @@ def test_optimizers_of_the_other_framework_or_without_a_rate_are_named(tmp_path:
         return [
             refused(node, of_torch),
             refused(node, mlx_optim.Adafactor(), scale_lr=True),
-            refused(node, mlx_optim.SGD(0.1), mode="server"),
         ]
 
     with Cluster(["t"], tmp_path) as cluster:
@@ -91,7 +90,6 @@ def test_optimizers_of_the_other_framework_or_without_a_rate_are_named(tmp_path:
         "optimizer=SGD is no mlx optimizer: pass one of mlx.optimizers for this mlx.nn.Module",
         "scale_lr=True: this Adafactor chooses its learning rate itself: give it learning_rate= (and "
         "relative_step=False), or leave scale_lr out",
-        "mode='server' takes a torch.nn.Module: for an mlx.nn.Module leave mode= out, every node then steps",
     ]
 
 

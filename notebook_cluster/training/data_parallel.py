@@ -23,7 +23,6 @@ from notebook_cluster.training.results import Round
 from notebook_cluster.training.resuming import Start
 from notebook_cluster.training.served import ServedGradients
 from notebook_cluster.training.sync import RoundSync
-from notebook_cluster.training.torch_parameters import TorchParameters
 
 
 class DataParallel(RoundSync):
@@ -99,10 +98,6 @@ class DataParallel(RoundSync):
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Gradients:
         parameters.check_optimizer(self._user_optimizer, self._strategy.scale_lr)
         if self._mode == SERVER:
-            if not isinstance(parameters, TorchParameters):
-                raise TypeError(
-                    "mode='server' takes a torch.nn.Module: for an mlx.nn.Module leave mode= out, every node then steps"
-                )
             served = ServedGradients(
                 parameters,
                 fragments,

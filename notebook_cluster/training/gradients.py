@@ -117,7 +117,11 @@ class Gradients(Replica):
         yield
 
     def _step(self, mean: Vector, nodes: int) -> None:
-        self.parameters.optimizer_step(self._optimizer, mean, nodes if self._scale_lr else 1)
+        self.parameters.optimizer_step(self._optimizer, mean, self._factor(nodes))
+
+    def _factor(self, nodes: int) -> int:
+        """Of the learning rate, for a step with the gradients of so many nodes."""
+        return nodes if self._scale_lr else 1
 
     def _take_over(self, theta: Vector) -> bool | None:
         self._load(theta)

@@ -66,6 +66,25 @@ def load_state(optimizer: Any, saved: dict[str, Any]) -> None:
         _replace(leaf, state)
 
 
+def kept_state(optimizer: Any) -> list[Any]:
+    """The state now, for :func:`put_state`. mlx never writes to arrays, so only what holds them is copied."""
+    return [_copied(leaf.state) for leaf in _leaves(optimizer)]
+
+
+def put_state(optimizer: Any, kept: list[Any]) -> None:
+    """The state that :func:`kept_state` gave; it can be put more than once."""
+    for leaf, state in zip(_leaves(optimizer), kept, strict=True):
+        _replace(leaf, _copied(state))
+
+
+def count_steps(optimizer: Any, steps: int) -> None:
+    """So many steps were made for this optimizer."""
+    if steps:
+        for leaf in _leaves(optimizer):
+            leaf.state["step"] = leaf.step + steps
+        evaluate(optimizer)
+
+
 def clear_state(optimizer: Any) -> None:
     """Forget what it gathered for each parameter; step and learning rate stay."""
     for leaf in _leaves(optimizer):
@@ -112,6 +131,13 @@ def from_numpy(array: Any, dtype: str) -> Any:
     import mlx.core as mx
 
     return mx.array(array).view(getattr(mx, dtype)) if dtype in _WITHOUT_NUMPY else mx.array(array)
+
+
+def _copied(tree: Any) -> Any:
+    """The same arrays in dicts and lists of their own."""
+    if isinstance(tree, dict):
+        return {name: _copied(value) for name, value in tree.items()}
+    return type(tree)(_copied(value) for value in tree) if isinstance(tree, list | tuple) else tree
 
 
 def _leaves(optimizer: Any) -> list[Any]:

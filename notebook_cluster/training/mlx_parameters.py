@@ -116,6 +116,24 @@ class MlxParameters:
         mlx_optimizer.make_step(optimizer, self.model, gradients, factor)
         self._update(self._named()[0] | {name: new[name] for name in buffers})
 
+    def step_aside(self, optimizer: Any, mean: Vector, factor: int) -> tuple[Vector, list[Any]]:
+        model, before = self.snapshot(), mlx_optimizer.kept_state(optimizer)
+        try:
+            self.optimizer_step(optimizer, mean, factor)
+            return self.read(), mlx_optimizer.kept_state(optimizer)
+        finally:
+            mlx_optimizer.put_state(optimizer, before)
+            self.restore(model)
+
+    def put_state(self, optimizer: Any, state: list[Any]) -> None:
+        mlx_optimizer.put_state(optimizer, state)
+
+    def stepped_elsewhere(self, optimizer: Any, steps: int, forget: bool) -> None:
+        """A schedule of mlx goes by the optimizer's own count of steps."""
+        if forget:
+            mlx_optimizer.clear_state(optimizer)
+        mlx_optimizer.count_steps(optimizer, steps)
+
     def snapshot(self) -> dict[str, Any]:
         """The arrays now: mlx never writes to them."""
         parameters, buffers = self._named()

@@ -135,6 +135,19 @@ class WithGradients(Parameters, Protocol):
         """A step of ``optimizer`` with ``factor`` times its learning rate. ``mean``: what :meth:`read_gradients` gave,
         averaged over nodes; its buffers become the model's."""
 
+    def step_aside(
+        self, optimizer: Any, mean: np.ndarray[Any, np.dtype[np.float32]], factor: int
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], Any]:
+        """Where :meth:`optimizer_step` would lead: the parameters (as :meth:`read`), and the optimizer's state for
+        :meth:`put_state`. Model, gradients and ``optimizer`` are as before, also when the step fails."""
+
+    def put_state(self, optimizer: Any, state: Any) -> None:
+        """``state``, which :meth:`step_aside` gave, becomes that of ``optimizer``."""
+
+    def stepped_elsewhere(self, optimizer: Any, steps: int, forget: bool) -> None:
+        """Another machine made so many steps for all: a schedule of learning rates goes on with them. ``forget``: what
+        ``optimizer`` has gathered for each parameter is not of the newest step and is dropped."""
+
 
 def first_difference(now: list[SchemaRow], then: list[SchemaRow]) -> str | None:
     """One line that names the first parameter that was added, removed or changed since ``then``, or None."""

@@ -8,7 +8,6 @@ made the last step has one. Main thread only.
 """
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,31 +17,7 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.gradients import Gradients
 from notebook_cluster.training.member_types import Apply, TakeStep
-from notebook_cluster.training.torch_parameters import TorchParameters
-
-
-@dataclass(frozen=True)
-class _OptimizerState:
-    """What a step changes of an optimiser."""
-
-    state: dict[Any, Any]
-    groups: list[dict[str, Any]]
-
-    @classmethod
-    def of(cls, optimizer: Any) -> "_OptimizerState":
-        """Its own tensors, not copies of them."""
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        return cls(dict(optimizer.state), groups)
-
-    def copy(self) -> "_OptimizerState":
-        """The keys of ``state`` are the parameters themselves."""
-        return _OptimizerState({key: deepcopy(value) for key, value in self.state.items()}, deepcopy(self.groups))
-
-    def put(self, optimizer: Any) -> None:
-        optimizer.state.clear()
-        optimizer.state.update(self.state)
-        for group, values in zip(optimizer.param_groups, self.groups, strict=True):
-            group.update(values)
+from notebook_cluster.training.parameters import WithGradients
 
 
 @dataclass(frozen=True)
@@ -51,7 +26,8 @@ class _Step:
 
     round: int
     theta: Vector
-    optimizer: _OptimizerState
+    optimizer: Any
+    """Its state after the step; None: as before."""
     afresh: bool
     """The optimiser's state of the round before was not here."""
 
@@ -59,11 +35,9 @@ class _Step:
 class ServedGradients(Gradients):
     """One node's model and gradients, and the step for all where it is the one that makes it."""
 
-    parameters: TorchParameters
-
     def __init__(
         self,
-        parameters: TorchParameters,
+        parameters: WithGradients,
         fragments: Fragments,
         optimizer: Any,
         *,
@@ -89,23 +63,13 @@ class ServedGradients(Gradients):
     def serve(self, step: TakeStep) -> Vector:
         """The parameters that the optimiser makes of the mean gradient; model and optimiser stay as they are. A step
         to NaN or infinity is not taken: then these are the parameters of the round before."""
-        optimizer, parameters = self._optimizer, self.parameters
-        model, before = parameters.snapshot(), _OptimizerState.of(optimizer).copy()
-        gradients = [(tensor, tensor.grad) for tensor in parameters.model.parameters()]
-        try:
-            self._step(step.mean, step.nodes)
-            theta, after = parameters.read(), _OptimizerState.of(optimizer)
-        finally:
-            before.put(optimizer)
-            parameters.restore(model)
-            for tensor, gradient in gradients:
-                tensor.grad = gradient
+        theta, after = self.parameters.step_aside(self._optimizer, step.mean, self._factor(step.nodes))
         if not np.isfinite(theta).all():
             self._warn(
                 f"round {step.round}: the optimizer's step leads to NaN or infinity in the parameters and is not "
                 "taken: lower its learning rate"
             )
-            theta, after = self.theta, before
+            theta, after = self.theta, None
         self._aside = _Step(step.round, theta, after, not self.holds_optimizer())
         return theta
 
@@ -117,7 +81,8 @@ class ServedGradients(Gradients):
         if commit.members:
             self._load(commit.theta)
         self._server = commit.server or self._server
-        self._go_on(commit.round, commit.theta, commit.momentum, commit.state_hash, moves)
+        steps = int(bool(commit.members))
+        self._go_on(commit.round, commit.theta, commit.momentum, commit.state_hash, moves, steps)
 
     def start(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         """The job is on at this state. The optimiser that people gave is good for a job that begins, or goes on from a
@@ -129,30 +94,30 @@ class ServedGradients(Gradients):
         first = not self.started
         moves, came = self._adopt(round, theta), self._take_over(theta)
         moves = moves or came is True or (first and (came is None or not round))
-        self._go_on(round, theta, momentum, state_hash, moves)
+        self._go_on(round, theta, momentum, state_hash, moves, 0)
 
     def rebase(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         """Rounds went on without this node: it takes over the parameters. Its gradients are dropped; its optimiser's
         state is as well, unless the newest step is the one it made itself."""
         moves, came = self._adopt(round, theta), self._take_over(theta)
-        self._go_on(round, theta, momentum, state_hash, moves or came is True)
+        self._go_on(round, theta, momentum, state_hash, moves or came is True, round - self.round)
 
     def _adopt(self, round: int, theta: Vector) -> bool:
         """The step made aside, if it is what led to these parameters, becomes that of the optimiser."""
         step, self._aside = self._aside, None
         if step is None or step.round != round or not np.array_equal(step.theta, theta):
             return False
-        step.optimizer.put(self._optimizer)
+        if step.optimizer is not None:
+            self.parameters.put_state(self._optimizer, step.optimizer)
         if step.afresh:
             self._afresh(round, self._server)
         return True
 
-    def _go_on(self, round: int, theta: Vector, momentum: Vector, state_hash: str, moves: bool) -> None:
-        """``moves``: the optimiser's state here is the one of this round."""
+    def _go_on(self, round: int, theta: Vector, momentum: Vector, state_hash: str, moves: bool, steps: int) -> None:
+        """``moves``: the optimiser's state here is the one of this round, which is so many steps on."""
         self._clear()
         self._hold(round, theta, momentum, state_hash)
         if moves:
             self._optimizer_round = round
-        if not self.holds_optimizer():
-            self._optimizer.state.clear()
-        self._optimizer._opt_called = True  # else torch's schedulers warn where it never makes a step
+        missed = 0 if moves else steps
+        self.parameters.stepped_elsewhere(self._optimizer, missed, forget=not self.holds_optimizer())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference
+from notebook_cluster.training.torch_optimizer import OptimizerState
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +144,27 @@ class TorchParameters:
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
+
+    def step_aside(self, optimizer: Any, mean: Vector, factor: int) -> tuple[Vector, OptimizerState]:
+        model, before = self.snapshot(), OptimizerState.of(optimizer).copy()
+        gradients = [(tensor, tensor.grad) for tensor in self.model.parameters()]
+        try:
+            self.optimizer_step(optimizer, mean, factor)
+            return self.read(), OptimizerState.of(optimizer)
+        finally:
+            before.put(optimizer)
+            self.restore(model)
+            for tensor, gradient in gradients:
+                tensor.grad = gradient
+
+    def put_state(self, optimizer: Any, state: OptimizerState) -> None:
+        state.put(optimizer)
+
+    def stepped_elsewhere(self, optimizer: Any, steps: int, forget: bool) -> None:
+        """The learning rates of torch are set from outside, by a scheduler that people step on every node."""
+        if forget:
+            optimizer.state.clear()
+        optimizer._opt_called = True  # else torch's schedulers warn where it never makes a step
 
     def snapshot(self) -> "list[torch.Tensor]":
         return [tensor.detach().clone() for tensor in self._tensors()]
