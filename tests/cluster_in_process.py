@@ -337,7 +337,7 @@ class Cluster:
         def restart() -> None:
             self._state = rounds.new_state()
             nodes = tuple((node.name, node.incarnation) for node in self.nodes.values())
-            self._feed(rounds.Recovered(tuple(self.records), nodes, time.monotonic()))
+            self._feed(rounds.Recovered(tuple(self.records), nodes, time.monotonic(), time.time_ns()))
             self._feed(rounds.RanksChanged(self.ranks()))
 
         self._worker.queue.put(restart)

@@ -477,6 +477,7 @@ class World:
                 tuple(self.log),
                 tuple((name, incarnation) for _, name, incarnation in up),
                 self.now,
+                1_000_000 * (1 + len(self.log)),
                 1 if told else 0,
                 tuple(sorted(self.running)) if told else (),
             )

@@ -80,7 +80,7 @@ class Cluster:
         """A new coordinator with what this one logged."""
         self.state = rounds.new_state()
         nodes = tuple((name, self.incarnations[name]) for name in names)
-        return self.feed(rounds.Recovered(tuple(self.log), nodes, 200.0, cell, tuple(running)))
+        return self.feed(rounds.Recovered(tuple(self.log), nodes, 200.0, 1000, cell, tuple(running)))
 
     def status(self, node, number, state_hash, **fields):
         known = {"phase": "training", "cell": 1}

@@ -73,3 +73,16 @@ def test_a_view_that_names_no_job_or_an_unknown_one_is_told_what_there_is():
     assert "run a cell that makes nc.DiLoCo(model) first" in answer.error
     (answer,) = cluster_in_training().feed(rounds.SaveRequested("digits", "other", 1))
     assert "there is no training job 'other'; choose one of model" in answer.error
+
+
+def test_a_restarted_coordinator_gives_no_ticket_again():
+    """Else parts that were on their way for the old order would get into the checkpoint of the new one."""
+    cluster = cluster_in_training()
+    before = sent(cluster.say("b", REQUEST), p.Save, "a")[0]
+    cluster.restart()
+    for name in "abc":
+        cluster.status(name, 0, before.state_hash)
+    after = sent(cluster.say("b", REQUEST), p.Save, "a")[0]
+    assert after.ticket > before.ticket
+    assert not sent(cluster.say("a", saved(before.ticket)), p.Saved)
+    assert set(sent(cluster.say("a", saved(after.ticket)), p.Saved)) == {"a", "b", "c"}

@@ -75,11 +75,14 @@ class Tick(msgspec.Struct, frozen=True):
 
 class Recovered(msgspec.Struct, frozen=True):
     """First event after a restart: the records of Log effects, oldest first, and the nodes (name, incarnation) of the
-    roster in rank order, which count as up until NodeLost. ``cell`` runs on ``running`` (0: unknown or none)."""
+    roster in rank order, which count as up until NodeLost. ``tickets`` is above every ticket that was ever given, else
+    parts of a checkpoint ordered before the restart would get into one of now. ``cell`` runs on ``running`` (0: unknown
+    or none)."""
 
     records: tuple[dict[str, Any], ...]
     nodes: tuple[tuple[str, int], ...]
     now: float
+    tickets: int
     cell: int = 0
     running: tuple[str, ...] = ()
 

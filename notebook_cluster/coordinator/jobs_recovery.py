@@ -157,7 +157,7 @@ def recover(turn: Turn, event: Recovered) -> None:
     for record in event.records:
         _replay(turn, record)
     for job in state.jobs.values():
-        job.first_register = event.now
+        job.first_register, job.tickets = event.now, event.tickets
         up = [name for name, p in job.participants.items() if turn.is_up(name, p.incarnation)]
         job.awaited = frozenset(up)
         for name in turn.by_rank(up):

@@ -116,7 +116,8 @@ class RoundsHost:
         cell = self._hub.state.running()
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
         number = cell.id if cell is not None else 0
-        self._feed(jobs.Recovered(tuple(records), nodes, time.monotonic(), number, running))
+        tickets = time.time_ns() // 1_000_000  # far fewer are given than one in a millisecond
+        self._feed(jobs.Recovered(tuple(records), nodes, time.monotonic(), tickets, number, running))
         self.members_changed(None)
 
     # ---- checkpoints that a view asks for

@@ -1,13 +1,16 @@
 """The writer's side of a checkpoint: collect one part per member, then write in a thread of its own.
 
 Called on the runtime's thread only. A part may arrive before the order to save (mesh and link are not ordered with
-respect to each other), and a member may be lost while its part is on the way.
+respect to each other), and a member may be lost while its part is on the way. A ticket is given once: a coordinator
+that was restarted orders with a new one, so that what was on its way for the old order is not taken for the new.
 """
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, save
 from notebook_cluster.codecs import Vector
@@ -18,7 +21,7 @@ from notebook_cluster.training.runtime import Payload
 from notebook_cluster.training.transfer import MAX_PART_BYTES, Pieces, TransferError
 
 OPEN_TICKETS = 8
-"""Saves whose parts are kept at the same time; the oldest is dropped beyond that."""
+"""Saves whose parts are kept at the same time, ordered ones and ones to come; the oldest is dropped beyond that."""
 
 Settings = dict[str, str | int | float | bool | None]
 
@@ -53,23 +56,23 @@ class CheckpointWriter:
         self._directory = directory
         self._answer = answer
         self._open: dict[int, _Collection] = {}
-        self._answered: dict[int, tuple[Save, Saved]] = {}
+        self._writing = threading.Lock()
 
     def order(self, message: Save, snapshot: Snapshot | None, ranks: dict[str, int]) -> None:
         """The coordinator made this node the writer. ``snapshot`` must be of the round that it names."""
-        before = self._answered.get(message.ticket)
-        if before is not None and before[0] == message:  # a restarted coordinator asks again
-            self._answer(before[1])
-            return
         if snapshot is None or (snapshot.round, snapshot.state_hash) != (message.round, message.state_hash):
             here = f"round {snapshot.round}" if snapshot else "no state"
             self._finish(
                 message, error=f"the writer holds {here}, not round {message.round}: save again after the next round"
             )
             return
+        for ticket, waiting in list(self._open.items()):
+            if waiting.order is not None and replace(waiting.order, ticket=message.ticket) == message:
+                del self._open[ticket]  # of a coordinator that is no more
         collection = self._collection(message.ticket)
         collection.order, collection.snapshot, collection.ranks = message, snapshot, ranks
         self._write_when_complete(message.ticket)
+        self._drop_oldest()
 
     def part(self, sender: str, header: JobFrame, payload: Payload) -> None:
         """A frame of a member's part.
@@ -96,6 +99,13 @@ class CheckpointWriter:
                 del self._open[waiting[0]]
             self._open[ticket] = _Collection()
         return self._open[ticket]
+
+    def _drop_oldest(self) -> None:
+        """Of too many orders whose parts do not come."""
+        orders = [collection.order for collection in self._open.values() if collection.order is not None]
+        for order in orders[:-OPEN_TICKETS]:
+            del self._open[order.ticket]
+            self._finish(order, error=f"checkpoint {order.name!r} waited too long for the parts of the other nodes")
 
     def _write_when_complete(self, ticket: int) -> None:
         collection = self._open[ticket]
@@ -127,7 +137,8 @@ class CheckpointWriter:
             settings=snapshot.settings,
         )
         try:
-            folder, manifest_hash = save(self._directory().absolute(), order.name, contents)
+            with self._writing:
+                folder, manifest_hash = save(self._directory().absolute(), order.name, contents)
         except (CheckpointError, ValueError, OSError) as error:
             self._finish(order, error=str(error))
         else:
@@ -138,5 +149,4 @@ class CheckpointWriter:
             job=order.job, name=order.name, round=order.round, ticket=order.ticket,
             path=path, manifest_hash=manifest_hash, error=error,
         )  # fmt: skip
-        self._answered = {order.ticket: (order, saved)}
         self._answer(saved)
