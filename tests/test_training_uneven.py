@@ -14,6 +14,7 @@ from notebook_cluster.protocol.rounds import Applied, Commit, Seal
 from notebook_cluster.training.outer import bits_float
 from notebook_cluster.training.schedule import Schedule, interval
 from tests.cluster_in_process import Cluster, Node
+from tests.conftest import wait_until
 from tests.test_training import assert_equal_models, batch, build, flat, train
 
 
@@ -115,6 +116,7 @@ def test_a_slow_node_comes_at_its_next_step_when_a_quorum_waits(tmp_path: Path) 
         for step in range(40):
             if node.name == "slow" and step == 5:
                 assert waiting.wait(60)
+                wait_until(node.job("model").pending, 60, "the word that a quorum waits")
             sync.step(train(model, optimizer, batch(step)))
         return model
 
