@@ -212,6 +212,7 @@ class Cluster:
         self._incarnations: dict[str, int] = {}
         self._state = rounds.new_state()
         self._worker = _Worker("coordinator", lambda: self._feed(rounds.Tick(time.monotonic())))
+        self._post(rounds.Tick(time.monotonic()))  # before it the time is 0, and a grace period would be over at once
         for name in names:
             self.add(name)
 

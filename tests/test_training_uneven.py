@@ -112,8 +112,9 @@ def test_a_slow_node_comes_at_its_next_step_when_a_quorum_waits(tmp_path: Path) 
         model = build(seed=node.rank())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         sync = nc.DiLoCo(model, every=20, quorum=2, grace=30)
-        ready.wait(60)  # only a node that has joined is told that a quorum waits
         for step in range(40):
+            if step == 1:
+                ready.wait(60)  # after its first step a node has joined, and is told that a quorum waits
             if node.name == "slow" and step == 5:
                 assert waiting.wait(60)
                 wait_until(node.job("model").pending, 60, "the word that a quorum waits")
