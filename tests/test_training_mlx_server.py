@@ -24,7 +24,7 @@ from tests.mlx_models import (  # noqa: E402
     state_of,
     values,
 )
-from tests.test_training_server_failures import told  # noqa: E402
+from tests.test_training_server import told  # noqa: E402
 
 NODES = ["ma", "mb", "mc"]
 

@@ -15,6 +15,13 @@ from tests.cluster_in_process import Cluster, Node
 from tests.test_training import _building, assert_close_in_ulps, assert_equal_models, batch, build, flat, loss_of
 from tests.test_training_parallel import NODES, alone, parallel_cell
 
+TOLD = "on {!r} makes the steps, in place of {!r}: the optimizer's state was only there, so it starts afresh"
+
+
+def told(cluster: Cluster, now: str, before: str) -> list[str]:
+    """Lines that say who makes the steps from now on."""
+    return [text for _, text in cluster.told if TOLD.format(now, before) in text]
+
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
     """Its state shows in every step."""
