@@ -10,6 +10,8 @@ character.
 
 One JSON line per arm: ``loss`` (mean over the seeds), ``sd`` of it, ``relative`` to the arm named by ``against``,
 ``most`` that is allowed, ``outer_lr``. Exits with 1 when an arm is above that, or data-parallel's loss above 1.40.
+One training takes about ten minutes of one core. ``--keep FILE`` has a line for each that is done, and what it has is
+not trained again: a benchmark that was interrupted goes on, and several that share trainings do them once.
 ``--lr 1e-3 3e-3 --arms data-parallel`` and ``--outer-lr 0.4 0.6 --arms diloco-4`` print a line for each rate (and judge
 nothing): that is how the defaults were chosen.
 """
@@ -25,6 +27,7 @@ import os
 import statistics
 import sys
 import sysconfig
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,6 +253,52 @@ class Rounds:
         self._landing = None
 
 
+class Trainings:
+    """Runs trainings in ``pool``; with ``file`` each once, whatever process asked for it.
+
+    Raises:
+        ValueError: a line of ``file`` is not one that was written here; names it.
+    """
+
+    def __init__(self, pool: concurrent.futures.Executor, file: Path | None) -> None:
+        self._pool, self._file = pool, file
+        self._done: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        lines = file.read_text().splitlines() if file is not None and file.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                self._done[row["training"]] = row["result"]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(
+                    f"{file}, line {number}: not a training of benchmarks.fidelity: {line[:80]!r}"
+                ) from None
+
+    def start(self, run: Run) -> "concurrent.futures.Future[dict[str, Any]]":
+        """The result of ``run``, as of :func:`train`."""
+        key = _key(run)
+        if key in self._done:
+            found: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
+            found.set_result(self._done[key])
+            return found
+        future = self._pool.submit(train, run)
+        future.add_done_callback(lambda future: self._keep(key, future))
+        return future
+
+    def _keep(self, key: str, future: "concurrent.futures.Future[dict[str, Any]]") -> None:
+        if self._file is None or future.cancelled() or future.exception() is not None:
+            return
+        with self._lock, self._file.open("a") as file:
+            file.write(json.dumps({"training": key, "result": future.result()}) + "\n")
+
+
+def _key(run: Run) -> str:
+    """All that the result depends on."""
+    arm = {name: value for name, value in dataclasses.asdict(run.arm).items() if name not in ("against", "most")}
+    arm["outer_lr"] = run.arm.rate
+    return json.dumps(dataclasses.asdict(run) | {"arm": arm, "torch": torch.__version__}, sort_keys=True)
+
+
 def train(run: Run) -> dict[str, Any]:
     """The loss of one run, and how long it took."""
     torch.set_num_threads(1)
@@ -279,6 +328,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step, of all members together")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="what is trained already; each training is added")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="trainings at a time, of one thread each")
     options = parser.parse_args()
     sweep = len(options.lr) > 1 or options.outer_lr is not None
@@ -291,8 +341,12 @@ def main() -> int:
     losses: dict[str, float] = {}
     good = True
     with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        try:
+            trainings = Trainings(pool, options.keep)
+        except ValueError as error:
+            parser.error(str(error))
         waiting = [
-            (name, arm, lr, [pool.submit(train, Run(arm, seed, lr, *sizes)) for seed in range(options.seeds)])
+            (name, arm, lr, [trainings.start(Run(arm, seed, lr, *sizes)) for seed in range(options.seeds)])
             for name, arm, lr in chosen
         ]
         for name, arm, lr, runs in waiting:

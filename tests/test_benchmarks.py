@@ -99,6 +99,34 @@ def test_fidelity_compares_the_losses_of_all_arms_and_fails_when_one_is_above_it
         assert line["relative"] == pytest.approx(line["loss"] / found[line["against"]]["loss"] - 1, abs=1e-4)
 
 
+def test_fidelity_does_not_train_again_what_it_has(tmp_path: Path) -> None:
+    small = ["--rounds", "2", "--every", "2", "--batch", "4", "--width", "32", "--layers", "1", "--seeds", "1"]
+
+    def measured(*arms: str, more: tuple[str, ...] = ()) -> list[dict[str, object]]:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.fidelity", *small, "--keep", str(kept), "--arms", *arms, *more],
+            capture_output=True, text=True, timeout=200, cwd=ROOT, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr  # 8 steps are not enough for its bounds
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    kept = tmp_path / "trainings.jsonl"
+    (first,) = measured("data-parallel")
+    lines = kept.read_text().splitlines()
+    assert measured("data-parallel", "diloco-2")[0] == first  # its seconds too
+    assert kept.read_text().splitlines()[:-1] == lines
+    changed = json.loads(lines[0])
+    kept.write_text(json.dumps(changed | {"result": changed["result"] | {"loss": 7.0}}) + "\n")
+    assert measured("data-parallel")[0]["loss"] == 7.0
+    assert measured("data-parallel", more=("--batch", "2"))[0]["loss"] != 7.0
+    kept.write_text("loss 1.3\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fidelity", *small, "--keep", str(kept)],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "line 1: not a training of benchmarks.fidelity: 'loss 1.3'" in done.stderr) == (2, True)
+
+
 def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
     found = figures("all_reduce", "--mb", "0.5", "--transports", "shm", "--blocks", "2")
     assert (found["transport"], found["nodes"], found["mb"], found["runs"]) == ("shm", 2, 0.5, 40)
