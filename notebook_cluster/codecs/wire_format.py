@@ -5,6 +5,7 @@ Buffers (a BatchNorm's running mean and variance) must not go through a lossy co
 parameters may be longer (4096 elements where a codec keeps some of them) than the 256 elements of the buffers'.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ import numpy as np
 
 from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError, Vector, block_count
 from notebook_cluster.codecs.registry import get_codec
+
+_GROUP = 128 * 1024
+"""Elements."""
 
 
 class _Part(NamedTuple):
@@ -54,6 +58,12 @@ class WireFormat:
     def element_range(self, start: int, stop: int) -> tuple[int, int]:
         """Where blocks ``start`` <= b < ``stop`` lie in the vector."""
         return self._element(start), self._element(stop)
+
+    def groups(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Blocks ``start`` to ``stop`` as (first, end) of groups whose elements stay in the processor's cache: decoded
+        one after the other they need no memory of the vector's size."""
+        step, stop = max(1, _GROUP // self.codec.block), self.blocks if stop is None else stop
+        return ((first, min(first + step, stop)) for first in range(start, stop, step))
 
     def encode(self, flat: Vector, start: int = 0, stop: int | None = None) -> memoryview:
         """The bytes of blocks ``start`` to ``stop``; ``flat`` (float32) holds exactly their elements.

@@ -68,18 +68,23 @@ def mean_of_gathered(
     """
     low, high = wire.byte_range(start, stop)
     first, last = wire.element_range(start, stop)
-    view, size, trained = memoryview(data), high - low, max(0, min(last, wire.parameters) - first)
+    view, size = memoryview(data), high - low
     if len(view) != gathered_size(senders, size):
         raise DamagedError(f"{len(view)} bytes are no {senders} contributions of {size} bytes")
     weights = np.frombuffer(view[: 4 * senders], "<f4")
     if not (np.isfinite(weights).all() and (weights > 0).all()):
         raise DamagedError("a weight that is not above 0")
-    total, sent_by = np.zeros(last - first, np.float32), np.zeros(trained, np.float32)
-    for index, weight in enumerate(weights):
-        at = 4 * senders + index * size
-        values = wire.decode(view[at : at + size], start, stop)
-        np.add(total, np.multiply(values, weight), out=total)
-        if not over_all:
-            np.add(sent_by, weight, out=sent_by, where=values[:trained] != 0)
-    np.divide(total[:trained], sent_by, out=total[:trained], where=sent_by > 0)
+    total = np.zeros(last - first, np.float32)
+    for begin, end in wire.groups(start, stop):
+        (offset, after), (element, beyond) = wire.byte_range(begin, end), wire.element_range(begin, end)
+        part = total[element - first : beyond - first]
+        trained = part[: max(0, wire.parameters - element)]
+        sent_by = np.zeros(trained.size, np.float32)
+        for index, weight in enumerate(weights):
+            at = 4 * senders + index * size - low
+            values = wire.decode(view[at + offset : at + after], begin, end)
+            np.add(part, np.multiply(values, weight), out=part)
+            if not over_all:
+                np.add(sent_by, weight, out=sent_by, where=values[: trained.size] != 0)
+        np.divide(trained, sent_by, out=trained, where=sent_by > 0)
     return total

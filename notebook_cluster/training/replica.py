@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from notebook_cluster.codecs import NotFiniteError, Vector
+from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
+from notebook_cluster.training.outer import CHUNK
 from notebook_cluster.training.parameters import Parameters
 
 
@@ -128,7 +129,7 @@ class Replica:
         with np.errstate(all="ignore"):  # a diverged model is told by ``finite``
             difference = self._work(fragment, local)
             if feedback is not None:
-                difference += feedback if self._beta == 1 else feedback * self._beta
+                _add_times(difference, feedback, self._beta)
             norm = float(np.linalg.norm(difference))
         self._sent = sent = _Sent(fragment, self.fragments.take(local, fragment), None, self._done)
         try:
@@ -136,7 +137,8 @@ class Replica:
         except NotFiniteError:
             return Boundary(b"", samples, steps, finite=False, finishing=finishing, fragment=fragment, more=more)
         if wire.codec.lossy:
-            self._sent = replace(sent, feedback=difference - wire.decode(encoded))
+            _take_out(difference, wire, encoded)
+            self._sent = replace(sent, feedback=difference)
         return Boundary(encoded, samples, steps, norm=norm, finishing=finishing, fragment=fragment, more=more)
 
     def apply(self, commit: Apply) -> None:
@@ -246,3 +248,18 @@ class Replica:
     def _hold(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         self.started = True
         self.round, self.theta, self.momentum, self.state_hash = round, theta, momentum, state_hash
+
+
+def _add_times(vector: Vector, other: Vector, factor: np.float32) -> None:
+    """``vector += factor * other``, without memory of their size."""
+    for start in range(0, vector.size, CHUNK):
+        part = slice(start, start + CHUNK)
+        vector[part] += other[part] * factor
+
+
+def _take_out(vector: Vector, wire: WireFormat, encoded: Buffer) -> None:
+    """``vector -= wire.decode(encoded)``, without memory of its size."""
+    view = memoryview(encoded)
+    for first, end in wire.groups():
+        (low, high), (element, beyond) = wire.byte_range(first, end), wire.element_range(first, end)
+        vector[element:beyond] -= wire.decode(view[low:high], first, end)
