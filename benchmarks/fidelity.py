@@ -10,8 +10,8 @@ character.
 
 One JSON line per arm: ``loss`` (mean over the seeds), ``sd`` of it, ``relative`` to the arm named by ``against``,
 ``most`` that is allowed, ``outer_lr``. Exits with 1 when an arm is above that, or data-parallel's loss above 1.40.
-One training takes about ten minutes of one core. ``--keep FILE`` has a line for each that is done, and what it has is
-not trained again: a benchmark that was interrupted goes on, and several that share trainings do them once.
+One training takes more than ten minutes of one core. ``--keep FILE`` has a line for each that is done, and what it has
+is not trained again: a benchmark that was interrupted goes on, and several that share trainings do them once.
 ``--lr 1e-3 3e-3 --arms data-parallel`` and ``--outer-lr 0.4 0.6 --arms diloco-4`` print a line for each rate (and judge
 nothing): that is how the defaults were chosen.
 """
@@ -321,11 +321,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM")
-    parser.add_argument("--lr", type=float, nargs="+", default=[8e-3], help="of the inner optimiser")
+    parser.add_argument("--lr", type=float, nargs="+", default=[12e-3], help="of the inner optimiser")
     parser.add_argument("--outer-lr", type=float, nargs="+", help="instead of each arm's own")
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--every", type=int, default=30, help="steps of a round")
-    parser.add_argument("--batch", type=int, default=32, help="sequences of a step, of all members together")
+    parser.add_argument("--batch", type=int, default=128, help="sequences of a step, of all members together")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="what is trained already; each training is added")
