@@ -1,13 +1,15 @@
 """Time from Stop to the moment when every node is idle again and the notebook's cell has ended.
 
 Both ways are typed into the kernel of a notebook, which gets SIGINT from its parent as from a Jupyter server: ours is
-``%%on_all``, the other ipyparallel's ``%%px --block``, in turns. The nodes count in a pure Python loop, or sleep.
+``%%on_all``, the other ipyparallel's ``%%px --block``, in turns whose order is drawn anew each time. The nodes count in
+a pure Python loop, or sleep.
 """
 
 import argparse
 import contextlib
 import io
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -84,19 +86,20 @@ def measure(nodes: int, runs: int) -> dict[str, dict[str, float]]:
         marks = folder / "marks"
         marks.mkdir()
         started = {name: stack.enter_context(start(nodes)) for name, start in ways.items()}
+        turns = [(name, way) for name in BODIES for way in started]
         for run in range(runs + 1):
-            for name, body in BODIES.items():
-                for way, opened in started.items():
-                    seconds = one_stop(opened, body, nodes, marks)
-                    if run > 0:
-                        samples[name][way].append(seconds)
+            random.shuffle(turns)
+            for name, way in turns:
+                seconds = one_stop(started[way], BODIES[name], nodes, marks)
+                if run > 0:
+                    samples[name][way].append(seconds)
     return {name: {way: statistics.median(values) for way, values in each.items()} for name, each in samples.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stop", description="time from Stop to all nodes idle")
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=30)
     arguments = parser.parse_args()
     median = measure(arguments.nodes, arguments.runs)
     result: dict[str, object] = {"benchmark": "stop", "nodes": arguments.nodes, "runs": arguments.runs}
