@@ -144,17 +144,23 @@ it('stops and detaches a cell only while one runs', async () => {
   expect(answers.asked.map(request => request.action)).toEqual(['detach', 'interrupt']);
 });
 
-it('offers to kill the nodes that a stopped cell leaves busy, and forgets them with the next cell', async () => {
+it('offers after three seconds to kill the nodes that a stopped cell leaves busy, not those of the next cell', async () => {
+  jest.useFakeTimers();
   const host = sidebar(overview({ clusters: [cluster('lesson', RUNNING)] }));
   answers.answer = { error: '', value: ['mini'] };
   await press(host, 'Stop cell');
+  await act(() => jest.advanceTimersByTimeAsync(2999));
+  expect(button(host, 'Stop cell').disabled).toBe(true);
+  await act(() => jest.advanceTimersByTimeAsync(1));
   answers.answer = { error: '', value: [] };
   await press(host, 'Kill mini');
   expect(answers.asked.map(request => request.value)).toEqual([false, true]);
   answers.answer = { error: '', value: ['desk'] };
   await press(host, 'Stop cell');
   act(() => store.show(overview({ clusters: [cluster('lesson', { cell: { ...RUNNING.cell, id: 4 } })] })));
+  await act(() => jest.advanceTimersByTimeAsync(3000));
   expect(button(host, 'Stop cell').disabled).toBe(false);
+  jest.useRealTimers();
 });
 
 it('opens and ends an invitation', async () => {

@@ -148,20 +148,30 @@ function ClusterButtons({ state, send, onOpen, onInsert }: IButtons): React.JSX.
   );
 }
 
+/** Milliseconds that a stopped cell has to end before the button offers to kill its nodes, which loses their state. */
+const PATIENCE = 3000;
+
 function CellButtons({ state, send }: { state: ClusterView; send: Act }): React.JSX.Element {
-  const [stubborn, setStubborn] = React.useState<readonly string[]>([]);
+  const [told, setTold] = React.useState<readonly string[]>([]);
+  const [late, setLate] = React.useState(false);
   const cluster = state.name;
   const running = state.cell?.status === 'running';
+  const stubborn = late ? told : [];
   const interrupt = async (): Promise<void> => {
     const { value } = await send({ action: 'interrupt', cluster, value: stubborn.length > 0 });
-    setStubborn(Array.isArray(value) ? value.map(String) : []);
+    setLate(false);
+    setTold(Array.isArray(value) ? value.map(String) : []);
   };
+  React.useEffect(() => {
+    const timer = told.length ? setTimeout(() => setLate(true), PATIENCE) : undefined;
+    return () => clearTimeout(timer);
+  }, [told]);
   return (
     <>
       <Button
         label={running && stubborn.length ? `Kill ${stubborn.join(', ')}` : 'Stop cell'}
         title={stubborn.length ? 'Still busy: start these nodes anew' : 'Interrupt it on all nodes'}
-        disabled={!running}
+        disabled={!running || (told.length > 0 && !late)}
         onPress={interrupt}
       />
       <Button
