@@ -36,6 +36,10 @@ MARK = "NOTEBOOK_CLUSTER_TEST_MARK"
 """Environment variable with a value unique to one test: every process that the test starts inherits it."""
 
 
+# A shell that starts a suite in the background has it ignore SIGINT, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Several workers: a file stays on one of them, and so do all files of TRY_CODES, one after the other."""

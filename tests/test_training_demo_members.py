@@ -309,7 +309,7 @@ def test_stop_leaves_one_state_and_the_next_cell_goes_on_from_it(tmp_path: Path)
     with Recording(["a", "b"], tmp_path) as cluster:
         fired = cluster.once_at("from", "a", Prepared, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
         results = cluster.run(forever, main="a")
-        assert all(isinstance(result, KeyboardInterrupt) for result in results.values())
+        assert all(isinstance(result, KeyboardInterrupt) for result in results.values()), results
         assert_equal_models(cluster.run(again))
         assert_equal_models(cluster.run(anew))
     assert all(len(found) == 1 for found in cluster.hashes.values())

@@ -346,7 +346,7 @@ def test_stop_and_the_cell_again_goes_on_from_one_state(tmp_path: Path) -> None:
     with Cluster(["a", "b"], tmp_path) as cluster:
         fired = cluster.once_at("from", "a", Prepared, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
         results = cluster.run(forever, main="a")
-        assert all(isinstance(result, KeyboardInterrupt) for result in results.values())
+        assert all(isinstance(result, KeyboardInterrupt) for result in results.values()), results
         assert_equal_models(cluster.run(again))
         assert_equal_models(cluster.run(parallel_cell(3)))
 

@@ -306,7 +306,7 @@ def test_stop_while_a_fragment_is_under_way_then_the_cell_again(tmp_path: Path) 
             return model
 
         results = cluster.run(forever, main="a")
-        assert all(isinstance(result, KeyboardInterrupt) for result in results.values())
+        assert all(isinstance(result, KeyboardInterrupt) for result in results.values()), results
         assert_equal_models(cluster.run(streaming_cell(4, overlap=2)))
 
 
