@@ -200,3 +200,44 @@ def test_no_decoded_value_is_subnormal(name):
     back = np.abs(round_trip(CODECS[name], vector.ravel()))
     assert back.any()
     assert back[back > 0].min() >= 2.0**-126
+
+
+# ---- in groups -----------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(["sparse", "topk"]), COUNTS)
+@settings(max_examples=100, deadline=None)
+def test_entries_are_what_is_decoded(name, count):
+    codec, vector = CODECS[name], vector_of(count, count)
+    data = codec.encode(vector)
+    places, values = codec.entries(data, count)
+    assert (np.diff(places) > 0).all()
+    back = np.zeros(count, np.float32)
+    back[places] = values
+    assert back.tobytes() == codec.decode(data, count).tobytes()
+
+
+@pytest.mark.parametrize("name", ["sparse", "dct", "int8", "float32"])
+@pytest.mark.parametrize(("parameters", "buffers"), [(1_300_000, 700), (300_000, 0), (0, 500), (5000, 300_000)])
+def test_groups_are_all_blocks_once_and_give_what_the_whole_gives(name, parameters, buffers):
+    wire = WireFormat(name, parameters, buffers)
+    vector = vector_of(wire.count, 1)
+    for start, stop in ((0, wire.blocks), (1, wire.blocks), (0, wire.blocks // 2)):
+        low, high = wire.element_range(start, stop)
+        begin, end = wire.byte_range(start, stop)
+        data = wire.encode(vector)[begin:end]
+        expected = wire.decode(data, start, stop)
+        groups = list(wire.groups(start, stop))
+        assert [first for group in groups for first in range(group.first, group.end)] == list(range(start, stop))
+        assert all(group.elements.stop - group.elements.start <= wire.largest_group for group in groups)
+        assert sum(group.elements.stop - group.elements.start for group in groups if group.are_buffers) == max(
+            0, high - max(low, parameters)
+        )
+        into, kept = np.full(high - low, np.nan, np.float32), np.zeros(high - low, np.float32)
+        wire.decode_into(data, into, start, stop)
+        for group in groups:
+            places, values = wire.kept(data[group.bytes], group)
+            kept[group.elements][places] = values
+        assert into.tobytes() == kept.tobytes() == expected.tobytes()
+    with pytest.raises(ValueError, match=f"{len(data) - 1} bytes do not fit blocks {start} to {stop} of a {name}"):
+        wire.decode_into(data[:-1], into, start, stop)

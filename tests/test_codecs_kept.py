@@ -20,10 +20,11 @@ def reference_top(chunk, keep):
     return sorted(sorted(range(len(chunk)), key=lambda i: (-abs(float(chunk[i])), i))[:keep])
 
 
+@pytest.mark.parametrize("columns", [200, 1024])  # 1024 are looked at in stretches of 16, 200 one by one
 @given(st.integers(0, 1000), st.integers(1, 64), st.integers(1, 5))
 @settings(max_examples=100, deadline=None)
-def test_the_largest_are_found_and_of_equal_ones_the_first(seed, keep, different):
-    rows = np.abs(np.random.default_rng(seed).integers(0, different * 20, (3, 200))).astype(np.float32)
+def test_the_largest_are_found_and_of_equal_ones_the_first(columns, seed, keep, different):
+    rows = np.abs(np.random.default_rng(seed).integers(0, different * 20, (3, columns))).astype(np.float32)
     found = largest(rows, keep)
     assert found.tolist() == [reference_top(row, keep) for row in rows]
 

@@ -12,7 +12,6 @@ from notebook_cluster.collectives.algorithms import blocks_of, slices_of
 from notebook_cluster.collectives.choosing import ALGORITHMS, by_peer, choose
 from notebook_cluster.collectives.parcels import Parcel, may_be_kept
 from notebook_cluster.collectives.shared_reduce import block_elements
-from notebook_cluster.collectives.steps import Scratch
 from notebook_cluster.protocol.mesh import CellFrame
 from tests.mesh_nodes import MeshNode, mesh_nodes, run_cell
 
@@ -125,23 +124,6 @@ def test_a_result_and_the_argument_may_be_changed_at_once(five: tuple[str, list[
 
     for result in play(nodes, body):
         assert result == [2.0 * (10 + 5 * turn) for _ in possible(where) for turn in range(4)]
-
-
-def test_memory_of_a_result_is_used_again_only_when_nobody_has_it() -> None:
-    scratch = Scratch(64 << 20)
-    first = torch.from_numpy(scratch.result(1 << 20, np.float32)).reshape(1024, 1024)[5:]
-    second = scratch.result(1 << 20, np.float32)
-    third = scratch.result(1 << 20, np.float32)
-    places = {first.data_ptr() - 5 * 4096, second.ctypes.data, third.ctypes.data}
-    assert len(places) == 3
-    freed = second.ctypes.data
-    del second
-    again = scratch.result(1 << 20, np.float32)
-    assert again.ctypes.data == freed
-    kept = again.reshape(-1, 2)[::2]
-    del again
-    assert scratch.result(1 << 20, np.float32).ctypes.data != kept.ctypes.data
-    assert first.shape == (1019, 1024)
 
 
 def test_results_of_one_cell_stay_apart(five: tuple[str, list[MeshNode]]) -> None:

@@ -1,6 +1,6 @@
 """What every codec offers, and the arithmetic of whole blocks."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,19 @@ class Codec(Protocol):
 
         Raises:
             DamagedError: ``data`` has not ``size(count)`` bytes, or no encoder writes such bytes.
+        """
+
+
+@runtime_checkable
+class KeepsSome(Protocol):
+    """What a codec that keeps some elements and makes the others 0 offers besides."""
+
+    def entries(self, data: Buffer, count: int) -> tuple[NDArray[np.int64], Vector]:
+        """What was kept of ``count`` elements: ascending indices and their float32 values, those of
+        :meth:`Codec.decode` (a value may be 0).
+
+        Raises:
+            DamagedError: as decode.
         """
 
 

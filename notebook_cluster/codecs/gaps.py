@@ -23,13 +23,14 @@ class Gaps:
         self._bits = max((chunk // keep).bit_length() - 2, 0)
         self._planes = self._bits * keep // 8
         self._unary = -(-(keep + ((chunk - keep) >> self._bits)) // 8)
+        self._small = np.int16 if (8 * self._unary + 1) << self._bits < 2**15 else np.int32
+        """Holds any gap and any place in the unary code."""
         self.size = self._planes + self._unary
         """Bytes for each chunk."""
 
     def write(self, indices: Any, data: Any) -> None:
         """int64 (chunks, keep) into uint8 (chunks, size)."""
-        gaps = np.diff(indices, axis=1, prepend=-1)
-        gaps -= 1
+        gaps = _gaps(indices)
         for bit in range(self._bits):
             start = bit * self._keep // 8
             plane = np.packbits(gaps & (1 << bit) != 0, axis=1)
@@ -56,15 +57,22 @@ class Gaps:
         ones -= np.arange(len(data))[:, None] * width
         if (ones[:, 0] < 0).any() or (ones[:, -1] >= width).any():
             raise DamagedError(f"a chunk has not {self._keep} indices")
-        gaps = np.diff(ones, axis=1, prepend=-1)
-        gaps -= 1
+        gaps = _gaps(ones.astype(self._small))
         for bit in reversed(range(self._bits)):
             start = bit * self._keep // 8
             gaps <<= 1
             gaps |= np.unpackbits(data[:, start : start + self._keep // 8], axis=1)
         gaps += 1
-        indices = np.cumsum(gaps, axis=1)
+        indices = np.cumsum(gaps, axis=1, dtype=np.int64)
         indices -= 1
         if (indices[:, -1] >= below).any():
             raise DamagedError(f"index {indices[:, -1].max()} in a chunk of {below} elements")
         return indices
+
+
+def _gaps(ascending: Any) -> Any:
+    """How many numbers are left out before each of ``ascending``, whole numbers (chunks, keep)."""
+    gaps = ascending.copy()
+    gaps[:, 1:] -= ascending[:, :-1]
+    gaps[:, 1:] -= 1
+    return gaps

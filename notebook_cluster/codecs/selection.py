@@ -1,8 +1,13 @@
 """Which elements of a chunk are kept: those of largest magnitude."""
 
+import itertools
 from typing import Any
 
 import numpy as np
+
+from notebook_cluster.codecs.scratch import scratch
+
+_STRETCH = 16
 
 
 def largest(magnitudes: Any, keep: int) -> Any:
@@ -16,20 +21,39 @@ def largest(magnitudes: Any, keep: int) -> Any:
         int64 (rows, keep).
     """
     rows, columns = magnitudes.shape
-    threshold = np.partition(magnitudes, columns - keep, axis=1)[:, columns - keep, None]
-    chosen = magnitudes >= threshold
-    found = np.flatnonzero(chosen)
-    if found.size > rows * keep:
-        _drop_ties(magnitudes, threshold, chosen, keep)
-        found = np.flatnonzero(chosen)
-    indices = found.reshape(rows, keep)
+    enough = np.greater_equal(magnitudes, _bound(magnitudes, keep), out=scratch("enough", magnitudes.shape, np.bool_))
+    found = np.flatnonzero(enough)
+    row = found // columns
+    values = magnitudes.ravel()[found]
+    begins = np.searchsorted(row, np.arange(rows + 1))
+    table = np.full((rows, int(np.diff(begins).max())), -1, np.float32)
+    table[row, np.arange(found.size) - begins[row]] = values
+    table.partition(table.shape[1] - keep, axis=1)
+    threshold = table[:, -keep][row]
+    chosen = values >= threshold
+    if np.count_nonzero(chosen) > rows * keep:
+        _drop_ties(values == threshold, chosen, begins, keep)
+    indices = found[chosen].reshape(rows, keep)
     indices -= np.arange(rows)[:, None] * columns
     return indices
 
 
-def _drop_ties(magnitudes: Any, threshold: Any, chosen: Any, keep: int) -> None:
-    """Where more than ``keep`` reach the threshold, those that just do so and come last are not chosen."""
-    for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > keep):
-        tied = np.flatnonzero(magnitudes[row] == threshold[row])
-        excess = int(np.count_nonzero(chosen[row])) - keep
-        chosen[row, tied[-excess:]] = False
+def _bound(magnitudes: Any, keep: int) -> Any:
+    """float32 (rows, 1): at least ``keep`` of each row reach it, and few more.
+
+    At least ``keep`` of the maxima of stretches of 16 reach the ``keep``-th largest of them: only a sixteenth of all
+    has to be partitioned. A stretch has an element of each sixteenth, so that many of them are looked at at once.
+    """
+    rows, columns = magnitudes.shape
+    stretch = _STRETCH if columns % _STRETCH == 0 and columns // _STRETCH >= keep else 1
+    highest = magnitudes.reshape(rows, stretch, columns // stretch).max(axis=1)
+    highest.partition(highest.shape[1] - keep, axis=1)
+    return highest[:, -keep, None]
+
+
+def _drop_ties(tied: Any, chosen: Any, begins: Any, keep: int) -> None:
+    """Where more than ``keep`` of a row reach its threshold, those that just do so and come last are not chosen."""
+    for begin, end in itertools.pairwise(begins):
+        excess = int(np.count_nonzero(chosen[begin:end])) - keep
+        if excess > 0:
+            chosen[begin + np.flatnonzero(tied[begin:end])[-excess:]] = False

@@ -8,11 +8,17 @@ and computes nothing.
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
+from notebook_cluster.codecs.codec import Buffer, Vector
 from notebook_cluster.codecs.gaps import Gaps
 from notebook_cluster.codecs.levels import Values
+from notebook_cluster.codecs.scratch import scratch
 from notebook_cluster.codecs.selection import largest
+
+_CHUNKS = 512
+"""Chunks whose kept elements are read at a time."""
 
 
 class TopK(Chunked):
@@ -27,11 +33,29 @@ class TopK(Chunked):
 
     def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
         # padding is 0 and comes last, so among equal ones it is never taken: there are ``keep`` before it
-        indices = largest(np.abs(values), self._keep)
+        magnitudes = np.abs(values, out=scratch("magnitudes", values.shape, np.float32))
+        indices = largest(magnitudes, self._keep)
         self._values.write(np.take_along_axis(values, indices, axis=1), records[:, : self._values.size])
         self._gaps.write(indices, records[:, self._values.size :])
 
     def read(self, records: Any, values: Any, chunk: int, used: int) -> None:
-        kept = self._values.read(records[:, : self._values.size])
-        indices = self._gaps.read(records[:, self._values.size :], used)
+        indices, kept = self._kept(records, used)
         np.put_along_axis(values, indices, kept, axis=1)
+
+    def entries(self, data: Buffer, count: int) -> tuple[NDArray[np.int64], Vector]:
+        encoded = self._checked(data, count)
+        places, values = [], []
+        for records, chunk, used in self._records(encoded, count, at_a_time=_CHUNKS):
+            with self._named(chunk, len(records)):
+                indices, kept = self._kept(records, used)
+            indices += np.arange(chunk * ELEMENTS, (chunk + len(records)) * ELEMENTS, ELEMENTS)[:, None]
+            places.append(indices.ravel())
+            values.append(kept.ravel())
+        tail = self._plain(encoded, count)
+        places.append(np.arange(count - tail.size, count))
+        return np.concatenate(places), np.concatenate([*values, tail])
+
+    def _kept(self, records: Any, used: int) -> tuple[Any, Any]:
+        """Indices in their chunks and values, (chunks, keep) both."""
+        kept = self._values.read(records[:, : self._values.size])
+        return self._gaps.read(records[:, self._values.size :], used), kept

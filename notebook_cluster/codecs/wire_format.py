@@ -10,12 +10,16 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError, Vector, block_count
+from notebook_cluster.codecs.codec import Buffer, Codec, KeepsSome, NotFiniteError, Vector, block_count
 from notebook_cluster.codecs.registry import get_codec
 
-_GROUP = 128 * 1024
+_GROUP = 256 * 1024
 """Elements."""
+
+_LARGE_GROUP = 512 * 1024
+"""Where only some elements are looked at."""
 
 
 class _Part(NamedTuple):
@@ -25,6 +29,18 @@ class _Part(NamedTuple):
     block: int
     byte: int
     """First element, block and byte of this part."""
+    keeps_some: KeepsSome | None
+
+
+class Group(NamedTuple):
+    """A run of blocks whose elements stay in the processor's cache."""
+
+    first: int
+    end: int
+    bytes: slice
+    elements: slice
+    """Both counted from those of the first block asked for."""
+    are_buffers: bool
 
 
 class WireFormat:
@@ -41,13 +57,15 @@ class WireFormat:
 
     @cached_property
     def _parts(self) -> tuple[_Part, _Part]:
-        first = _Part(self.codec, self.parameters, 0, 0, 0)
+        keeps_some = self.codec if isinstance(self.codec, KeepsSome) else None
+        first = _Part(self.codec, self.parameters, 0, 0, 0, keeps_some)
         second = _Part(
             get_codec("float32"),
             self.buffers,
             self.parameters,
             block_count(self.parameters, self.codec.block),
             self.codec.size(self.parameters),
+            None,
         )
         return first, second
 
@@ -59,11 +77,28 @@ class WireFormat:
         """Where blocks ``start`` <= b < ``stop`` lie in the vector."""
         return self._element(start), self._element(stop)
 
-    def groups(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """Blocks ``start`` to ``stop`` as (first, end) of groups whose elements stay in the processor's cache: decoded
-        one after the other they need no memory of the vector's size."""
-        step, stop = max(1, _GROUP // self.codec.block), self.blocks if stop is None else stop
-        return ((first, min(first + step, stop)) for first in range(start, stop, step))
+    @property
+    def largest_group(self) -> int:
+        """Elements, at most."""
+        return min(self.count, _LARGE_GROUP)
+
+    def groups(self, start: int = 0, stop: int | None = None) -> Iterator[Group]:
+        """Blocks ``start`` to ``stop`` in groups: decoded one after the other they need no memory of the vector's
+        size. None has both parameters and buffers."""
+        stop = self.blocks if stop is None else stop
+        byte, element = self._byte(start), self._element(start)
+        for part in self._parts:
+            step = max(1, (_GROUP if part.keeps_some is None else _LARGE_GROUP) // part.codec.block)
+            blocks = block_count(part.elements, part.codec.block)
+            for first in range(max(start, part.block), min(stop, part.block + blocks), step):
+                end = min(first + step, stop, part.block + blocks)
+                yield Group(
+                    first,
+                    end,
+                    slice(self._byte(first) - byte, self._byte(end) - byte),
+                    slice(self._element(first) - element, self._element(end) - element),
+                    part.element > 0 or not self.parameters,
+                )
 
     def encode(self, flat: Vector, start: int = 0, stop: int | None = None) -> memoryview:
         """The bytes of blocks ``start`` to ``stop``; ``flat`` (float32) holds exactly their elements.
@@ -90,17 +125,44 @@ class WireFormat:
             ValueError: another number of bytes.
         """
         stop = self.blocks if stop is None else stop
-        pieces, view = [], memoryview(data)
-        parts = list(self._cut(start, stop))
-        if len(view) != sum(part.codec.size(count) for part, count in parts):
-            raise ValueError(
-                f"{len(view)} bytes do not fit blocks {start} to {stop} of a {self.codec.name} contribution"
-            )
-        for part, count in parts:
+        pieces, view = [], self._checked(data, start, stop)
+        for part, count in self._cut(start, stop):
             size = part.codec.size(count)
             pieces.append(part.codec.decode(view[:size], count))
             view = view[size:]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+
+    def decode_into(self, data: Buffer, out: Vector, start: int = 0, stop: int | None = None) -> None:
+        """:meth:`decode` into ``out``, which has exactly as many elements.
+
+        Raises:
+            ValueError: another number of bytes.
+        """
+        stop = self.blocks if stop is None else stop
+        view = self._checked(data, start, stop)
+        for group in self.groups(start, stop):
+            out[group.elements] = self.decode(view[group.bytes], group.first, group.end)
+
+    def kept(self, data: Buffer, group: Group) -> tuple[NDArray[np.int64], Vector]:
+        """(places, values) of the elements of ``group``, from exactly its bytes: the places count from its first
+        element, and the elements that are not named are 0.
+
+        Raises:
+            ValueError: as of :meth:`decode`.
+        """
+        keeps_some, count = self._part_of(group.first).keeps_some, group.elements.stop - group.elements.start
+        if keeps_some is not None:
+            return keeps_some.entries(data, count)
+        return np.arange(count), self.decode(data, group.first, group.end)
+
+    def _checked(self, data: Buffer, start: int, stop: int) -> memoryview:
+        """``data``, which has as many bytes as blocks ``start`` to ``stop``."""
+        view, (low, high) = memoryview(data), self.byte_range(start, stop)
+        if len(view) != high - low:
+            raise ValueError(
+                f"{len(view)} bytes do not fit blocks {start} to {stop} of a {self.codec.name} contribution"
+            )
+        return view
 
     def _cut(self, start: int, stop: int) -> list[tuple[_Part, int]]:
         """(part, number of its elements) in blocks ``start`` to ``stop``."""

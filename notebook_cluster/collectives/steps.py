@@ -1,6 +1,5 @@
 """The steps that collectives are made of: send a phase, wait for a phase. On the main thread."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from notebook_cluster.collectives.parcels import (
 )
 from notebook_cluster.collectives.values import Wire, carrier
 from notebook_cluster.collectives.waits import Wait
+from notebook_cluster.memory import Memory
 from notebook_cluster.protocol.mesh import CellFrame
 
 if TYPE_CHECKING:
@@ -35,25 +35,13 @@ def wait_for(queue: "SimpleQueue[Any]") -> Any:
             continue
 
 
-_WORTH_KEEPING = 1 << 20
-
-
-def _references_of_unused() -> int:
-    """What ``sys.getrefcount`` says of a list's element that nothing else refers to."""
-    held = [object()]
-    return sys.getrefcount(held[0])
-
-
-_UNUSED = _references_of_unused()
-
-
 class Scratch:
     """Memory for what is on its way, used again by the next operation: new pages cost more than the copy into them."""
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
         self._kept: dict[str, NDArray[Any]] = {}
-        self._results: list[NDArray[Any]] = []
+        self._results = Memory(largest)
 
     def take(self, use: str, size: int) -> "NDArray[Any]":
         """``size`` bytes for ``use``, with whatever is in them. Nobody else may still need what was taken before."""
@@ -68,23 +56,12 @@ class Scratch:
 
     def result(self, count: int, dtype: Any) -> "NDArray[Any]":
         """A flat array for a result: the memory of an earlier one that nothing refers to any more, or new memory."""
-        import numpy
-
-        kind = numpy.dtype(dtype)
-        size = count * kind.itemsize
-        if not _WORTH_KEEPING <= size <= self._largest:
-            return numpy.empty(count, kind)
-        for index in range(len(self._results)):
-            # Views of an array, torch's tensors among them, count as references to the array whose memory it is.
-            if self._results[index].size == size and sys.getrefcount(self._results[index]) == _UNUSED:
-                return self._results[index].view(kind)
-        self._results = [*self._results[-1:], numpy.empty(size, numpy.uint8)]
-        return self._results[-1].view(kind)
+        return self._results.array(count, dtype)
 
     def forget(self) -> None:
         """An operation was left in the middle, so others may still read what it sent; or the cell is over."""
         self._kept.clear()
-        self._results.clear()
+        self._results.forget()
 
 
 class Steps:

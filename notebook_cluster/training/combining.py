@@ -1,4 +1,4 @@
-"""Means of sparse contributions: the owner of a slice sends all of them on, and every node takes the mean itself.
+"""Means of contributions. Of sparse ones the owner of a slice sends all on, and every node takes the mean itself.
 
 A codec that keeps a few elements of each chunk cannot encode their mean, which has more of them. The mean is taken
 over those that sent a coordinate:
@@ -13,6 +13,8 @@ from notebook_cluster.codecs import Buffer, Codec, DamagedError, Vector, WireFor
 from notebook_cluster.codecs.dct import KEEP, Dct
 from notebook_cluster.codecs.levels import TwoLevels
 from notebook_cluster.codecs.top_k import TopK
+from notebook_cluster.training import vectors
+from notebook_cluster.training.outer import weighted_sum
 
 SPARSE = "sparse"
 SPARSE_KEPT = 64
@@ -57,34 +59,74 @@ def gathered(contributions: list[tuple[Buffer, float]]) -> bytes:
     return b"".join([weights, *(bytes(data) for data, _ in contributions)])
 
 
+def mean_of(wire: WireFormat, contributions: list[tuple[Buffer, float]], start: int, stop: int) -> Vector:
+    """The weighted mean of blocks ``start`` to ``stop``, as of :func:`.outer.weighted_sum`, of contributions and their
+    weights (float32 numbers that add up to 1), in rank order.
+
+    Raises:
+        DamagedError: no codec writes such bytes.
+    """
+    low, high = wire.element_range(start, stop)
+    total = vectors.empty(high - low)
+    for group in wire.groups(start, stop):
+        total[group.elements] = weighted_sum(
+            (wire.decode(memoryview(data)[group.bytes], group.first, group.end), weight)
+            for data, weight in contributions
+        )
+    return total
+
+
+def is_finite(wire: WireFormat, data: Buffer, start: int, stop: int) -> bool:
+    """A codec wrote ``data``, blocks ``start`` to ``stop`` of a contribution, without NaN and infinity."""
+    view = memoryview(data)
+    try:
+        return all(
+            bool(np.isfinite(wire.kept(view[group.bytes], group)[1]).all()) for group in wire.groups(start, stop)
+        )
+    except DamagedError:
+        return False
+
+
 def mean_of_gathered(
-    wire: WireFormat, data: Buffer, senders: int, start: int, stop: int, *, over_all: bool = False
+    wire: WireFormat,
+    data: Buffer,
+    senders: int,
+    start: int,
+    stop: int,
+    *,
+    over_all: bool = False,
+    out: Vector | None = None,
 ) -> Vector:
     """The mean of blocks ``start`` to ``stop`` over the senders of each coordinate, or ``over_all``; 0 where nobody
-    sent one. Buffers are averaged over all.
+    sent one. Buffers are averaged over all. With ``out`` it is written there.
 
     Raises:
         DamagedError: no codec writes such bytes, or a weight is not above 0.
     """
     low, high = wire.byte_range(start, stop)
-    first, last = wire.element_range(start, stop)
     view, size = memoryview(data), high - low
     if len(view) != gathered_size(senders, size):
         raise DamagedError(f"{len(view)} bytes are no {senders} contributions of {size} bytes")
     weights = np.frombuffer(view[: 4 * senders], "<f4")
     if not (np.isfinite(weights).all() and (weights > 0).all()):
         raise DamagedError("a weight that is not above 0")
-    total = np.zeros(last - first, np.float32)
-    for begin, end in wire.groups(start, stop):
-        (offset, after), (element, beyond) = wire.byte_range(begin, end), wire.element_range(begin, end)
-        part = total[element - first : beyond - first]
-        trained = part[: max(0, wire.parameters - element)]
-        sent_by = np.zeros(trained.size, np.float32)
-        for index, weight in enumerate(weights):
-            at = 4 * senders + index * size - low
-            values = wire.decode(view[at + offset : at + after], begin, end)
-            np.add(part, np.multiply(values, weight), out=part)
-            if not over_all:
-                np.add(sent_by, weight, out=sent_by, where=values[: trained.size] != 0)
-        np.divide(trained, sent_by, out=trained, where=sent_by > 0)
+    sent = [view[4 * senders + index * size :][:size] for index in range(senders)]
+    low, high = wire.element_range(start, stop)
+    total = vectors.empty(high - low) if out is None else out
+    weight_of = vectors.empty(wire.largest_group)
+    for group in wire.groups(start, stop):
+        part = total[group.elements]
+        part[...] = 0
+        kept = [wire.kept(contribution[group.bytes], group) for contribution in sent]
+        for weight, (places, values) in zip(weights, kept, strict=True):
+            part[places] += values * weight
+        if group.are_buffers or over_all:
+            continue
+        for places, _ in kept:
+            weight_of[places] = 0
+        for weight, (places, values) in zip(weights, kept, strict=True):
+            weight_of[places] += weight * (values != 0)
+        named = np.concatenate([places for places, _ in kept])
+        sums, by = part[named], weight_of[named]
+        part[named] = np.divide(sums, by, out=sums, where=by > 0)
     return total

@@ -4,7 +4,6 @@ Every function here gets a copy of the member's state that it may change and a l
 dictionaries inside :class:`~.member_types.Exchange` are replaced, because older states share them.
 """
 
-from collections.abc import Callable
 from copy import copy
 
 import numpy as np
@@ -12,7 +11,8 @@ import xxhash
 
 from notebook_cluster.codecs import DamagedError, NotFiniteError, Vector
 from notebook_cluster.protocol.rounds import Complete, Prepared, Seal
-from notebook_cluster.training.combining import gathered, mean_of_gathered
+from notebook_cluster.training import vectors
+from notebook_cluster.training.combining import gathered, is_finite, mean_of, mean_of_gathered
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_asking import serve, stalled, take_sent, want
 from notebook_cluster.training.member_chunks import my_bytes, send_slice, take_chunk, take_held
@@ -28,7 +28,7 @@ from notebook_cluster.training.member_types import (
     Stepped,
     TakeStep,
 )
-from notebook_cluster.training.outer import bits_float, flushes_subnormals, outer_step, weighted_sum
+from notebook_cluster.training.outer import bits_float, flushes_subnormals, outer_step
 
 
 def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
@@ -186,23 +186,27 @@ def _mean(
     assert state.fragments is not None
     wire = state.fragments.wire(exchange.seal.round)
 
-    def vector(name: str) -> Vector:
-        return wire.decode(exchange.contributions[index, name], piece.start, piece.stop)
+    def is_usable(name: str) -> bool:
+        return is_finite(wire, exchange.contributions[index, name], piece.start, piece.stop)
 
-    broken = [name for name in contributors if exchange.gathered and not _is_usable(vector, name)]
+    def largest(name: str) -> float:
+        return float(np.abs(wire.decode(exchange.contributions[index, name], piece.start, piece.stop)).max())
+
+    sent = [(exchange.contributions[index, name], exchange.senders[name][1]) for name in contributors]
+    broken = [name for name in contributors if exchange.gathered and not is_usable(name)]
     if exchange.gathered and not broken:
-        return gathered([(exchange.contributions[index, name], exchange.senders[name][1]) for name in contributors])
+        return gathered(sent)
     try:
         if not broken:
             with np.errstate(all="ignore"):
-                total = weighted_sum((vector(name), exchange.senders[name][1]) for name in contributors)
+                total = mean_of(wire, sent, piece.start, piece.stop)
             if state.fragments.served:
                 _let_step(state, exchange, total, len(contributors), effects)
                 return None
             return wire.encode(total, piece.start, piece.stop)
     except NotFiniteError:
-        broken = [name for name in contributors if not _is_usable(vector, name)]
-        broken = broken or [max(contributors, key=lambda name: float(np.abs(vector(name)).max()))]
+        broken = [name for name in contributors if not is_usable(name)]
+        broken = broken or [max(contributors, key=largest)]
     state.exchange = copy(exchange)
     state.exchange.broken = tuple(broken)
     effects.append(SendControl(stalled(state, state.exchange)))
@@ -220,14 +224,6 @@ def _let_step(state: MemberState, exchange: Exchange, mean: Vector, nodes: int, 
     effects.append(TakeStep(exchange.seal.round, exchange.seal.attempt, mean, nodes))
 
 
-def _is_usable(vector: Callable[[str], Vector], name: str) -> bool:
-    """A contribution that a codec wrote, without NaN and infinity."""
-    try:
-        return bool(np.isfinite(vector(name)).all())
-    except DamagedError:
-        return False
-
-
 def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
     """(theta, momentum) after the round whose means are all in ``exchange``, as new arrays; without slices as they
     were. Only the fragment of that round differs."""
@@ -238,8 +234,7 @@ def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
     if not seal.slices:
         return state.theta, state.momentum
     wire, fragment = fragments.wire(seal.round), fragments.of_round(seal.round)
-    pieces = [_decoded(fragments, exchange, index) for index in range(len(seal.slices))]
-    mean = fragments.unpack(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    mean = fragments.unpack(_means(fragments, exchange))
     if fragments.served:
         return mean, state.momentum
     lr, mu = bits_float(seal.outer.lr_bits), bits_float(seal.outer.momentum_bits)
@@ -249,7 +244,7 @@ def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
     stepped = outer_step(*before, mean, lr, mu, seal.outer.nesterov, 0 if fragments.gradients else wire.buffers)
     if fragments.count == 1:
         return stepped
-    theta, momentum = state.theta.copy(), state.momentum.copy()
+    theta, momentum = vectors.copy(state.theta), vectors.copy(state.momentum)
     fragments.put(theta, fragment, stepped[0])
     fragments.put(momentum, fragment, stepped[1])
     return theta, momentum
@@ -263,13 +258,17 @@ def _ask_again(state: MemberState, exchange: Exchange, error: DamagedError, effe
     exchange.means = {index: mean for index, mean in exchange.means.items() if index not in foreign}
 
 
-def _decoded(fragments: Fragments, exchange: Exchange, index: int) -> Vector:
-    """The mean of one slice."""
+def _means(fragments: Fragments, exchange: Exchange) -> Vector:
+    """The means of all slices as one new vector."""
     wire, over_all = fragments.result(exchange.seal.round), fragments.descent is not None
-    piece, data = exchange.seal.slices[index], exchange.means[index]
-    if exchange.gathered:
-        return mean_of_gathered(wire, data, exchange.gathered, piece.start, piece.stop, over_all=over_all)
-    return wire.decode(data, piece.start, piece.stop)
+    mean = vectors.empty(wire.count)
+    for index, piece in enumerate(exchange.seal.slices):
+        data, out = exchange.means[index], mean[slice(*wire.element_range(piece.start, piece.stop))]
+        if exchange.gathered:
+            mean_of_gathered(wire, data, exchange.gathered, piece.start, piece.stop, over_all=over_all, out=out)
+        else:
+            wire.decode_into(data, out, piece.start, piece.stop)
+    return mean
 
 
 def _prepare(state: MemberState, effects: list[Effect]) -> None:

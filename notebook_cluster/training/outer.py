@@ -2,7 +2,7 @@
 
 Everything here is plain numpy float32 on flat vectors: separate multiply and add, members in rank order, chunks of
 64k. Numpy agrees with itself (and with MLX on CPU) in every element when used so; fused multiply-add,
-``torch.optim``, ``np.sum`` and matrix products do not agree between machines. Inputs are never written to.
+``torch.optim``, ``np.sum`` and matrix products do not agree between machines.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 
 from notebook_cluster.codecs import Vector
+from notebook_cluster.training import vectors
 from notebook_cluster.training.outer_settings import DEFAULT_MOMENTUM, bits_float, default_outer_lr, float_bits
 
 __all__ = [
@@ -57,7 +58,7 @@ def weighted_sum(contributions: Iterable[tuple[Vector, float]]) -> Vector:
 def outer_step(
     theta: Vector, momentum: Vector, mean: Vector, lr: float, mu: float, nesterov: bool, buffers: int = 0
 ) -> tuple[Vector, Vector]:
-    """One step of the outer optimiser; returns new arrays (theta, momentum).
+    """One step of the outer optimiser; returns (theta, momentum), a new array and the one of ``mean``.
 
     ``b <- mu * b + D``, then ``theta <- theta - lr * (D + mu * b)`` with Nesterov (DiLoCo, arXiv 2311.08105) or
     ``theta <- theta - lr * b`` without; lr 1 and mu 0 is Local SGD (arXiv 1805.09767). The last ``buffers`` elements
@@ -66,16 +67,17 @@ def outer_step(
 
     Args:
         theta, momentum, mean: float32 vectors of one length; ``mean`` is the weighted mean of (theta - theta_m).
+            It becomes the new momentum.
         lr, mu: float32 numbers.
     """
     rate, decay = np.float32(lr), np.float32(mu)
-    new_theta, new_momentum = np.empty_like(theta), np.empty_like(momentum)
+    new_theta = vectors.empty(theta.size)
     trained = theta.size - buffers
-    scratch = np.empty(min(CHUNK, trained), np.float32)
+    scratch = np.empty((2, min(CHUNK, trained)), np.float32)
     for start in range(0, trained, CHUNK):
         part = slice(start, min(start + CHUNK, trained))
-        gradient, velocity = mean[part], new_momentum[part]
-        update = scratch[: gradient.size]
+        gradient = mean[part]
+        velocity, update = scratch[:, : gradient.size]
         np.multiply(momentum[part], decay, out=velocity)
         np.add(velocity, gradient, out=velocity)
         if nesterov:
@@ -85,9 +87,10 @@ def outer_step(
         else:
             np.multiply(velocity, rate, out=update)
         np.subtract(theta[part], update, out=new_theta[part])
+        gradient[...] = velocity
     np.subtract(theta[trained:], mean[trained:], out=new_theta[trained:])
-    new_momentum[trained:] = momentum[trained:]
-    return new_theta, new_momentum
+    mean[trained:] = momentum[trained:]
+    return new_theta, mean
 
 
 @dataclass(frozen=True)

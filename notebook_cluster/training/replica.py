@@ -23,6 +23,7 @@ from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.outer import CHUNK
 from notebook_cluster.training.parameters import Parameters
+from notebook_cluster.training.vectors import copy, difference
 
 
 @dataclass(frozen=True)
@@ -127,18 +128,18 @@ class Replica:
         local = self.parameters.read()
         wire, feedback = self.fragments.wires[fragment], self._feedback[fragment]
         with np.errstate(all="ignore"):  # a diverged model is told by ``finite``
-            difference = self._work(fragment, local)
+            work = self._work(fragment, local)
             if feedback is not None:
-                _add_times(difference, feedback, self._beta)
-            norm = float(np.linalg.norm(difference))
+                _add_times(work, feedback, self._beta)
+            norm = float(np.linalg.norm(work))
         self._sent = sent = _Sent(fragment, self.fragments.take(local, fragment), None, self._done)
         try:
-            encoded = wire.encode(difference)
+            encoded = wire.encode(work)
         except NotFiniteError:
             return Boundary(b"", samples, steps, finite=False, finishing=finishing, fragment=fragment, more=more)
         if wire.codec.lossy:
-            _take_out(difference, wire, encoded)
-            self._sent = replace(sent, feedback=difference)
+            _take_out(work, wire, encoded)
+            self._sent = replace(sent, feedback=work)
         return Boundary(encoded, samples, steps, norm=norm, finishing=finishing, fragment=fragment, more=more)
 
     def apply(self, commit: Apply) -> None:
@@ -160,10 +161,11 @@ class Replica:
         stay."""
         local, sent = self.parameters.read(), self._sent
         changed = self.fragments.changed(self.round, round)
-        done = self.fragments.take(self._reference, sent.fragment) - sent.local if sent is not None else None
+        take = self.fragments.take
+        done = difference(take(self._reference, sent.fragment), sent.local) if sent is not None else None
         self._place(theta, {fragment: self._work(fragment, local) for fragment in changed}, local)
         if sent is not None and done is not None:
-            self._sent = replace(sent, local=self.fragments.take(self._reference, sent.fragment) - done)
+            self._sent = replace(sent, local=difference(take(self._reference, sent.fragment), done))
         self._hold(round, theta, momentum, state_hash)
 
     def release(self) -> None:
@@ -202,7 +204,7 @@ class Replica:
 
     def _work(self, fragment: int, local: Vector) -> Vector:
         """Everything done in ``fragment`` since the reference, counted in an open contribution or not."""
-        return self.fragments.take(self._reference, fragment) - self.fragments.take(local, fragment)
+        return difference(self.fragments.take(self._reference, fragment), self.fragments.take(local, fragment))
 
     def _left(self, fragment: int, sent: _Sent | None, theta: Vector, local: Vector) -> Vector | None:
         """The work that stays in ``fragment`` on top of its new parameters; None: none."""
@@ -211,7 +213,7 @@ class Replica:
             return self._work(fragment, local) if self._steps(fragment) else None
         if self._mix is not None:
             return (take(theta, fragment) - take(local, fragment)) * self._mix if self._mix else None
-        return sent.local - take(local, fragment) if self._steps(fragment) else None
+        return difference(sent.local, take(local, fragment)) if self._steps(fragment) else None
 
     def _load(self, theta: Vector) -> None:
         """The model becomes theta."""
@@ -223,7 +225,7 @@ class Replica:
         are in ``local``."""
         take, put = self.fragments.take, self.fragments.put
         if self.fragments.count == 1:
-            local = theta if work[0] is None else theta - work[0]
+            local = theta if work[0] is None else difference(theta, work[0])
         else:
             for fragment, left in work.items():
                 elements = take(theta, fragment)
@@ -232,7 +234,7 @@ class Replica:
         if self.parameters.exact:
             self._reference = theta
             return
-        held, reference = self.parameters.read(), self._reference.copy()
+        held, reference = self.parameters.read(), copy(self._reference)
         for fragment, left in work.items():
             elements = take(held, fragment)
             put(reference, fragment, elements if left is None else elements + left)
@@ -260,6 +262,7 @@ def _add_times(vector: Vector, other: Vector, factor: np.float32) -> None:
 def _take_out(vector: Vector, wire: WireFormat, encoded: Buffer) -> None:
     """``vector -= wire.decode(encoded)``, without memory of its size."""
     view = memoryview(encoded)
-    for first, end in wire.groups():
-        (low, high), (element, beyond) = wire.byte_range(first, end), wire.element_range(first, end)
-        vector[element:beyond] -= wire.decode(view[low:high], first, end)
+    for group in wire.groups():
+        places, values = wire.kept(view[group.bytes], group)
+        part = vector[group.elements]
+        part[places] -= values

@@ -15,6 +15,7 @@ from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.training import member_types as types
+from notebook_cluster.training import vectors
 from notebook_cluster.training.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
 from notebook_cluster.training.exchanges import Exchanges
 from notebook_cluster.training.fragments import Fragments
@@ -244,6 +245,7 @@ class RoundSync(Exchanges):
             self._job.resting_part = lambda: self._part.data(self._replica.round)
         self._take_notices()
         self._receive()
+        vectors.forget()
 
     def _change_outer(self, **settings: float | None) -> None:
         """Other outer settings from this node's next boundary on."""

@@ -7,6 +7,7 @@ replaced by another shape, frozen or cast is found and named instead of being av
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.codecs import Vector
+from notebook_cluster.training import vectors
 from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference
 from notebook_cluster.training.torch_optimizer import OptimizerState
 
@@ -47,7 +48,12 @@ class TorchParameters:
             pieces = [tensor.detach().reshape(-1).to(torch.float32) for tensor in self._tensors()]
             if len({piece.device for piece in pieces}) > 1:
                 pieces = [piece.cpu() for piece in pieces]
-            vector: Vector = torch.cat(pieces).cpu().numpy()
+            vector = vectors.empty(self.layout.size)
+            flat = torch.from_numpy(vector)
+            if pieces[0].device == flat.device:
+                torch.cat(pieces, out=flat)
+            else:
+                flat.copy_(torch.cat(pieces))
         return vector
 
     def load(self, vector: Vector) -> None:

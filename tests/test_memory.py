@@ -1,0 +1,91 @@
+"""Arrays in memory that was used before: found again when nobody has them, never while somebody does."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from notebook_cluster.memory import Memory
+
+COUNT = 1 << 20
+SIZE = 4 * COUNT
+
+
+def place(array) -> int:
+    return array.ctypes.data
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda array: array,
+        lambda array: array.reshape(-1, 2)[5:, ::2],
+        lambda array: torch.from_numpy(array).reshape(1024, 1024)[5:],
+        lambda array: memoryview(array).cast("B")[100:],
+    ],
+    ids=["itself", "view", "tensor", "memoryview"],
+)
+def test_memory_is_used_again_only_when_nobody_has_it(hold) -> None:
+    memory = Memory(16 * SIZE)
+    first = memory.array(COUNT, np.float32)
+    at, held = place(first), hold(first)
+    del first
+    second = memory.array(COUNT, np.float32)
+    assert place(second) != at
+    del held
+    assert place(memory.array(COUNT, np.float32)) == at
+    assert (second.size, second.dtype) == (COUNT, np.float32)
+
+
+def test_it_is_found_for_another_type_of_the_same_size_only() -> None:
+    memory = Memory(16 * SIZE)
+    at = place(memory.array(COUNT, np.float32))
+    assert place(memory.array(COUNT // 2, np.float32)) != at
+    again = memory.array(COUNT // 2, np.float64)
+    assert (place(again), again.dtype, again.size) == (at, np.float64, COUNT // 2)
+
+
+def test_no_more_is_kept_than_was_asked_for() -> None:
+    memory = Memory(2 * SIZE)
+    arrays = [memory.array(COUNT, np.float32) for _ in range(3)]
+    places = list(map(place, arrays))
+    for array, value in zip(arrays, range(3), strict=True):
+        array[...] = value
+    assert [float(array.sum()) / COUNT for array in arrays] == [0, 1, 2]
+    del arrays, array
+    found = [memory.array(COUNT, np.float32) for _ in range(2)]
+    assert set(map(place, found)) == set(places[1:])
+    # one that is larger than all that may be kept is new memory
+    assert memory.array(3 * COUNT, np.float32).size == 3 * COUNT
+    assert set(map(place, found)) == set(places[1:])
+
+
+def test_what_is_forgotten_stays_with_who_has_it() -> None:
+    memory = Memory(16 * SIZE)
+    array = memory.array(COUNT, np.float32)
+    array[...] = 3
+    memory.forget()
+    other = memory.array(COUNT, np.float32)
+    assert place(other) != place(array)
+    other[...] = 4
+    assert (array == 3).all()
+
+
+def test_threads_never_get_the_same_memory() -> None:
+    memory = Memory(64 * SIZE)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            array = memory.array(COUNT // 4, np.float32)
+            array[::4096] = number
+            if not (array[::4096] == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
