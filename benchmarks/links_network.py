@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.links import EVERY, Case, bits_per_second
+from benchmarks.links import Case, bits_per_second
 from tests.hosts import CLUSTER, HostNotebook, Share, notebook_on
 from tests.namespaces import Host, Network
 
@@ -78,7 +78,7 @@ TRAIN = """
 %%on_all --no-replay
 nc.barrier()
 for number in range({lead}):
-    work(model, False, number)
+    work(model, {gradients}, number)
     sync.step()
 meter = Meter()
 for number in range({steps}):
@@ -87,7 +87,8 @@ for number in range({steps}):
 meter.show()
 sync.finish()
 """
-"""``lead``: with overlap one round without sleep, so that time is taken from one contribution under way to another."""
+"""``lead``: two rounds without sleep, so that time is taken from one contribution under way to another, and in memory
+that was used before."""
 
 GLOO = """
 %%on_all --no-replay
@@ -134,7 +135,7 @@ class TrainingHosts:
         if case.source:
             gradients = case.strategy == "DataParallel"
             self._run(PREPARE.format(source=case.source, every=case.every, gradients=gradients), 120)
-            source = TRAIN.format(lead=EVERY if case.overlap else 0, steps=steps, gradients=gradients)
+            source = TRAIN.format(lead=2 * case.every, steps=steps, gradients=gradients)
         else:
             source = GLOO.format(steps=steps)
         try:
