@@ -127,6 +127,18 @@ def test_fidelity_does_not_train_again_what_it_has(tmp_path: Path) -> None:
     assert (done.returncode, "line 1: not a training of benchmarks.fidelity: 'loss 1.3'" in done.stderr) == (2, True)
 
 
+def test_fidelity_prints_a_line_for_each_setting_of_a_sweep() -> None:
+    small = ["--rounds", "3", "--every", "2", "--batch", "4", "--width", "32", "--layers", "1", "--seeds", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fidelity", *small, "--arms", "sparse-4", "--outer-lr", "0.5", "1", "--beta",
+         "0.1", "0.9"],
+        capture_output=True, text=True, timeout=200, cwd=ROOT, check=True,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["outer_lr"], line["beta"]) for line in lines] == [(0.5, 0.1), (0.5, 0.9), (1.0, 0.1), (1.0, 0.9)]
+    assert len({line["loss"] for line in lines}) == 4
+
+
 def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
     found = figures("all_reduce", "--mb", "0.5", "--transports", "shm", "--blocks", "2")
     assert (found["transport"], found["nodes"], found["mb"], found["runs"]) == ("shm", 2, 0.5, 40)

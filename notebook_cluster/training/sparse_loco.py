@@ -7,6 +7,11 @@ from notebook_cluster.training.combining import sparse_name
 from notebook_cluster.training.diloco import OuterRate
 from notebook_cluster.training.schedule import Seconds
 
+DEFAULT_BETA = 0.8
+"""The paper has 0.95, for far larger models, lower learning rates and more rounds. What was kept back is found again by
+every round until it is sent, so it adds up to steps that are too long where rounds are large: the sweep is in
+docs/training.md."""
+
 
 class SparseLoCo(OuterRate):
     """Train one model on all nodes over a slow link (SparseLoCo, arXiv 2508.15706).
@@ -19,7 +24,7 @@ class SparseLoCo(OuterRate):
     Args:
         every: inner steps per round (the paper: 15 to 50), or ``nc.Seconds(30)``.
         k: elements sent of each 4096, a multiple of 8.
-        beta: how much of the error feedback is sent again.
+        beta: how much of the error feedback is sent again (the paper: 0.95).
         outer_lr: of the outer step.
         The others are those of DiLoCo.
 
@@ -34,7 +39,7 @@ class SparseLoCo(OuterRate):
         *,
         name: str = "model",
         k: int = 64,
-        beta: float = 0.95,
+        beta: float = DEFAULT_BETA,
         outer_lr: float = 1.0,
         quorum: int | float | None = None,
         grace: float | None = None,
