@@ -292,7 +292,7 @@ class World:
         for node in self.nodes.values():
             self.coordinate(rounds.NodeUp(node.name, 1, node.rank))
         self.coordinate(rounds.CellStarted(1, tuple(self.nodes)))
-        names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 1, 2, 2, 3)))
+        names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 2, 2, 3, 4)))
         self.faults = sorted(((rng.randint(1, 40 * count), name) for name in names), reverse=True)
         self.timers = []
         self.again = rng.random() < 0.3
@@ -514,8 +514,8 @@ class World:
     def kill(self, node):
         node.alive, node.fetch = False, None
         keep = self.rng.randint(0, len(node.up))
-        while len(node.up) > keep:
-            node.up.pop()
+        # what the agent said of earlier processes stays, only what this one said and the agent has not read is lost
+        node.up = deque(item for index, item in enumerate(node.up) if index < keep or item[0] in ("lost", "up"))
         node.down.clear()
         node.say("lost", "killed")
 
@@ -635,4 +635,4 @@ class World:
         return self
 
 
-FAULTS = ("kill", "kill", "kill", "crash", "crash", "cut", "unlink", "interrupt")
+FAULTS = ("kill", "kill", "kill", "crash", "crash", "cut", "unlink", "unlink", "interrupt")

@@ -190,7 +190,7 @@ def node_points(here: Watch) -> dict[str, Callable[[], None]]:
         "first chunk sent": chunk("contribution", 0.0),
         "half of the chunks sent": chunk("contribution", 0.5),
         "all chunks sent": chunk("contribution", 1.0),
-        "slice added up": at("after", member_exchange, "_mean", in_round),
+        "slice added up": at("after", member_exchange, "slice_mean", in_round),
         "first chunk of the mean sent": chunk("mean", 0.0),
         "half of the mean sent": chunk("mean", 0.5),
         "whole mean sent": chunk("mean", 1.0),

@@ -645,6 +645,20 @@ def test_a_source_that_is_gone_makes_the_node_ask_again():
     assert messages(node.feed(m.FetchFailed("b", "gone")), Arrived) == [arrived]
 
 
+def test_new_work_while_it_waits_for_another_source_asks_anew():
+    """The answer on its way is about the work before, so it is not taken."""
+    node = Node().ready()
+    node.arrive()
+    behind = Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1, contribution=1)
+    node.control(behind)
+    assert not messages(node.arrive(), Arrived)
+    node.control(structs.replace(behind, contribution=2))
+    node.feed(m.FetchFailed("b", "gone"), m.LeaveRounds("interrupted"))
+    assert [arrived.contribution for arrived in messages(node.arrive(), Arrived)] == [3]
+    assert not node.control(structs.replace(behind, contribution=2))
+    assert of(node.control(structs.replace(behind, contribution=3)), m.FetchState)
+
+
 def test_a_node_that_left_while_its_source_went_away_arrives_again_with_its_next_work():
     node = Node().ready()
     node.arrive()
@@ -669,6 +683,17 @@ def test_a_registration_that_was_heard_twice_does_not_stop_a_node_that_is_on():
     assert messages(effects, Joined) == [Joined(job="model", round=0, state_hash=BASE)]
     assert messages(effects, Arrived) == [arrived]
     assert not of(effects, m.FetchState)
+
+
+def test_a_node_that_arrived_once_more_begins_the_last_attempt_again_and_no_older_one():
+    node = Node().ready()
+    node.arrive()
+    sent = chunks(node.control(seal(attempt=2)), "contribution")
+    assert sent
+    assert messages(node.control(Registered(job="model", round=0, state_hash=BASE, source=None)), Arrived)
+    assert node.control(seal(attempt=1)) == []
+    assert chunks(node.control(seal(attempt=2)), "contribution") == sent
+    assert node.state.phase == "exchanging"
 
 
 def test_void_plays_the_round_again_with_the_work_that_is_there():

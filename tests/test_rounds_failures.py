@@ -55,6 +55,14 @@ def test_prepared_of_an_old_attempt_counts_for_nothing():
     assert sent(cluster.prepare("ab", attempt=2), p.Commit)
 
 
+def test_the_loss_of_a_later_process_says_that_the_known_one_is_gone():
+    """Its start was never heard of, because it ended at once."""
+    cluster = Cluster().train()
+    cluster.arrive()
+    effects = cluster.feed(rounds.NodeLost("c", 2, "killed", gone=True))
+    assert weights(sent(effects, p.Seal)["a"]) == {"a": 0.5, "b": 0.5}
+
+
 def test_messages_of_an_older_incarnation_count_for_nothing():
     cluster = Cluster("ab").train("ab")
     cluster.lose("b")
@@ -423,6 +431,27 @@ def test_it_repeats_a_refusal_that_its_node_may_not_have_heard():
     }  # fmt: skip
     told_again = [sent(cluster.status(name, 0, "h0", arrived=arrived[name]), p.Refused) for name in "abc"]
     assert [list(refused) for refused in told_again] == [[], ["b"], []]
+
+
+def test_a_node_that_comes_back_after_the_restart_hears_of_the_open_seal():
+    cluster = Cluster().train()
+    cluster.arrive()
+    arrived = p.Arrived(
+        job="model", round=1, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s",
+        codec="float32", norm=1.0, finite=True, contribution=1,
+    )  # fmt: skip
+    cluster.restart()
+    cluster.lose("c", gone=False)
+    assert list(sent(cluster.feed(rounds.NodeUp("c", 1, 2)), p.RoundQuery)) == ["c"]
+    assert [seal.attempt for seal in sent(cluster.status("c", 0, "h0", arrived=arrived), p.Seal, "c")] == [1]
+
+
+def test_a_member_of_the_open_attempt_that_arrives_once_more_hears_of_it_until_it_is_prepared():
+    cluster = Cluster().train()
+    assert set(sent(cluster.arrive(), p.Seal)) == {"a", "b", "c"}
+    assert list(sent(cluster.arrive("b"), p.Seal)) == ["b"]
+    cluster.prepare("b")
+    assert not sent(cluster.arrive("b"), p.Seal)
 
 
 def test_it_repeats_the_last_commit():

@@ -41,6 +41,16 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
     elif message.samples and _was_refused(job, node, message):
         reason = f"the work of {node!r} for round {message.round} was refused before the coordinator was started again"
         refuse(turn, job, node, reason)
+    _say_seal_again(turn, job, node)
+
+
+def _say_seal_again(turn: Turn, job: Job, node: str) -> None:
+    """Who arrives with what the open attempt counts on has not heard of it, or is in it no more."""
+    attempt = job.open
+    if attempt is None or node not in attempt.waiting or node in attempt.prepared:
+        return
+    if any(member.name == node and is_there(turn, job, member) for member in attempt.seal.members):
+        turn.send(node, attempt.seal)
 
 
 def _was_refused(job: Job, node: str, message: Arrived) -> bool:

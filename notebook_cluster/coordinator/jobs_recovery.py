@@ -32,9 +32,11 @@ def node_lost(turn: Turn, name: str, incarnation: int, gone: bool) -> None:
     """Its process ended, or it is out of reach. Whoever fetched the state from it needs another source, and is not to
     blame if it asked for one already."""
     known = turn.state.nodes.get(name)
-    if known is None or known.incarnation != incarnation:
+    if known is None or incarnation < known.incarnation:
         return
-    turn.state.nodes[name] = structs.replace(known, up=False, gone=known.gone or gone)
+    # of a later process than the one known here: that one is gone, too
+    gone = gone or known.gone or incarnation > known.incarnation
+    turn.state.nodes[name] = structs.replace(known, up=False, gone=gone)
     for job_name in turn.state.jobs:
         job = turn.job(job_name)
         job.awaited -= {name}

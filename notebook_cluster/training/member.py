@@ -42,6 +42,7 @@ from notebook_cluster.training.member_joining import (
     registered,
     tick_catching_up,
 )
+from notebook_cluster.training.member_means import kept_mean
 from notebook_cluster.training.member_state import KeptMean, MemberSettings, MemberState
 from notebook_cluster.training.member_types import (
     Advance,
@@ -160,7 +161,7 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
     state.theta, state.momentum = exchange.theta, exchange.momentum
     state.round, state.state_hash = message.round, message.state_hash
     state.advanced = state.fragments is None or not state.fragments.advances
-    state.kept = _bounded(state, (*state.kept, member_exchange.kept_mean(exchange)))
+    state.kept = _bounded(state, (*state.kept, kept_mean(exchange)))
     state.phase, state.exchange, state.contribution = "training", None, None
     state.left = state.left or message.last
     effects.append(

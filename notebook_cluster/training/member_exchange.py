@@ -6,17 +6,14 @@ dictionaries inside :class:`~.member_types.Exchange` are replaced, because older
 
 from copy import copy
 
-import numpy as np
 import xxhash
 
-from notebook_cluster.codecs import DamagedError, NotFiniteError, Vector
+from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import Complete, Prepared, Seal
-from notebook_cluster.training import vectors
-from notebook_cluster.training.combining import gathered, is_finite, mean_of, mean_of_gathered
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_asking import serve, stalled, take_sent, want
 from notebook_cluster.training.member_chunks import my_bytes, send_slice, take_chunk, take_held
-from notebook_cluster.training.member_state import Exchange, KeptMean, MemberState
+from notebook_cluster.training.member_means import computed, look, slice_mean
+from notebook_cluster.training.member_state import Exchange, MemberState
 from notebook_cluster.training.member_types import (
     Boundary,
     Buffer,
@@ -26,9 +23,8 @@ from notebook_cluster.training.member_types import (
     Log,
     SendControl,
     Stepped,
-    TakeStep,
 )
-from notebook_cluster.training.outer import bits_float, flushes_subnormals, outer_step
+from notebook_cluster.training.outer import bits_float, flushes_subnormals
 
 
 def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
@@ -40,8 +36,10 @@ def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
             effects.append(SendControl(exchange.prepared))
         return
     senders = {member.name: (member.incarnation, bits_float(member.weight_bits)) for member in seal.members}
-    repeated = seal.round == state.seen_attempt[0] and seal.attempt <= state.seen_attempt[1]
-    if repeated or seal.round != state.round + 1 or seal.base_hash != state.state_hash or state.node not in senders:
+    number, attempt = state.seen_attempt
+    # a node that left the last attempt, and arrived once more, may begin it again
+    over = seal.round == number and (seal.attempt < attempt or (seal.attempt == attempt and exchange is not None))
+    if over or seal.round != state.round + 1 or seal.base_hash != state.state_hash or state.node not in senders:
         return
     mine = next(member for member in seal.members if member.name == state.node)
     weight = senders[state.node][1]
@@ -139,8 +137,9 @@ def advance(state: MemberState, effects: list[Effect]) -> None:
             continue
         if exchange.stepping:
             return
+        exchange = look(state, exchange, index)
         if all((index, name) in exchange.contributions for name in contributors):
-            mean = _mean(state, exchange, index, contributors, effects)
+            mean = slice_mean(state, exchange, index, contributors, effects)
             if mean is None:
                 return
             exchange = _send_mean(state, exchange, index, mean, effects)
@@ -166,109 +165,6 @@ def stepped(state: MemberState, event: Stepped, effects: list[Effect]) -> None:
         return
     _send_mean(state, exchange, 0, fragments.result(event.round).encode(event.theta), effects)
     advance(state, effects)
-
-
-def kept_mean(exchange: Exchange) -> KeptMean:
-    """The means of a committed attempt, for nodes that were late."""
-    slices = tuple(exchange.means[index] for index in range(len(exchange.seal.slices)))
-    return KeptMean(exchange.seal.round, exchange.seal.attempt, slices, sum(map(len, slices)))
-
-
-# ---- computing -----------------------------------------------------------------------------------------------
-
-
-def _mean(
-    state: MemberState, exchange: Exchange, index: int, contributors: list[str], effects: list[Effect]
-) -> Buffer | None:
-    """What the owner of a slice sends back: the encoded weighted mean, members added in rank order, or all
-    contributions; None when one of them is not usable, or the optimiser has to make its step first."""
-    piece = exchange.seal.slices[index]
-    assert state.fragments is not None
-    wire = state.fragments.wire(exchange.seal.round)
-
-    def is_usable(name: str) -> bool:
-        return is_finite(wire, exchange.contributions[index, name], piece.start, piece.stop)
-
-    def largest(name: str) -> float:
-        return float(np.abs(wire.decode(exchange.contributions[index, name], piece.start, piece.stop)).max())
-
-    sent = [(exchange.contributions[index, name], exchange.senders[name][1]) for name in contributors]
-    broken = [name for name in contributors if exchange.gathered and not is_usable(name)]
-    if exchange.gathered and not broken:
-        return gathered(sent)
-    try:
-        if not broken:
-            with np.errstate(all="ignore"):
-                total = mean_of(wire, sent, piece.start, piece.stop)
-            if state.fragments.served:
-                _let_step(state, exchange, total, len(contributors), effects)
-                return None
-            return wire.encode(total, piece.start, piece.stop)
-    except NotFiniteError:
-        broken = [name for name in contributors if not is_usable(name)]
-        broken = broken or [max(contributors, key=largest)]
-    state.exchange = copy(exchange)
-    state.exchange.broken = tuple(broken)
-    effects.append(SendControl(stalled(state, state.exchange)))
-    return None
-
-
-def _let_step(state: MemberState, exchange: Exchange, mean: Vector, nodes: int, effects: list[Effect]) -> None:
-    """Raises:
-    NotFiniteError: there is NaN or infinity in ``mean``.
-    """
-    if not np.isfinite(mean).all():
-        raise NotFiniteError("NaN or infinity in the mean")
-    state.exchange = exchange = copy(exchange)
-    exchange.stepping = True
-    effects.append(TakeStep(exchange.seal.round, exchange.seal.attempt, mean, nodes))
-
-
-def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
-    """(theta, momentum) after the round whose means are all in ``exchange``, as new arrays; without slices as they
-    were. Only the fragment of that round differs."""
-    assert state.fragments is not None
-    assert state.theta is not None
-    assert state.momentum is not None
-    fragments, seal = state.fragments, exchange.seal
-    if not seal.slices:
-        return state.theta, state.momentum
-    wire, fragment = fragments.wire(seal.round), fragments.of_round(seal.round)
-    mean = fragments.unpack(_means(fragments, exchange))
-    if fragments.served:
-        return mean, state.momentum
-    lr, mu = bits_float(seal.outer.lr_bits), bits_float(seal.outer.momentum_bits)
-    before = fragments.take(state.theta, fragment), fragments.take(state.momentum, fragment)
-    if fragments.descent is not None:
-        mean = fragments.descent.direction(mean, before[0], wire.buffers)
-    stepped = outer_step(*before, mean, lr, mu, seal.outer.nesterov, 0 if fragments.gradients else wire.buffers)
-    if fragments.count == 1:
-        return stepped
-    theta, momentum = vectors.copy(state.theta), vectors.copy(state.momentum)
-    fragments.put(theta, fragment, stepped[0])
-    fragments.put(momentum, fragment, stepped[1])
-    return theta, momentum
-
-
-def _ask_again(state: MemberState, exchange: Exchange, error: DamagedError, effects: list[Effect]) -> None:
-    """What the owners of slices sent is not what a codec writes: their slices are missing again."""
-    foreign = {index for index, piece in enumerate(exchange.seal.slices) if piece.owner != state.node}
-    owners = ", ".join(sorted({repr(exchange.seal.slices[index].owner) for index in foreign}))
-    effects.append(Log("error", f"round {exchange.seal.round}: {owners} sent bytes that no codec writes ({error})"))
-    exchange.means = {index: mean for index, mean in exchange.means.items() if index not in foreign}
-
-
-def _means(fragments: Fragments, exchange: Exchange) -> Vector:
-    """The means of all slices as one new vector."""
-    wire, over_all = fragments.result(exchange.seal.round), fragments.descent is not None
-    mean = vectors.empty(wire.count)
-    for index, piece in enumerate(exchange.seal.slices):
-        data, out = exchange.means[index], mean[slice(*wire.element_range(piece.start, piece.stop))]
-        if exchange.gathered:
-            mean_of_gathered(wire, data, exchange.gathered, piece.start, piece.stop, over_all=over_all, out=out)
-        else:
-            wire.decode_into(data, out, piece.start, piece.stop)
-    return mean
 
 
 def _prepare(state: MemberState, effects: list[Effect]) -> None:
@@ -298,3 +194,11 @@ def _prepare(state: MemberState, effects: list[Effect]) -> None:
     )
     state.phase = "prepared"
     effects.append(SendControl(exchange.prepared))
+
+
+def _ask_again(state: MemberState, exchange: Exchange, error: DamagedError, effects: list[Effect]) -> None:
+    """What the owners of slices sent is not what a codec writes: their slices are missing again."""
+    foreign = {index for index, piece in enumerate(exchange.seal.slices) if piece.owner != state.node}
+    owners = ", ".join(sorted({repr(exchange.seal.slices[index].owner) for index in foreign}))
+    effects.append(Log("error", f"round {exchange.seal.round}: {owners} sent bytes that no codec writes ({error})"))
+    exchange.means = {index: mean for index, mean in exchange.means.items() if index not in foreign}

@@ -9,7 +9,7 @@ from copy import copy
 from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Joined, Member, Registered, Seal
 from notebook_cluster.training.member_asking import want
-from notebook_cluster.training.member_exchange import computed
+from notebook_cluster.training.member_means import computed
 from notebook_cluster.training.member_state import Exchange, MemberState
 from notebook_cluster.training.member_types import (
     Apply,
@@ -44,6 +44,9 @@ def boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None
     state.serial += 1
     if state.phase not in ("registering", "fetching"):
         arrive(state, effects)
+    elif state.phase == "fetching" and state.fetch is None and not state.joining:
+        # it asked for another source, and the answer will be about the contribution that it had then
+        _ask_again(state, effects)
 
 
 def arrive(state: MemberState, effects: list[Effect], counted: bool = False) -> None:
@@ -271,8 +274,14 @@ def fetch_failed(state: MemberState, effects: list[Effect]) -> None:
         return
     if not state.fetch_counted:
         _release_if_over(state, effects)
+    state.fetch = None
+    if not _ask_again(state, effects):  # it left meanwhile: its next boundary arrives from the state that is held here
+        state.phase, state.exchange, state.catching = "training", None, ()
+
+
+def _ask_again(state: MemberState, effects: list[Effect]) -> bool:
+    """For another source; False: this node is not in the rounds."""
     again = state.register if state.joining else current_arrival(state)
     if again is not None:
         effects.append(SendControl(again))
-    else:  # it left meanwhile: its next boundary arrives from the state that is held here
-        state.phase, state.exchange, state.catching = "training", None, ()
+    return again is not None

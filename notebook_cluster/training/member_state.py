@@ -76,6 +76,8 @@ class Exchange(msgspec.Struct):
     """When a chunk last came."""
     wanted: float = 0.0
     stalled: float = 0.0
+    usable: dict[tuple[int, str], bool] = {}
+    """(slice, member) -> its contribution is one that a codec wrote, where it is only sent on."""
     stepping: bool = False
     """The mean is with the optimiser, which steps for all."""
     broken: tuple[str, ...] = ()

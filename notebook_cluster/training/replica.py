@@ -13,6 +13,7 @@ theta_m at the boundary)``: it is in the next D, and what this round has counted
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.outer import CHUNK
 from notebook_cluster.training.parameters import Parameters
-from notebook_cluster.training.vectors import copy, difference
+from notebook_cluster.training.vectors import copy, difference, empty
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,9 @@ class Replica:
             return Boundary(b"", 0.0, 0, finishing=finishing, fragment=fragment, more=more)
         local = self.parameters.read()
         wire, feedback = self.fragments.wires[fragment], self._feedback[fragment]
-        with np.errstate(all="ignore"):  # a diverged model is told by ``finite``
-            work = self._work(fragment, local)
-            if feedback is not None:
-                _add_times(work, feedback, self._beta)
-            norm = float(np.linalg.norm(work))
-        self._sent = sent = _Sent(fragment, self.fragments.take(local, fragment), None, self._done)
+        now = self.fragments.take(local, fragment)
+        work, norm = _with_feedback(self.fragments.take(self._reference, fragment), now, feedback, self._beta)
+        self._sent = sent = _Sent(fragment, now, None, self._done)
         try:
             encoded = wire.encode(work)
         except NotFiniteError:
@@ -252,11 +250,19 @@ class Replica:
         self.round, self.theta, self.momentum, self.state_hash = round, theta, momentum, state_hash
 
 
-def _add_times(vector: Vector, other: Vector, factor: np.float32) -> None:
-    """``vector += factor * other``, without memory of their size."""
-    for start in range(0, vector.size, CHUNK):
-        part = slice(start, start + CHUNK)
-        vector[part] += other[part] * factor
+def _with_feedback(reference: Vector, local: Vector, feedback: Vector | None, beta: np.float32) -> tuple[Vector, float]:
+    """``reference - local + beta * feedback`` as a new vector, and its norm, while its elements are in the cache."""
+    total, squares = empty(local.size), 0.0
+    scratch = np.empty(min(CHUNK, local.size), np.float32)
+    with np.errstate(all="ignore"):  # a diverged model is told when it is encoded
+        for start in range(0, local.size, CHUNK):
+            part = slice(start, min(start + CHUNK, local.size))
+            work = total[part]
+            np.subtract(reference[part], local[part], out=work)
+            if feedback is not None:
+                work += np.multiply(feedback[part], beta, out=scratch[: work.size])
+            squares += float(np.dot(work, work))
+    return total, math.sqrt(squares)
 
 
 def _take_out(vector: Vector, wire: WireFormat, encoded: Buffer) -> None:
