@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster.codecs import DamagedError, NotFiniteError, RandomK, WireFormat
+from notebook_cluster.training.combining import codec_of
 from tests.codec_vectors import CHUNKED as CODECS
 from tests.codec_vectors import round_trip, vector_of
 
@@ -238,6 +239,23 @@ def test_groups_are_all_blocks_once_and_give_what_the_whole_gives(name, paramete
         for group in groups:
             places, values = wire.kept(data[group.bytes], group)
             kept[group.elements][places] = values
+            assert wire.encode(vector[low:high][group.elements], group.first, group.end) == data[group.bytes]
+            left = vector[low:high][group.elements].copy()
+            wire.take_out(data[group.bytes], group, left)
+            assert left.tobytes() == (vector[low:high] - expected)[group.elements].tobytes()
         assert into.tobytes() == kept.tobytes() == expected.tobytes()
     with pytest.raises(ValueError, match=f"{len(data) - 1} bytes do not fit blocks {start} to {stop} of a {name}"):
         wire.decode_into(data[:-1], into, start, stop)
+
+
+@pytest.mark.parametrize("name", ["sparse", "sparse-128", "topk", "int8"])
+@pytest.mark.parametrize("senders", [1, 2, 5])
+def test_what_several_kept_is_what_each_of_them_kept(name, senders):
+    wire = WireFormat(codec_of(name), 600_000, 300)
+    sent = [wire.encode(vector_of(wire.count, seed)) for seed in range(senders)]
+    for group in wire.groups():
+        pieces = [data[group.bytes] for data in sent]
+        for (places, values), piece in zip(wire.kept_of_all(pieces, group), pieces, strict=True):
+            alone = wire.kept(piece, group)
+            assert places.tolist() == alone[0].tolist()
+            assert values.tobytes() == alone[1].tobytes()

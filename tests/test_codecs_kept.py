@@ -29,6 +29,16 @@ def test_the_largest_are_found_and_of_equal_ones_the_first(columns, seed, keep, 
     assert found.tolist() == [reference_top(row, keep) for row in rows]
 
 
+@pytest.mark.parametrize("columns", [200, 1024])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_not_finite_is_found_wherever_it_is(columns, wrong):
+    for place in (0, 100, columns - 1):
+        rows = np.ones((3, columns), np.float32)
+        rows[1, place] = wrong
+        with pytest.raises(NotFiniteError):
+            largest(rows, 64)
+
+
 @pytest.mark.parametrize("name", ["topk", "sparse"])
 @pytest.mark.parametrize("count", [64, 65, 4095, 4096, 4097, 4160, 12_345])
 def test_exactly_64_of_each_chunk_are_kept_and_they_are_the_largest(name, count):

@@ -25,11 +25,11 @@ def test_the_weighted_sum_has_the_oracles_bits(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_the_outer_step_has_the_oracles_bits(size, nesterov):
+@pytest.mark.parametrize(("mu", "nesterov"), [(0.9, True), (0.9, False), (0.0, False), (0.0, True)])
+def test_the_outer_step_has_the_oracles_bits(size, mu, nesterov):
     theta, momentum, mean = vectors(3, size)
-    ours = outer_step(theta, momentum, mean.copy(), 0.7, 0.9, nesterov)
-    theirs = oracle.diloco(theta, momentum, mean, 0.7, 0.9, nesterov)
+    ours = outer_step(theta, momentum, mean.copy(), 0.7, mu, nesterov)
+    theirs = oracle.diloco(theta, momentum, mean, 0.7, mu, nesterov)
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

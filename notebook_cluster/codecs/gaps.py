@@ -50,7 +50,7 @@ class Gaps:
             DamagedError: too few or too many indices, or one that is too large.
         """
         width = 8 * self._unary
-        found = np.flatnonzero(np.unpackbits(data[:, self._planes :], axis=1))
+        found = np.flatnonzero(np.unpackbits(data[:, self._planes :], axis=1).view(np.bool_))
         if found.size != len(data) * self._keep:
             raise DamagedError(f"{found.size} indices for {len(data)} chunks of {self._keep}")
         ones = found.reshape(-1, self._keep)

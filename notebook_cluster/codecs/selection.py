@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from notebook_cluster.codecs.codec import NotFiniteError
 from notebook_cluster.codecs.scratch import scratch
 
 _STRETCH = 16
@@ -14,11 +15,14 @@ def largest(magnitudes: Any, keep: int) -> Any:
     """Indices, ascending, of the ``keep`` largest in each row; of equal ones the first.
 
     Args:
-        magnitudes: float32 (rows, columns), finite (a NaN would be the largest of all and hide the others).
+        magnitudes: float32 (rows, columns).
         keep: from 1 to the number of columns.
 
     Returns:
         int64 (rows, keep).
+
+    Raises:
+        NotFiniteError: a magnitude is NaN or infinite.
     """
     rows, columns = magnitudes.shape
     enough = np.greater_equal(magnitudes, _bound(magnitudes, keep), out=scratch("enough", magnitudes.shape, np.bool_))
@@ -47,6 +51,8 @@ def _bound(magnitudes: Any, keep: int) -> Any:
     rows, columns = magnitudes.shape
     stretch = _STRETCH if columns % _STRETCH == 0 and columns // _STRETCH >= keep else 1
     highest = magnitudes.reshape(rows, stretch, columns // stretch).max(axis=1)
+    if not np.isfinite(highest.max()):  # a maximum does not lose a NaN
+        raise NotFiniteError("NaN or infinity among the magnitudes")
     highest.partition(highest.shape[1] - keep, axis=1)
     return highest[:, -keep, None]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
-from notebook_cluster.codecs.codec import Buffer, Vector
+from notebook_cluster.codecs.codec import Buffer, NotFiniteError, Vector, not_finite
 from notebook_cluster.codecs.gaps import Gaps
 from notebook_cluster.codecs.levels import Values
 from notebook_cluster.codecs.scratch import scratch
@@ -24,6 +24,8 @@ _CHUNKS = 512
 class TopK(Chunked):
     """Keeps exactly ``keep`` elements of each chunk, of equal magnitudes the first ones; the others become 0."""
 
+    checks = True
+
     def __init__(self, name: str, keep: int, values: Values) -> None:
         """``keep``: a multiple of 8; ``values``: how that many values are written."""
         self._keep = keep
@@ -34,7 +36,10 @@ class TopK(Chunked):
     def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
         # padding is 0 and comes last, so among equal ones it is never taken: there are ``keep`` before it
         magnitudes = np.abs(values, out=scratch("magnitudes", values.shape, np.float32))
-        indices = largest(magnitudes, self._keep)
+        try:
+            indices = largest(magnitudes, self._keep)
+        except NotFiniteError:
+            raise not_finite(chunk * ELEMENTS) from None
         self._values.write(np.take_along_axis(values, indices, axis=1), records[:, : self._values.size])
         self._gaps.write(indices, records[:, self._values.size :])
 

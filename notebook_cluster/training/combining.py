@@ -117,7 +117,7 @@ def mean_of_gathered(
     for group in wire.groups(start, stop):
         part = total[group.elements]
         part[...] = 0
-        kept = [wire.kept(contribution[group.bytes], group) for contribution in sent]
+        kept = wire.kept_of_all([contribution[group.bytes] for contribution in sent], group)
         for weight, (places, values) in zip(weights, kept, strict=True):
             part[places] += values * weight
         if group.are_buffers or over_all:

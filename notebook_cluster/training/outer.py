@@ -78,6 +78,10 @@ def outer_step(
         part = slice(start, min(start + CHUNK, trained))
         gradient = mean[part]
         velocity, update = scratch[:, : gradient.size]
+        if not decay:  # the mean is the velocity
+            np.multiply(gradient, rate, out=update)
+            np.subtract(theta[part], update, out=new_theta[part])
+            continue
         np.multiply(momentum[part], decay, out=velocity)
         np.add(velocity, gradient, out=velocity)
         if nesterov:

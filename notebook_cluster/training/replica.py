@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
+from notebook_cluster.training import vectors
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.outer import CHUNK
 from notebook_cluster.training.parameters import Parameters
-from notebook_cluster.training.vectors import copy, difference, empty
+from notebook_cluster.training.vectors import copy, difference
 
 
 @dataclass(frozen=True)
@@ -129,15 +130,14 @@ class Replica:
         local = self.parameters.read()
         wire, feedback = self.fragments.wires[fragment], self._feedback[fragment]
         now = self.fragments.take(local, fragment)
-        work, norm = _with_feedback(self.fragments.take(self._reference, fragment), now, feedback, self._beta)
         self._sent = sent = _Sent(fragment, now, None, self._done)
         try:
-            encoded = wire.encode(work)
+            encoded, left, norm = _encoded(
+                wire, self.fragments.take(self._reference, fragment), now, feedback, self._beta
+            )
         except NotFiniteError:
             return Boundary(b"", samples, steps, finite=False, finishing=finishing, fragment=fragment, more=more)
-        if wire.codec.lossy:
-            _take_out(work, wire, encoded)
-            self._sent = replace(sent, feedback=work)
+        self._sent = replace(sent, feedback=left)
         return Boundary(encoded, samples, steps, norm=norm, finishing=finishing, fragment=fragment, more=more)
 
     def apply(self, commit: Apply) -> None:
@@ -250,25 +250,32 @@ class Replica:
         self.round, self.theta, self.momentum, self.state_hash = round, theta, momentum, state_hash
 
 
-def _with_feedback(reference: Vector, local: Vector, feedback: Vector | None, beta: np.float32) -> tuple[Vector, float]:
-    """``reference - local + beta * feedback`` as a new vector, and its norm, while its elements are in the cache."""
-    total, squares = empty(local.size), 0.0
-    scratch = np.empty(min(CHUNK, local.size), np.float32)
-    with np.errstate(all="ignore"):  # a diverged model is told when it is encoded
-        for start in range(0, local.size, CHUNK):
-            part = slice(start, min(start + CHUNK, local.size))
-            work = total[part]
-            np.subtract(reference[part], local[part], out=work)
-            if feedback is not None:
-                work += np.multiply(feedback[part], beta, out=scratch[: work.size])
-            squares += float(np.dot(work, work))
-    return total, math.sqrt(squares)
+def _encoded(
+    wire: WireFormat, reference: Vector, local: Vector, feedback: Vector | None, beta: np.float32
+) -> tuple[Buffer, Vector | None, float]:
+    """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec), and its
+    norm. A group of blocks at a time, while its elements are in the cache.
 
-
-def _take_out(vector: Vector, wire: WireFormat, encoded: Buffer) -> None:
-    """``vector -= wire.decode(encoded)``, without memory of its size."""
-    view = memoryview(encoded)
+    Raises:
+        NotFiniteError: a value is NaN or infinite.
+    """
+    encoded, squares = vectors.bytes_of(wire.size), 0.0
+    left = vectors.empty(local.size) if wire.codec.lossy else None
+    room, scratch = np.empty(wire.largest_group, np.float32), np.empty(CHUNK, np.float32)
     for group in wire.groups():
-        places, values = wire.kept(view[group.bytes], group)
-        part = vector[group.elements]
-        part[places] -= values
+        first, end = group.elements.start, group.elements.stop
+        values = room[: end - first] if left is None else left[group.elements]
+        for start in range(first, end, CHUNK):
+            part = slice(start, min(start + CHUNK, end))
+            work = values[part.start - first : part.stop - first]
+            with np.errstate(all="ignore"):  # a diverged model is told when it is encoded
+                np.subtract(reference[part], local[part], out=work)
+                if feedback is not None:
+                    work += np.multiply(feedback[part], beta, out=scratch[: work.size])
+                squares += float(np.dot(work, work))
+        data = wire.encode(values, group.first, group.end)
+        encoded[group.bytes] = data
+        if left is not None:
+            wire.take_out(data, group, values)
+    encoded.flags.writeable = False
+    return encoded.data, left, math.sqrt(squares)

@@ -1,6 +1,7 @@
 """Memory for vectors of the model's size: every round needs the same few, so it takes them from those of the last."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.memory import Memory
@@ -12,6 +13,11 @@ def empty(count: int) -> Vector:
     """``count`` float32 elements with whatever is in them."""
     vector: Vector = _MEMORY.array(count, np.float32)
     return vector
+
+
+def bytes_of(size: int) -> NDArray[np.uint8]:
+    """``size`` bytes with whatever is in them."""
+    return _MEMORY.array(size, np.uint8)
 
 
 def difference(left: Vector, right: Vector) -> Vector:
