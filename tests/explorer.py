@@ -24,7 +24,7 @@ from tests import oracle
 
 ELEMENTS = 6 * 256 - 100
 NOTHING = frozenset()
-SETTINGS = rounds.RoundsSettings(one_owner_blocks=2)
+SETTINGS = rounds.RoundsSettings(one_owner_blocks=2, slices_each=2, slice_blocks=1)
 MEMBER_SETTINGS = MemberSettings(chunk_bytes=700)
 TICK = 0.5
 MAX_ACTIONS = 20_000

@@ -18,9 +18,9 @@ def mean(contributions, weights):
 
 
 def diloco(theta, momentum, pseudo_gradient, lr, mu, nesterov):
-    """arXiv 2311.08105: b <- mu*b + D; theta <- theta - lr*(D + mu*b)."""
+    """arXiv 2311.08105: b <- mu*b + D; theta <- theta - lr*(D + mu*b). Without momentum b is D itself, -0 included."""
     lr, mu = np.float32(lr), np.float32(mu)
-    momentum = mu * momentum + pseudo_gradient
+    momentum = mu * momentum + pseudo_gradient if mu else pseudo_gradient
     update = mu * momentum + pseudo_gradient if nesterov else momentum
     return theta - lr * update, momentum
 

@@ -28,6 +28,7 @@ from notebook_cluster.protocol.rounds import (
 from notebook_cluster.training import member
 from notebook_cluster.training import member_types as m
 from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.member_chunks import to_send
 from notebook_cluster.training.member_state import MemberSettings
 from notebook_cluster.training.outer import float_bits
 from tests import oracle
@@ -152,6 +153,18 @@ def test_a_seal_sends_each_owner_its_slice_and_an_owner_sends_the_mean_of_its_ow
     sent = node.feed(frame("b", "contribution", 0, part("b", 0)))
     (mean,) = chunks(sent, "mean")
     assert (mean.node, bytes(mean.payload)) == ("b", bytes(mean_of("a", "b")[:256]))
+
+
+def test_owners_get_their_slices_in_turn_first_the_one_behind_in_rank():
+    cut = [("a", 0, 1), ("a", 1, 2), ("b", 2, 3), ("b", 3, 4), ("c", 4, 5), ("c", 5, 6)]
+    whole = structs.replace(
+        seal("abc"), slices=[Slice(owner=owner, start=start, stop=stop) for owner, start, stop in cut]
+    )
+    assert to_send(whole, "a") == [2, 4, 3, 5]
+    assert to_send(whole, "b") == [4, 0, 5, 1]
+    assert to_send(whole, "c") == [0, 2, 1, 3]
+    uneven = structs.replace(whole, slices=whole.slices[:3])
+    assert to_send(uneven, "c") == [0, 2, 1]
 
 
 def test_prepared_applies_nothing_and_commit_swaps_in_the_oracles_state():

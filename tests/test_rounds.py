@@ -158,6 +158,19 @@ def test_slices_are_whole_blocks_shared_out_evenly():
     assert [(s.owner, s.start, s.stop) for s in seal.slices] == [("a", 0, 33), ("b", 33, 66), ("c", 66, 100)]
 
 
+def test_a_large_model_has_several_slices_of_each_owner():
+    for blocks, each in ((4095, 1), (4096, 2), (6144, 3), (100_000, 4)):
+        cluster = Cluster("ab")
+        for name in "ab":
+            cluster.say(name, register(blocks=blocks))
+        slices = sent(cluster.arrive("ab"), p.Seal, "a")[0].slices
+        assert [s.owner for s in slices] == ["a"] * each + ["b"] * each
+        assert [s.start for s in slices] == [0, *(s.stop for s in slices[:-1])]
+        assert slices[-1].stop == blocks
+        sizes = {s.stop - s.start for s in slices}
+        assert max(sizes) - min(sizes) <= 1
+
+
 def test_a_small_model_has_one_owner():
     cluster = Cluster("ab")
     for name in "ab":

@@ -9,7 +9,7 @@ from msgspec import structs, to_builtins
 from notebook_cluster.coordinator.jobs_arrivals import is_there, refuse_out_of_scale
 from notebook_cluster.coordinator.jobs_commit import agree
 from notebook_cluster.coordinator.jobs_gathering import gathered, outer_settings
-from notebook_cluster.coordinator.jobs_state import Job, Open, Turn, change, is_current, live
+from notebook_cluster.coordinator.jobs_state import Job, Open, RoundsSettings, Turn, change, is_current, live
 from notebook_cluster.protocol.rounds import Complete, Finished, Member, Seal, Slice, fragment_of
 from notebook_cluster.training.outer_settings import float_bits
 
@@ -75,7 +75,7 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
         round=job.round + 1,
         attempt=job.attempt,
         members=members,
-        slices=_slices(owners, blocks, turn.state.settings.one_owner_blocks),
+        slices=_slices(owners, blocks, turn.state.settings, whole=job.settings.mode == "server"),
         outer=outer_settings(turn, job, arrivals, contributors),
         base_hash=job.state_hash,
         fragment=fragment,
@@ -94,13 +94,16 @@ def _server(job: Job, members: list[Member]) -> str:
     return job.server if job.server in names else names[0]
 
 
-def _slices(owners: list[str], blocks: int, one_owner_blocks: int) -> list[Slice]:
-    """Whole codec blocks, the same number for every owner give or take one; few blocks have a single owner."""
+def _slices(owners: list[str], blocks: int, settings: RoundsSettings, whole: bool) -> list[Slice]:
+    """Whole codec blocks, nearly the same number in each slice and as many slices for every owner. Few blocks have a
+    single owner, and so, in one slice, has what an optimiser needs as a ``whole``."""
     if not owners or not blocks:
         return []
-    owners = owners[:1] if blocks < one_owner_blocks else owners[:blocks]
-    edges = [blocks * index // len(owners) for index in range(len(owners) + 1)]
-    return [Slice(owner=owner, start=edges[i], stop=edges[i + 1]) for i, owner in enumerate(owners)]
+    owners = owners[:1] if blocks < settings.one_owner_blocks else owners[:blocks]
+    each = 1 if whole else max(1, min(settings.slices_each, blocks // (len(owners) * settings.slice_blocks)))
+    count = len(owners) * each
+    edges = [blocks * index // count for index in range(count + 1)]
+    return [Slice(owner=owners[index // each], start=edges[index], stop=edges[index + 1]) for index in range(count)]
 
 
 def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:

@@ -30,9 +30,8 @@ def agree(turn: Turn, job: Job, attempt: Open) -> None:
 
 
 def _mismatch(attempt: Open, name: str, key: tuple[str, ...], winner: tuple[str, ...], source: str) -> str:
-    owners = [
-        s.owner for s, mine, theirs in zip(attempt.seal.slices, key[1:], winner[1:], strict=False) if mine != theirs
-    ]
+    pairs = zip(attempt.seal.slices, key[1:], winner[1:], strict=False)
+    owners = dict.fromkeys(piece.owner for piece, mine, theirs in pairs if mine != theirs)
     where = f" (the mean it got from {', '.join(map(repr, owners))} differs)" if owners else ""
     return (
         f"{name!r} computed another state for round {attempt.seal.round}{where}: {key[0][:8]}, not {winner[0][:8]}; "

@@ -34,6 +34,10 @@ class RoundsSettings(msgspec.Struct, frozen=True):
     """A node that could not fetch the state this often is no longer waited for."""
     one_owner_blocks: int = 64
     """Vectors of fewer codec blocks have a single slice."""
+    slices_each: int = 4
+    """Most slices of one owner. The mean of one is on its way while the contributions to the next still come."""
+    slice_blocks: int = 1024
+    """Codec blocks of a slice, at least, where an owner has several."""
     norm_factor: float = 100.0
     """A contribution longer than this many times the median of the others is refused."""
 

@@ -1,8 +1,10 @@
 """Chunks of contributions and means: sending and putting together. Same habits as :mod:`.member_exchange`."""
 
+import itertools
 from copy import copy
 
 from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.rounds import Seal
 from notebook_cluster.training.combining import gathered_size
 from notebook_cluster.training.member_state import Assembly, Exchange, MemberState
 from notebook_cluster.training.member_types import (
@@ -28,6 +30,19 @@ def my_bytes(state: MemberState, index: int) -> memoryview:
     piece = seal.slices[index]
     start, stop = state.fragments.wire(seal.round).byte_range(piece.start, piece.stop)
     return memoryview(state.contribution.encoded)[start:stop]
+
+
+def to_send(seal: Seal, node: str) -> list[int]:
+    """The slices that ``node`` does not own, one of each owner in turn, first of the owner behind it in rank: so nobody
+    is sent everything by all at once, and every owner soon has the first of its slices."""
+    names = [member.name for member in seal.members]
+    owned: dict[str, list[int]] = {}
+    for index, piece in enumerate(seal.slices):
+        if piece.owner != node:
+            owned.setdefault(piece.owner, []).append(index)
+    owners = sorted(owned, key=lambda owner: (names.index(owner) - names.index(node)) % len(names))
+    rows = itertools.zip_longest(*(owned[owner] for owner in owners))
+    return [index for row in rows for index in row if index is not None]
 
 
 def send_slice(

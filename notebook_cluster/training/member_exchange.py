@@ -11,7 +11,7 @@ import xxhash
 from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import Complete, Prepared, Seal
 from notebook_cluster.training.member_asking import serve, stalled, take_sent, want
-from notebook_cluster.training.member_chunks import my_bytes, send_slice, take_chunk, take_held
+from notebook_cluster.training.member_chunks import my_bytes, send_slice, take_chunk, take_held, to_send
 from notebook_cluster.training.member_means import computed, look, slice_mean
 from notebook_cluster.training.member_state import Exchange, MemberState
 from notebook_cluster.training.member_types import (
@@ -62,9 +62,8 @@ def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
             for index, piece in enumerate(seal.slices)
             if piece.owner == state.node
         }
-        for index, piece in enumerate(seal.slices):
-            if piece.owner != state.node:
-                send_slice(state, piece.owner, "contribution", index, my_bytes(state, index), effects)
+        for index in to_send(seal, state.node):
+            send_slice(state, seal.slices[index].owner, "contribution", index, my_bytes(state, index), effects)
     take_held(state)
     advance(state, effects)
 

@@ -61,9 +61,9 @@ def outer_step(
     """One step of the outer optimiser; returns (theta, momentum), a new array and the one of ``mean``.
 
     ``b <- mu * b + D``, then ``theta <- theta - lr * (D + mu * b)`` with Nesterov (DiLoCo, arXiv 2311.08105) or
-    ``theta <- theta - lr * b`` without; lr 1 and mu 0 is Local SGD (arXiv 1805.09767). The last ``buffers`` elements
-    (running statistics of BatchNorm) become ``theta - D``, their plain average: momentum would make a variance
-    negative.
+    ``theta <- theta - lr * b`` without; lr 1 and mu 0, where b is D itself, is Local SGD (arXiv 1805.09767). The last
+    ``buffers`` elements (running statistics of BatchNorm) become ``theta - D``, their plain average: momentum would
+    make a variance negative.
 
     Args:
         theta, momentum, mean: float32 vectors of one length; ``mean`` is the weighted mean of (theta - theta_m).
@@ -78,7 +78,7 @@ def outer_step(
         part = slice(start, min(start + CHUNK, trained))
         gradient = mean[part]
         velocity, update = scratch[:, : gradient.size]
-        if not decay:  # the mean is the velocity
+        if not decay:  # the mean, where it is, becomes the momentum
             np.multiply(gradient, rate, out=update)
             np.subtract(theta[part], update, out=new_theta[part])
             continue
