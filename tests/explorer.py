@@ -45,7 +45,7 @@ class Node:
         self.phase = "starting"
         self.boundaries = world.boundaries
         self.fetch = None
-        self.stuck = 0
+        self.stuck = self.given_up = 0
         self.contribution = 0
         self.round = self.fragment = 0
         """What the main thread is based on, and what it sent last."""
@@ -245,6 +245,8 @@ class Node:
         source = self.world.nodes[effect.source]
         if not source.alive or source.incarnation != effect.incarnation or self.stuck > 6:
             self.fetch = None
+            self.given_up += self.stuck > 6
+            self.world.apart |= self.given_up >= SETTINGS.fetch_attempts  # it is no longer waited for
             self.feed(m.FetchFailed(effect.source, "gone"))
         elif self.world.is_cut(self.name, effect.source) or not source.has(effect.round):
             return
