@@ -14,6 +14,7 @@ from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame, MeshHeader
 from notebook_cluster.training import member
 from notebook_cluster.training.member_state import MemberSettings
+from tests import oracle
 from tests.cluster_in_process import Cluster, Node
 from tests.mesh_nodes import MeshNode, mesh_nodes
 from tests.mesh_relay import Wire, far_roster, wire_to
@@ -103,3 +104,38 @@ def test_what_a_broken_link_took_with_it_is_sent_again(tmp_path: Path) -> None:
     assert np.array_equal(*models)
     # each wire broke while there was more of the first slice in its queues
     assert min(sent) > MODEL_BYTES + 64 * 1024
+
+
+def large_round(node: Node) -> tuple[list[str], "np.ndarray[tuple[int], np.dtype[np.float32]]"]:
+    """One round of a model whose owners have two slices each; the parameters after it."""
+    model = nn.Linear(1100, 1000)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    sync = nc.DiLoCo(model, every=1, outer_lr=0.6)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.linspace(0.0, 1.0 + node.rank(), parameter.numel()).view_as(parameter)
+    sync.step(0.0)
+    sync.finish()
+    return list(sync.members), torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
+
+
+@pytest.mark.parametrize("cut_after", [None, 1_000_000])
+def test_slices_of_a_large_model_make_one_mean_whatever_breaks(tmp_path: Path, cut_after: int | None) -> None:
+    with cluster_on_wires("ab", tmp_path) as (cluster, meshes, wires):
+        for wire in wires.values():
+            wire.slow_down(20e6, cut_after=cut_after)
+        results = cluster.run(large_round)
+        sent = sum(mesh.mesh.bytes_sent for mesh in meshes)
+        (seal,) = [record["seal"] for record in cluster.records if record["kind"] == "seal"]
+    assert [piece["owner"] for piece in seal["slices"]] == ["a", "a", "b", "b"]
+    start = np.full(1_101_000, 0.5, np.float32)
+    steps = [torch.cat([torch.linspace(0.0, 1.0 + rank, size) for size in (1_100_000, 1000)]) for rank in (0, 1)]
+    work = [start - (start + done.numpy()) for done in steps]
+    theta, _ = oracle.diloco(start, np.zeros_like(start), oracle.mean(work, [0.5, 0.5]), 0.6, 0.9, nesterov=True)
+    for members, model in results.values():
+        assert members == ["a", "b"]
+        assert np.array_equal(model, theta)
+    # to the owners and back, and where a wire broke what was in its queues once more
+    assert sent < 1.1 * 2 * start.nbytes * (1 if cut_after is None else 2)
