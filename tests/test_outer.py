@@ -65,8 +65,8 @@ def test_the_state_hash_sees_one_bit_of_momentum():
     assert state_hash(theta, momentum) == oracle.digest(theta, momentum) != state_hash(theta, other)
 
 
-@pytest.mark.parametrize(("members", "lr"), [(1, 0.4), (2, 0.6), (3, 0.6), (4, 0.6), (8, 0.8), (30, 0.8)])
-def test_the_default_learning_rate_grows_with_the_number_of_members(members, lr):
+@pytest.mark.parametrize(("members", "lr"), [(1, 0.4), (2, 0.6), (3, 0.6), (4, 0.6), (8, 0.6), (30, 0.6)])
+def test_the_default_learning_rate_is_lower_for_one_member(members, lr):
     assert outer.default_outer_lr(members) == lr
 
 

@@ -36,7 +36,7 @@ class DiLoCo(OuterRate):
         model: a torch.nn.Module or mlx.nn.Module, the same on every node. All begin with its values on the lowest rank.
         every: inner steps per round, or ``nc.Seconds(30)``: as many as each node can take in 30 seconds.
         name: of the job; two models trained at the same time need two names. Also what views show.
-        outer_lr: None chooses by the number of nodes at each round (0.4 / 0.6 / 0.6 / 0.8 for 1 / 2 / 4 / 8).
+        outer_lr: None chooses by the number of nodes at each round (0.4 for one, 0.6 for more).
         outer_momentum: mu; nesterov: False for heavy-ball momentum.
         codec: ``float32`` (exact), or smaller, with error feedback: ``fp16``, ``bf16``, ``int8``, ``int4``, ``e3m0``.
         quorum: None waits for every node. Otherwise a round waits until so many nodes (0.75: this share of them) are at
