@@ -23,8 +23,6 @@ class Chunked:
 
     block = ELEMENTS
     lossy = True
-    checks = False
-    """:meth:`write` sees what is not finite on its way."""
 
     def __init__(self, name: str, record: int, fewest: int = 1) -> None:
         """``record``: bytes for each chunk; ``fewest``: elements that a shorter last chunk needs for a record."""
@@ -37,7 +35,7 @@ class Chunked:
         what is behind the first ``used`` elements of a row is padding.
 
         Raises:
-            NotFiniteError: where :attr:`checks` says so; else only finite values are given.
+            NotFiniteError: a value is NaN or infinite.
         """
         raise NotImplementedError
 
@@ -60,13 +58,11 @@ class Chunked:
         for start in range(0, chunks, _CHUNKS):
             stop = min(start + _CHUNKS, chunks)
             values = flat[start * ELEMENTS : stop * ELEMENTS].reshape(-1, ELEMENTS)
-            if not self.checks:
-                check_finite(values, start * ELEMENTS)
             self.write(values, records[start:stop], start, ELEMENTS)
         if rest:
             tail, last = encoded[chunks * self._record :], flat[chunks * ELEMENTS :]
-            check_finite(last, chunks * ELEMENTS)
             if self._is_plain(rest):
+                check_finite(last, chunks * ELEMENTS)
                 tail.view("<f4")[...] = last
             else:
                 padded = np.zeros((1, ELEMENTS), np.float32)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
-from notebook_cluster.codecs.codec import DamagedError
+from notebook_cluster.codecs.codec import DamagedError, check_finite
 from notebook_cluster.codecs.gaps import Gaps
 from notebook_cluster.codecs.selection import largest
 
@@ -53,6 +53,7 @@ class Dct(Chunked):
         self._whole = np.rint(_cosines() * 2.0**_FRACTION)
 
     def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
+        check_finite(values, chunk * ELEMENTS)
         absmax = np.abs(values).max(axis=1, keepdims=True)
         size = np.clip(np.frexp(absmax)[1], -100, 126)
         squares = (values * np.ldexp(np.float32(1), -size)).reshape(-1, SIDE, SIDE)

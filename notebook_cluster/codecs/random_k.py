@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
-from notebook_cluster.codecs.codec import DamagedError, not_finite
+from notebook_cluster.codecs.codec import DamagedError, check_finite, not_finite
 from notebook_cluster.codecs.codes import SMALLEST_NORMAL
 
 _STRETCH = 64
@@ -43,6 +43,7 @@ class RandomK(Chunked):
         self._factor = np.float32(_STRETCH if unbiased else 1)
 
     def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
+        check_finite(values, chunk * ELEMENTS)
         kept = np.take_along_axis(values, self._places(chunk, len(values)), axis=1)
         with np.errstate(over="ignore"):
             kept *= self._factor

@@ -24,8 +24,6 @@ _CHUNKS = 512
 class TopK(Chunked):
     """Keeps exactly ``keep`` elements of each chunk, of equal magnitudes the first ones; the others become 0."""
 
-    checks = True
-
     def __init__(self, name: str, keep: int, values: Values) -> None:
         """``keep``: a multiple of 8; ``values``: how that many values are written."""
         self._keep = keep
