@@ -4,7 +4,7 @@ A codec cuts a vector into blocks of ``block`` elements; each block is one recor
 is a contiguous range of the encoded bytes and can be sent, summed and encoded by one owner. Error feedback of lossy
 codecs is the caller's: ``residual = a - decode(encode(a))``.
 
-May import: protocol. Called by: ``training``.
+May import: protocol, memory. Called by: ``training``.
 """
 
 from notebook_cluster.codecs.codec import Buffer, Codec, DamagedError, NotFiniteError, Vector

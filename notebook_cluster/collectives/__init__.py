@@ -11,7 +11,7 @@
 - :mod:`.shared_group`, :mod:`.shared_reduce`: the same through memory that nodes of one peer share
 - :mod:`.operations`: the collectives as people call them
 
-May import: ``mesh``, ``security``, ``protocol``. Called by: ``node``. Importing this room imports neither
+May import: ``mesh``, ``security``, ``protocol``, ``memory``. Called by: ``node``. Importing this room imports neither
 numpy nor torch.
 """
 

@@ -15,9 +15,10 @@ from notebook_cluster.collectives.choosing import choose
 from notebook_cluster.collectives.inbox import Inbox
 from notebook_cluster.collectives.parcels import MESSAGE, CellWorld, CollectiveSettings, Parcel, Transport
 from notebook_cluster.collectives.shared_reduce import FIRST_PHASE, SMALL_CAPACITY, SharedMemory, SharedSteps
-from notebook_cluster.collectives.steps import Scratch, Steps, payload_of, wait_for
+from notebook_cluster.collectives.steps import Steps, payload_of, wait_for
 from notebook_cluster.collectives.values import Wire, from_wire, to_wire
 from notebook_cluster.collectives.waits import Wait
+from notebook_cluster.memory import Scratch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives
 data-parallel training and of DeMo; :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model and its gradients
 into one flat vector and back, and :mod:`.mlx_optimizer` is what the last two need of mlx's optimizers.
 
-May import: collectives, codecs, checkpoints, mesh, security, protocol. Called by: ``node`` (which provides the
+May import: collectives, codecs, checkpoints, mesh, security, protocol, memory. Called by: ``node`` (which provides the
 :class:`~.runtime.Runtime`), ``coordinator`` (:mod:`.outer` only) and, through the package's lazy names, people's cells.
 Importing this room imports neither numpy nor torch: kernels start fast, and only a strategy that is constructed pays.
 """

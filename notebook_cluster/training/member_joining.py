@@ -46,7 +46,7 @@ def boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None
         arrive(state, effects)
     elif state.phase == "fetching" and state.fetch is None and not state.joining:
         # it asked for another source, and the answer will be about the contribution that it had then
-        _ask_again(state, effects)
+        _ask_for_source(state, effects)
 
 
 def arrive(state: MemberState, effects: list[Effect], counted: bool = False) -> None:
@@ -275,12 +275,13 @@ def fetch_failed(state: MemberState, effects: list[Effect]) -> None:
     if not state.fetch_counted:
         _release_if_over(state, effects)
     state.fetch = None
-    if not _ask_again(state, effects):  # it left meanwhile: its next boundary arrives from the state that is held here
+    if not _ask_for_source(state, effects):
+        # it left meanwhile: its next boundary arrives from the state that is held here
         state.phase, state.exchange, state.catching = "training", None, ()
 
 
-def _ask_again(state: MemberState, effects: list[Effect]) -> bool:
-    """For another source; False: this node is not in the rounds."""
+def _ask_for_source(state: MemberState, effects: list[Effect]) -> bool:
+    """Say where this node is: the answer names a source. False: it is not in the rounds."""
     again = state.register if state.joining else current_arrival(state)
     if again is not None:
         effects.append(SendControl(again))
