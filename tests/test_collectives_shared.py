@@ -1,5 +1,6 @@
 """Memory that nodes of one peer share: what is left of it, what is checked, and what happens where it cannot be had."""
 
+import gc
 import signal
 import subprocess
 import sys
@@ -67,10 +68,12 @@ def test_the_files_have_no_name_once_everybody_has_them_open(two: list[MeshNode]
     assert seen == [set()] * 2
 
 
-def test_memory_is_given_back_at_the_end_of_the_cell(two: list[MeshNode]) -> None:
-    def mapped() -> int:
-        return Path("/proc/self/maps").read_text().count("/dev/shm/nbc-")
+def mapped() -> int:
+    """Files of shared memory that this process has in its memory."""
+    return Path("/proc/self/maps").read_text().count("/dev/shm/nbc-")
 
+
+def test_memory_is_given_back_at_the_end_of_the_cell(two: list[MeshNode]) -> None:
     counts: list[int] = []
 
     def body(collectives: Any, rank: int) -> None:
@@ -81,6 +84,24 @@ def test_memory_is_given_back_at_the_end_of_the_cell(two: list[MeshNode]) -> Non
     play(two, body)
     assert max(counts) >= 4  # two files, each mapped by both nodes of this process
     wait_until(lambda: mapped() == 0)
+
+
+def test_memory_is_given_back_after_a_refused_operation_without_waiting_for_the_garbage_collector(
+    two: list[MeshNode],
+) -> None:
+    def body(collectives: Any, rank: int) -> None:
+        collectives.all_reduce(np.ones(300_000))
+        with pytest.raises(ValueError, match="299999"):
+            collectives.all_reduce(np.ones(300_000 - rank))
+        assert uses_memory(collectives)
+
+    gc.collect()
+    gc.disable()
+    try:
+        play(two, body)
+        wait_until(lambda: mapped() == 0)
+    finally:
+        gc.enable()
 
 
 def test_only_a_file_of_this_user_and_of_the_said_size_is_opened(tmp_path: Path) -> None:

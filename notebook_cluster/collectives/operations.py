@@ -241,8 +241,9 @@ class Collectives:
             self._scratch.forget()
             if not isinstance(error, (ValueError, TypeError)):
                 self._memory.break_off()
-                # A traceback is kept until the next one: what our steps had in hand would stay mapped so long.
-                traceback.clear_frames(error.__traceback__)
+            # A traceback is kept until the next one, and an error that a step was handed is in a cycle with that step's
+            # frame: what our steps had in hand would stay mapped so long.
+            traceback.clear_frames(error.__traceback__)
             raise
         finally:
             self.inbox.places.clear()
