@@ -287,8 +287,10 @@ class Cluster:
     def start(self, function: Callable[[Node], Any], names: list[str] | None = None) -> "Cell":
         self._cells += 1
         cell = Cell(self, self._cells, function)
-        self._post(rounds.CellStarted(self._cells, tuple(names or self.nodes)))
-        for name in names or list(self.nodes):
+        names = names or list(self.nodes)
+        self._post(rounds.CellStarted(self._cells, tuple(names)))
+        self._let_arrive([self.nodes[name] for name in names])
+        for name in names:
             cell.begin(self.nodes[name])
         return cell
 
@@ -364,6 +366,17 @@ class Cluster:
         cut = sender.unlinked or (node is not None and node.unlinked)
         if node is not None and not cut and not self.lose(sender.name, receiver, header):
             node.deliver_frame(sender.name, header, payload)
+
+    def _let_arrive(self, nodes: list[Node]) -> None:
+        """Until what the coordinator said so far is heard: a cell comes from it, after all that."""
+        heard: set[str] = set()
+
+        def say() -> None:
+            for node in nodes:
+                node.call_soon(lambda name=node.name: heard.add(name))  # type: ignore[misc]
+
+        self._worker.queue.put(say)
+        assert self.wait_for(lambda: all(node.dead or node.name in heard for node in nodes)), "a node hears nothing"
 
     def left(self, cell: int, node: Node, status: str) -> None:
         if not node.dead:
