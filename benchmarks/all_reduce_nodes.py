@@ -19,7 +19,7 @@ import zmq
 from msgspec.structs import replace
 
 from notebook_cluster.collectives import CellWorld, Collectives, CollectiveSettings
-from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.mesh import IOThread, Mesh, MeshSettings
 from notebook_cluster.mesh.mesh import free_port
 from notebook_cluster.protocol.mesh import CellFrame, MeshHeader
 from notebook_cluster.protocol.node import NodeAddress, Roster
@@ -72,7 +72,14 @@ class Node:
         self._rank, self._transport, self._place = rank, transport, place
         self._loop = IOThread(f"io-{transport}")
         self._loop.start()
-        self._mesh = Mesh(self._loop, self.name, 1, socket_directory=directory, on_frame=self._on_frame)
+        self._settings = MeshSettings()
+        if transport == "tcp":  # in the place of ipc
+            self._settings = MeshSettings(
+                ipc_chunk=self._settings.tcp_chunk, ipc_high_water_mark=self._settings.tcp_high_water_mark
+            )
+        self._mesh = Mesh(
+            self._loop, self.name, 1, socket_directory=directory, settings=self._settings, on_frame=self._on_frame
+        )
         self.collectives = Collectives(self._mesh, CollectiveSettings(shared_memory=transport == "shm"))
         self._plain = self._loop.call(self._bind_plain) if transport == "tcp" else ""
         self._loop.every(0.1, self.collectives.inbox.tick)
@@ -102,7 +109,7 @@ class Node:
     def _bind_plain(self) -> str:
         """The ipc socket's twin on TCP, with chunks as large as CURVE's."""
         listening = self._mesh._listening
-        router = listening._router()
+        router = listening._router(self._settings.tcp_chunk, self._settings.tcp_high_water_mark)
         port = router.bind_to_random_port(f"tcp://{self._place.address}")
         listening._routers.append(router)
         self._loop.register(router, zmq.POLLIN, lambda flags: listening._receive(router, from_ipc=True))

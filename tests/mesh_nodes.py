@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.collectives import CellWorld, Collectives, CollectiveSettings
-from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.mesh import IOThread, Mesh, MeshSettings
 from notebook_cluster.protocol.mesh import CellFrame, MeshHeader
 from notebook_cluster.protocol.node import NodeAddress, Roster
 
@@ -17,14 +17,23 @@ from notebook_cluster.protocol.node import NodeAddress, Roster
 class MeshNode:
     """One node: a mesh, its collectives, and what came in."""
 
-    def __init__(self, name: str, directory: Path, incarnation: int = 1, settings: CollectiveSettings | None = None):
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        incarnation: int = 1,
+        settings: CollectiveSettings | None = None,
+        mesh_settings: MeshSettings | None = None,
+    ):
         self.name = name
         self.incarnation = incarnation
         self.peer = ""
         self.mesh_directory = directory
         self.loop = IOThread(f"io-{name}")
         self.loop.start()
-        self.mesh = Mesh(self.loop, name, incarnation, socket_directory=directory, host="127.0.0.1")
+        self.mesh = Mesh(
+            self.loop, name, incarnation, socket_directory=directory, host="127.0.0.1", settings=mesh_settings
+        )
         self.mesh.on_frame = self._on_frame
         self.collectives = Collectives(self.mesh, settings)
         self.loop.every(0.05, self.collectives.inbox.tick)
@@ -57,11 +66,14 @@ def make_roster(nodes: list[MeshNode], peers: list[str], generation: int = 1) ->
 
 @contextmanager
 def mesh_nodes(
-    *names: str, peers: list[str] | None = None, settings: CollectiveSettings | None = None
+    *names: str,
+    peers: list[str] | None = None,
+    settings: CollectiveSettings | None = None,
+    mesh_settings: MeshSettings | None = None,
 ) -> Iterator[list[MeshNode]]:
     """Nodes that know each other; ``peers`` says which live on one peer (default: all on one, so ipc)."""
     directory = Path(tempfile.mkdtemp(prefix="nbm-", dir="/tmp"))
-    nodes = [MeshNode(name, directory, settings=settings) for name in names]
+    nodes = [MeshNode(name, directory, settings=settings, mesh_settings=mesh_settings) for name in names]
     try:
         roster = make_roster(nodes, peers or ["one"] * len(nodes))
         for node in nodes:

@@ -21,7 +21,12 @@ SIZES = (0, 1, 2, 7, 4099, 70_001)
 """0, fewer elements than nodes, primes, and more than a block of the small settings below."""
 
 SMALL = CollectiveSettings(
-    shared_block=32 * 1024, shared_direct=4096, block_bytes=32 * 1024, ring_block=16 * 1024, shared_patience=0.001
+    shared_block=32 * 1024,
+    shared_direct=4096,
+    slice_block=6 * 1024,
+    lent_bytes=64 * 1024,
+    ring_block=16 * 1024,
+    shared_patience=0.001,
 )
 FLAT = ("auto", "direct", "star", "slices", "ring", "hierarchical")
 """Between nodes that are each alone on their peer these add rank by rank."""

@@ -45,9 +45,28 @@ def test_large_payloads_pass_the_high_water_mark(pair: list[MeshNode]) -> None:
     assert mini.mesh.waiting("desk") == 0
 
 
+def test_a_connection_that_starts_over_drops_what_is_on_its_way_and_works(pair: list[MeshNode]) -> None:
+    mini, desk = pair
+    mini.mesh.send("desk", frame(0))
+    wait_until(lambda: len(desk.frames) == 1)
+    payload = bytes(mini.mesh.chunk_bytes("desk"))
+
+    def send_and_start_over() -> None:
+        for number in range(1, 101):
+            mini.mesh.send("desk", frame(number), payload)
+        mini.mesh.start_over("desk")
+        assert mini.mesh.waiting("desk") == 0
+
+    for turn in range(200, 203):
+        mini.loop.call(send_and_start_over)
+        mini.mesh.send("desk", frame(turn))
+        wait_until(lambda turn=turn: desk.frames[-1][1] == frame(turn))
+        assert frame(100) not in [header for _, header, _ in desk.frames]
+
+
 def test_chunks_are_smaller_over_tcp() -> None:
     with mesh_nodes("mini", "desk", "book", peers=["one", "one", "two"]) as (mini, _, _):
-        wait_until(lambda: mini.mesh.chunk_bytes("desk") == 1 << 20)
+        wait_until(lambda: mini.mesh.chunk_bytes("desk") == 4 << 20)
         assert mini.mesh.chunk_bytes("book") == 256 * 1024
 
 

@@ -19,6 +19,7 @@ from notebook_cluster.collectives.parcels import (
     Outbox,
     Parcel,
     Payload,
+    Place,
     Transport,
     channel_of,
     is_usable,
@@ -50,7 +51,7 @@ class Inbox:
     def __init__(self, transport: Transport, settings: CollectiveSettings) -> None:
         self.dropped = 0
         self.on_waiting: Callable[[str], None] = lambda text: None
-        self.places: dict[tuple[str, int, int], memoryview] = {}
+        self.places: dict[tuple[str, int, int], Place] = {}
         self.outbox = Outbox(transport)
         self._transport = transport
         self._settings = settings
@@ -118,7 +119,7 @@ class Inbox:
     # ---- frames
 
     def on_frame(self, sender: str, header: CellFrame, payload: memoryview) -> None:
-        """A frame of another node; ``payload`` is only valid during the call."""
+        """A frame of another node; the memory of ``payload`` may be kept."""
         world = self._world
         if not is_usable(header):
             self.dropped += 1
@@ -162,9 +163,9 @@ class Inbox:
                 self.dropped += 1
                 return
             place = self.places.pop((sender, header.operation, header.phase), None) if channel == "collective" else None
-            if place is None or len(place) != header.total:
-                place = reserve(header.total)
-            parcel = self._parcels[key] = Parcel(sender, header, place)
+            if place is None or len(place.data) != header.total:
+                place = Place(reserve(header.total))
+            parcel = self._parcels[key] = Parcel(sender, header, place.data, place.may_stay)
             self._parcel_bytes += header.total
         if not parcel.add(header, payload):
             self.dropped += 1

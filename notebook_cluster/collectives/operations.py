@@ -235,8 +235,9 @@ class Collectives:
         still read what was sent, and nobody may take what is in shared memory for finished."""
         world = self._in_cell(name.partition("(")[0])
         self._operation += 1
+        steps = self._steps(world, name, self._operation)
         try:
-            yield self._steps(world, name, self._operation)
+            yield steps
         except BaseException as error:
             self._scratch.forget()
             if not isinstance(error, (ValueError, TypeError)):
@@ -244,6 +245,8 @@ class Collectives:
             # A traceback is kept until the next one, and an error that a step was handed is in a cycle with that step's
             # frame: what our steps had in hand would stay mapped so long.
             traceback.clear_frames(error.__traceback__)
+            if not isinstance(error, (ValueError, TypeError)):
+                steps.withdraw()
             raise
         finally:
             self.inbox.places.clear()

@@ -26,6 +26,9 @@ _PIECE_BYTES = 4096
 """A parcel comes in at most 16 pieces and one for each 4 KiB: each costs memory, however small it is."""
 
 
+_LONG = 64 * 1024
+"""Bytes of which the copy takes longer than giving the GIL away."""
+
 _MOST_QUESTIONS = 1000
 
 
@@ -37,6 +40,9 @@ class Transport(Protocol):
     def send(self, node: str, header: CellFrame, payload: Payload = b"") -> None: ...
 
     def chunk_bytes(self, node: str) -> int: ...
+
+    def start_over(self, node: str) -> None:
+        """Drop every frame that is on its way to ``node``. On the I/O thread."""
 
     def waiting(self, node: str) -> int:
         """Frames for ``node`` that have not left this process."""
@@ -89,8 +95,11 @@ class CollectiveSettings:
     """With two nodes, arrays up to this size are added up in shared memory by everybody; with more, smaller ones."""
     shared_patience: float = 0.02
     """A node looks so long for the others in shared memory before it asks them and sleeps."""
-    block_bytes: int = 8 << 20
-    """Over sockets, larger arrays are reduced in blocks of so much from each node."""
+    slice_block: int = 4 << 20
+    """Over sockets, large arrays are reduced in blocks of so much of each slice: over ipc one frame."""
+    lent_bytes: int = 8 << 20
+    """Arrays of this size are sent from where they are, and nobody goes on before everybody has what it needs of them.
+    Of smaller ones a copy is sent."""
     ring_block: int = 1 << 20
     """Bytes that go round a ring in one piece."""
     scratch_bytes: int = 256 << 20
@@ -112,6 +121,14 @@ def channel_of(header: CellFrame) -> Channel:
     return "message" if header.name == MESSAGE else "collective"
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the bytes of a parcel go. ``may_stay``: one that comes in one frame stays where it came."""
+
+    data: memoryview
+    may_stay: bool = False
+
+
 @dataclass
 class Parcel:
     """A value that arrives. ``header`` is its first frame's; ``data`` is complete when ``received`` is its length."""
@@ -119,6 +136,7 @@ class Parcel:
     sender: str
     header: CellFrame
     data: memoryview
+    may_stay: bool = False
     pieces: dict[int, int] = field(default_factory=dict)
     received: int = 0
 
@@ -137,7 +155,10 @@ class Parcel:
             return False
         if len(self.pieces) > _SMALL_PIECES + len(self.data) // _PIECE_BYTES:
             return False
-        self.data[header.offset : header.offset + len(payload)] = payload
+        if self.may_stay and len(payload) == header.total:
+            self.data = payload
+        else:
+            _write(self.data, header.offset, payload)
         self.pieces[header.offset] = len(payload)
         self.received += len(payload)
         return True
@@ -148,6 +169,16 @@ class Parcel:
         while offset in self.pieces and offset < len(self.data):
             offset += self.pieces[offset]
         return offset
+
+
+def _write(data: memoryview, offset: int, payload: memoryview) -> None:
+    """``payload`` into ``data``, without the GIL where that takes long."""
+    if len(payload) < _LONG:
+        data[offset : offset + len(payload)] = payload
+        return
+    import numpy
+
+    numpy.copyto(numpy.frombuffer(data, "u1", len(payload), offset), numpy.frombuffer(payload, "u1"))
 
 
 def is_usable(header: CellFrame) -> bool:
@@ -244,6 +275,13 @@ class Outbox:
         sent = self._sent.get((node, channel), {})
         for key in [key for key in sent if key[0] < before]:
             del sent[key]
+
+    def forget_parts(self, operation: int, before: int | None = None) -> None:
+        """Nobody gets any more of the collective ``operation`` from here, or of its phases below ``before``."""
+        for (_, channel), sent in self._sent.items():
+            for key in [key for key in sent if channel == "collective" and key[0] == operation]:
+                if before is None or key[1] < before:
+                    del sent[key]
 
     def forget_before(self, nodes: Sequence[str], operation: int) -> None:
         """All of ``nodes`` are in ``operation``, as shared memory says."""

@@ -1,16 +1,19 @@
 """The steps that collectives are made of: send a phase, wait for a phase. On the main thread."""
 
+import time
+import weakref
 from collections.abc import Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.collectives.checks import Check, same_array, same_operation
+from notebook_cluster.collectives.checks import Check, any_value, same_array, same_operation
 from notebook_cluster.collectives.inbox import Inbox
 from notebook_cluster.collectives.parcels import (
     CellWorld,
     CollectiveSettings,
     Parcel,
     Payload,
+    Place,
     Transport,
     as_bytes,
 )
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 _SLICE = 0.2
 """Seconds of one sleep: on every system a Stop is seen between two of them."""
+
+_LET_GO = 5.0
+"""Seconds that libzmq may take to let go of what it was given; it does so at once."""
 
 
 def wait_for(queue: "SimpleQueue[Any]") -> Any:
@@ -66,6 +72,8 @@ class Steps:
         self.own = transport.name
         self.nodes = list(world.nodes)
         self.others = [node for node in self.nodes if node != self.own]
+        self._lent: list[weakref.ref[Any]] = []
+        """What is alive while somebody may read lent memory."""
 
     @property
     def index(self) -> int:
@@ -81,9 +89,12 @@ class Steps:
             kind=wire.kind, dtype=wire.dtype, shape=list(wire.shape),
         )  # fmt: skip
 
-    def send(self, parts: Mapping[str, Wire], phase: int) -> None:
-        """Send each node of ``parts`` its part, which must not change until all nodes are in a later operation."""
+    def send(self, parts: Mapping[str, Wire], phase: int, lent: bool = False) -> None:
+        """Send each node of ``parts`` its part, which must not change until all nodes are in a later operation; of
+        arrays that are ``lent``, until :meth:`settle` or :meth:`withdraw`."""
         outgoing = [(node, self.header(wire, phase), payload_of(wire)) for node, wire in parts.items()]
+        if lent:
+            self._lent += [weakref.ref(memoryview(payload).obj) for _, _, payload in outgoing]
 
         def post() -> None:
             for node, header, payload in outgoing:
@@ -119,11 +130,37 @@ class Steps:
         self.send({node: parts[node] for node in self.others}, phase)
         return self.receive(self.others, phase, check)
 
+    # ---- memory of others
+
+    def settle(self, phase: int) -> None:
+        """Wait until every node has all that it needs of this operation: what was lent is not read any more."""
+        self.exchange(dict.fromkeys(self.others, Wire("json", "", (), b"")), any_value, phase)
+        self._lent.clear()
+        self.transport.call_soon(lambda: self.inbox.outbox.forget_parts(self.number, self.base + phase))
+
+    def withdraw(self) -> None:
+        """The operation was left in the middle. What was lent and is still on its way does not arrive any more; when
+        this returns, nobody reads it."""
+        if not self._lent:
+            return
+
+        def give_up() -> None:
+            self.inbox.outbox.forget_parts(self.number)
+            for node in self.others:
+                self.transport.start_over(node)
+
+        self.transport.call_soon(give_up)
+        deadline = time.monotonic() + _LET_GO
+        while any(array() is not None for array in self._lent) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._lent.clear()
+
     # ---- arrays
 
-    def place(self, sender: str, phase: int, flat: "NDArray[Any]") -> None:
-        """What ``sender`` sends in ``phase`` goes into ``flat``; said before anything of the operation is sent."""
-        self.inbox.places[sender, self.number, self.base + phase] = as_bytes(flat)
+    def place(self, sender: str, phase: int, flat: "NDArray[Any]", may_stay: bool = False) -> None:
+        """What ``sender`` sends in ``phase`` goes into ``flat``, unless it ``may_stay`` where it came and does; said
+        before anything of the operation is sent."""
+        self.inbox.places[sender, self.number, self.base + phase] = Place(as_bytes(flat), may_stay)
 
     def send_array(self, nodes: Iterable[str], phase: int, wire: Wire, flat: "NDArray[Any]") -> None:
         """Send ``flat``, a part of the array that ``wire`` describes."""

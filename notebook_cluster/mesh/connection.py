@@ -30,9 +30,10 @@ class MeshSettings:
     """Sizes in bytes, times in seconds."""
 
     tcp_chunk: int = 256 * 1024
-    ipc_chunk: int = 1024 * 1024
-    high_water_mark: int = 64
+    ipc_chunk: int = 4 * 1024 * 1024
+    tcp_high_water_mark: int = 64
     """Frames that libzmq holds for one connection; more wait here, where they cost a reference each."""
+    ipc_high_water_mark: int = 16
     waiting_bytes: int = 16 << 30
     """Payload that may wait for one node; what comes on top is dropped and counted."""
     header_bytes: int = 64 * 1024
@@ -135,6 +136,14 @@ class Connection:
             self._hang_up()
             self._dial_again()
 
+    def start_over(self) -> None:
+        """Drop what is on its way, and dial again."""
+        if self._socket.closed:  # as in :meth:`give`
+            return
+        self._hang_up()
+        self.no_way_since = time.monotonic()
+        self._dial_again()
+
     def close(self) -> None:
         self._closed = True
         self._hang_up()
@@ -143,7 +152,8 @@ class Connection:
         socket = self._loop.context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.SNDHWM, self._settings.high_water_mark)
+        settings = self._settings
+        socket.setsockopt(zmq.SNDHWM, settings.ipc_high_water_mark if self.ipc else settings.tcp_high_water_mark)
         socket.setsockopt(zmq.ROUTING_ID, self._routing_id.encode())
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

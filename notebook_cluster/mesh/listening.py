@@ -17,9 +17,11 @@ _log = logging.getLogger(__name__)
 _DOMAIN = "mesh"
 _MAX_IPC_PATH = 100
 _FRAMES_PER_TURN = 64
+_ENVELOPE = 1024
+"""Bytes; CURVE adds some to each frame."""
 
 OnFrames = Callable[[str, memoryview, memoryview, bool], None]
-"""(``name/incarnation`` of the sender, header, payload, whether it came over ipc); the views are valid in the call."""
+"""(``name/incarnation`` of the sender, header, payload, whether it came over ipc); the views keep the frames."""
 
 
 class Listening:
@@ -51,7 +53,7 @@ class Listening:
         self.dropped = 0
         self.gate = Gate(loop.context)
         self.gate.allow(_DOMAIN, user_of)
-        tcp = self._router()
+        tcp = self._router(settings.tcp_chunk, settings.tcp_high_water_mark)
         serve(tcp, identity, _DOMAIN)
         tcp.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat * 1000))
         tcp.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout * 1000))
@@ -75,19 +77,19 @@ class Listening:
         if len(os.fsencode(path)) > _MAX_IPC_PATH:
             _log.warning("%s is too long for an ipc socket: nodes of this peer talk over TCP", path)
             return
-        ipc = self._router()
+        ipc = self._router(self._settings.ipc_chunk, self._settings.ipc_high_water_mark)
         self.ipc = f"ipc://{path}"
         ipc.bind(self.ipc)
         self._routers.append(ipc)
         self._loop.register(ipc, zmq.POLLIN, lambda flags: self._receive(ipc, from_ipc=True))
 
-    def _router(self) -> zmq.Socket[bytes]:
+    def _router(self, largest: int, frames: int) -> zmq.Socket[bytes]:
         router = self._loop.context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.RCVHWM, self._settings.high_water_mark)
-        router.setsockopt(zmq.MAXMSGSIZE, max(self._settings.ipc_chunk, self._settings.tcp_chunk))
+        router.setsockopt(zmq.RCVHWM, frames)
+        router.setsockopt(zmq.MAXMSGSIZE, largest + _ENVELOPE)
         return router
 
     def _receive(self, router: zmq.Socket[bytes], *, from_ipc: bool) -> None:

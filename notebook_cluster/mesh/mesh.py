@@ -67,7 +67,7 @@ class Mesh:
 
     Attributes:
         key: CURVE public key of this kernel (made anew each time), port, ipc: what NodeHello tells the others.
-        on_frame: called on the I/O thread with (sender, header, payload); the payload is only valid during the call.
+        on_frame: called on the I/O thread with (sender, header, payload); the payload's memory may be kept as it is.
         on_unreachable: called on the I/O thread with (node, incarnation, endpoint) when no connection came about for
             2 s; once in a generation.
         send_relay: takes the RelayFrame and RelayTaken messages for the coordinator, in order.
@@ -145,7 +145,7 @@ class Mesh:
         self._loop.call_soon(callback, wake=wake)
 
     def chunk_bytes(self, node: str) -> int:
-        """Largest payload of one frame to ``node``: 256 KiB over TCP with CURVE, 1 MiB over ipc."""
+        """Largest payload of one frame to ``node``: 256 KiB over TCP with CURVE, 4 MiB over ipc."""
         own, other = self._nodes.get(self.name), self._nodes.get(node)
         same_peer = own is not None and other is not None and own.peer == other.peer and bool(other.mesh_ipc)
         return self._settings.ipc_chunk if same_peer or node == self.name else self._settings.tcp_chunk
@@ -156,6 +156,12 @@ class Mesh:
         if own is None or other is None or own.peer != other.peer or not other.mesh_ipc.startswith("ipc://"):
             return ""
         return other.mesh_ipc.removeprefix("ipc://")
+
+    def start_over(self, node: str) -> None:
+        """Drop the connection to ``node`` with every frame on its way there, and make a new one. On the I/O thread."""
+        outgoing = self._outgoing.get(node)
+        if outgoing is not None:
+            outgoing.start_over()
 
     def waiting(self, node: str) -> int:
         """Frames for ``node`` that wait for a connection or for room, or are on their way over the links."""

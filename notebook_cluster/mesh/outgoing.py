@@ -81,6 +81,12 @@ class Outgoing:
         if not self._connection.watching:
             self._flush()
 
+    def start_over(self) -> None:
+        """Drop every frame that is on its way; whoever misses one asks for it."""
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._connection.start_over()
+
     def close(self) -> None:
         self._connection.close()
         self._waiting.clear()
