@@ -26,7 +26,7 @@ _PIECE_BYTES = 4096
 """A parcel comes in at most 16 pieces and one for each 4 KiB: each costs memory, however small it is."""
 
 
-_LONG = 64 * 1024
+_LONG = 1024 * 1024
 """Bytes of which the copy takes longer than giving the GIL away."""
 
 _MOST_QUESTIONS = 1000

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from notebook_cluster.mesh.io_thread import IOThread
+from notebook_cluster.mesh.io_thread import SENDING, IOThread
 from notebook_cluster.protocol.node import NodeAddress
 from notebook_cluster.security import Identity, dial
 
@@ -151,6 +151,7 @@ class Connection:
     def _dial(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes] | None]:
         socket = self._loop.context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.AFFINITY, SENDING)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         settings = self._settings
         socket.setsockopt(zmq.SNDHWM, settings.ipc_high_water_mark if self.ipc else settings.tcp_high_water_mark)

@@ -17,6 +17,9 @@ import zmq
 
 _log = logging.getLogger(__name__)
 
+SENDING, RECEIVING = 1, 2
+"""ZMQ_AFFINITY of sockets that mostly send or receive: by itself libzmq gives both ways the same thread at times."""
+
 T = TypeVar("T")
 Ready = Callable[[int], None]
 """Called with the ready flags (zmq.POLLIN, zmq.POLLOUT) of a registered socket."""
@@ -30,7 +33,7 @@ class IOThread:
     """
 
     def __init__(self, name: str = "node-io") -> None:
-        # Two threads of libzmq: what comes is decrypted while what goes is encrypted.
+        # Two threads of libzmq: what comes is decrypted while what goes is encrypted (SENDING, RECEIVING).
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=2)
         self._poller = zmq.Poller()
         self._ready: dict[Any, Ready] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import zmq
 
 from notebook_cluster.mesh.connection import MeshSettings
-from notebook_cluster.mesh.io_thread import IOThread
+from notebook_cluster.mesh.io_thread import RECEIVING, IOThread
 from notebook_cluster.security import Gate, Identity, serve, user_id
 
 _log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class Listening:
     def _router(self, largest: int, frames: int) -> zmq.Socket[bytes]:
         router = self._loop.context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.AFFINITY, RECEIVING)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.RCVHWM, frames)
