@@ -106,6 +106,21 @@ async def test_interrupt_right_behind_the_request_is_not_lost(agent: PrivateAgen
 
 
 @in_loop
+async def test_interrupt_that_comes_just_before_a_sleep_ends_the_sleep(agent: PrivateAgent) -> None:
+    async with AgentClient(agent.ready) as client:
+        await client.start_node()
+        # Blocked on the main thread SIGINT goes to another one: Python knows of it and the sleep goes on, as when it
+        # comes between Python's last look at signals and the system call.
+        request = client.execute(
+            "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); print('in')\n"
+            "time.sleep(600)"
+        )
+        await client.printed(request, "in")
+        client.send(p.InterruptNode(node="desk", incarnation=1))
+        assert (await client.reply(request))["ename"] == "KeyboardInterrupt"
+
+
+@in_loop
 async def test_execute_request_with_a_known_id_is_not_run_again(agent: PrivateAgent) -> None:
     async with AgentClient(agent.ready) as client:
         await client.start_node()

@@ -182,6 +182,7 @@ class ClusterHost:
             self.session.send(FromNode(node=kernel.node, incarnation=kernel.incarnation, body=seen))
         else:
             self._control.send(kernel.node, kernel.incarnation, encode(InterruptCell(cell=cell)))
+            kernel.wake()
 
     # ---- starting ----------------------------------------------------------------------------------------------
 

@@ -115,6 +115,11 @@ class Kernel:
         self.process.interrupt()
         return True
 
+    def wake(self) -> None:
+        """The runtime interrupts the cell itself; see :meth:`KernelProcess.wake`."""
+        if self.process is not None:
+            self.process.wake()
+
     async def end(self, reason: str, grace: float, *, asked: bool = True) -> None:
         """End the process: a shutdown_request, SIGKILL after ``grace`` seconds (0: at once). Returns when it is over.
 

@@ -139,8 +139,8 @@ class KernelRelay:
             self._own_request("shell", "execute_request", _EXIT)
 
     def interrupted(self) -> None:
-        """SIGINT was sent. A cell that was delivered but has not begun gets another once it begins: between request
-        and first line ipykernel ignores SIGINT."""
+        """SIGINT was sent. A cell that was delivered but not taken up gets another once it is: until then the kernel
+        ignores SIGINT. See :class:`notebook_cluster.node.interrupts.CellInterrupts`."""
         self._interrupted = {identity for identity, begun in self._unfinished.items() if not begun}
 
     def _first_delivery(self, header: bytes) -> bool:
@@ -217,13 +217,8 @@ class KernelRelay:
         elif not self._unfinished[parent.msg_id]:
             self._unfinished[parent.msg_id] = True
             if parent.msg_id in self._interrupted:
-                # A little later, so that the first line runs: see ``interrupted``.
-                self._loop.call_later(0.02, self._interrupt_again, parent.msg_id)
-
-    def _interrupt_again(self, identity: str) -> None:
-        if identity in self._interrupted:
-            self._interrupted.discard(identity)
-            self._interrupt()
+                self._interrupted.discard(parent.msg_id)
+                self._interrupt()
 
     def _go_live(self) -> None:
         self.live = True

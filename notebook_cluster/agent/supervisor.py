@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _TAIL_BYTES = 64 * 1024
+_WAKE_AFTER_S = (0.05, 0.5)
 NODE_EXTENSION = "notebook_cluster.node"
 _KERNEL_ARGUMENTS = [
     sys.executable,
@@ -92,6 +93,18 @@ class KernelProcess:
     def interrupt(self) -> None:
         """SIGINT to the kernel itself; it passes it on to what it runs in the foreground."""
         self._signal(signal.SIGINT)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let a SIGINT come through that reached the kernel just before a system call, such as a sleep.
+
+        Python raises KeyboardInterrupt between two steps of the interpreter: then only once that call has returned.
+        The kernel does nothing at SIGWINCH but return from it (see
+        :class:`notebook_cluster.node.interrupts.CellInterrupts`), soon and, if it was busy then, again a little later.
+        """
+        loop = asyncio.get_running_loop()
+        for delay in _WAKE_AFTER_S:
+            loop.call_later(delay, self._signal, signal.SIGWINCH)
 
     def kill(self) -> None:
         """SIGKILL to the kernel and everything in its process group."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node import last_value, world
+from notebook_cluster.node.interrupts import CellInterrupts
 from notebook_cluster.node.looking import answer_when_idle, prepare_shell
 from notebook_cluster.node.pip import register_pip
 from notebook_cluster.node.progress_bars import bars, install_bars
@@ -93,6 +94,7 @@ class Extension:
         self._given: dict[str, Any] = {}
         self._gate = _Gate(self)
         self._numbers = CellNumbers(ip)
+        self._interrupts = CellInterrupts(ip.kernel)
         self._hooks = {
             "pre_execute": self._before,
             "post_execute": self._after_silent,
@@ -106,6 +108,7 @@ class Extension:
         last_value.install(self._ip)
         shorten_tracebacks(self._ip)
         self._numbers.install()
+        self._interrupts.install()
         self._runtime.output_gate.install()
         self._runtime.on_fetch_variables = functools.partial(answer_when_idle, self._ip, self._runtime.send_control)
         # Not imported: this package's root leads to rooms above this one.
@@ -119,16 +122,29 @@ class Extension:
         self._ip.ast_transformers.remove(self._gate)
         last_value.uninstall()
         self._numbers.uninstall()
+        self._interrupts.uninstall()
         self._runtime.output_gate.uninstall()
         atexit.unregister(self._at_exit)
         self._runtime.close()
 
     def take_refusal(self) -> str | None:
-        """Why the cell that starts now must not run, once. Otherwise its code comes next."""
+        """Why the cell that starts now must not run, once. Otherwise its code comes next.
+
+        Raises:
+            KeyboardInterrupt: SIGINT came since the kernel took up a request that is no cell of the cluster.
+        """
         refusal, self._refusal = self._refusal, None
-        if refusal is None and self._running is not None and not self._runtime.enter_cell():
+        if refusal is not None:
+            return refusal
+        if self._running is not None and not self._runtime.enter_cell():
             return _INTERRUPTED
-        return refusal
+        try:
+            self._interrupts.allow()
+        except KeyboardInterrupt:
+            if self._running is None:
+                raise
+            return _INTERRUPTED
+        return None
 
     def _parent(self) -> dict[str, Any]:
         parent = self._ip.kernel.get_parent()
@@ -144,7 +160,8 @@ class Extension:
             return
         self._refusal = None
         try:
-            self._runtime.begin_cell(info)
+            with self._interrupts.allowed():
+                self._runtime.begin_cell(info)
         except KeyboardInterrupt:
             # IPython swallows what a hook raises and would run the cell all the same.
             self._refusal = _INTERRUPTED
