@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from notebook_cluster.protocol.node import CellDone, NodeHello, NodeLog, NodeLost, Telemetry
@@ -229,6 +230,36 @@ def test_the_end_of_a_cell_is_told_once(kernels: NodeKernels, code: str, status:
     mini.run(CELL_END + code, metadata, silent)
     mini.run("2 + 2", kernels.metadata())
     assert mini.run("print(ended)")["text"] == f"{[(metadata['cell'], status)]}\n"
+
+
+RUNS_OTHER_CELLS = """
+get_ipython().run_cell("inner = nc.world_size()")
+get_ipython().run_cell("")
+get_ipython().run_cell("1 / 0", silent=True)
+get_ipython().run_line_magic("run", {notebook!r})
+"""
+
+
+@pytest.mark.parametrize("last", ["", "await asyncio.sleep(0)"])
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_cell_goes_on_after_the_cells_that_it_runs(
+    kernels: NodeKernels, tmp_path: Path, last: str, silent: bool
+) -> None:
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(code) for code in ("", "from_file = rank", "")]
+    )
+    nbformat.write(notebook, tmp_path / "prepare.ipynb")
+    kernels.run("import asyncio; ended = []; total = 0")
+    code = CELL_END + RUNS_OTHER_CELLS.format(notebook=str(tmp_path / "prepare.ipynb"))
+    metadata = kernels.metadata()
+    started = [
+        node.start(f"{code}total = nc.all_reduce(from_file + inner); nc.barrier()\n{last}", metadata, silent)
+        for node in kernels.nodes.values()
+    ]
+    for node, message_id in zip(kernels.nodes.values(), started, strict=True):
+        node.finish(message_id)
+    for reply in kernels.run("print(total, ended)"):
+        assert reply["text"] == f"5 {[(metadata['cell'], 'ok')]}\n"
 
 
 def test_an_interrupt_waits_for_the_end_of_a_protected_block(kernels: NodeKernels) -> None:

@@ -90,11 +90,14 @@ class Extension:
         self._running: str | None = None
         """Message id of the cell that runs."""
         self._silent = False
+        self._level = 0
+        """That of ``_levels`` on which the cell that runs was begun."""
         self._refusal: str | None = None
         self._given: dict[str, Any] = {}
         self._gate = _Gate(self)
         self._numbers = CellNumbers(ip)
         self._interrupts = CellInterrupts(ip.kernel)
+        self._levels = CellLevels(ip)
         self._hooks = {
             "pre_execute": self._before,
             "post_execute": self._after_silent,
@@ -109,6 +112,7 @@ class Extension:
         shorten_tracebacks(self._ip)
         self._numbers.install()
         self._interrupts.install()
+        self._levels.install()
         self._runtime.output_gate.install()
         self._runtime.on_fetch_variables = functools.partial(answer_when_idle, self._ip, self._runtime.send_control)
         # Not imported: this package's root leads to rooms above this one.
@@ -123,6 +127,7 @@ class Extension:
         last_value.uninstall()
         self._numbers.uninstall()
         self._interrupts.uninstall()
+        self._levels.uninstall()
         self._runtime.output_gate.uninstall()
         atexit.unregister(self._at_exit)
         self._runtime.close()
@@ -171,6 +176,7 @@ class Extension:
             self._refusal = str(error)
             return
         self._running, self._silent = parent["header"]["msg_id"], info.silent
+        self._level = self._levels.level
         self._numbers.cell = info.cell
         bars.begin(info.widgets and not info.silent)
         last_value.begin_cell({} if info.replay else parent)
@@ -194,7 +200,7 @@ class Extension:
     def _end(self, error: BaseException | None) -> None:
         if threading.current_thread() is not threading.main_thread() or self._running is None:
             return
-        if self._parent().get("header", {}).get("msg_id") != self._running:
+        if self._levels.level != self._level or self._parent().get("header", {}).get("msg_id") != self._running:
             return
         self._running, self._silent = None, False
         if error is None:
@@ -233,6 +239,33 @@ class Extension:
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:  # not in a forked child, which has the sockets but not the thread
             self._runtime.close()
+
+
+class CellLevels:
+    """Tells a cell from those that its code runs: %run of a notebook and run_cell() fire the same events for each."""
+
+    def __init__(self, ip: Any) -> None:
+        self._ip = ip
+        self.level = 0
+
+    def install(self) -> None:
+        original = self._ip.run_cell
+
+        @functools.wraps(original)
+        def run_cell(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return original(*args, **kwargs)
+            self.level += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.level -= 1
+
+        # On the instance: IPython's class stays as it is.
+        self._ip.run_cell = run_cell
+
+    def uninstall(self) -> None:
+        del self._ip.run_cell
 
 
 class _Gate(ast.NodeTransformer):
