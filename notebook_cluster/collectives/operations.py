@@ -240,12 +240,13 @@ class Collectives:
             yield steps
         except BaseException as error:
             self._scratch.forget()
-            if not isinstance(error, (ValueError, TypeError)):
+            refused = isinstance(error, (ValueError, TypeError))
+            if not refused:
                 self._memory.break_off()
             # A traceback is kept until the next one, and an error that a step was handed is in a cycle with that step's
             # frame: what our steps had in hand would stay mapped so long.
             traceback.clear_frames(error.__traceback__)
-            if not isinstance(error, (ValueError, TypeError)):  # of a refusal the others have to hear
+            if not refused:  # of a refusal the others have to hear
                 steps.withdraw()
             raise
         finally:

@@ -33,7 +33,7 @@ _MOST_QUESTIONS = 1000
 
 
 class Transport(Protocol):
-    """What collectives need from the mesh; all methods may be called from any thread."""
+    """What collectives need from the mesh; methods may be called from any thread unless they say otherwise."""
 
     name: str
 
