@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from notebook_cluster.collectives.errors import PeerLost
+from notebook_cluster.collectives.outbox import Outbox
 from notebook_cluster.collectives.parcels import (
     ACKNOWLEDGE,
     WANT,
     CellWorld,
     Channel,
     CollectiveSettings,
-    Outbox,
     Parcel,
     Payload,
     Place,
