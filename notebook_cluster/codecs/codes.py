@@ -38,20 +38,20 @@ class Cast:
 
     def __init__(self, code: str, largest: float, smallest: float) -> None:
         """``code``: name of the type; ``smallest``: its smallest number above 0."""
-        self._code = np.dtype(code)
+        self.code = np.dtype(code)
         self.largest = largest
         self.smallest_scale = np.float32(SMALLEST_NORMAL / smallest)
 
     def size(self, elements: int) -> int:
-        return elements * self._code.itemsize
+        return elements * self.code.itemsize
 
     def write(self, scaled: Any, data: Any) -> None:
-        if self._code.kind == "i":
+        if self.code.kind == "i":
             np.rint(scaled, out=scaled)
-        np.copyto(data.view(self._code), scaled, casting="unsafe")
+        np.copyto(data.view(self.code), scaled, casting="unsafe")
 
     def read(self, data: Any, values: Any) -> None:
-        np.copyto(values, data.view(self._code))
+        np.copyto(values, data.view(self.code))
 
 
 class Int4:

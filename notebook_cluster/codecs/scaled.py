@@ -25,14 +25,14 @@ class BlockScaled:
 
     def __init__(self, name: str, codes: Codes) -> None:
         self.name = name
-        self._codes = codes
+        self.codes = codes
+        self.largest_scale = _largest_scale(np.float32(codes.largest))
         self._largest = np.float32(codes.largest)
-        self._largest_scale = _largest_scale(self._largest)
         self._record = 4 + codes.size(BLOCK)
 
     def size(self, count: int) -> int:
         blocks, rest = divmod(count, BLOCK)
-        tail = 0 if rest == 0 else 4 if rest == 1 else 4 + self._codes.size(rest)
+        tail = 0 if rest == 0 else 4 if rest == 1 else 4 + self.codes.size(rest)
         return blocks * self._record + tail
 
     def encode(self, flat: Vector) -> memoryview:
@@ -67,7 +67,7 @@ class BlockScaled:
 
     def _decode_blocks(self, records: Any, values: Any) -> None:
         """``records`` (n, record bytes) into ``values`` (n, block)."""
-        self._codes.read(records[:, 4:], values)
+        self.codes.read(records[:, 4:], values)
         scale = records[:, :4].view("<f4")
         with np.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite: see Codec.decode
             values *= scale
@@ -78,13 +78,13 @@ class BlockScaled:
         absmax = scratch.max(axis=1, keepdims=True)
         if not np.isfinite(absmax).all():
             raise not_finite(start)
-        scale = np.minimum(absmax / self._largest, self._largest_scale)
-        empty = scale < self._codes.smallest_scale
+        scale = np.minimum(absmax / self._largest, self.largest_scale)
+        empty = scale < self.codes.smallest_scale
         scale[empty] = 0
         absmax[empty] = np.inf  # codes become 0
         np.multiply(values, self._largest / absmax, out=scratch)
         records[:, :4].view("<f4")[...] = scale
-        self._codes.write(scratch, records[:, 4:])
+        self.codes.write(scratch, records[:, 4:])
 
     def _encode_tail(self, values: Vector, record: Any, start: int) -> None:
         """The last, shorter block."""

@@ -26,7 +26,8 @@ class TopK(Chunked):
 
     def __init__(self, name: str, keep: int, values: Values) -> None:
         """``keep``: a multiple of 8; ``values``: how that many values are written."""
-        self._keep = keep
+        self.keep = keep
+        """Elements of each chunk."""
         self._values = values
         self._gaps = Gaps(ELEMENTS, keep)
         super().__init__(name, values.size + self._gaps.size, fewest=keep)
@@ -35,10 +36,19 @@ class TopK(Chunked):
         # padding is 0 and comes last, so among equal ones it is never taken: there are ``keep`` before it
         magnitudes = np.abs(values, out=scratch("magnitudes", values.shape, np.float32))
         try:
-            indices = largest(magnitudes, self._keep)
+            indices = largest(magnitudes, self.keep)
         except NotFiniteError:
             raise not_finite(chunk * ELEMENTS) from None
-        self._values.write(np.take_along_axis(values, indices, axis=1), records[:, : self._values.size])
+        self.write_kept(indices, np.take_along_axis(values, indices, axis=1), records)
+
+    def write_kept(self, indices: Any, kept: Any, records: Any) -> None:
+        """What was found to be largest into ``records``, uint8 (chunks, record bytes).
+
+        Args:
+            indices: int64 (chunks, keep), ascending, counted from the beginning of each chunk.
+            kept: float32 (chunks, keep), finite.
+        """
+        self._values.write(kept, records[:, : self._values.size])
         self._gaps.write(indices, records[:, self._values.size :])
 
     def read(self, records: Any, values: Any, chunk: int, used: int) -> None:

@@ -112,6 +112,10 @@ class Fragments:
             return vector
         return np.concatenate([vector[part] for part in self._ranges[fragment]])
 
+    def ranges(self, fragment: int) -> list[slice]:
+        """Where the elements of ``fragment`` lie in the vector, in their order."""
+        return self._ranges[fragment]
+
     def put(self, vector: Vector, fragment: int, elements: Vector) -> None:
         """Write ``elements``, as :meth:`take` gives them, to their places in ``vector``."""
         position = 0

@@ -16,11 +16,13 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
 from notebook_cluster.training import vectors
+from notebook_cluster.training.device_encoding import DeviceEncoder, on_host
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.outer import CHUNK
@@ -39,9 +41,9 @@ class _Sent:
     """A contribution whose round is open."""
 
     fragment: int
-    local: Vector
-    """Elements of the fragment in theta_m at the boundary."""
-    feedback: Vector | None
+    local: Any
+    """Elements of the fragment in theta_m at the boundary; like ``feedback`` a tensor where the model's GPU encodes."""
+    feedback: Any
     until: _Count
     """Everything done up to then is in it."""
 
@@ -59,9 +61,11 @@ class Replica:
         *,
         mix: float | None = None,
         beta: float = 1.0,
+        encoder: DeviceEncoder | None = None,
     ) -> None:
         """``mix``: the share that the local parameters keep of themselves when a round comes that they are in; None:
-        the work since its boundary stays. ``beta``: how much of the error feedback is sent again."""
+        the work since its boundary stays. ``beta``: how much of the error feedback is sent again. ``encoder``: asked
+        first to encode what is sent."""
         self.parameters = parameters
         self.fragments = fragments
         self.started = False
@@ -76,7 +80,8 @@ class Replica:
         self._done = _Count()
         self._counted = [_Count()] * fragments.count
         """Of that, what is in a committed round, by fragment."""
-        self._feedback: list[Vector | None] = [None] * fragments.count
+        self._feedback: list[Any] = [None] * fragments.count
+        self._encoder = encoder
         self._sent: _Sent | None = None
 
     @property
@@ -127,13 +132,24 @@ class Replica:
         if not samples:
             self._counted[fragment] = self._done
             return Boundary(b"", 0.0, 0, finishing=finishing, fragment=fragment, more=more)
-        local = self.parameters.read()
         wire, feedback = self.fragments.wires[fragment], self._feedback[fragment]
+        if self._encoder is not None:
+            there = self._encoder.encode(self.fragments, fragment, self._reference, feedback, self._beta)
+            if there is not None:
+                self._sent = _Sent(fragment, there.local, there.left, self._done)
+                return Boundary(
+                    there.data, samples, steps, norm=there.norm, finishing=finishing, fragment=fragment, more=more
+                )
+        local = self.parameters.read()
         now = self.fragments.take(local, fragment)
         self._sent = sent = _Sent(fragment, now, None, self._done)
         try:
             encoded, left, norm = _encoded(
-                wire, self.fragments.take(self._reference, fragment), now, feedback, self._beta
+                wire,
+                self.fragments.take(self._reference, fragment),
+                now,
+                None if feedback is None else on_host(feedback),
+                self._beta,
             )
         except NotFiniteError:
             return Boundary(b"", samples, steps, finite=False, finishing=finishing, fragment=fragment, more=more)
@@ -160,7 +176,7 @@ class Replica:
         local, sent = self.parameters.read(), self._sent
         changed = self.fragments.changed(self.round, round)
         take = self.fragments.take
-        done = difference(take(self._reference, sent.fragment), sent.local) if sent is not None else None
+        done = difference(take(self._reference, sent.fragment), on_host(sent.local)) if sent is not None else None
         self._place(theta, {fragment: self._work(fragment, local) for fragment in changed}, local)
         if sent is not None and done is not None:
             self._sent = replace(sent, local=difference(take(self._reference, sent.fragment), done))
@@ -211,7 +227,7 @@ class Replica:
             return self._work(fragment, local) if self._steps(fragment) else None
         if self._mix is not None:
             return (take(theta, fragment) - take(local, fragment)) * self._mix if self._mix else None
-        return difference(sent.local, take(local, fragment)) if self._steps(fragment) else None
+        return difference(on_host(sent.local), take(local, fragment)) if self._steps(fragment) else None
 
     def _load(self, theta: Vector) -> None:
         """The model becomes theta."""

@@ -17,6 +17,7 @@ from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training import vectors
 from notebook_cluster.training.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
+from notebook_cluster.training.device_encoding import DeviceEncoder
 from notebook_cluster.training.exchanges import Exchanges
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.job import Description, Job
@@ -27,6 +28,7 @@ from notebook_cluster.training.results import Round, TrainingError
 from notebook_cluster.training.resuming import Start, registration, shared_optimizer, start_of
 from notebook_cluster.training.runtime import current_runtime
 from notebook_cluster.training.tiles import tiles_of
+from notebook_cluster.training.torch_parameters import TorchParameters
 
 
 class RoundSync(Exchanges):
@@ -66,7 +68,8 @@ class RoundSync(Exchanges):
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
         strategy = self._strategy
-        return Replica(parameters, fragments, mix=strategy.mix, beta=strategy.beta)
+        encoder = DeviceEncoder(parameters) if isinstance(parameters, TorchParameters) else None
+        return Replica(parameters, fragments, mix=strategy.mix, beta=strategy.beta, encoder=encoder)
 
     # ---- what people call -----------------------------------------------------------------------------------
 

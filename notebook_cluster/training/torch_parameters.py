@@ -39,6 +39,9 @@ class TorchParameters:
             )
         self.layout = TensorLayout.of(_rows(parameters), _rows(buffers))
         self.exact = all(dtype in ("float32", "float64") for _, _, dtype in self.layout.schema)
+        self._keeps_loaded = False
+        self._loaded: tuple[Vector, torch.Tensor] | None = None
+        """What the model was loaded with last, and its copy on the model's device."""
 
     def read(self) -> Vector:
         """A new float32 vector with the values now; one transfer when all tensors share a device."""
@@ -56,6 +59,31 @@ class TorchParameters:
                 flat.copy_(torch.cat(pieces))
         return vector
 
+    def device(self) -> "torch.device | None":
+        """That of all tensors; None where they are on several."""
+        devices = {tensor.device for tensor in self._tensors()}
+        return devices.pop() if len(devices) == 1 else None
+
+    def values(self) -> "torch.Tensor":
+        """As :meth:`read`, a new tensor on the :meth:`device` of the model."""
+        import torch
+
+        with torch.no_grad():
+            return torch.cat([tensor.detach().reshape(-1).to(torch.float32) for tensor in self._tensors()])
+
+    def keep_loaded(self, keep: bool) -> None:
+        """Whether :meth:`load` keeps its copy on the model's device for :meth:`on_device`."""
+        self._keeps_loaded = keep
+        if not keep:
+            self._loaded = None
+
+    def on_device(self, vector: Vector) -> "torch.Tensor":
+        """``vector`` on the :meth:`device` of the model, only to be read. What was loaded last may be there already."""
+        device, loaded = self.device(), self._loaded
+        if loaded is not None and loaded[0] is vector and loaded[1].device == device:
+            return loaded[1]
+        return _as_tensor(vector).to(device)
+
     def load(self, vector: Vector) -> None:
         """Copy ``vector`` into the tensors in place, under ``no_grad``, each in its own dtype and on its own device."""
         import torch
@@ -68,6 +96,7 @@ class TorchParameters:
         devices = {tensor.device for tensor in tensors}
         if len(devices) == 1:
             flat = flat.to(devices.pop())
+            self._loaded = (vector, flat) if self._keeps_loaded else None
         with torch.no_grad():
             for tensor, start in zip(tensors, self.layout.starts, strict=True):
                 tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
