@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Seal
+from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Prepared, Seal
 from tests.cluster_in_process import POINTS, Cluster, Node
 from tests.test_training import _building, assert_close_in_ulps, assert_equal_models, batch, build, flat, loss_of
 
@@ -281,6 +281,74 @@ def test_a_joiner_takes_parameters_and_optimizer_and_the_others_wait_for_it(tmp_
     with Cluster(["a", "b"], tmp_path) as cluster:
         assert_equal_models(cluster.run_with_newcomer(cell, here))
     assert last
+
+
+def with_statistics(seed: int) -> nn.Module:
+    """Each forward pass changes running statistics."""
+    with _building:  # the seed is that of all threads
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def test_a_state_is_fetched_from_a_node_whose_running_statistics_have_moved_on(tmp_path: Path) -> None:
+    """The hash of the first state is that of its running statistics too."""
+    arrived = threading.Event()
+
+    def cell(node: Node) -> tuple[nn.Module, list[tuple[str, ...]]]:
+        model, members = with_statistics(node.rank()), []
+        sync = nc.DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=2)
+        for step in range(6):
+            loss_of(model, batch(10 * step + node.rank())).backward()
+            if (round := sync.step(samples=8)) is not None:
+                members.append(round.members)
+        return model, members
+
+    def watch(direction: str, name: str, message: Any) -> None:
+        if (direction, name) == ("from", "a") and isinstance(message, Arrived):
+            arrived.set()
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        cluster.watch = watch
+        cluster.lose = lambda sender, receiver, header: header.kind == "state_request" and not arrived.is_set()
+        results = cluster.run(cell)
+        assert not [text for level, text in cluster.told if level == "warning"]
+    assert [members for _, members in results.values()] == [[("a", "b")] * 3] * 2
+    assert_equal_models({name: model for name, (model, _) in results.items()})
+
+
+def test_a_newcomer_gets_the_state_of_a_cell_that_ended_before_its_first_step(tmp_path: Path) -> None:
+    syncs: dict[str, Any] = {}
+    members: list[tuple[str, ...]] = []
+
+    def stopped(node: Node) -> None:
+        model = with_statistics(node.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        syncs[node.name] = model, nc.DataParallel(model, optimizer, accumulate=3)
+        for step in range(2):
+            loss_of(model, batch(step + 10 * node.rank())).backward()
+            syncs[node.name][1].step(samples=8)
+        syncs[node.name][1].checkpoint("early")
+        raise KeyboardInterrupt
+
+    def cell(node: Node) -> nn.Module:
+        if node.name not in syncs:
+            model = with_statistics(node.rank())
+            syncs[node.name] = model, nc.DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=3)
+        model, sync = syncs[node.name]
+        for step in range(6):
+            loss_of(model, batch(step + 10 * node.rank())).backward()
+            if (round := sync.step(samples=8)) is not None:
+                members.append(round.members)
+        sync.finish()
+        return model
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        assert all(isinstance(result, KeyboardInterrupt) for result in cluster.run(stopped).values())
+        cluster.add("late")
+        results = cluster.run(cell)
+        assert not [text for level, text in cluster.told if level == "warning"]
+    assert set(members) == {("a", "b", "late")}
+    assert_equal_models(results)
 
 
 def test_a_node_that_missed_a_step_takes_over_the_state_and_its_stale_gradient_is_not_used(tmp_path: Path) -> None:

@@ -155,7 +155,8 @@ class DataParallel(RoundSync):
 
     def _start(self) -> Start:
         start, replica = super()._start(), self._replica
-        if self._mode == ALLREDUCE and start.held and replica.started and start.round == replica.round:
+        behind = start.held and replica.started and start.round == replica.round
+        if self._mode == ALLREDUCE and behind and start.state_hash != replica.state_hash:
             return replace(start, theta=replica.parameters.read(), state_hash=replica.state_hash)
         return start
 

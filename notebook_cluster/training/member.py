@@ -96,7 +96,9 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
         case Begin():
             begin(state, event, effects)
         case Advance():
-            if event.round == state.round:
+            # Only what the step of this round made. Later the running statistics have moved on with the next batches,
+            # and the hash of a state that no round led to is that of all of theta.
+            if event.round == state.round and not state.advanced:
                 state.theta, state.advanced = event.theta, True
         case Stepped():
             member_exchange.stepped(state, event, effects)
