@@ -2,7 +2,8 @@
 
 A codec cuts a vector into blocks of ``block`` elements; each block is one record of bytes, so any run of whole blocks
 is a contiguous range of the encoded bytes and can be sent, summed and encoded by one owner. Error feedback of lossy
-codecs is the caller's: ``residual = a - decode(encode(a))``.
+codecs is the caller's: ``residual = a - decode(encode(a))``. Of some codecs ``training.device_encoding`` has the same
+arithmetic in torch: whoever changes one changes both, the tests compare their bytes.
 
 May import: protocol, memory. Called by: ``training``.
 """

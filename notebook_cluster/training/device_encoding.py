@@ -8,6 +8,7 @@ feedback), while a round is open four. Where that leaves it no room, the host en
 """
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from notebook_cluster.codecs.scaled import BlockScaled
 from notebook_cluster.codecs.top_k import TopK
 from notebook_cluster.training import vectors
 from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.parameters import Parameters
 from notebook_cluster.training.torch_parameters import TorchParameters
 
 if TYPE_CHECKING:
@@ -35,17 +37,21 @@ _VECTORS = 6
 
 
 class Encoded(NamedTuple):
-    """``data``: the bytes; ``left``: what they do not say; ``norm``: of what was to be said; ``local``: the elements
-    of the fragment in the model. Tensors are flat float32 on the model's device."""
+    """``data``: the bytes; ``left``: what they do not say; ``norm``: of what was to be said; ``local``: the elements of
+    the fragment in the model (of gradients nothing). Tensors are flat float32 on the model's device."""
 
     data: Buffer
     left: "torch.Tensor"
     norm: float
-    local: "torch.Tensor"
+    local: "torch.Tensor | None" = None
 
 
 class DeviceEncoder:
-    """Encodes for one model, as long as that works."""
+    """Encodes for one model, as long as that works.
+
+    Its methods return None where the host has to do it: the model is not on one GPU, the codec has no form for it, a
+    value is not finite, or there is no room.
+    """
 
     def __init__(self, parameters: TorchParameters) -> None:
         self._parameters = parameters
@@ -59,19 +65,31 @@ class DeviceEncoder:
         Args:
             reference: of the whole model.
             feedback: ``left`` of this fragment's round before, or its vector on the host, or None.
-
-        Returns:
-            None where the host has to do it: the model is not on one GPU, the codec has no form for it, a value is not
-            finite, or there is no room.
         """
         wire = fragments.wires[fragment]
+        return self._encoded(wire, lambda: self._work(fragments, fragment, reference, feedback, beta))
+
+    def encode_gradients(self, wire: WireFormat, steps: int, error: Any) -> Encoded | None:
+        """The mean gradient of so many ``steps``, with the buffers' values behind it, and ``error`` added: ``left`` of
+        the round before, or its vector on the host, or None."""
+        return self._encoded(wire, lambda: (self._gradients(wire, steps, error), None))
+
+    def _encoded(
+        self, wire: WireFormat, make: "Callable[[], tuple[torch.Tensor, torch.Tensor | None]]"
+    ) -> Encoded | None:
+        """``make``: gives what to encode, and the elements that it was made from."""
+        import torch
+
         device = self._parameters.device()
         usable = not self._failed and device is not None and device.type in KINDS and _has_form(wire.codec)
-        if not usable or not _has_room(device, fragments.size):
+        if not usable or not _has_room(device, self._parameters.layout.size):
             self._parameters.keep_loaded(False)
             return None
         try:
-            return self._encoded(fragments, fragment, reference, feedback, beta)
+            with torch.no_grad():
+                work, local = make()
+                norm = float(torch.linalg.vector_norm(work, dtype=torch.float64))
+                return Encoded(encode(wire, work), work, norm, local)
         except NotFiniteError:
             return None
         except RuntimeError as error:  # torch.OutOfMemoryError is one
@@ -81,23 +99,36 @@ class DeviceEncoder:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             return None
 
-    def _encoded(
+    def _work(
         self, fragments: Fragments, fragment: int, reference: Vector, feedback: Any, beta: np.float32
-    ) -> Encoded:
+    ) -> "tuple[torch.Tensor, torch.Tensor]":
         import torch
 
         parameters = self._parameters
-        with torch.no_grad():
-            parameters.keep_loaded(parameters.exact)
-            local, base = parameters.values(), parameters.on_device(reference)
-            if fragments.count > 1:
-                ranges = fragments.ranges(fragment)
-                local, base = (torch.cat([whole[part] for part in ranges]) for whole in (local, base))
-            work = torch.sub(base, local)
-            if feedback is not None:
-                work += torch.as_tensor(feedback, device=work.device) * float(beta)
-            norm = float(torch.linalg.vector_norm(work, dtype=torch.float64))
-            return Encoded(encode(fragments.wires[fragment], work), work, norm, local)
+        parameters.keep_loaded(parameters.exact)
+        local, base = parameters.values(), parameters.on_device(reference)
+        if fragments.count > 1:
+            ranges = fragments.ranges(fragment)
+            local, base = (torch.cat([whole[part] for part in ranges]) for whole in (local, base))
+        work = torch.sub(base, local)
+        if feedback is not None:
+            work += torch.as_tensor(feedback, device=work.device) * float(beta)
+        return work, local
+
+    def _gradients(self, wire: WireFormat, steps: int, error: Any) -> "torch.Tensor":
+        import torch
+
+        values = self._parameters.gradient_values()
+        # by a number torch may multiply with its reciprocal
+        values[: wire.parameters] /= torch.full((1,), float(steps), device=values.device)
+        if error is not None:
+            values += torch.as_tensor(error, device=values.device)
+        return values
+
+
+def encoder_of(parameters: Parameters) -> DeviceEncoder | None:
+    """For a torch model; None for others."""
+    return DeviceEncoder(parameters) if isinstance(parameters, TorchParameters) else None
 
 
 def on_host(vector: Any) -> Vector:

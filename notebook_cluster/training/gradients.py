@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import structs
 
 from notebook_cluster.codecs import NotFiniteError, Vector
+from notebook_cluster.training.device_encoding import encoder_of, on_host
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.parameters import WithGradients
@@ -37,12 +38,13 @@ class Gradients(Replica):
     ) -> None:
         """In the exact rounds of ``fragments`` the node that ``is_lowest`` sends its parameters. ``restore``: put the
         optimiser's state back that came with a state; False: none did, None: no state came."""
-        super().__init__(parameters, fragments)
+        super().__init__(parameters, fragments, encoder=encoder_of(parameters))
         self._optimizer, self._scale_lr = optimizer, scale_lr
         self._is_lowest, self._restore = is_lowest, restore
-        self._error: Vector | None = None
-        """Error feedback, and what it becomes when the open round is committed."""
-        self._next_error: Vector | None = None
+        self._error: Any = None
+        """Error feedback, and what it becomes when the open round is committed; tensors where the model's GPU
+        encodes."""
+        self._next_error: Any = None
 
     def contribution(self, finishing: bool) -> Boundary:
         """The mean gradient of the steps since the last round, or the parameters; encoded once."""
@@ -56,13 +58,18 @@ class Gradients(Replica):
                 return structs.replace(empty, more=more)
             values, samples, steps = self.parameters.read(), 1.0, 0
         else:
-            values, samples, steps = self.parameters.read_gradients(), self.samples, self.steps
+            samples, steps = self.samples, self.steps
             if not samples:
                 return empty
+            there = self._encoder.encode_gradients(wire, steps, self._error) if self._encoder is not None else None
+            if there is not None:
+                self._next_error = there.left
+                return structs.replace(empty, encoded=there.data, samples=samples, steps=steps, norm=there.norm)
+            values = self.parameters.read_gradients()
             trained = values[: wire.parameters]
             np.divide(trained, np.float32(steps), out=trained)
             if self._error is not None:
-                values += self._error
+                values += on_host(self._error)
         with np.errstate(all="ignore"):
             norm = float(np.linalg.norm(values))
         try:

@@ -17,7 +17,7 @@ from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training import vectors
 from notebook_cluster.training.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
-from notebook_cluster.training.device_encoding import DeviceEncoder
+from notebook_cluster.training.device_encoding import encoder_of
 from notebook_cluster.training.exchanges import Exchanges
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.job import Description, Job
@@ -28,7 +28,6 @@ from notebook_cluster.training.results import Round, TrainingError
 from notebook_cluster.training.resuming import Start, registration, shared_optimizer, start_of
 from notebook_cluster.training.runtime import current_runtime
 from notebook_cluster.training.tiles import tiles_of
-from notebook_cluster.training.torch_parameters import TorchParameters
 
 
 class RoundSync(Exchanges):
@@ -68,7 +67,7 @@ class RoundSync(Exchanges):
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
         strategy = self._strategy
-        encoder = DeviceEncoder(parameters) if isinstance(parameters, TorchParameters) else None
+        encoder = encoder_of(parameters)
         return Replica(parameters, fragments, mix=strategy.mix, beta=strategy.beta, encoder=encoder)
 
     # ---- what people call -----------------------------------------------------------------------------------

@@ -117,15 +117,26 @@ class TorchParameters:
         """A new float32 vector: gradients (zeros where there is none) and, behind them, the buffers' values."""
         import torch
 
-        parameters, buffers = self._named()
         with torch.no_grad():
-            pieces = [
-                (torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.to_dense()).reshape(-1)
-                for tensor in parameters.values()
-            ]
-            pieces += [tensor.detach().reshape(-1) for tensor in buffers.values()]
-            vector: Vector = torch.cat([piece.to("cpu", torch.float32) for piece in pieces]).numpy()
+            vector: Vector = torch.cat([piece.to("cpu", torch.float32) for piece in self._gradient_pieces()]).numpy()
         return vector
+
+    def gradient_values(self) -> "torch.Tensor":
+        """As :meth:`read_gradients`, a new tensor on the :meth:`device` of the model."""
+        import torch
+
+        with torch.no_grad():
+            return torch.cat([piece.to(torch.float32) for piece in self._gradient_pieces()])
+
+    def _gradient_pieces(self) -> "list[torch.Tensor]":
+        import torch
+
+        parameters, buffers = self._named()
+        pieces = [
+            (torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.to_dense()).reshape(-1)
+            for tensor in parameters.values()
+        ]
+        return pieces + [tensor.detach().reshape(-1) for tensor in buffers.values()]
 
     def load_gradients(self, vector: Vector) -> None:
         """Write what :meth:`read_gradients` gave, averaged over nodes. A gradient that is 0 everywhere becomes None, on
