@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
-from notebook_cluster.codecs.codec import Codec
+from notebook_cluster.codecs import Buffer, Codec, NotFiniteError, Vector, WireFormat
 from notebook_cluster.codecs.codes import Cast, Int4
 from notebook_cluster.codecs.scaled import BlockScaled
 from notebook_cluster.codecs.top_k import TopK
