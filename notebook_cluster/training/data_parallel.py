@@ -155,8 +155,9 @@ class DataParallel(RoundSync):
 
     def _start(self) -> Start:
         start, replica = super()._start(), self._replica
-        behind = start.held and replica.started and start.round == replica.round
-        if self._mode == ALLREDUCE and behind and start.state_hash != replica.state_hash:
+        same_round = start.held and replica.started and start.round == replica.round
+        if self._mode == ALLREDUCE and same_round and start.state_hash != replica.state_hash:
+            # the job has not been told yet what the optimiser made of that round
             return replace(start, theta=replica.parameters.read(), state_hash=replica.state_hash)
         return start
 
