@@ -47,16 +47,15 @@ class TorchParameters:
         """A new float32 vector with the values now; one transfer when all tensors share a device."""
         import torch
 
+        vector = vectors.empty(self.layout.size)
+        flat, device = torch.from_numpy(vector), self.device()
         with torch.no_grad():
-            pieces = [tensor.detach().reshape(-1).to(torch.float32) for tensor in self._tensors()]
-            if len({piece.device for piece in pieces}) > 1:
-                pieces = [piece.cpu() for piece in pieces]
-            vector = vectors.empty(self.layout.size)
-            flat = torch.from_numpy(vector)
-            if pieces[0].device == flat.device:
-                torch.cat(pieces, out=flat)
+            if device is None:
+                torch.cat([piece.cpu() for piece in self._pieces()], out=flat)
+            elif device == flat.device:
+                torch.cat(self._pieces(), out=flat)
             else:
-                flat.copy_(torch.cat(pieces))
+                flat.copy_(self.values())
         return vector
 
     def device(self) -> "torch.device | None":
@@ -69,7 +68,12 @@ class TorchParameters:
         import torch
 
         with torch.no_grad():
-            return torch.cat([tensor.detach().reshape(-1).to(torch.float32) for tensor in self._tensors()])
+            return torch.cat(self._pieces())
+
+    def _pieces(self) -> "list[torch.Tensor]":
+        import torch
+
+        return [tensor.detach().reshape(-1).to(torch.float32) for tensor in self._tensors()]
 
     def keep_loaded(self, keep: bool) -> None:
         """Whether :meth:`load` keeps its copy on the model's device for :meth:`on_device`."""
@@ -92,10 +96,9 @@ class TorchParameters:
         if vector.shape != (self.layout.size,):
             raise ValueError(f"vector of shape {vector.shape} for a model of {self.layout.size} elements")
         tensors = self._tensors()
-        flat = _as_tensor(vector)
-        devices = {tensor.device for tensor in tensors}
-        if len(devices) == 1:
-            flat = flat.to(devices.pop())
+        flat, device = _as_tensor(vector), self.device()
+        if device is not None:
+            flat = flat.to(device)
             self._loaded = (vector, flat) if self._keeps_loaded else None
         with torch.no_grad():
             for tensor, start in zip(tensors, self.layout.starts, strict=True):
