@@ -252,3 +252,14 @@ def page(lab: "Lab") -> Iterator["Page"]:
     with browser_page(lab) as opened:
         yield opened
         shut_down_kernels(opened)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where models are, and encode what they send: a GPU, or the processor, which does not without this."""
+    import torch
+
+    from notebook_cluster.training import device_encoding
+
+    monkeypatch.setattr(device_encoding, "KINDS", ("cuda", "cpu"))
+    return "cuda" if torch.cuda.is_available() else "cpu"

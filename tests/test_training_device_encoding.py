@@ -1,10 +1,9 @@
-"""Contributions that are encoded with torch where the model is: the bytes of the host, and the same training.
+"""Contributions that are encoded with torch where the model is: on one node the same as on the host.
 
 The code is the same for every torch device, so where there is no GPU the processor stands for it; what only a GPU can
 show is in the last test, which is skipped without one.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,102 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_cluster import training as nc
-from notebook_cluster.codecs import NotFiniteError, Vector, WireFormat
+from notebook_cluster.codecs import Vector, WireFormat
 from notebook_cluster.training import device_encoding
-from notebook_cluster.training.device_encoding import DeviceEncoder, on_host
+from notebook_cluster.training.device_encoding import DeviceEncoder
 from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.gradients import Gradients
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.torch_parameters import TorchParameters
-from tests.cluster_in_process import Cluster, Node
-from tests.test_training import assert_equal_models, batch, flat, loss_of, train
+from tests.test_codecs_torch import CODECS, values_of
 from tests.test_training_replica import apply
 from tests.test_training_sparse import wide
-
-CODECS = ["int8", "int4", "fp16", "topk", "sparse"]
-SIZES = [
-    (1, 0),
-    (63, 0),
-    (256, 0),
-    (257, 0),
-    (511, 3),
-    (4096, 0),
-    (4097, 0),
-    (4096 + 70, 5),
-    (3 * 4096 + 255, 1),
-    (0, 7),
-]
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where models are, which encodes."""
-    monkeypatch.setattr(device_encoding, "KINDS", ("cuda", "cpu"))
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def host_bytes(wire: WireFormat, values: Vector) -> tuple[bytes, Vector]:
-    """What the host sends, and what is left."""
-    encoded = bytes(wire.encode(values))
-    return encoded, values - wire.decode(encoded)
-
-
-def values_of(size: int, kind: str, seed: int = 0) -> Vector:
-    random = np.random.default_rng(seed)
-    values = random.standard_normal(size).astype(np.float32)
-    match kind:
-        case "tiny":
-            values *= np.float32(1e-38)
-        case "huge":
-            values *= np.float32(1e37)
-        case "wild":
-            values *= (10.0 ** random.uniform(-44, 37, size)).astype(np.float32)
-        case "few":
-            values[random.random(size) < 0.5] = 0
-        case "halves":
-            # magnitudes that lie between two codes, and the largest that sets the scale
-            values = (random.permutation(size) % 509).astype(np.float32) / np.float32(2)
-            values += np.arange(size, dtype=np.float32) * np.float32(1e-4)
-    return values
-
-
-@pytest.mark.parametrize("kind", ["noise", "tiny", "huge", "wild", "few", "halves"])
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize(("parameters", "buffers"), SIZES)
-def test_the_bytes_and_what_is_left_are_those_of_the_host(
-    codec: str, parameters: int, buffers: int, kind: str, device: str
-) -> None:
-    wire = WireFormat(codec, parameters, buffers)
-    values = values_of(parameters + buffers, kind)
-    expected, left = host_bytes(wire, values)
-    work = torch.from_numpy(values.copy()).to(device)
-    assert bytes(device_encoding.encode(wire, work)) == expected
-    np.testing.assert_array_equal(on_host(work), left)
-
-
-@pytest.mark.parametrize("codec", ["topk", "sparse"])
-def test_of_equal_magnitudes_the_first_are_kept(codec: str, device: str) -> None:
-    wire = WireFormat(codec, 4 * 4096)
-    values = np.where(np.arange(4 * 4096) % 3, np.float32(1), np.float32(-1)).astype(np.float32)
-    values[:4096] = 0
-    values[4096:8192:60] = 3  # more than are kept
-    values[8192:12288:100] = 3  # fewer
-    expected, left = host_bytes(wire, values)
-    work = torch.from_numpy(values.copy()).to(device)
-    assert bytes(device_encoding.encode(wire, work)) == expected
-    np.testing.assert_array_equal(on_host(work), left)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 4095, 4096 + 300, -1])
-@pytest.mark.parametrize("codec", CODECS)
-def test_what_is_not_finite_is_found(codec: str, place: int, bad: float, device: str) -> None:
-    values = values_of(4096 + 301 + 2, "noise")
-    values[place] = bad
-    with pytest.raises(NotFiniteError):
-        device_encoding.encode(WireFormat(codec, 4096 + 301, 2), torch.from_numpy(values).to(device))
-
 
 # ---- one node's part -------------------------------------------------------------------------------------------
 
@@ -158,6 +70,11 @@ class Pair:
     def commit(self, round: int) -> None:
         theta = self.theta(round)
         self.each(lambda replica: apply(replica, round, theta, theta, str(round)))
+
+    def round(self, number: int) -> None:
+        self.work(number)
+        self.send()
+        self.commit(number)
 
 
 @pytest.mark.parametrize("mix", [None, 0.5])
@@ -229,9 +146,7 @@ def test_what_the_model_was_loaded_with_is_not_copied_there_again(device: str, m
 
     monkeypatch.setattr(TorchParameters, "on_device", on_device)
     for round in (1, 2, 3):
-        pair.work(round)
-        pair.send()
-        pair.commit(round)
+        pair.round(round)
     # ``work`` loads other values, as no training loop does
     assert len(copied) == 3
     for parameters in pair.parameters:
@@ -248,16 +163,14 @@ def test_what_the_model_was_loaded_with_is_not_copied_there_again(device: str, m
 
 def test_where_it_fails_the_host_goes_on_and_says_so(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(device, "int8", 1, torch.float32)
-    pair.work(1)
-    pair.send()
-    pair.commit(1)
+    pair.round(1)
     asked: list[int] = []
 
     def out_of_memory(wire: WireFormat, work: torch.Tensor) -> None:
         asked.append(1)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(device_encoding, "encode", out_of_memory)
+    monkeypatch.setattr(device_encoding, "encode_tensor", out_of_memory)
     pair.work(2)
     with pytest.warns(
         RuntimeWarning, match="encoded on the host from now on, because .* could not: CUDA out of memory"
@@ -271,9 +184,7 @@ def test_where_it_fails_the_host_goes_on_and_says_so(device: str, monkeypatch: p
 
 def test_where_there_is_no_room_the_host_encodes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(device, "int8", 1, torch.float32)
-    pair.work(1)
-    pair.send()
-    pair.commit(1)
+    pair.round(1)
     monkeypatch.setattr(device_encoding, "_has_room", lambda device, elements: False)
     pair.work(2)
     pair.send()
@@ -287,127 +198,6 @@ def test_codecs_without_a_form_for_it_are_encoded_on_the_host(codec: str, device
     pair.work(1)
     pair.send()
     assert isinstance(pair.replicas[1]._sent.local, np.ndarray)
-
-
-# ---- a cluster -------------------------------------------------------------------------------------------------
-
-
-def normalised(seed: int) -> nn.Module:
-    """With running statistics, which travel behind the parameters."""
-    generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(
-        nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 70), nn.Tanh(), nn.Linear(70, 3)
-    )
-    with torch.no_grad():
-        for tensor in model.parameters():
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.2)
-    return model
-
-
-def trained(
-    where: str, used: dict[str, int], strategy: str, arguments: dict[str, Any], device: str, folder: Path
-) -> Vector:
-    """The model that two nodes train; ``where`` they encode: here (on the host), there, or one each."""
-
-    def cell(node: Node) -> nn.Module:
-        parallel = strategy == "DataParallel"
-        model = (normalised if parallel else wide)(node.rank()).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        sync = nc.DataParallel(model, optimizer, **arguments) if parallel else getattr(nc, strategy)(model, **arguments)
-        encoder = sync._replica._encoder
-        original = encoder._encoded
-
-        def encoded(*words: Any) -> Any:
-            found = original(*words) if where == "there" or (where == "mixed" and node.rank()) else None
-            used[where] = used.get(where, 0) + (found is not None)
-            return found
-
-        encoder._encoded = encoded
-        for step in range(10):
-            features, labels = (part.to(device) for part in batch(step + 100 * node.rank()))
-            if parallel:
-                loss_of(model, (features, labels)).backward()
-                sync.step(samples=8)
-            else:
-                sync.step(train(model, optimizer, (features, labels)))
-        sync.finish()
-        return model.cpu()
-
-    with Cluster(["a", "b"], folder / where) as cluster:
-        found = cluster.run(cell)
-    assert_equal_models(found)
-    return flat(found["a"])
-
-
-@pytest.mark.parametrize(
-    ("strategy", "arguments"),
-    [
-        ("DiLoCo", {"every": 3, "codec": "int8"}),
-        ("DiLoCo", {"every": 3, "codec": "int4", "fragments": 2, "overlap": 1}),
-        ("SparseLoCo", {"every": 3}),
-        ("SparseLoCo", {"every": 3, "overlap": 2}),
-        ("DataParallel", {"codec": "int8", "resend": 4}),
-        ("DataParallel", {"codec": "int4", "accumulate": 3}),
-        ("DataParallel", {"codec": "int8", "mode": "server"}),
-    ],
-)
-def test_nodes_that_encode_here_and_there_train_one_model(
-    strategy: str, arguments: dict[str, Any], device: str, tmp_path: Path
-) -> None:
-    used: dict[str, int] = {}
-    here, there, mixed = (
-        trained(where, used, strategy, arguments, device, tmp_path) for where in ("here", "there", "mixed")
-    )
-    assert used["here"] == 0
-    assert used["there"] >= 6
-    assert used["mixed"] >= 3
-    np.testing.assert_array_equal(there, here)
-    np.testing.assert_array_equal(mixed, here)
-
-
-def test_diverged_gradients_are_told_and_error_feedback_goes_on_where_it_is(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The encoder's place changes between rounds."""
-    replicas = []
-    for place in ("cpu", device):
-        model = normalised(0).to(place)
-        parameters = TorchParameters(model)
-        layout = parameters.layout
-        replica = Gradients(
-            parameters,
-            Fragments("int4", layout.size - layout.buffers, layout.buffers, gradients=True),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            scale_lr=False,
-            is_lowest=lambda: False,
-            restore=lambda: None,
-        )
-        theta = parameters.read()
-        replica.start(0, theta, np.zeros_like(theta), "0")
-        replicas.append(replica)
-    replicas[0]._encoder = None
-    for round, kinds in enumerate([("cuda", "cpu"), (), ("cuda", "cpu"), ("cuda", "cpu")], start=1):
-        monkeypatch.setattr(device_encoding, "KINDS", kinds)
-        for replica in replicas:
-            for index, tensor in enumerate(replica.parameters.model.parameters()):
-                values = values_of(tensor.numel(), "noise", 100 * round + index).reshape(tensor.shape)
-                tensor.grad = torch.from_numpy(values).to(tensor.device)
-                if round == 3 and index == 0:
-                    tensor.grad[0, 0] = torch.nan
-            replica.count(2.0)
-            replica.count(2.0)
-        host, there = (replica.contribution(finishing=False) for replica in replicas)
-        assert host.finite == there.finite == (round != 3)
-        assert bytes(host.encoded) == bytes(there.encoded)
-        assert isinstance(replicas[1]._next_error, torch.Tensor if kinds and round != 3 else np.ndarray)
-        if round == 3:
-            for replica in replicas:
-                replica.discard()
-            continue
-        mean = values_of(replicas[0].theta.size, "noise", round)
-        for replica in replicas:
-            apply(replica, round, replica.theta, mean, str(round))
-        np.testing.assert_array_equal(*(replica.parameters.read() for replica in replicas))
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------

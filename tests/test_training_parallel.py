@@ -287,7 +287,9 @@ def with_statistics(seed: int) -> nn.Module:
     """Each forward pass changes running statistics."""
     with _building:  # the seed is that of all threads
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+        return nn.Sequential(
+            nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 70), nn.Tanh(), nn.Linear(70, 3)
+        )
 
 
 def test_a_state_is_fetched_from_a_node_whose_running_statistics_have_moved_on(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 A codec cuts a vector into blocks of ``block`` elements; each block is one record of bytes, so any run of whole blocks
 is a contiguous range of the encoded bytes and can be sent, summed and encoded by one owner. Error feedback of lossy
-codecs is the caller's: ``residual = a - decode(encode(a))``. Of some codecs ``training.device_encoding`` has the same
-arithmetic in torch: whoever changes one changes both, the tests compare their bytes.
+codecs is the caller's: ``residual = a - decode(encode(a))``. :mod:`.torch_encoding` has some codecs in torch, for
+vectors on a GPU; it alone needs torch, when it is called.
 
 May import: protocol, memory. Called by: ``training``.
 """
@@ -12,6 +12,8 @@ from notebook_cluster.codecs.codec import Buffer, Codec, DamagedError, NotFinite
 from notebook_cluster.codecs.power_sgd import PowerSgd
 from notebook_cluster.codecs.random_k import RandomK
 from notebook_cluster.codecs.registry import CHUNKED_NAMES, CODEC_NAMES, get_codec
+from notebook_cluster.codecs.torch_encoding import encode as encode_tensor
+from notebook_cluster.codecs.torch_encoding import has_form as has_tensor_form
 from notebook_cluster.codecs.wire_format import WireFormat
 
 __all__ = [
@@ -25,5 +27,7 @@ __all__ = [
     "RandomK",
     "Vector",
     "WireFormat",
+    "encode_tensor",
     "get_codec",
+    "has_tensor_form",
 ]

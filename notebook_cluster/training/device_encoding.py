@@ -1,7 +1,7 @@
 """A contribution encoded on the GPU that the model is on: encoded bytes cross to the host, not the model.
 
-The arithmetic is that of :mod:`notebook_cluster.codecs` in torch, operation by operation, so the bytes are those that
-the host would make. What the bytes do not say stays on the GPU too, as the error feedback of the next round.
+The bytes are those that the host would make (:func:`notebook_cluster.codecs.encode_tensor`). What they do not say stays
+on the GPU too, as the error feedback of the next round.
 
 Between two rounds a GPU holds two more vectors of the model's size in float32 (what the model was loaded with, error
 feedback), while a round is open four. Where that leaves it no room, the host encodes.
@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from notebook_cluster.codecs import Buffer, Codec, NotFiniteError, Vector, WireFormat
-from notebook_cluster.codecs.codes import Cast, Int4
-from notebook_cluster.codecs.scaled import BlockScaled
-from notebook_cluster.codecs.top_k import TopK
-from notebook_cluster.training import vectors
+from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat, encode_tensor, has_tensor_form
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.parameters import Parameters
 from notebook_cluster.training.torch_parameters import TorchParameters
@@ -27,9 +23,6 @@ if TYPE_CHECKING:
 
 KINDS = ("cuda",)
 """Types of torch devices that encode; ROCm calls its own so."""
-
-_AT_A_TIME = 4 << 20
-"""Elements, at most, encoded in one go."""
 
 _VECTORS = 6
 """Vectors of the model's size in float32, at most, that are needed at once."""
@@ -79,16 +72,15 @@ class DeviceEncoder:
         """``make``: gives what to encode, and the elements that it was made from."""
         import torch
 
-        device = self._parameters.device()
-        usable = not self._failed and device is not None and device.type in KINDS and _has_form(wire.codec)
-        if not usable or not _has_room(device, self._parameters.layout.size):
+        device = self._device(wire)
+        if device is None:
             self._parameters.keep_loaded(False)
             return None
         try:
             with torch.no_grad():
                 work, local = make()
                 norm = float(torch.linalg.vector_norm(work, dtype=torch.float64))
-                return Encoded(encode(wire, work), work, norm, local)
+                return Encoded(encode_tensor(wire, work), work, norm, local)
         except NotFiniteError:
             return None
         except RuntimeError as error:  # torch.OutOfMemoryError is one
@@ -97,6 +89,15 @@ class DeviceEncoder:
             text = f"contributions are encoded on the host from now on, because {device} could not: {error}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
             return None
+
+    def _device(self, wire: WireFormat) -> "torch.device | None":
+        """Where to encode. Asked at every step of data-parallel training: what is known at once comes first."""
+        if self._failed or not has_tensor_form(wire.codec):
+            return None
+        device = self._parameters.device()
+        if device is None or device.type not in KINDS or not _has_room(device, self._parameters.layout.size):
+            return None
+        return device
 
     def _work(
         self, fragments: Fragments, fragment: int, reference: Vector, feedback: Any, beta: np.float32
@@ -138,93 +139,12 @@ def on_host(vector: Any) -> Vector:
     return values
 
 
-def encode(wire: WireFormat, work: "torch.Tensor") -> Buffer:
-    """The bytes of ``work`` (flat float32, ``wire.count`` elements), from which what they say is taken away.
-
-    Raises:
-        NotFiniteError: a value is NaN or infinite.
-    """
-    import torch
-
-    codec, encoded, position = wire.codec, vectors.bytes_of(wire.size), 0
-    blocks = wire.parameters // codec.block
-    whole, step = work[: blocks * codec.block].view(-1, codec.block), max(1, _AT_A_TIME // codec.block)
-    for start in range(0, blocks, step):
-        rows = whole[start : start + step]
-        records = _largest_of(codec, rows) if isinstance(codec, TopK) else _scaled(codec, rows)
-        encoded[position : position + records.size] = records.reshape(-1)
-        position += records.size
-    if blocks * codec.block < wire.count:
-        values = on_host(work[blocks * codec.block :])
-        for group in wire.groups(blocks):
-            data = wire.encode(values[group.elements], group.first, group.end)
-            encoded[position + group.bytes.start : position + group.bytes.stop] = data
-            wire.take_out(data, group, values[group.elements])
-        work[blocks * codec.block :] = torch.from_numpy(values)
-    encoded.flags.writeable = False
-    return encoded.data
-
-
-def _has_form(codec: Codec) -> bool:
-    return isinstance(codec, TopK) or (isinstance(codec, BlockScaled) and isinstance(codec.codes, Cast | Int4))
-
-
-def _has_room(device: "torch.device | None", elements: int) -> bool:
+def _has_room(device: "torch.device", elements: int) -> bool:
     """Whether as much stays free as is taken."""
     import torch
 
-    if device is None or device.type != "cuda":
+    if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return 2 * _VECTORS * 4 * elements <= free
-
-
-def _largest_of(codec: TopK, rows: "torch.Tensor") -> Any:
-    """Records of chunks (n, 4096): the largest are found there, what is left to do with them takes the host no time."""
-    import torch
-
-    magnitudes = rows.abs()
-    largest = magnitudes.topk(codec.keep, dim=1, sorted=False).values
-    if not bool(torch.isfinite(largest).all()):  # NaN counts as larger than any number
-        raise NotFiniteError("NaN or infinity among the parameters")
-    threshold = largest.amin(dim=1, keepdim=True)
-    chosen, tied = magnitudes > threshold, magnitudes == threshold
-    missing = codec.keep - chosen.sum(dim=1, keepdim=True)
-    chosen |= tied & (tied.cumsum(dim=1, dtype=torch.int16) <= missing)  # of equal ones the first
-    indices = chosen.nonzero()[:, 1].view(-1, codec.keep)
-    kept = rows.gather(1, indices)
-    records = np.empty((len(rows), codec.size(codec.block)), np.uint8)
-    codec.write_kept(indices.cpu().numpy(), kept.cpu().numpy(), records)
-    _, said = codec.entries(records.reshape(-1).data, rows.numel())
-    kept -= torch.from_numpy(said.reshape(-1, codec.keep)).to(rows.device)
-    rows.scatter_(1, indices, kept)
-    return records
-
-
-def _scaled(codec: Any, rows: "torch.Tensor") -> Any:
-    """Records of blocks (n, 256): see :mod:`notebook_cluster.codecs.scaled`."""
-    import torch
-
-    codes = codec.codes
-    absmax = rows.abs().amax(dim=1, keepdim=True)
-    if not bool(torch.isfinite(absmax).all()):
-        raise NotFiniteError("NaN or infinity among the parameters")
-    largest = torch.full_like(absmax, codes.largest)  # by a number torch may multiply with its reciprocal
-    scale = (absmax / largest).clamp_(max=float(codec.largest_scale))
-    empty = scale < float(codes.smallest_scale)
-    scale[empty] = 0
-    absmax[empty] = torch.inf  # codes become 0
-    scaled = rows * (largest / absmax)
-    if isinstance(codes, Int4):
-        pairs = (scaled.round_() + 8).to(torch.uint8)
-        data = pairs[:, 0::2] | (pairs[:, 1::2] << 4)
-        said = pairs.to(torch.float32) - 8
-    else:
-        data = scaled.round_().to(torch.int8) if codes.code.kind == "i" else scaled.to(torch.float16)
-        said = data.to(torch.float32)
-    rows -= said * scale
-    records = np.empty((len(rows), codec.size(codec.block)), np.uint8)
-    records[:, :4] = scale.cpu().numpy().view(np.uint8)
-    records[:, 4:] = data.view(torch.uint8).cpu().numpy()
-    return records
