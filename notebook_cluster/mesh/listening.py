@@ -96,7 +96,7 @@ class Listening:
     def _receive(self, router: zmq.Socket[bytes], *, from_ipc: bool) -> None:
         for _ in range(_FRAMES_PER_TURN):
             try:
-                frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = _next_message(router)
             except zmq.Again:
                 return
             if len(frames) != 3 or len(frames[1]) > self._settings.header_bytes:
@@ -104,3 +104,13 @@ class Listening:
                 continue
             sender = frames[0].bytes.decode("utf-8", "replace") if from_ipc else user_id(frames[2])
             self._on_frames(sender, frames[1].buffer, frames[2].buffer, from_ipc)
+            if not int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return
+
+
+def _next_message(router: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """As ``recv_multipart``, which asks the socket after each frame whether it was the last."""
+    frames = [router.recv(zmq.NOBLOCK, copy=False)]
+    while frames[-1].more:
+        frames.append(router.recv(zmq.NOBLOCK, copy=False))
+    return frames
