@@ -18,7 +18,7 @@ REDUCTIONS: tuple[Reduction, ...] = ("sum", "mean", "max", "min")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _COMPLEX = ("complex64", "complex128")
 _HALVES = ("float16", "bfloat16")
-_CHUNK = 64 * 1024
+_CHUNK = 128 * 1024
 """Elements reduced at a time, so that what is summed stays in the processor's cache."""
 
 
@@ -60,36 +60,46 @@ def reduce_into(outs: "Sequence[NDArray[Any]]", parts: "Sequence[NDArray[Any]]",
     """As :func:`reduce_arrays`, into each of ``outs`` (flat, of the same size, not one of ``parts``)."""
     import numpy
 
-    first = outs[0]
-    for start in range(0, first.size, _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        if dtype in _HALVES:
-            total = combine([widened(part[chunk], dtype) for part in parts], op)
-            first[chunk] = finished(total, dtype, op, len(parts))
-        else:
-            combine([part[chunk] for part in parts], op, first[chunk])
-            if op == "mean":
-                _divide(first[chunk], len(parts))
-        for out in outs[1:]:
-            numpy.copyto(out[chunk], first[chunk])
+    first, count = outs[0], len(parts)
+    function = _function(op)
+    with numpy.errstate(all="ignore"):  # a diverged loss is the user's business, not a warning out of a collective
+        for start in range(0, first.size, _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            out = first[chunk]
+            if dtype in _HALVES:
+                out[:] = finished(combine([widened(part[chunk], dtype) for part in parts], op), dtype, op, count)
+            else:
+                _add_up(function, [part[chunk] for part in parts], out)
+                if op == "mean":
+                    _divide(out, count)
+            for other in outs[1:]:
+                numpy.copyto(other[chunk], out)
 
 
 def combine(parts: "Sequence[NDArray[Any]]", op: str, out: "NDArray[Any] | None" = None) -> "NDArray[Any]":
     """Sum (also for a mean, which :func:`finished` divides), max or min of arrays in the dtype of the sum, in order."""
     import numpy
 
-    function = {"max": numpy.maximum, "min": numpy.minimum}.get(op, numpy.add)
     if out is None:
         out = numpy.empty_like(parts[0])
-    if len(parts) == 1:
-        numpy.copyto(out, parts[0])
-        return out
-    # A diverged loss is the user's business, not a warning out of the middle of a collective.
     with numpy.errstate(all="ignore"):
-        function(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            function(out, part, out=out)
+        _add_up(_function(op), parts, out)
     return out
+
+
+def _function(op: str) -> Any:
+    import numpy
+
+    return {"max": numpy.maximum, "min": numpy.minimum}.get(op, numpy.add)
+
+
+def _add_up(function: Any, parts: "Sequence[NDArray[Any]]", out: "NDArray[Any]") -> None:
+    if len(parts) == 1:
+        out[:] = parts[0]
+        return
+    function(parts[0], parts[1], out)
+    for part in parts[2:]:
+        function(out, part, out)
 
 
 def finished(total: "NDArray[Any]", dtype: str, op: str, count: int) -> "NDArray[Any]":
