@@ -211,6 +211,11 @@ def test_one_node_alone_needs_nobody() -> None:
     with mesh_nodes("mini") as nodes:
         results = run_cell(nodes, lambda c, rank: (c.all_reduce(3), c.all_gather("a"), c.broadcast([1]), c.barrier()))
         assert results == [(3, ["a"], [1], None)]
+        for size in (0, 3, 5 << 20):
+            x = np.arange(size, dtype=np.float32)
+            whole, part = run_cell(nodes, lambda c, rank, x=x: (c.all_reduce(x), c.reduce_scatter(x)), next(_cells))[0]
+            assert np.array_equal(whole, x)
+            assert np.array_equal(part, x)
 
 
 def lose_one(nodes: list[MeshNode], lose: Any, operation: Any) -> list[Any]:

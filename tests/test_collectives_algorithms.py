@@ -24,6 +24,7 @@ SMALL = CollectiveSettings(
     shared_block=32 * 1024,
     shared_direct=4096,
     slice_block=6 * 1024,
+    ahead_bytes=6 * 1024,
     lent_bytes=64 * 1024,
     ring_block=16 * 1024,
     shared_patience=0.001,

@@ -66,7 +66,7 @@ def test_a_connection_that_starts_over_drops_what_is_on_its_way_and_works(pair: 
 
 def test_chunks_are_smaller_over_tcp() -> None:
     with mesh_nodes("mini", "desk", "book", peers=["one", "one", "two"]) as (mini, _, _):
-        wait_until(lambda: mini.mesh.chunk_bytes("desk") == 4 << 20)
+        wait_until(lambda: mini.mesh.chunk_bytes("desk") == 8 << 20)
         assert mini.mesh.chunk_bytes("book") == 256 * 1024
 
 

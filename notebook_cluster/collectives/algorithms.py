@@ -123,14 +123,16 @@ def ring(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
 def reduce_scatter_slices(steps: Steps, wire: Wire, op: str, result: "NDArray[Any]", gather: bool) -> None:
     """Slice k of the array goes to node k, which adds it up; with ``gather`` it sends everybody the result.
 
-    In blocks, so that one is added up while the next is on its way. ``result`` has the size of the whole array with
-    ``gather``, else of this node's slice. A large array is sent from where it is, a result too, and a block that comes
-    in one frame is added up where it came: each copy that is not made is a tenth of the time between nodes of one peer.
+    In blocks, so that one is added up while the next is on its way. A block is sent when one before it is added up, so
+    that few of them take memory at a time however large the array is: memory that is used again is faster by a third.
+    ``result`` has the size of the whole array with ``gather``, else of this node's slice. A large array is sent from
+    where it is, a result too, and a block that comes in one frame is added up where it came: each copy that is not made
+    is a tenth of the time between nodes of one peer.
     """
     nodes, own, dtype = steps.nodes, steps.index, wire.data.dtype
     pieces = slices_of(wire.data.size, len(nodes))
     longest = max(piece.stop - piece.start for piece in pieces)
-    size = max(1, steps.settings.slice_block // dtype.itemsize)
+    size = max(1, min(longest, steps.settings.slice_block // dtype.itemsize))
     count = max(1, -(-longest // size))
     blocks = [blocks_of(piece, size, count) for piece in pieces]
     mine, base = blocks[own], pieces[own].start
@@ -138,15 +140,15 @@ def reduce_scatter_slices(steps: Steps, wire: Wire, op: str, result: "NDArray[An
     lent = wire.data.nbytes >= steps.settings.lent_bytes
     if lent:
         keep_freed()
-    received = steps.scratch.take("received", (longest * len(steps.others)) * dtype.itemsize).view(dtype)
-    for place, node in enumerate(steps.others):
-        for number, block in enumerate(mine):
-            start = place * longest + block.start - base
-            steps.place(node, _in(number), received[start : start + block.stop - block.start], may_stay=True)
-            theirs = blocks[nodes.index(node)][number]
-            if gather:
-                steps.place(node, _out(number), result[theirs])
-    _send_slices(steps, wire, blocks, lent)
+    ahead = max(1, steps.settings.ahead_bytes // (size * dtype.itemsize * len(nodes)))
+    _place_blocks(steps, mine, size, ahead, dtype)
+    if gather:
+        for number in range(count):
+            for node in steps.others:
+                steps.place(node, _out(number), result[blocks[nodes.index(node)][number]])
+    source = wire.data if lent else steps.scratch.take("sent", wire.data.nbytes).view(dtype)
+    for number in range(min(ahead, count)):
+        _send_slices(steps, wire, blocks, number, source)
     reduced = None
     if gather and not lent:
         reduced = steps.scratch.take("reduced", (mine[-1].stop - base) * dtype.itemsize).view(dtype)
@@ -157,6 +159,9 @@ def reduce_scatter_slices(steps: Steps, wire: Wire, op: str, result: "NDArray[An
         if reduced is not None:
             outs.append(reduced[block.start - base : block.stop - base])
         reduction.reduce_into(outs, parts, wire.dtype, op)
+        del found, parts  # the memory of these frames is for the next ones
+        if number + ahead < count:
+            _send_slices(steps, wire, blocks, number + ahead, source)
         if gather:
             steps.send_array(steps.others, _out(number), wire, outs[-1])
             _take_over(steps, wire, blocks, number - 1, result)
@@ -179,18 +184,31 @@ def _out(number: int) -> int:
     return 2 * number + 2
 
 
-def _send_slices(steps: Steps, wire: Wire, blocks: "list[list[slice]]", lent: bool) -> None:
-    """Everybody gets its slice of this node's array; out of memory that the caller does not know, unless ``lent``."""
-    copy = wire.data if lent else steps.scratch.take("sent", wire.data.nbytes).view(wire.data.dtype)
-    for number in range(len(blocks[0])):
-        parts = {}
-        for index, node in enumerate(steps.nodes):
-            if node != steps.own:
-                block = blocks[index][number]
-                if not lent:
-                    copy[block] = wire.data[block]
-                parts[node] = Wire(wire.kind, wire.dtype, wire.shape, copy[block])
-        steps.send(parts, _in(number), lent)
+def _place_blocks(steps: Steps, mine: list[slice], size: int, ahead: int, dtype: Any) -> None:
+    """Memory for what the others send of this node's slice, where it does not stay in the frame in which it comes.
+
+    Block k takes the place of block k - 2 ``ahead``: a node sends its block k when it has our block k - ``ahead``,
+    which we send when block k - 2 ``ahead`` is added up.
+    """
+    slots = min(len(mine), 2 * ahead)
+    received = steps.scratch.take("received", slots * size * len(steps.others) * dtype.itemsize).view(dtype)
+    for place, node in enumerate(steps.others):
+        for number, block in enumerate(mine):
+            start = (place * slots + number % slots) * size
+            steps.place(node, _in(number), received[start : start + block.stop - block.start], may_stay=True)
+
+
+def _send_slices(steps: Steps, wire: Wire, blocks: "list[list[slice]]", number: int, source: "NDArray[Any]") -> None:
+    """Everybody gets block ``number`` of its slice of this node's array, out of ``source``: the array itself, or memory
+    that the caller does not know."""
+    parts = {}
+    for index, node in enumerate(steps.nodes):
+        if node != steps.own:
+            block = blocks[index][number]
+            if source is not wire.data:
+                source[block] = wire.data[block]
+            parts[node] = Wire(wire.kind, wire.dtype, wire.shape, source[block])
+    steps.send(parts, _in(number), lent=source is wire.data)
 
 
 def _take_over(steps: Steps, wire: Wire, blocks: "list[list[slice]]", number: int, result: "NDArray[Any]") -> None:

@@ -24,7 +24,7 @@ from notebook_cluster.collectives.parcels import (
     channel_of,
     is_usable,
     may_be_kept,
-    reserve,
+    place_for,
 )
 from notebook_cluster.collectives.waits import Wait
 from notebook_cluster.protocol.mesh import CellFrame
@@ -164,7 +164,7 @@ class Inbox:
                 return
             place = self.places.pop((sender, header.operation, header.phase), None) if channel == "collective" else None
             if place is None or len(place.data) != header.total:
-                place = Place(reserve(header.total))
+                place = place_for(header, payload)
             parcel = self._parcels[key] = Parcel(sender, header, place.data, place.may_stay)
             self._parcel_bytes += header.total
         if not parcel.add(header, payload):

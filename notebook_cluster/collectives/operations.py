@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from notebook_cluster.collectives import algorithms, hierarchical, reduction, shared_reduce
 from notebook_cluster.collectives.checks import any_value, same_array
 from notebook_cluster.collectives.choosing import choose
@@ -46,7 +48,8 @@ class Collectives:
         self.inbox = Inbox(transport, self._settings)
         self._world: CellWorld | None = None
         self._operation = 0
-        self._scratch = Scratch(self._settings.scratch_bytes)
+        share = int(psutil.virtual_memory().total * self._settings.scratch_share)
+        self._scratch = Scratch(min(self._settings.scratch_bytes, share))
         self._memory = SharedMemory(())
         self._sent: dict[str, int] = {}
         self._received: dict[str, int] = {}

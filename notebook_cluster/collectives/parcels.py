@@ -91,15 +91,21 @@ class CollectiveSettings:
     """With two nodes, arrays up to this size are added up in shared memory by everybody; with more, smaller ones."""
     shared_patience: float = 0.02
     """A node looks so long for the others in shared memory before it asks them and sleeps."""
-    slice_block: int = 4 << 20
+    slice_block: int = 8 << 20
     """Over sockets, large arrays are reduced in blocks of so much of each slice: over ipc one frame."""
+    ahead_bytes: int = 32 << 20
+    """So much of the next blocks, of all nodes together, may be on its way to a node that adds up one; at least one of
+    each."""
     lent_bytes: int = 8 << 20
     """Arrays of this size are sent from where they are, and nobody goes on before everybody has what it needs of them.
     Of smaller ones a copy is sent."""
     ring_block: int = 1 << 20
     """Bytes that go round a ring in one piece."""
-    scratch_bytes: int = 256 << 20
-    """Memory of this size is used again by the next operation, a larger one is given back."""
+    scratch_bytes: int = 2 << 30
+    """Memory of this size is used again by the cell's next operation, a larger one is given back; also above
+    ``scratch_share``."""
+    scratch_share: float = 1 / 16
+    """Of the machine's memory."""
     give_up_after: float = 1.0
     """Wait this long without a byte from a node that has finished the cell."""
 
@@ -123,6 +129,14 @@ class Place:
 
     data: memoryview
     may_stay: bool = False
+
+
+def place_for(header: CellFrame, payload: memoryview) -> Place:
+    """Where a parcel goes of which this is the first frame, and nobody said where: a long one that is whole stays where
+    it came, others get memory of their own."""
+    if len(payload) == header.total >= _LONG and not payload.readonly:
+        return Place(payload, may_stay=True)
+    return Place(reserve(header.total))
 
 
 @dataclass

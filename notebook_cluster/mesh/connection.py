@@ -30,10 +30,10 @@ class MeshSettings:
     """Sizes in bytes, times in seconds."""
 
     tcp_chunk: int = 256 * 1024
-    ipc_chunk: int = 4 * 1024 * 1024
+    ipc_chunk: int = 8 * 1024 * 1024
     tcp_high_water_mark: int = 64
     """Frames that libzmq holds for one connection; more wait here, where they cost a reference each."""
-    ipc_high_water_mark: int = 16
+    ipc_high_water_mark: int = 8
     waiting_bytes: int = 16 << 30
     """Payload that may wait for one node; what comes on top is dropped and counted."""
     header_bytes: int = 64 * 1024

@@ -145,7 +145,7 @@ class Mesh:
         self._loop.call_soon(callback, wake=wake)
 
     def chunk_bytes(self, node: str) -> int:
-        """Largest payload of one frame to ``node``: 256 KiB over TCP with CURVE, 4 MiB over ipc."""
+        """Largest payload of one frame to ``node``: 256 KiB over TCP with CURVE, 8 MiB over ipc."""
         own, other = self._nodes.get(self.name), self._nodes.get(node)
         same_peer = own is not None and other is not None and own.peer == other.peer and bool(other.mesh_ipc)
         return self._settings.ipc_chunk if same_peer or node == self.name else self._settings.tcp_chunk
