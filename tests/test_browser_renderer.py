@@ -1,6 +1,7 @@
 """Output of several nodes as tabs: a real JupyterLab with the extension, a real cluster, the system's Chromium."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,7 +74,9 @@ def page(lab: Lab) -> Iterator["Page"]:
             end.touch()
             wait_for_kernel(opened)
             run_cell(opened, 4)
-            wait_for_kernel(opened)
+            # The kernel is idle before the cell reaches it, too: its number says that it ran.
+            prompt = opened.locator(".jp-CodeCell").nth(4).locator(".jp-InputArea-prompt")
+            prompt.filter(has_text=re.compile(r"\[\d+\]")).wait_for(timeout=PATIENCE)
             shut_down_kernels(opened)
 
 
