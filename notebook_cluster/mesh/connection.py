@@ -22,6 +22,8 @@ ZERO_COPY_BYTES = 64 * 1024
 """Payloads above this size are handed to libzmq without a copy; below it the copy is cheaper than the bookkeeping."""
 
 _MAX_HOSTS = 8
+# Numbers: what combines enum members makes a new one each time.
+_NOBLOCK, _MORE_TO_COME = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
 _WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.DISCONNECTED
 
 
@@ -113,8 +115,8 @@ class Connection:
         if self._socket.closed:  # it was refused, and is dialled again in a moment
             return False
         try:
-            self._socket.send(header, zmq.SNDMORE | zmq.NOBLOCK)
-            self._socket.send(payload, zmq.NOBLOCK, copy=len(payload) <= ZERO_COPY_BYTES)
+            self._socket.send(header, _MORE_TO_COME)
+            self._socket.send(payload, _NOBLOCK, copy=len(payload) <= ZERO_COPY_BYTES)
         except zmq.Again:
             return False
         return True

@@ -19,6 +19,7 @@ _MAX_IPC_PATH = 100
 _FRAMES_PER_TURN = 64
 _ENVELOPE = 1024
 """Bytes; CURVE adds some to each frame."""
+_NOBLOCK, _POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)  # numbers: what combines enum members makes a new one each time
 
 OnFrames = Callable[[str, memoryview, memoryview, bool], None]
 """(``name/incarnation`` of the sender, header, payload, whether it came over ipc); the views keep the frames."""
@@ -104,13 +105,13 @@ class Listening:
                 continue
             sender = frames[0].bytes.decode("utf-8", "replace") if from_ipc else user_id(frames[2])
             self._on_frames(sender, frames[1].buffer, frames[2].buffer, from_ipc)
-            if not int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not int(router.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return
 
 
 def _next_message(router: zmq.Socket[bytes]) -> list[zmq.Frame]:
     """As ``recv_multipart``, which asks the socket after each frame whether it was the last."""
-    frames = [router.recv(zmq.NOBLOCK, copy=False)]
+    frames = [router.recv(_NOBLOCK, copy=False)]
     while frames[-1].more:
-        frames.append(router.recv(zmq.NOBLOCK, copy=False))
+        frames.append(router.recv(_NOBLOCK, copy=False))
     return frames
