@@ -9,6 +9,7 @@
 - :mod:`.steps`: send a phase, wait for a phase; on the main thread, as all below
 - :mod:`.algorithms`, :mod:`.hierarchical`: ways to add up an array in such steps; :mod:`.choosing`: which one
 - :mod:`.shared_group`, :mod:`.shared_reduce`: the same through memory that nodes of one peer share
+- :mod:`.outputs`: ``out=``, memory of the caller for a result
 - :mod:`.operations`: the collectives as people call them
 
 May import: ``mesh``, ``security``, ``protocol``, ``memory``. Called by: ``node``. Importing this room imports neither

@@ -127,7 +127,8 @@ def reduce_scatter_slices(steps: Steps, wire: Wire, op: str, result: "NDArray[An
     that few of them take memory at a time however large the array is: memory that is used again is faster by a third.
     ``result`` has the size of the whole array with ``gather``, else of this node's slice. A large array is sent from
     where it is, a result too, and a block that comes in one frame is added up where it came: each copy that is not made
-    is a tenth of the time between nodes of one peer.
+    is a tenth of the time between nodes of one peer. ``result`` may be the array itself: a node's result of a block
+    comes when it has our part of that block.
     """
     nodes, own, dtype = steps.nodes, steps.index, wire.data.dtype
     pieces = slices_of(wire.data.size, len(nodes))
@@ -163,7 +164,7 @@ def reduce_scatter_slices(steps: Steps, wire: Wire, op: str, result: "NDArray[An
         if number + ahead < count:
             _send_slices(steps, wire, blocks, number + ahead, source)
         if gather:
-            steps.send_array(steps.others, _out(number), wire, outs[-1])
+            steps.send_array(steps.others, _out(number), wire, outs[-1], lent=lent and steps.out is not None)
             _take_over(steps, wire, blocks, number - 1, result)
     if gather:
         _take_over(steps, wire, blocks, count - 1, result)
@@ -226,6 +227,6 @@ def _take_over(steps: Steps, wire: Wire, blocks: "list[list[slice]]", number: in
 
 def slices(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
     """Slice k of the array goes to node k, which adds it up and sends everybody the result."""
-    result = steps.scratch.result(wire.data.size, wire.data.dtype)
+    result = steps.result(wire.data.size, wire.data.dtype)
     reduce_scatter_slices(steps, wire, op, result, gather=True)
     return result

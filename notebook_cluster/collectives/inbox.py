@@ -235,6 +235,12 @@ class Inbox:
             for node in self._missing(wait):
                 self._ask(wait, node, time.monotonic())
 
+    def drop_operation(self, operation: int) -> None:
+        """The main thread has left the collective ``operation``: what has come or still comes for it goes nowhere."""
+        self.places.clear()
+        self._floor = max(self._floor, operation + 1)
+        self._drop_parcels(key for key in self._parcels if key[1] == "collective" and key[2] <= operation)
+
     def _judge(self) -> None:
         """Settle the wait when everything is here, or when it can never be."""
         wait = self._wait

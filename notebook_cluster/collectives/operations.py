@@ -15,6 +15,7 @@ from notebook_cluster.collectives import algorithms, hierarchical, reduction, sh
 from notebook_cluster.collectives.checks import any_value, same_array
 from notebook_cluster.collectives.choosing import choose
 from notebook_cluster.collectives.inbox import Inbox
+from notebook_cluster.collectives.outputs import Output
 from notebook_cluster.collectives.parcels import MESSAGE, CellWorld, CollectiveSettings, Parcel, Transport
 from notebook_cluster.collectives.shared_reduce import FIRST_PHASE, SMALL_CAPACITY, SharedMemory, SharedSteps
 from notebook_cluster.collectives.steps import Steps, payload_of, wait_for
@@ -86,33 +87,40 @@ class Collectives:
                     return
             steps.exchange(dict.fromkeys(steps.others, wire), any_value)
 
-    def all_reduce(self, value: Any, op: str = "sum", algorithm: str = "auto") -> Any:
+    def all_reduce(self, value: Any, op: str = "sum", algorithm: str = "auto", out: Any = None) -> Any:
         """The ``op`` of ``value`` over all nodes, the same bits on every node.
 
         Args:
             value: array or tensor of equal shape and dtype on every node, or a number.
             op: ``sum``, ``mean``, ``max`` or ``min``.
             algorithm: how, equal on every node (:mod:`.algorithms`); ``auto`` chooses by size, nodes and peers.
+            out: where the result goes, an array or tensor of the library, dtype and shape of ``value``; may be
+                ``value`` itself. Left in the middle (Stop, PeerLost), it has parts of both. Not every node needs one.
 
         Returns:
-            A new array of the same library, dtype and device; a number for numbers. Half precision is summed in
-            float32. The result has no gradient.
+            A new array of the same library, dtype and device, or ``out``; a number for numbers. Half precision is
+            summed in float32. The result has no gradient.
 
         Raises:
-            ValueError: shapes, dtypes, operations or algorithms differ between nodes, or ``op`` is not defined for the
-                dtype.
+            ValueError: shapes, dtypes, operations or algorithms differ between nodes, ``op`` is not defined for the
+                dtype, or ``out`` is another kind of array or read-only.
+            TypeError: ``out`` is no array that can be written to.
             PeerLost: a node of the cell raised, ended or was lost.
         """
         settings = self._settings
         with self._operate(f"all_reduce({op})" if algorithm == "auto" else f"all_reduce({op}, {algorithm})") as steps:
             wire = self._to_wire(value, "all_reduce", copy=False)
+            output = Output(out, wire, "all_reduce") if out is not None else None
             size, shared = wire.data.nbytes if wire.is_array else 0, settings.shared_memory
             chosen = choose(algorithm, size, steps.nodes, steps.world.peers, settings.small_bytes, shared)
             if not wire.is_array:
                 return self._all_reduce_number(steps, wire, op)
             reduction.check_reduction(op, wire.dtype, "all_reduce")
+            steps.out = output.memory if output is not None else None
             flat = self._reduce(steps, wire, op, chosen)
-        return from_wire(wire.kind, wire.dtype, wire.shape, flat, wire.like)
+        return (
+            output.take(flat) if output is not None else from_wire(wire.kind, wire.dtype, wire.shape, flat, wire.like)
+        )
 
     def reduce_scatter(self, value: Any, op: str = "sum") -> Any:
         """This node's part, along the first dimension, of the ``op`` of ``value`` over all nodes.
@@ -244,6 +252,7 @@ class Collectives:
         except BaseException as error:
             self._scratch.forget()
             refused = isinstance(error, (ValueError, TypeError))
+            steps.close_out()
             if not refused:
                 self._memory.break_off()
             # A traceback is kept until the next one, and an error that a step was handed is in a cycle with that step's

@@ -57,11 +57,13 @@ def reduce_arrays(parts: "Sequence[NDArray[Any]]", dtype: str, op: str) -> "NDAr
 
 
 def reduce_into(outs: "Sequence[NDArray[Any]]", parts: "Sequence[NDArray[Any]]", dtype: str, op: str) -> None:
-    """As :func:`reduce_arrays`, into each of ``outs`` (flat, of the same size, not one of ``parts``)."""
+    """As :func:`reduce_arrays`, into each of ``outs`` (flat, of the same size); the first may be one of ``parts``."""
     import numpy
 
     first, count = outs[0], len(parts)
     function = _function(op)
+    # What is added to a sum of others must still be there when it is its turn.
+    late = next((index for index, part in enumerate(parts) if index > 1 and _is_same(part, first)), None)
     with numpy.errstate(all="ignore"):  # a diverged loss is the user's business, not a warning out of a collective
         for start in range(0, first.size, _CHUNK):
             chunk = slice(start, start + _CHUNK)
@@ -69,7 +71,10 @@ def reduce_into(outs: "Sequence[NDArray[Any]]", parts: "Sequence[NDArray[Any]]",
             if dtype in _HALVES:
                 out[:] = finished(combine([widened(part[chunk], dtype) for part in parts], op), dtype, op, count)
             else:
-                _add_up(function, [part[chunk] for part in parts], out)
+                pieces = [part[chunk] for part in parts]
+                if late is not None:
+                    pieces[late] = pieces[late].copy()
+                _add_up(function, pieces, out)
                 if op == "mean":
                     _divide(out, count)
             for other in outs[1:]:
@@ -100,6 +105,10 @@ def _add_up(function: Any, parts: "Sequence[NDArray[Any]]", out: "NDArray[Any]")
     function(parts[0], parts[1], out)
     for part in parts[2:]:
         function(out, part, out)
+
+
+def _is_same(part: "NDArray[Any]", out: "NDArray[Any]") -> bool:
+    return bool(part.ctypes.data == out.ctypes.data)
 
 
 def finished(total: "NDArray[Any]", dtype: str, op: str, count: int) -> "NDArray[Any]":

@@ -170,7 +170,7 @@ def direct(steps: SharedSteps, wire: Wire, op: str) -> "NDArray[Any]":
     parts = [
         wire.data if node == steps.own else group.put_in(node, turn, dtype)[:size] for node in range(len(steps.nodes))
     ]
-    result = steps.steps.scratch.result(size, dtype)
+    result = steps.steps.result(size, dtype)
     reduction.reduce_into([result], parts, wire.dtype, op)
     return result
 
@@ -194,7 +194,7 @@ def slices(steps: SharedSteps, wire: Wire, op: str, *, gather: bool = True) -> "
     number = max(1, -(-max(piece.stop - piece.start for piece in pieces) // size))
     blocks = [blocks_of(piece, size, number) for piece in pieces]
     mine = pieces[own]
-    result = steps.steps.scratch.result(data.size if gather else mine.stop - mine.start, dtype)
+    result = steps.steps.result(data.size if gather else mine.stop - mine.start, dtype)
     base = 0 if gather else mine.start
 
     def take_over(block: int) -> None:

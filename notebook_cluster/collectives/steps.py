@@ -1,5 +1,6 @@
 """The steps that collectives are made of: send a phase, wait for a phase. On the main thread."""
 
+import contextlib
 import time
 import weakref
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,7 @@ class Steps:
         name: as in its frames.
         nodes: who takes part, in rank order; ``own`` is this node, ``others`` the rest.
         base: added to every phase: what was tried first may have had some.
+        out: the caller's memory for the result, flat; may be the memory of its array.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Steps:
         self.number = number
         self.name = name
         self.base = 0
+        self.out: NDArray[Any] | None = None
         self.own = transport.name
         self.nodes = list(world.nodes)
         self.others = [node for node in self.nodes if node != self.own]
@@ -138,6 +141,20 @@ class Steps:
         self._lent.clear()
         self.transport.call_soon(lambda: self.inbox.outbox.forget_parts(self.number, self.base + phase))
 
+    def close_out(self) -> None:
+        """The operation was left in the middle. When this returns, nothing that still comes is written to ``out``."""
+        if self.out is None:
+            return
+        closed: SimpleQueue[None] = SimpleQueue()
+
+        def close() -> None:
+            self.inbox.drop_operation(self.number)
+            closed.put(None)
+
+        self.transport.call_soon(close)
+        with contextlib.suppress(Empty):  # an I/O thread that has ended writes nothing
+            closed.get(timeout=_LET_GO)
+
     def withdraw(self) -> None:
         """The operation was left in the middle. What was lent and is still on its way does not arrive any more; when
         this returns, nobody reads it."""
@@ -162,10 +179,16 @@ class Steps:
         before anything of the operation is sent."""
         self.inbox.places[sender, self.number, self.base + phase] = Place(as_bytes(flat), may_stay)
 
-    def send_array(self, nodes: Iterable[str], phase: int, wire: Wire, flat: "NDArray[Any]") -> None:
-        """Send ``flat``, a part of the array that ``wire`` describes."""
+    def result(self, count: int, dtype: Any) -> "NDArray[Any]":
+        """Memory for the result, flat: ``out``, or some that nothing else refers to."""
+        return self.out if self.out is not None else self.scratch.result(count, dtype)
+
+    def send_array(
+        self, nodes: Iterable[str], phase: int, wire: Wire, flat: "NDArray[Any]", lent: bool = False
+    ) -> None:
+        """Send ``flat``, a part of the array that ``wire`` describes; ``lent`` as of :meth:`send`."""
         part = Wire(wire.kind, wire.dtype, wire.shape, flat)
-        self.send(dict.fromkeys(nodes, part), phase)
+        self.send(dict.fromkeys(nodes, part), phase, lent)
 
     def receive_arrays(self, senders: Iterable[str], phase: int, wire: Wire, size: int) -> "dict[str, NDArray[Any]]":
         """A part of ``size`` elements from each of ``senders``, who must have the array that ``wire`` describes."""

@@ -90,7 +90,7 @@ def to_wire(value: Any, operation: str, *, copy: bool = True) -> Wire:
     Raises:
         TypeError: a value of this type cannot travel; the message names ``operation`` and the way out.
     """
-    if (module := _library_of(value)) == "torch":
+    if (module := library_of(value)) == "torch":
         return _torch_to_wire(value, operation, copy)
     if module == "mlx":
         return _mlx_to_wire(value, operation, copy)
@@ -128,7 +128,7 @@ def from_wire(kind: str, dtype: str, shape: "tuple[int, ...] | list[int]", data:
     return array[()] if kind == "scalar" else array
 
 
-def _library_of(value: Any) -> str:
+def library_of(value: Any) -> str:
     """``numpy``, ``torch``, ``mlx`` or empty, without importing any of them."""
     for kind in type(value).__mro__:
         name = kind.__module__.partition(".")[0]

@@ -39,18 +39,24 @@ def barrier() -> None:
     node_runtime("barrier").collectives.barrier()
 
 
-def all_reduce(x: Any, op: Reduction = "sum", algorithm: "AlgorithmName" = "auto") -> Any:
+def all_reduce(x: Any, op: Reduction = "sum", algorithm: "AlgorithmName" = "auto", out: Any = None) -> Any:
     """The ``op`` of ``x`` over all nodes of the cell: a new array, tensor or number, the same bits on every node.
 
     Summed in rank order (nodes of one peer first where several share one); half precision in float32; integers exactly.
     The result has no gradient. ``algorithm`` may say how: ``direct``, ``star``, ``tree``, ``slices``, ``ring``,
     ``shared`` or ``hierarchical``; ``auto`` chooses by size, number of nodes and who shares a peer.
 
+    With ``out``, an array or tensor of the library, dtype and shape of ``x``, the result is written there and ``out``
+    is returned; with ``out=x`` it takes no memory of its own. A node that is stopped or loses another one meanwhile
+    finds parts of the old and of the new values in it.
+
     Raises:
-        ValueError: shapes, dtypes, operations or algorithms differ between nodes; the message names both.
+        ValueError: shapes, dtypes, operations or algorithms differ between nodes, or ``out`` is unlike ``x``; the
+            message names both.
+        TypeError: ``out`` is nothing that can be written to, such as an MLX array.
         PeerLost: a node of the cell raised, ended or was lost.
     """
-    return node_runtime("all_reduce").collectives.all_reduce(x, op, algorithm)
+    return node_runtime("all_reduce").collectives.all_reduce(x, op, algorithm, out)
 
 
 def all_gather(x: Any) -> list[Any]:
