@@ -18,7 +18,7 @@ REDUCTIONS: tuple[Reduction, ...] = ("sum", "mean", "max", "min")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _COMPLEX = ("complex64", "complex128")
 _HALVES = ("float16", "bfloat16")
-_CHUNK = 128 * 1024
+_CHUNK = 48 * 1024
 """Elements reduced at a time, so that what is summed stays in the processor's cache."""
 
 
