@@ -2,6 +2,7 @@
 
 Each node is a process of its own with the sockets and the collectives of a node's kernel, and with a gloo group beside
 them. Ours and gloo take turns in random blocks, so that a busy moment of the machine does not hit one of them alone.
+Both write the result over the array (``in_place``); with ``--new`` ours makes a new one, as ``nc.all_reduce(x)`` does.
 ``shm`` is what nodes of one peer use, ``ipc`` what they use where memory cannot be shared, ``tcp+curve`` what is used
 between peers (here over loopback), ``tcp`` the same without encryption, which no cluster uses.
 
@@ -68,11 +69,11 @@ def places(nodes: int, rate: str) -> Iterator[list[Place]]:
 
 
 def measure(
-    nodes: int, sizes: list[float], transports: list[str], blocks: int, seed: int, rate: str = ""
+    nodes: int, sizes: list[float], transports: list[str], blocks: int, seed: int, in_place: bool, rate: str = ""
 ) -> dict[Block, Timing]:
     """Every block ``blocks`` times in random order, on ``nodes`` processes."""
     ways = ["gloo", *transports]
-    cases = [Block(way, mb, repetitions(mb)) for mb in [BARRIER, *sizes] for way in ways]
+    cases = [Block(way, mb, repetitions(mb), in_place) for mb in [BARRIER, *sizes] for way in ways]
     order: list[Block] = []
     for _ in range(blocks):
         # Sizes apart, ways mixed: what is compared with each other lies close together in time.
@@ -88,11 +89,13 @@ def measure(
     return times
 
 
-def lines(nodes: int, sizes: list[float], transports: list[str], found: dict[Block, Timing]) -> list[dict[str, object]]:
+def lines(
+    nodes: int, sizes: list[float], transports: list[str], in_place: bool, found: dict[Block, Timing]
+) -> list[dict[str, object]]:
     """What is printed for one number of nodes."""
 
     def timing(way: str, mb: float) -> Timing:
-        return found[Block(way, mb, repetitions(mb))]
+        return found[Block(way, mb, repetitions(mb), in_place)]
 
     printed = []
     for transport in transports:
@@ -106,6 +109,7 @@ def lines(nodes: int, sizes: list[float], transports: list[str], found: dict[Blo
                     "transport": transport,
                     "nodes": nodes,
                     "mb": mb,
+                    "in_place": in_place,
                     "runs": len(ours.samples),
                     "ratio_to_gloo": round(gloo.median / ours.median, 3),
                     "ms": round(ours.median * 1e3, 3),
@@ -129,7 +133,8 @@ def main() -> None:
     parser.add_argument("--mb", type=float, nargs="+", default=[1, 64], help="sizes of float32 arrays in MiB")
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, help="all, with --rate tcp and tcp+curve")
     parser.add_argument("--rate", default="", help="of each host's cable, as tc takes it: 1gbit")
-    parser.add_argument("--blocks", type=int, default=6, help="random blocks of each case")
+    parser.add_argument("--new", action="store_true", help="ours makes a new array for each result")
+    parser.add_argument("--blocks", type=int, default=10, help="random blocks of each case")
     parser.add_argument("--seed", type=int, default=0, help="of the order of blocks")
     arguments = parser.parse_args()
     if min(arguments.nodes) < 2 or min(arguments.mb) <= 0 or arguments.blocks < 1:
@@ -145,8 +150,9 @@ def main() -> None:
         if reason := missing():
             sys.exit(f"benchmarks.all_reduce: {reason}")
     for nodes in arguments.nodes:
-        found = measure(nodes, arguments.mb, transports, arguments.blocks, arguments.seed, arguments.rate)
-        for line in lines(nodes, arguments.mb, transports, found):
+        in_place = not arguments.new
+        found = measure(nodes, arguments.mb, transports, arguments.blocks, arguments.seed, in_place, arguments.rate)
+        for line in lines(nodes, arguments.mb, transports, in_place, found):
             print(json.dumps(line | ({"rate": arguments.rate} if arguments.rate else {})), flush=True)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import shutil
@@ -57,11 +58,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Block:
-    """``times`` repetitions of one operation: ``way`` is ``gloo`` or a transport, ``mb`` 0 a barrier."""
+    """``times`` repetitions of one operation: ``way`` is ``gloo`` or a transport, ``mb`` 0 a barrier. Ours makes a new
+    array, or writes over the given one as gloo does."""
 
     way: str
     mb: float
     times: int
+    in_place: bool = True
 
 
 class Node:
@@ -201,7 +204,8 @@ def _serve(rank: int, places: list[Place], transports: list[str], directory: Pat
             pipe.send(_repeat(block, tensor, distributed.barrier, distributed.all_reduce))
         else:
             ours = nodes[block.way].collectives
-            pipe.send(_repeat(block, tensor, ours.barrier, ours.all_reduce))
+            all_reduce = functools.partial(ours.all_reduce, out=tensor if block.in_place else None)
+            pipe.send(_repeat(block, tensor, ours.barrier, all_reduce))
     for node in nodes.values():
         node.close()
     distributed.destroy_process_group()
@@ -214,7 +218,7 @@ def _repeat(
     seconds, busy = [], 0.0
     for turn in range(_WARM + block.times):
         if block.mb:
-            tensor.fill_(1.0)  # gloo sums in place
+            tensor.fill_(1.0)
         barrier()
         if turn == _WARM:
             busy = 0.0
@@ -225,4 +229,6 @@ def _repeat(
             barrier()
         seconds.append(time.perf_counter() - started)
         busy += time.process_time() - busy_before
+        if block.mb:
+            barrier()  # nobody fills its array again while another one is still timed
     return seconds[_WARM:], busy

@@ -142,6 +142,7 @@ def test_fidelity_prints_a_line_for_each_setting_of_a_sweep() -> None:
 def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
     found = figures("all_reduce", "--mb", "0.5", "--transports", "shm", "--blocks", "2")
     assert (found["transport"], found["nodes"], found["mb"], found["runs"]) == ("shm", 2, 0.5, 40)
+    assert found["in_place"] is True
     assert found["ratio_to_gloo"] == pytest.approx(found["gloo_ms"] / found["ms"], rel=0.02)
     assert found["barrier_ratio"] == pytest.approx(found["barrier_ms"] / found["gloo_barrier_ms"], rel=0.02)
     assert min(found["cpu_ms"], found["gloo_cpu_ms"]) > 0
@@ -150,7 +151,7 @@ def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
 def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str) -> None:
-    slow = ["--mb", "1", "--rate", "100mbit", "--blocks", "1", "--transports", "tcp+curve", "tcp"]
+    slow = ["--mb", "1", "--rate", "100mbit", "--blocks", "1", "--transports", "tcp+curve", "tcp", "--new"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.all_reduce", "--nodes", "2", *slow],
         capture_output=True, text=True, timeout=150, cwd=ROOT, check=False,
@@ -158,6 +159,7 @@ def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str)
     assert done.returncode == 0, done.stderr
     curve, plain = (json.loads(line) for line in done.stdout.splitlines())
     assert (curve["transport"], plain["transport"], curve["rate"]) == ("tcp+curve", "tcp", "100mbit")
+    assert curve["in_place"] is plain["in_place"] is False
     assert curve["ratio_to_plain"] == pytest.approx(plain["ms"] / curve["ms"], rel=0.02)
     # 1 MiB each way over 100 Mbit/s takes 84 ms: the cable is really as slow as that.
     assert min(curve["ms"], plain["ms"]) > 70
