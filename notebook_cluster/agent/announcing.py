@@ -63,7 +63,10 @@ class Announcer:
         def start() -> "Advertiser":
             from notebook_cluster.discovery import Advertiser
 
-            advertiser = Advertiser(self._name, self._public_key, self._port, self._device())
+            # With the code that is open already: a second record is heard up to a second after the first.
+            advertiser = Advertiser(
+                self._name, self._public_key, self._port, self._device(), pairing_port=self._pairing_port
+            )
             advertiser.start()
             return advertiser
 
