@@ -9,9 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.collectives import CellWorld, Collectives, CollectiveSettings
+from notebook_cluster.collectives.choosing import ALGORITHMS
 from notebook_cluster.mesh import IOThread, Mesh, MeshSettings
 from notebook_cluster.protocol.mesh import CellFrame, MeshHeader
 from notebook_cluster.protocol.node import NodeAddress, Roster
+
+SMALL = CollectiveSettings(
+    shared_block=32 * 1024,
+    shared_direct=4096,
+    slice_block=6 * 1024,
+    ahead_bytes=6 * 1024,
+    lent_bytes=64 * 1024,
+    ring_block=16 * 1024,
+    shared_patience=0.001,
+)
+"""An array of a few thousand elements has several blocks, and larger ones are lent."""
+
+FIVE = {"one peer": list("aaaaa"), "peers": list("abcde"), "mixed": list("ababa")}
+"""Where five nodes are -> the peer of each."""
 
 
 class MeshNode:
@@ -84,6 +99,18 @@ def mesh_nodes(
         for node in nodes:
             node.close()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def five_nodes(where: str) -> Iterator[list[MeshNode]]:
+    """Five nodes with blocks that are SMALL; ``where``: one of FIVE."""
+    with mesh_nodes("mini", "desk", "book", "tall", "grey", peers=FIVE[where], settings=SMALL) as nodes:
+        yield nodes
+
+
+def possible(where: str) -> list[str]:
+    """The algorithms that work there."""
+    return [name for name in ALGORITHMS if name != "shared" or where == "one peer"]
 
 
 def run_cell(

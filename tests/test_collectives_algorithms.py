@@ -7,47 +7,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notebook_cluster.collectives import CollectiveSettings
 from notebook_cluster.collectives.algorithms import blocks_of, slices_of
-from notebook_cluster.collectives.choosing import ALGORITHMS, by_peer, choose
+from notebook_cluster.collectives.choosing import by_peer, choose
 from notebook_cluster.collectives.parcels import Parcel, may_be_kept
 from notebook_cluster.collectives.shared_reduce import block_elements
 from notebook_cluster.protocol.mesh import CellFrame
-from tests.mesh_nodes import MeshNode, mesh_nodes, run_cell
+from tests.mesh_nodes import FIVE, MeshNode, five_nodes, possible, run_cell
 
 torch = pytest.importorskip("torch")
 
 SIZES = (0, 1, 2, 7, 4099, 70_001)
-"""0, fewer elements than nodes, primes, and more than a block of the small settings below."""
+"""0, fewer elements than nodes, primes, and more than a block of the nodes' small settings."""
 
-SMALL = CollectiveSettings(
-    shared_block=32 * 1024,
-    shared_direct=4096,
-    slice_block=6 * 1024,
-    ahead_bytes=6 * 1024,
-    lent_bytes=64 * 1024,
-    ring_block=16 * 1024,
-    shared_patience=0.001,
-)
 FLAT = ("auto", "direct", "star", "slices", "ring", "hierarchical")
 """Between nodes that are each alone on their peer these add rank by rank."""
 
 _cells = iter(range(1, 10_000))
 
 
-@pytest.fixture(scope="module", params=["one peer", "peers", "mixed"])
+@pytest.fixture(scope="module", params=FIVE)
 def five(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[MeshNode]]]:
-    peers = {"one peer": list("aaaaa"), "peers": list("abcde"), "mixed": list("ababa")}[request.param]
-    with mesh_nodes("mini", "desk", "book", "tall", "grey", peers=peers, settings=SMALL) as nodes:
+    with five_nodes(request.param) as nodes:
         yield request.param, nodes
 
 
 def play(nodes: list[MeshNode], body: Any) -> list[Any]:
     return run_cell(nodes, body, next(_cells), timeout=60)
-
-
-def possible(where: str) -> list[str]:
-    return [name for name in ALGORITHMS if name != "shared" or where == "one peer"]
 
 
 def test_every_algorithm_gives_every_node_the_same_bits(five: tuple[str, list[MeshNode]]) -> None:

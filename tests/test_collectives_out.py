@@ -9,33 +9,22 @@ import numpy as np
 import pytest
 
 from notebook_cluster.collectives import CollectiveSettings, PeerLost
-from notebook_cluster.collectives.choosing import ALGORITHMS
 from notebook_cluster.mesh import MeshSettings
 from notebook_cluster.protocol.mesh import CellFrame
 from tests.conftest import wait_until
-from tests.mesh_nodes import MeshNode, mesh_nodes, run_cell
+from tests.mesh_nodes import FIVE, MeshNode, five_nodes, mesh_nodes, possible, run_cell
 
 torch = pytest.importorskip("torch")
 
 SIZES = (0, 1, 7, 4099, 70_001)
 """0, fewer elements than nodes, one step, several blocks that are copied and that are lent."""
 
-SMALL = CollectiveSettings(
-    shared_block=32 * 1024,
-    shared_direct=4096,
-    slice_block=6 * 1024,
-    ahead_bytes=6 * 1024,
-    lent_bytes=64 * 1024,
-    ring_block=16 * 1024,
-)
-
 _cells = iter(range(1, 10_000))
 
 
-@pytest.fixture(scope="module", params=["one peer", "peers", "mixed"])
+@pytest.fixture(scope="module", params=FIVE)
 def five(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[MeshNode]]]:
-    peers = {"one peer": list("aaaaa"), "peers": list("abcde"), "mixed": list("ababa")}[request.param]
-    with mesh_nodes("mini", "desk", "book", "tall", "grey", peers=peers, settings=SMALL) as nodes:
+    with five_nodes(request.param) as nodes:
         yield request.param, nodes
 
 
@@ -57,7 +46,7 @@ def test_every_algorithm_writes_the_same_bits_where_it_is_told(
     five: tuple[str, list[MeshNode]], dtype: Any, op: str
 ) -> None:
     where, nodes = five
-    names = [name for name in ALGORITHMS if name != "shared" or where == "one peer"]
+    names = possible(where)
     bits = torch.int32 if dtype is torch.float32 else torch.int16
 
     def body(collectives: Any, rank: int) -> None:
