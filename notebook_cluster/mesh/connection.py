@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from notebook_cluster.mesh.buffers import SendBuffer
 from notebook_cluster.mesh.io_thread import SENDING, IOThread
 from notebook_cluster.protocol.node import NodeAddress
 from notebook_cluster.security import Identity, dial
@@ -36,6 +37,7 @@ class MeshSettings:
     tcp_high_water_mark: int = 64
     """Frames that libzmq holds for one connection; more wait here, where they cost a reference each."""
     ipc_high_water_mark: int = 8
+    ipc_send_buffer: int = 320 * 1024
     waiting_bytes: int = 16 << 30
     """Payload that may wait for one node; what comes on top is dropped and counted."""
     header_bytes: int = 64 * 1024
@@ -98,6 +100,7 @@ class Connection:
         self._dialled_at = 0.0
         self._closed = False
         self._watching = False
+        self._send_buffer: SendBuffer | None = None
         self._socket, self._monitor = self._dial()
 
     @property
@@ -161,7 +164,10 @@ class Connection:
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         monitor: zmq.Socket[bytes] | None = None
-        if not self.ipc:
+        if self.ipc:
+            path = self._address.mesh_ipc.removeprefix("ipc://")
+            self._send_buffer = SendBuffer(self._loop, socket, path, settings.ipc_send_buffer)
+        else:
             if "[" in self.endpoint:
                 socket.setsockopt(zmq.IPV6, 1)
             dial(socket, self._identity, self._address.mesh_key)
@@ -176,6 +182,9 @@ class Connection:
     def _hang_up(self) -> None:
         self._loop.unregister(self._socket)
         self._watching = self.connected = False
+        if self._send_buffer is not None:
+            self._send_buffer.close()
+            self._send_buffer = None
         if self._monitor is not None:
             self._loop.unregister(self._monitor)
             self._socket.disable_monitor()
