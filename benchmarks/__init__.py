@@ -8,6 +8,8 @@
 ``python -m benchmarks.fuzz --frames 200000`` bad frames to every port of a peer
 ``python -m benchmarks.codecs``               size, error and speed of each codec on a real pseudo-gradient
 ``python -m benchmarks.links``                training over slow links, beside the formula; as root
+``python -m benchmarks.uneven``               training on machines of unlike speed, beside torch's gloo
+``python -m benchmarks.fidelity``             the loss of each strategy, beside data-parallel training
 
 They need the ``test`` extra (ipyparallel, hypothesis). They use Jupyter folders of their own and leave no process
 behind. May import what people import of ``notebook_cluster``; nothing imports them.

@@ -79,6 +79,23 @@ def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
     assert sparse["bits_per_parameter"] < 0.2
 
 
+def test_uneven_compares_ways_not_to_wait_for_the_slow_node(no_processes_left: str) -> None:
+    small = ["--slow", "3", "--step-seconds", "0.01", "--every", "10", "--rounds", "2", "--params", "1000"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.uneven", "--nodes", "2", *small],
+        capture_output=True, text=True, timeout=150, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {line["way"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert {way: line["formula"] for way, line in found.items()} == {"gloo": 0.5, "all": 0.5, "seconds": 1, "quorum": 1}
+    for line in found.values():
+        # Steps cannot be shorter than they sleep: 32 samples in 0.01 s, and in 0.03 s.
+        assert min(line["solo_samples_per_s"], line["samples_per_s"]) > 0
+        assert max(line["solo_samples_per_s"], line["samples_per_s"]) <= 3200 * (1 + 1 / 3)
+        assert line["share_of_solo"] == pytest.approx(line["samples_per_s"] / line["solo_samples_per_s"], abs=0.001)
+    assert found["seconds"]["late"] == found["all"]["late"] == 0
+
+
 def test_fidelity_compares_the_losses_of_all_arms_and_fails_when_one_is_above_its_bound() -> None:
     small = ["--rounds", "2", "--every", "4", "--batch", "8", "--width", "32", "--layers", "1", "--seeds", "2"]
     done = subprocess.run(
