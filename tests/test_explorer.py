@@ -7,10 +7,14 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import pytest
+
 from tests.explorer import Broken, World
 
 SCHEDULES = int(os.environ.get("EXPLORER_SCHEDULES", "4000"))
 PER_TASK = 500
+PATIENCE = max(300, SCHEDULES // 50)
+"""Seconds: a slow machine plays more than a hundred schedules in one."""
 
 
 def explore(first):
@@ -32,6 +36,7 @@ def explore(first):
     return failures, commits, retried, voided, released
 
 
+@pytest.mark.timeout(PATIENCE)
 def test_every_schedule_ends_with_one_state_per_round_and_nobody_stuck():
     with ProcessPoolExecutor(min(2, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         results = list(pool.map(explore, range(0, SCHEDULES, PER_TASK)))
