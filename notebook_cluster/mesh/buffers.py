@@ -5,41 +5,7 @@ wait for each other all the time. libzmq's own option (ZMQ_SNDBUF) is for TCP on
 (``net.core.wmem_max``).
 """
 
-import contextlib
 import socket as sockets
-
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
-from notebook_cluster.mesh.io_thread import IOThread
-
-
-class SendBuffer:
-    """Gives a DEALER's ipc connection a larger send buffer as soon as it is there. Used on the I/O thread only.
-
-    Only the first connection has it: a node that is started again has another socket.
-    """
-
-    def __init__(self, loop: IOThread, socket: "zmq.Socket[bytes]", path: str, size: int) -> None:
-        """``socket`` is going to dial ``path``; ``size`` in bytes."""
-        self._loop, self._socket = loop, socket
-        self._path, self._size = path, size
-        self._monitor: zmq.Socket[bytes] | None = socket.get_monitor_socket(zmq.Event.CONNECTED)
-        loop.register(self._monitor, zmq.POLLIN, lambda flags: self._on_connected())
-
-    def close(self) -> None:
-        """Wait no longer; before ``socket`` is closed."""
-        if self._monitor is not None:
-            self._loop.unregister(self._monitor)
-            self._monitor = None
-            self._socket.disable_monitor()
-
-    def _on_connected(self) -> None:
-        with contextlib.suppress(zmq.Again):
-            if self._monitor is not None:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-                self.close()
-                enlarge(int(event["value"]), self._path, self._size)
 
 
 def enlarge(descriptor: int, path: str, size: int) -> bool:

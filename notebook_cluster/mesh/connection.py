@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from notebook_cluster.mesh.buffers import SendBuffer
+from notebook_cluster.mesh.buffers import enlarge
 from notebook_cluster.mesh.io_thread import SENDING, IOThread
 from notebook_cluster.protocol.node import NodeAddress
 from notebook_cluster.security import Identity, dial
@@ -66,7 +66,7 @@ class Connection:
     roster is older than ours refuses our key, libzmq then gives the connection up for good, and we dial again.
 
     Args:
-        on_connected: called when a connection came about (not over ipc, which is not watched).
+        on_connected: called when a connection came about (not over ipc, where only the first is heard of).
         on_room: called while :meth:`watch_for_room` is on and a frame can be given.
 
     Attributes:
@@ -100,7 +100,6 @@ class Connection:
         self._dialled_at = 0.0
         self._closed = False
         self._watching = False
-        self._send_buffer: SendBuffer | None = None
         self._socket, self._monitor = self._dial()
 
     @property
@@ -163,10 +162,8 @@ class Connection:
         socket.setsockopt(zmq.ROUTING_ID, self._routing_id.encode())
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        monitor: zmq.Socket[bytes] | None = None
         if self.ipc:
-            path = self._address.mesh_ipc.removeprefix("ipc://")
-            self._send_buffer = SendBuffer(self._loop, socket, path, settings.ipc_send_buffer)
+            monitor = socket.get_monitor_socket(zmq.Event.CONNECTED)
         else:
             if "[" in self.endpoint:
                 socket.setsockopt(zmq.IPV6, 1)
@@ -174,7 +171,7 @@ class Connection:
             socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._settings.heartbeat * 1000))
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._settings.heartbeat_timeout * 1000))
             monitor = socket.get_monitor_socket(_WATCHED)
-            self._loop.register(monitor, zmq.POLLIN, self._on_monitor)
+        self._loop.register(monitor, zmq.POLLIN, self._on_monitor)
         self._dialled_at = time.monotonic()
         socket.connect(self.endpoint)
         return socket, monitor
@@ -182,22 +179,27 @@ class Connection:
     def _hang_up(self) -> None:
         self._loop.unregister(self._socket)
         self._watching = self.connected = False
-        if self._send_buffer is not None:
-            self._send_buffer.close()
-            self._send_buffer = None
+        self._stop_monitoring()
+        self._socket.close(linger=0)
+
+    def _stop_monitoring(self) -> None:
         if self._monitor is not None:
             self._loop.unregister(self._monitor)
             self._socket.disable_monitor()
             self._monitor = None
-        self._socket.close(linger=0)
 
     def _on_monitor(self, flags: int) -> None:
         while self._monitor is not None:
             try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                told = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            event = told["event"]
+            if event == zmq.Event.CONNECTED:  # over ipc; nothing else is to be heard of it
+                self._stop_monitoring()
+                path = self._address.mesh_ipc.removeprefix("ipc://")
+                enlarge(int(told["value"]), path, self._settings.ipc_send_buffer)
+            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.connected, self._backoff = True, 0.02
                 self._on_connected()
             elif event == zmq.Event.DISCONNECTED:
