@@ -1,7 +1,6 @@
 """The benchmarks print one JSON line with every figure and leave nothing behind. How fast is not asserted here."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +15,20 @@ from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES
 ROOT = Path(__file__).parents[1]
 
 
-def figures(module: str, *options: str) -> dict[str, Any]:
-    """The one line that ``python -m benchmarks.<module>`` prints on its output."""
+def printed(module: str, *options: str, timeout: float = 150) -> list[dict[str, Any]]:
+    """The lines that ``python -m benchmarks.<module>`` prints on its output."""
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", "--nodes", "2", *options],
-        capture_output=True, text=True, timeout=150, cwd=ROOT, env=os.environ.copy(), check=False,
+        [sys.executable, "-m", f"benchmarks.{module}", *options],
+        capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    return json.loads(line)  # type: ignore[no-any-return]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def figures(module: str, *options: str) -> dict[str, Any]:
+    """The one line that the benchmark prints with two nodes."""
+    (line,) = printed(module, "--nodes", "2", *options)
+    return line
 
 
 def test_start_up_compares_three_ways(no_processes_left: str) -> None:
@@ -64,12 +68,7 @@ def test_panel_measures_notebook_and_coordinator(no_processes_left: str) -> None
 
 def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
     small = ["--steps", "2", "--width", "32", "--layers", "1", "--mb", "0.5", "--runs", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.codecs", *small],
-        capture_output=True, text=True, timeout=150, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = {line["codec"]: line for line in map(json.loads, done.stdout.splitlines())}
+    found = {line["codec"]: line for line in printed("codecs", *small)}
     assert list(found) == [*CODEC_NAMES, *CHUNKED_NAMES, "randomk", "powersgd"]
     errors = [found[name]["relative_error"] for name in ("float32", "int8", "int4", "sparse")]
     assert errors[0] == 0 < errors[1] < errors[2] < errors[3] < 1
@@ -81,12 +80,7 @@ def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
 
 def test_uneven_compares_ways_not_to_wait_for_the_slow_node(no_processes_left: str) -> None:
     small = ["--slow", "3", "--step-seconds", "0.01", "--every", "10", "--rounds", "2", "--params", "1000"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.uneven", "--nodes", "2", *small],
-        capture_output=True, text=True, timeout=150, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = {line["way"]: line for line in map(json.loads, done.stdout.splitlines())}
+    found = {line["way"]: line for line in printed("uneven", "--nodes", "2", *small)}
     assert {way: line["formula"] for way, line in found.items()} == {"gloo": 0.5, "all": 0.5, "seconds": 1, "quorum": 1}
     for line in found.values():
         # Steps cannot be shorter than they sleep: 32 samples in 0.01 s, and in 0.03 s.
@@ -169,12 +163,7 @@ def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
 @pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
 def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str) -> None:
     slow = ["--mb", "1", "--rate", "100mbit", "--blocks", "1", "--transports", "tcp+curve", "tcp", "--new"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.all_reduce", "--nodes", "2", *slow],
-        capture_output=True, text=True, timeout=150, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    curve, plain = (json.loads(line) for line in done.stdout.splitlines())
+    curve, plain = printed("all_reduce", "--nodes", "2", *slow)
     assert (curve["transport"], plain["transport"], curve["rate"]) == ("tcp+curve", "tcp", "100mbit")
     assert curve["in_place"] is plain["in_place"] is False
     assert curve["ratio_to_plain"] == pytest.approx(plain["ms"] / curve["ms"], rel=0.02)
@@ -187,12 +176,7 @@ def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str)
 def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left: str) -> None:
     cases = ["gloo", "parallel", "int8", "sparse-overlap"]
     small = ["--rate", "20mbit", "--params", "1e5", "--step-seconds", "0.02", "--seconds", "0.5"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.links", "--nodes", "2", *small, "--cases", *cases],
-        capture_output=True, text=True, timeout=200, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    gloo, parallel, int8, sparse = found = [json.loads(line) for line in done.stdout.splitlines()]
+    gloo, parallel, int8, sparse = found = printed("links", "--nodes", "2", *small, "--cases", *cases, timeout=200)
     assert [line["strategy"] for line in found] == ["gloo DDP", "DataParallel", "DiLoCo", "SparseLoCo"]
     assert {(line["step"], line["rate"], line["parameters"]) for line in found} == {("slept", "20mbit", 100_000)}
     # 0.02 s of steps, and 0.4 MB each way, which takes 0.16 s: the link is really as slow as that.
