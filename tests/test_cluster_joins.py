@@ -1,6 +1,5 @@
 """Nodes that join a training on a real cluster: a slow transfer of the state, and many joins, hold nobody up."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,35 +9,31 @@ import pytest
 from notebook_cluster.client import Cluster
 from tests.cluster import Watcher, run, running_cluster
 from tests.conftest import wait_until
-from tests.training_cells import SETUP, commits, counted, job, wait_for_commit
+from tests.training_cells import SETUP, commits, counted, job, logged, wait_for_commit
 
 pytestmark = pytest.mark.usefixtures("work")
 
 HOLD_BACK = """
-import gc
-from notebook_cluster.mesh import Mesh
 from notebook_cluster.protocol.mesh import JobFrame
 
 if nc.node() == "local-3":  # what comes of the state waits until the test says so
-    (mesh,) = [found for found in gc.get_objects() if isinstance(found, Mesh)]
+    mesh = current_runtime()._mesh
     take, held = mesh.on_frame, []
 
     def hold(sender, header, payload):
-        if isinstance(header, JobFrame) and header.kind in ("state", "sent") and not os.path.exists("enough-held"):
+        is_state = isinstance(header, JobFrame) and header.kind in ("state", "sent")
+        if is_state and (held or not os.path.exists("enough-held")):
             held.append((sender, header, payload))
             pathlib.Path("held").touch()
-            return
-        while held:
-            take(*held.pop(0))
-        take(sender, header, payload)
+        else:
+            take(sender, header, payload)
 
-    def let_go():
+    def let_go(now):
         while held and os.path.exists("enough-held"):
             take(*held.pop(0))
-        mesh._loop.call_later(0.05, let_go)
 
     mesh.on_frame = hold
-    mesh.call_soon(let_go)
+    mesh._loop.every(0.05, let_go)
 """
 
 UNTIL = """
@@ -58,10 +53,7 @@ print("ends", sync.round, state_hash(model.weight.detach().numpy(), sync._replic
 
 def attempts(cluster: Cluster) -> Counter[int]:
     """Round -> how often it was tried, from the run log."""
-    records = [
-        json.loads(line).get("round") for line in Path(cluster.connection.file.run_log).read_bytes().splitlines()
-    ]
-    return Counter(record["seal"]["round"] for record in records if record and record["kind"] == "seal")
+    return Counter(record["seal"]["round"] for record in logged(cluster, "seal"))
 
 
 def check(cluster: Cluster, watcher: Watcher, joined: list[str]) -> list[dict[str, Any]]:

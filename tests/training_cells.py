@@ -68,12 +68,17 @@ def job(cluster: Cluster, name: str = "model") -> JobView:
 
 
 def commits(cluster: Cluster, name: str = "model") -> list[dict[str, Any]]:
-    """COMMIT records of the job in the order of the run log, each with the ``time`` at which it was logged."""
+    """COMMIT records of the job, as of :func:`logged`."""
+    return logged(cluster, "commit", name)
+
+
+def logged(cluster: Cluster, kind: str, name: str = "model") -> list[dict[str, Any]]:
+    """Records of this kind of the job in the order of the run log, each with the ``time`` at which it was logged."""
     found = []
     for line in Path(cluster.connection.file.run_log).read_bytes().splitlines():
         entry = json.loads(line)
         record = entry.get("round")
-        if record and record["kind"] == "commit" and record["job"] == name:
+        if record and record["kind"] == kind and record["job"] == name:
             found.append({"time": entry["time"], **record})
     return found
 
