@@ -71,8 +71,7 @@ while sync.round < {last}:
     done = sync.step(samples=BATCH)
     if done:
         late += not done.counted
-        if done.round >= {first}:
-            marks.append((time.perf_counter(), steps))
+        marks.append((time.perf_counter(), steps))
 sync.finish()
 (began, before), (ended, after) = marks[0], marks[-1]
 print(json.dumps([(after - before) * BATCH / (ended - began), late]))
@@ -132,7 +131,7 @@ def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
             if way == "gloo":
                 source = GLOO.format(steps=max(1, round(arguments.rounds * every / slow)))
             else:
-                source = TRAIN.format(settings=settings(way, nodes, every, step), first=1, last=1 + arguments.rounds)
+                source = TRAIN.format(settings=settings(way, nodes, every, step), last=1 + arguments.rounds)
             found = run(view, source)
             rate = sum(samples for samples, _ in found)
             yield {
