@@ -219,7 +219,7 @@ def test_entries_are_what_is_decoded(name, count):
 
 
 @pytest.mark.parametrize("name", ["sparse", "dct", "int8", "float32"])
-@pytest.mark.parametrize(("parameters", "buffers"), [(1_300_000, 700), (300_000, 0), (0, 500), (5000, 300_000)])
+@pytest.mark.parametrize(("parameters", "buffers"), [(1_300_000, 700), (1_064_990, 0), (0, 500), (5000, 300_000)])
 def test_groups_are_all_blocks_once_and_give_what_the_whole_gives(name, parameters, buffers):
     wire = WireFormat(name, parameters, buffers)
     vector = vector_of(wire.count, 1)
@@ -240,12 +240,24 @@ def test_groups_are_all_blocks_once_and_give_what_the_whole_gives(name, paramete
             places, values = wire.kept(data[group.bytes], group)
             kept[group.elements][places] = values
             assert wire.encode(vector[low:high][group.elements], group.first, group.end) == data[group.bytes]
-            left = vector[low:high][group.elements].copy()
-            wire.take_out(data[group.bytes], group, left)
-            assert left.tobytes() == (vector[low:high] - expected)[group.elements].tobytes()
         assert into.tobytes() == kept.tobytes() == expected.tobytes()
+        for elements in (256 * 1024, wire.encoded_at_a_time):
+            left = vector[low:high].copy()
+            for group in wire.groups(start, stop, elements):
+                assert wire.encode_from(left[group.elements], group.first, group.end) == data[group.bytes]
+            assert left.tobytes() == (vector[low:high] - expected).tobytes()
     with pytest.raises(ValueError, match=f"{len(data) - 1} bytes do not fit blocks {start} to {stop} of a {name}"):
         wire.decode_into(data[:-1], into, start, stop)
+
+
+@pytest.mark.parametrize("name", ["sparse", "topk", "int8", "float32"])
+@pytest.mark.parametrize("place", [0, 300_000, 1_100_000, 1_300_000 - 1, 1_300_000])
+def test_what_is_not_finite_is_found_where_the_error_feedback_is_left(name, place):
+    wire = WireFormat(name, 1_300_000, 10)
+    vector = vector_of(wire.count, 2)
+    vector[place] = np.nan
+    with pytest.raises(NotFiniteError, match="buffers" if place == 1_300_000 else "parameters"):
+        wire.encode_from(vector)
 
 
 @pytest.mark.parametrize("name", ["sparse", "sparse-128", "topk", "int8"])
@@ -255,7 +267,7 @@ def test_what_several_kept_is_what_each_of_them_kept(name, senders):
     sent = [wire.encode(vector_of(wire.count, seed)) for seed in range(senders)]
     for group in wire.groups():
         pieces = [data[group.bytes] for data in sent]
-        for (places, values), piece in zip(wire.kept_of_all(pieces, group), pieces, strict=True):
+        for places, values, piece in zip(*wire.kept_of_all(pieces, group), pieces, strict=True):
             alone = wire.kept(piece, group)
             assert places.tolist() == alone[0].tolist()
             assert values.tobytes() == alone[1].tobytes()

@@ -14,15 +14,14 @@ from notebook_cluster.codecs.codec import Buffer, DamagedError, Vector, check_fi
 ELEMENTS = 4096
 """Elements of a chunk."""
 
-_CHUNKS = 64
-"""Chunks worked on at a time: 1 MiB of float32 stays in a processor's cache."""
-
 
 class Chunked:
     """Base of codecs whose blocks are chunks; they say how chunks become records."""
 
     block = ELEMENTS
     lossy = True
+    at_a_time = 64
+    """Chunks worked on at a time: 1 MiB of float32 stays in a processor's cache."""
 
     def __init__(self, name: str, record: int, fewest: int = 1) -> None:
         """``record``: bytes for each chunk; ``fewest``: elements that a shorter last chunk needs for a record."""
@@ -52,22 +51,9 @@ class Chunked:
         return chunks * self._record + (4 * rest if self._is_plain(rest) else self._record)
 
     def encode(self, flat: Vector) -> memoryview:
-        chunks, rest = divmod(flat.size, ELEMENTS)
         encoded = np.empty(self.size(flat.size), np.uint8)
-        records = encoded[: chunks * self._record].reshape(chunks, self._record)
-        for start in range(0, chunks, _CHUNKS):
-            stop = min(start + _CHUNKS, chunks)
-            values = flat[start * ELEMENTS : stop * ELEMENTS].reshape(-1, ELEMENTS)
-            self.write(values, records[start:stop], start, ELEMENTS)
-        if rest:
-            tail, last = encoded[chunks * self._record :], flat[chunks * ELEMENTS :]
-            if self._is_plain(rest):
-                check_finite(last, chunks * ELEMENTS)
-                tail.view("<f4")[...] = last
-            else:
-                padded = np.zeros((1, ELEMENTS), np.float32)
-                padded[0, :rest] = last
-                self.write(padded, tail[None, :], chunks, rest)
+        for values, records, chunk, used in self._rows(flat, encoded):
+            self.write(values, records, chunk, used)
         encoded.flags.writeable = False
         return encoded.data
 
@@ -86,18 +72,38 @@ class Chunked:
         flat[count - tail.size :] = tail
         return flat
 
+    def _rows(self, flat: Vector, encoded: Any) -> Iterator[tuple[Any, Any, int, int]]:
+        """(values, their records, number of the first one's chunk, used elements of each) of the chunks that are worked
+        on at a time; at the end a last chunk that travels as float32 is written.
+
+        Raises:
+            NotFiniteError: a value of that chunk is NaN or infinite.
+        """
+        for records, chunk, used in self._records(encoded, flat.size):
+            if used == ELEMENTS:
+                values = flat[chunk * ELEMENTS : (chunk + len(records)) * ELEMENTS].reshape(-1, ELEMENTS)
+            else:
+                values = np.zeros((1, ELEMENTS), np.float32)
+                values[0, :used] = flat[chunk * ELEMENTS :]
+            yield values, records, chunk, used
+        tail = self._tail(encoded, flat.size)
+        if tail.size:
+            last = flat[flat.size - tail.size :]
+            check_finite(last, flat.size - tail.size)
+            tail[...] = last
+
     def _checked(self, data: Buffer, count: int) -> Any:
         """The bytes of ``count`` elements as uint8."""
         check_size(self.name, data, self.size(count))
         return np.frombuffer(data, np.uint8)
 
-    def _records(self, encoded: Any, count: int, at_a_time: int = _CHUNKS) -> Iterator[tuple[Any, int, int]]:
+    def _records(self, encoded: Any, count: int) -> Iterator[tuple[Any, int, int]]:
         """(records, number of the first one's chunk, used elements of each) of the chunks that are worked on at a
         time."""
         chunks, rest = divmod(count, ELEMENTS)
         records = encoded[: chunks * self._record].reshape(chunks, self._record)
-        for start in range(0, chunks, at_a_time):
-            yield records[start : start + at_a_time], start, ELEMENTS
+        for start in range(0, chunks, self.at_a_time):
+            yield records[start : start + self.at_a_time], start, ELEMENTS
         if rest and not self._is_plain(rest):
             yield encoded[None, chunks * self._record :], chunks, rest
 
@@ -107,12 +113,16 @@ class Chunked:
         Raises:
             DamagedError: one is not finite.
         """
-        chunks, rest = divmod(count, ELEMENTS)
-        if not rest or not self._is_plain(rest):
-            return np.empty(0, np.float32)
-        tail: Vector = encoded[chunks * self._record :].view("<f4")
+        tail = self._tail(encoded, count)
         if not np.isfinite(tail).all():
-            raise DamagedError(f"no {self.name} vector: a value of its last {rest} is not finite")
+            raise DamagedError(f"no {self.name} vector: a value of its last {tail.size} is not finite")
+        return tail
+
+    def _tail(self, encoded: Any, count: int) -> Vector:
+        """Where in ``encoded`` the elements of a last chunk are that travels as float32."""
+        chunks, rest = divmod(count, ELEMENTS)
+        plain = encoded[chunks * self._record :] if rest and self._is_plain(rest) else encoded[:0]
+        tail: Vector = plain.view("<f4")
         return tail
 
     def _read(self, records: Any, values: Any, chunk: int, used: int) -> None:
@@ -131,3 +141,9 @@ class Chunked:
     def _is_plain(self, rest: int) -> bool:
         """A last chunk of ``rest`` elements travels as float32."""
         return rest < self._fewest or 4 * rest <= self._record
+
+
+def in_chunks(places: Any) -> Any:
+    """Indices in each chunk of what is kept, (chunks, kept), from ``places`` that count from the first chunk's first
+    element."""
+    return places - np.arange(0, len(places) * ELEMENTS, ELEMENTS)[:, None]

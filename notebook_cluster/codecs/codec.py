@@ -74,6 +74,10 @@ class KeepsSome(Protocol):
             DamagedError: as decode.
         """
 
+    def encode_from(self, flat: Vector) -> memoryview:
+        """:meth:`Codec.encode`, and what the bytes say is taken away from ``flat``: a NotFiniteError may leave it
+        half done."""
+
 
 def block_count(count: int, block: int = BLOCK) -> int:
     """Blocks of ``block`` elements in a vector of ``count`` elements."""

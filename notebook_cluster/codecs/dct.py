@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
+from notebook_cluster.codecs.chunked import ELEMENTS, Chunked, in_chunks
 from notebook_cluster.codecs.codec import DamagedError, check_finite
 from notebook_cluster.codecs.gaps import Gaps
 from notebook_cluster.codecs.selection import largest
@@ -58,14 +58,14 @@ class Dct(Chunked):
         size = np.clip(np.frexp(absmax)[1], -100, 126)
         squares = (values * np.ldexp(np.float32(1), -size)).reshape(-1, SIDE, SIDE)
         coefficients = (self._forward @ squares @ self._forward.T).reshape(-1, ELEMENTS)
-        indices = largest(np.abs(coefficients), self._keep)
-        kept = np.take_along_axis(coefficients, indices, axis=1)
+        places = largest(np.abs(coefficients), self._keep)
+        kept = coefficients.reshape(-1).take(places)
         step = np.frexp(np.abs(kept).max(axis=1, keepdims=True))[1] - 7
         exponent = np.clip(step + size, _SMALLEST, self._highest)
         codes = np.clip(np.rint(np.ldexp(kept, size - exponent)), -_LARGEST, _LARGEST)
         records[:, :1].view(np.int8)[...] = exponent
         records[:, 1 : 1 + self._keep].view(np.int8)[...] = codes
-        self._gaps.write(indices, records[:, 1 + self._keep :])
+        self._gaps.write(in_chunks(places), records[:, 1 + self._keep :])
 
     def read(self, records: Any, values: Any, chunk: int, used: int) -> None:
         exponent = records[:, :1].view(np.int8).astype(np.int32)

@@ -23,22 +23,26 @@ class Gaps:
         self._bits = max((chunk // keep).bit_length() - 2, 0)
         self._planes = self._bits * keep // 8
         self._unary = -(-(keep + ((chunk - keep) >> self._bits)) // 8)
-        self._small = np.int16 if (8 * self._unary + 1) << self._bits < 2**15 else np.int32
-        """Holds any gap and any place in the unary code."""
+        self._low = np.uint8 if self._bits <= 8 else np.uint16
+        """Holds the lowest bits of a gap."""
+        self._small = np.int16 if chunk < 2**15 else np.int32
+        """Holds any index."""
         self.size = self._planes + self._unary
         """Bytes for each chunk."""
 
     def write(self, indices: Any, data: Any) -> None:
         """int64 (chunks, keep) into uint8 (chunks, size)."""
-        gaps = _gaps(indices)
+        gaps = indices.astype(self._small)
+        gaps[:, 1:] -= gaps[:, :-1] + self._small(1)
+        low = gaps.astype(self._low)  # the bits above are not looked at
         for bit in range(self._bits):
             start = bit * self._keep // 8
-            plane = np.packbits(gaps & (1 << bit) != 0, axis=1)
+            plane = np.packbits(low & self._low(1 << bit) != 0, axis=1)
             data[:, start : start + plane.shape[1]] = plane
         gaps >>= self._bits
         gaps += 1
-        ones = np.cumsum(gaps, axis=1)
-        ones += np.arange(len(gaps))[:, None] * (8 * self._unary) - 1
+        ones = np.cumsum(gaps, axis=1, dtype=np.int64)
+        ones += np.arange(-1, len(gaps) * (8 * self._unary) - 1, 8 * self._unary)[:, None]
         unary = np.zeros((len(gaps), 8 * self._unary), np.uint8)
         unary.ravel()[ones] = 1
         data[:, self._planes :] = np.packbits(unary, axis=1)
@@ -54,25 +58,23 @@ class Gaps:
         if found.size != len(data) * self._keep:
             raise DamagedError(f"{found.size} indices for {len(data)} chunks of {self._keep}")
         ones = found.reshape(-1, self._keep)
-        ones -= np.arange(len(data))[:, None] * width
+        ones -= np.arange(0, len(data) * width, width)[:, None]
         if (ones[:, 0] < 0).any() or (ones[:, -1] >= width).any():
             raise DamagedError(f"a chunk has not {self._keep} indices")
-        gaps = _gaps(ones.astype(self._small))
+        # before the one with number j there are j ones, and as many zeros as the upper parts of the gaps up to j add
+        # up to; an index is the sum of the gaps up to it, and j
+        ones <<= self._bits
+        ones += np.arange(self._keep) * (1 - (1 << self._bits))
+        ones += np.cumsum(self._lowest(data), axis=1, dtype=self._small)
+        if (ones[:, -1] >= below).any():
+            raise DamagedError(f"index {ones[:, -1].max()} in a chunk of {below} elements")
+        return ones
+
+    def _lowest(self, data: Any) -> Any:
+        """The lowest bits of all gaps, (chunks, keep)."""
+        planes = np.unpackbits(data[:, : self._planes], axis=1)
+        low = np.zeros((len(data), self._keep), self._low)
         for bit in reversed(range(self._bits)):
-            start = bit * self._keep // 8
-            gaps <<= 1
-            gaps |= np.unpackbits(data[:, start : start + self._keep // 8], axis=1)
-        gaps += 1
-        indices = np.cumsum(gaps, axis=1, dtype=np.int64)
-        indices -= 1
-        if (indices[:, -1] >= below).any():
-            raise DamagedError(f"index {indices[:, -1].max()} in a chunk of {below} elements")
-        return indices
-
-
-def _gaps(ascending: Any) -> Any:
-    """How many numbers are left out before each of ``ascending``, whole numbers (chunks, keep)."""
-    gaps = ascending.copy()
-    gaps[:, 1:] -= ascending[:, :-1]
-    gaps[:, 1:] -= 1
-    return gaps
+            low <<= self._low(1)
+            low |= planes[:, bit * self._keep : (bit + 1) * self._keep]
+        return low

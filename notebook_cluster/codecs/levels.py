@@ -20,8 +20,8 @@ class Values(Protocol):
     def size(self) -> int:
         """Bytes for each chunk."""
 
-    def write(self, values: Any, data: Any) -> None:
-        """float32 into uint8."""
+    def write(self, values: Any, data: Any) -> Any:
+        """float32 into uint8; what will be read of it."""
 
     def read(self, data: Any) -> Any:
         """float32.
@@ -37,8 +37,10 @@ class Shortened:
     def __init__(self, keep: int) -> None:
         self.size = 2 * keep
 
-    def write(self, values: Any, data: Any) -> None:
-        data[...] = to_bfloat16(values).view(np.uint8)
+    def write(self, values: Any, data: Any) -> Any:
+        short = to_bfloat16(values)
+        data[...] = short.view(np.uint8)
+        return from_bfloat16(short)
 
     def read(self, data: Any) -> Any:
         return from_bfloat16(_checked(data))
@@ -51,21 +53,29 @@ class TwoLevels:
         self._keep = keep
         self.size = 4 + keep // 4
 
-    def write(self, values: Any, data: Any) -> None:
+    def write(self, values: Any, data: Any) -> Any:
         magnitudes = np.abs(values)
         levels = to_bfloat16(_two_means(magnitudes))
-        data[:, :4] = levels.view(np.uint8)
         low, high = np.split(from_bfloat16(levels).astype(np.float64), 2, axis=1)
-        data[:, 4 : 4 + self._keep // 8] = np.packbits(values < 0, axis=1)
-        data[:, 4 + self._keep // 8 :] = np.packbits(magnitudes > (low + high) / 2, axis=1)
+        negative, upper = values < 0, magnitudes > (low + high) / 2
+        data[:, :4] = levels.view(np.uint8)
+        data[:, 4 : 4 + self._keep // 8] = np.packbits(negative, axis=1)
+        data[:, 4 + self._keep // 8 :] = np.packbits(upper, axis=1)
+        return _of_levels(levels, negative, upper)
 
     def read(self, data: Any) -> Any:
         levels = _checked(data[:, :4])
         codes = np.unpackbits(data[:, 4:], axis=1)
-        negative, high = codes[:, : self._keep], codes[:, self._keep :]
-        short = np.where(high, levels[:, 1:], levels[:, :1])
-        short ^= negative.astype("<u2") << np.uint16(15)
-        return from_bfloat16(short)
+        return _of_levels(levels, codes[:, : self._keep], codes[:, self._keep :])
+
+
+def _of_levels(levels: Any, negative: Any, upper: Any) -> Any:
+    """float32 (chunks, keep): the first or the second of ``levels``, bfloat16 bits (chunks, 2), with a sign."""
+    low, high = levels[:, :1], levels[:, 1:]
+    short = np.multiply(upper, high - low, dtype="<u2")  # modulo 2^16
+    short += low
+    short |= np.left_shift(negative, np.uint16(15), dtype="<u2")
+    return from_bfloat16(short)
 
 
 def _two_means(magnitudes: Any) -> Any:

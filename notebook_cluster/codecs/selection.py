@@ -12,14 +12,14 @@ _STRETCH = 16
 
 
 def largest(magnitudes: Any, keep: int) -> Any:
-    """Indices, ascending, of the ``keep`` largest in each row; of equal ones the first.
+    """Where the ``keep`` largest of each row are; of equal ones the first.
 
     Args:
         magnitudes: float32 (rows, columns).
         keep: from 1 to the number of columns.
 
     Returns:
-        int64 (rows, keep).
+        int64 (rows, keep), ascending, counted from the first element of the first row.
 
     Raises:
         NotFiniteError: a magnitude is NaN or infinite.
@@ -27,19 +27,19 @@ def largest(magnitudes: Any, keep: int) -> Any:
     rows, columns = magnitudes.shape
     enough = np.greater_equal(magnitudes, _bound(magnitudes, keep), out=scratch("enough", magnitudes.shape, np.bool_))
     found = np.flatnonzero(enough)
-    row = found // columns
-    values = magnitudes.ravel()[found]
-    begins = np.searchsorted(row, np.arange(rows + 1))
-    table = np.full((rows, int(np.diff(begins).max())), -1, np.float32)
-    table[row, np.arange(found.size) - begins[row]] = values
-    table.partition(table.shape[1] - keep, axis=1)
-    threshold = table[:, -keep][row]
+    values = magnitudes.reshape(-1).take(found)
+    begins = np.searchsorted(found, np.arange(0, (rows + 1) * columns, columns))
+    counts = np.diff(begins)
+    width = int(counts.max())
+    table = np.full((rows, width), -1, np.float32)
+    shifts = np.arange(0, rows * width, width) - begins[:-1]
+    table.reshape(-1)[np.arange(found.size) + np.repeat(shifts, counts)] = values
+    table.partition(width - keep, axis=1)
+    threshold = np.repeat(table[:, -keep], counts)
     chosen = values >= threshold
     if np.count_nonzero(chosen) > rows * keep:
         _drop_ties(values == threshold, chosen, begins, keep)
-    indices = found[chosen].reshape(rows, keep)
-    indices -= np.arange(rows)[:, None] * columns
-    return indices
+    return found[chosen].reshape(rows, keep)
 
 
 def _bound(magnitudes: Any, keep: int) -> Any:

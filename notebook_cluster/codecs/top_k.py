@@ -10,19 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
+from notebook_cluster.codecs.chunked import ELEMENTS, Chunked, in_chunks
 from notebook_cluster.codecs.codec import Buffer, NotFiniteError, Vector, not_finite
 from notebook_cluster.codecs.gaps import Gaps
 from notebook_cluster.codecs.levels import Values
 from notebook_cluster.codecs.scratch import scratch
 from notebook_cluster.codecs.selection import largest
 
-_CHUNKS = 512
-"""Chunks whose kept elements are read at a time."""
+_SEARCHED = 64
+"""Chunks that are searched at a time for what to keep: 1 MiB of float32 stays in a processor's cache."""
 
 
 class TopK(Chunked):
     """Keeps exactly ``keep`` elements of each chunk, of equal magnitudes the first ones; the others become 0."""
+
+    at_a_time = 256
+    """Of 64 the work on what is kept takes no longer than calling numpy for it."""
 
     def __init__(self, name: str, keep: int, values: Values) -> None:
         """``keep``: a multiple of 8; ``values``: how that many values are written."""
@@ -33,23 +36,50 @@ class TopK(Chunked):
         super().__init__(name, values.size + self._gaps.size, fewest=keep)
 
     def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
-        # padding is 0 and comes last, so among equal ones it is never taken: there are ``keep`` before it
-        magnitudes = np.abs(values, out=scratch("magnitudes", values.shape, np.float32))
-        try:
-            indices = largest(magnitudes, self.keep)
-        except NotFiniteError:
-            raise not_finite(chunk * ELEMENTS) from None
-        self.write_kept(indices, np.take_along_axis(values, indices, axis=1), records)
+        places = self._largest(values, chunk)
+        self.write_kept(in_chunks(places), values.reshape(-1).take(places), records)
 
-    def write_kept(self, indices: Any, kept: Any, records: Any) -> None:
+    def encode_from(self, flat: Vector) -> memoryview:
+        encoded = np.empty(self.size(flat.size), np.uint8)
+        for values, records, chunk, _ in self._rows(flat, encoded):
+            places = self._largest(values, chunk)
+            kept = values.reshape(-1).take(places)
+            kept -= self.write_kept(in_chunks(places), kept, records)
+            flat[chunk * ELEMENTS :][places] = kept
+        flat[flat.size - self._tail(encoded, flat.size).size :] = 0
+        encoded.flags.writeable = False
+        return encoded.data
+
+    def _largest(self, values: Any, chunk: int) -> Any:
+        """int64 (chunks, keep), ascending: where in ``values`` (chunks, 4096) what is kept is.
+
+        Raises:
+            NotFiniteError: a value is NaN or infinite.
+        """
+        places = np.empty((len(values), self.keep), np.int64)
+        for start in range(0, len(values), _SEARCHED):
+            searched = values[start : start + _SEARCHED]
+            # padding is 0 and comes last, so among equal ones it is never taken: there are ``keep`` before it
+            magnitudes = np.abs(searched, out=scratch("magnitudes", searched.shape, np.float32))
+            try:
+                found = largest(magnitudes, self.keep)
+            except NotFiniteError:
+                raise not_finite((chunk + start) * ELEMENTS) from None
+            np.add(found, start * ELEMENTS, out=places[start : start + _SEARCHED])
+        return places
+
+    def write_kept(self, indices: Any, kept: Any, records: Any) -> Any:
         """What was found to be largest into ``records``, uint8 (chunks, record bytes).
 
         Args:
             indices: int64 (chunks, keep), ascending, counted from the beginning of each chunk.
             kept: float32 (chunks, keep), finite.
+
+        Returns:
+            What decoding gives in their place, float32 (chunks, keep).
         """
-        self._values.write(kept, records[:, : self._values.size])
         self._gaps.write(indices, records[:, self._values.size :])
+        return self._values.write(kept, records[:, : self._values.size])
 
     def read(self, records: Any, values: Any, chunk: int, used: int) -> None:
         indices, kept = self._kept(records, used)
@@ -58,7 +88,7 @@ class TopK(Chunked):
     def entries(self, data: Buffer, count: int) -> tuple[NDArray[np.int64], Vector]:
         encoded = self._checked(data, count)
         places, values = [], []
-        for records, chunk, used in self._records(encoded, count, at_a_time=_CHUNKS):
+        for records, chunk, used in self._records(encoded, count):
             with self._named(chunk, len(records)):
                 indices, kept = self._kept(records, used)
             indices += np.arange(chunk * ELEMENTS, (chunk + len(records)) * ELEMENTS, ELEMENTS)[:, None]

@@ -45,9 +45,8 @@ def encode(wire: WireFormat, work: "torch.Tensor") -> Buffer:
     if blocks * codec.block < wire.count:
         values = work[blocks * codec.block :].cpu().numpy()
         for group in wire.groups(blocks):
-            data = wire.encode(values[group.elements], group.first, group.end)
+            data = wire.encode_from(values[group.elements], group.first, group.end)
             encoded[position + group.bytes.start : position + group.bytes.stop] = data
-            wire.take_out(data, group, values[group.elements])
         work[blocks * codec.block :] = torch.from_numpy(values)
     encoded.flags.writeable = False
     return encoded.data
@@ -68,9 +67,8 @@ def _largest_of(codec: TopK, rows: "torch.Tensor") -> Any:
     indices = chosen.nonzero()[:, 1].view(-1, codec.keep)
     kept = rows.gather(1, indices)
     records = np.empty((len(rows), codec.size(codec.block)), np.uint8)
-    codec.write_kept(indices.cpu().numpy(), kept.cpu().numpy(), records)
-    _, said = codec.entries(records.reshape(-1).data, rows.numel())
-    kept -= torch.from_numpy(said.reshape(-1, codec.keep)).to(rows.device)
+    said = codec.write_kept(indices.cpu().numpy(), kept.cpu().numpy(), records)
+    kept -= torch.from_numpy(said).to(rows.device)
     rows.scatter_(1, indices, kept)
     return records
 

@@ -5,7 +5,7 @@ Buffers (a BatchNorm's running mean and variance) must not go through a lossy co
 parameters may be longer (4096 elements where a codec keeps some of them) than the 256 elements of the buffers'.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -75,17 +75,23 @@ class WireFormat:
         return self._element(start), self._element(stop)
 
     @property
+    def encoded_at_a_time(self) -> int:
+        """Elements for each of :meth:`groups` to be encoded: where some are kept, the calls of numpy for these take
+        longer than bringing the others into the cache twice."""
+        return _GROUP if self._parts[0].keeps_some is None else 4 * _GROUP
+
+    @property
     def largest_group(self) -> int:
         """Elements, at most."""
         return min(self.count, _GROUP)
 
-    def groups(self, start: int = 0, stop: int | None = None) -> Iterator[Group]:
-        """Blocks ``start`` to ``stop`` in groups: decoded one after the other they need no memory of the vector's
-        size. None has both parameters and buffers."""
+    def groups(self, start: int = 0, stop: int | None = None, elements: int = _GROUP) -> Iterator[Group]:
+        """Blocks ``start`` to ``stop`` in groups of ``elements`` or fewer: decoded one after the other they need no
+        memory of the vector's size. None has both parameters and buffers."""
         stop = self.blocks if stop is None else stop
         byte, element = self._byte(start), self._element(start)
         for part in self._parts:
-            step = max(1, _GROUP // part.codec.block)
+            step = max(1, elements // part.codec.block)
             blocks = block_count(part.elements, part.codec.block)
             for first in range(max(start, part.block), min(stop, part.block + blocks), step):
                 end = min(first + step, stop, part.block + blocks)
@@ -103,10 +109,23 @@ class WireFormat:
         Raises:
             NotFiniteError: a value is NaN or infinite.
         """
+        return self._encode(flat, start, stop, lambda part, values: part.codec.encode(values))
+
+    def encode_from(self, flat: Vector, start: int = 0, stop: int | None = None) -> memoryview:
+        """:meth:`encode`, and what the bytes say is taken away from ``flat``: the error feedback is left.
+
+        Raises:
+            NotFiniteError: as encode; ``flat`` may be half done.
+        """
+        return self._encode(flat, start, stop, _encode_from)
+
+    def _encode(
+        self, flat: Vector, start: int, stop: int | None, encode: Callable[[_Part, Vector], memoryview]
+    ) -> memoryview:
         pieces, position = [], 0
         for part, count in self._cut(start, self.blocks if stop is None else stop):
             try:
-                pieces.append(part.codec.encode(flat[position : position + count]))
+                pieces.append(encode(part, flat[position : position + count]))
             except NotFiniteError:
                 kind = "parameters" if part.block == 0 else "buffers"
                 raise NotFiniteError(
@@ -140,6 +159,10 @@ class WireFormat:
         for group in self.groups(start, stop):
             out[group.elements] = self.decode(view[group.bytes], group.first, group.end)
 
+    def keeps_some(self, group: Group) -> bool:
+        """Only some elements of ``group`` travel: the others are 0."""
+        return self._part_of(group.first).keeps_some is not None
+
     def kept(self, data: Buffer, group: Group) -> tuple[NDArray[np.int64], Vector]:
         """(places, values) of the elements of ``group``, from exactly its bytes: the places count from its first
         element, and the elements that are not named are 0.
@@ -152,32 +175,23 @@ class WireFormat:
             return keeps_some.entries(data, count)
         return np.arange(count), self.decode(data, group.first, group.end)
 
-    def kept_of_all(self, contributions: Sequence[Buffer], group: Group) -> list[tuple[NDArray[np.int64], Vector]]:
-        """:meth:`kept` of each of ``contributions``. All at once where that is possible: the work on a few thousand
-        kept elements takes no longer than calling numpy for it.
+    def kept_of_all(
+        self, contributions: Sequence[Buffer], group: Group
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """:meth:`kept` of each of ``contributions``, a row for each: all keep as many. All at once where that is
+        possible: the work on a few thousand kept elements takes no longer than calling numpy for it.
 
         Raises:
             ValueError: as of :meth:`decode`.
         """
         part, count = self._part_of(group.first), group.elements.stop - group.elements.start
         if part.keeps_some is None or count % part.codec.block:
-            return [self.kept(data, group) for data in contributions]
+            kept = [self.kept(data, group) for data in contributions]
+            return np.stack([places for places, _ in kept]), np.stack([values for _, values in kept])
         places, values = part.keeps_some.entries(b"".join(contributions), len(contributions) * count)
-        edges = np.searchsorted(places, np.arange(1, len(contributions)) * count)
-        split = zip(np.split(places, edges), np.split(values, edges), strict=True)
-        return [(own - index * count, kept) for index, (own, kept) in enumerate(split)]
-
-    def take_out(self, data: Buffer, group: Group, values: Vector) -> None:
-        """``values -= decode(data)``, the elements and the bytes of ``group``: what the bytes do not say is left.
-
-        Raises:
-            ValueError: as of :meth:`decode`.
-        """
-        if self._part_of(group.first).keeps_some is None:
-            values -= self.decode(data, group.first, group.end)
-        else:
-            places, kept = self.kept(data, group)
-            values[places] -= kept
+        places = places.reshape(len(contributions), -1)
+        places -= np.arange(0, len(contributions) * count, count)[:, None]
+        return places, values.reshape(len(contributions), -1)
 
     def _checked(self, data: Buffer, start: int, stop: int) -> memoryview:
         """``data``, which has as many bytes as blocks ``start`` to ``stop``."""
@@ -209,3 +223,11 @@ class WireFormat:
     def _byte(self, block: int) -> int:
         part = self._part_of(block)
         return part.byte + part.codec.size(min((block - part.block) * part.codec.block, part.elements))
+
+
+def _encode_from(part: _Part, flat: Vector) -> memoryview:
+    if part.keeps_some is not None:
+        return part.keeps_some.encode_from(flat)
+    data = part.codec.encode(flat)
+    flat -= part.codec.decode(data, flat.size)
+    return data

@@ -113,20 +113,27 @@ def mean_of_gathered(
     sent = [view[4 * senders + index * size :][:size] for index in range(senders)]
     low, high = wire.element_range(start, stop)
     total = vectors.empty(high - low) if out is None else out
-    weight_of = vectors.empty(wire.largest_group)
+    sums = vectors.empty(2 * wire.largest_group).view(np.complex64)
     for group in wire.groups(start, stop):
-        part = total[group.elements]
-        part[...] = 0
-        kept = wire.kept_of_all([contribution[group.bytes] for contribution in sent], group)
-        for weight, (places, values) in zip(weights, kept, strict=True):
-            part[places] += values * weight
-        if group.are_buffers or over_all:
+        part, pieces = total[group.elements], [contribution[group.bytes] for contribution in sent]
+        part.fill(0)
+        of_all = over_all or group.are_buffers
+        if of_all and not wire.keeps_some(group):
+            for weight, piece in zip(weights, pieces, strict=True):
+                part += wire.decode(piece, group.first, group.end) * weight
             continue
-        for places, _ in kept:
-            weight_of[places] = 0
-        for weight, (places, values) in zip(weights, kept, strict=True):
-            weight_of[places] += weight * (values != 0)
-        named = np.concatenate([places for places, _ in kept])
-        sums, by = part[named], weight_of[named]
-        part[named] = np.divide(sums, by, out=sums, where=by > 0)
+        places, values = wire.kept_of_all(pieces, group)
+        named = places.reshape(-1)
+        if of_all:
+            values *= weights[:, None]
+            np.add.at(part, named, values.reshape(-1))
+            continue
+        # products and weights as the two parts of one number: what belongs to a place is looked for once
+        terms = np.empty(values.shape, np.complex64)
+        np.multiply(values, weights[:, None], out=terms.real)
+        np.multiply(values != 0, weights[:, None], out=terms.imag)
+        sums[named] = 0
+        np.add.at(sums, named, terms.reshape(-1))
+        found = sums.take(named)
+        part[named] = found.real / (found.imag + (found.imag == 0))  # without a weight the product is 0
     return total

@@ -278,7 +278,7 @@ def _encoded(
     encoded, squares = vectors.bytes_of(wire.size), 0.0
     left = vectors.empty(local.size) if wire.codec.lossy else None
     room, scratch = np.empty(wire.largest_group, np.float32), np.empty(CHUNK, np.float32)
-    for group in wire.groups():
+    for group in wire.groups(elements=wire.encoded_at_a_time):
         first, end = group.elements.start, group.elements.stop
         values = room[: end - first] if left is None else left[group.elements]
         for start in range(first, end, CHUNK):
@@ -289,9 +289,7 @@ def _encoded(
                 if feedback is not None:
                     work += np.multiply(feedback[part], beta, out=scratch[: work.size])
                 squares += float(np.dot(work, work))
-        data = wire.encode(values, group.first, group.end)
-        encoded[group.bytes] = data
-        if left is not None:
-            wire.take_out(data, group, values)
+        encode = wire.encode if left is None else wire.encode_from
+        encoded[group.bytes] = encode(values, group.first, group.end)
     encoded.flags.writeable = False
     return encoded.data, left, math.sqrt(squares)
