@@ -219,7 +219,9 @@ def test_entries_are_what_is_decoded(name, count):
 
 
 @pytest.mark.parametrize("name", ["sparse", "dct", "int8", "float32"])
-@pytest.mark.parametrize(("parameters", "buffers"), [(1_300_000, 700), (1_064_990, 0), (0, 500), (5000, 300_000)])
+@pytest.mark.parametrize(
+    ("parameters", "buffers"), [(1_300_000, 700), (300_000, 0), (1_064_990, 0), (0, 500), (5000, 300_000)]
+)
 def test_groups_are_all_blocks_once_and_give_what_the_whole_gives(name, parameters, buffers):
     wire = WireFormat(name, parameters, buffers)
     vector = vector_of(wire.count, 1)

@@ -63,12 +63,12 @@ class Gaps:
             raise DamagedError(f"a chunk has not {self._keep} indices")
         # before the one with number j there are j ones, and as many zeros as the upper parts of the gaps up to j add
         # up to; an index is the sum of the gaps up to it, and j
-        ones <<= self._bits
-        ones += np.arange(self._keep) * (1 - (1 << self._bits))
-        ones += np.cumsum(self._lowest(data), axis=1, dtype=self._small)
-        if (ones[:, -1] >= below).any():
-            raise DamagedError(f"index {ones[:, -1].max()} in a chunk of {below} elements")
-        return ones
+        indices = np.left_shift(ones, self._bits, out=ones)
+        indices += np.arange(self._keep) * (1 - (1 << self._bits))
+        indices += np.cumsum(self._lowest(data), axis=1, dtype=self._small)
+        if (indices[:, -1] >= below).any():
+            raise DamagedError(f"index {indices[:, -1].max()} in a chunk of {below} elements")
+        return indices
 
     def _lowest(self, data: Any) -> Any:
         """The lowest bits of all gaps, (chunks, keep)."""
