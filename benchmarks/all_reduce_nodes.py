@@ -76,10 +76,11 @@ class Node:
         self._loop = IOThread(f"io-{transport}")
         self._loop.start()
         self._settings = MeshSettings()
-        if transport == "tcp":  # in the place of ipc
-            self._settings = MeshSettings(
-                ipc_chunk=self._settings.tcp_chunk, ipc_high_water_mark=self._settings.tcp_high_water_mark
-            )
+        if transport == "tcp":  # in the place of ipc, with the frames that CURVE has at this place
+            chunk, frames = self._settings.loopback_chunk, self._settings.loopback_high_water_mark
+            if place.namespace:
+                chunk, frames = self._settings.tcp_chunk, self._settings.tcp_high_water_mark
+            self._settings = MeshSettings(ipc_chunk=chunk, ipc_high_water_mark=frames)
         self._mesh = Mesh(
             self._loop, self.name, 1, socket_directory=directory, settings=self._settings, on_frame=self._on_frame
         )
@@ -110,9 +111,9 @@ class Node:
         self._loop.close()
 
     def _bind_plain(self) -> str:
-        """The ipc socket's twin on TCP, with chunks as large as CURVE's."""
+        """The ipc socket's twin on TCP."""
         listening = self._mesh._listening
-        router = listening._router(self._settings.tcp_chunk, self._settings.tcp_high_water_mark)
+        router = listening._router(self._settings.ipc_chunk, self._settings.tcp_high_water_mark)
         port = router.bind_to_random_port(f"tcp://{self._place.address}")
         listening._routers.append(router)
         self._loop.register(router, zmq.POLLIN, lambda flags: listening._receive(router, from_ipc=True))

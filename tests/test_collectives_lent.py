@@ -29,7 +29,9 @@ def two(request: pytest.FixtureRequest) -> Iterator[list[MeshNode]]:
         "desk",
         peers=request.param,
         settings=CollectiveSettings(shared_memory=False, lent_bytes=1 << 20, slice_block=1 << 20),
-        mesh_settings=MeshSettings(tcp_chunk=CHUNK, ipc_chunk=CHUNK, tcp_high_water_mark=4, ipc_high_water_mark=4),
+        mesh_settings=MeshSettings(
+            tcp_chunk=CHUNK, loopback_chunk=CHUNK, ipc_chunk=CHUNK, tcp_high_water_mark=4, ipc_high_water_mark=4
+        ),
     ) as nodes:
         yield nodes
 

@@ -28,7 +28,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[list[MeshNode]]:
         "book",
         peers=list(request.param),
         settings=CollectiveSettings(shared_memory=False, lent_bytes=1 << 20, slice_block=BLOCK, ahead_bytes=BLOCK),
-        mesh_settings=MeshSettings(tcp_chunk=CHUNK, ipc_chunk=CHUNK),
+        mesh_settings=MeshSettings(tcp_chunk=CHUNK, loopback_chunk=CHUNK, ipc_chunk=CHUNK),
     ) as nodes:
         yield nodes
 

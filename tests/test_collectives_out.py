@@ -31,7 +31,7 @@ def five(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[MeshNode]]]
 @pytest.fixture(scope="module")
 def two() -> Iterator[list[MeshNode]]:
     settings = CollectiveSettings(shared_memory=False, lent_bytes=1 << 20, slice_block=1 << 20)
-    chunks = MeshSettings(tcp_chunk=128 * 1024, ipc_chunk=128 * 1024)
+    chunks = MeshSettings(tcp_chunk=128 * 1024, loopback_chunk=128 * 1024, ipc_chunk=128 * 1024)
     with mesh_nodes("mini", "desk", settings=settings, mesh_settings=chunks) as nodes:
         yield nodes
 

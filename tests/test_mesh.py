@@ -13,6 +13,7 @@ from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.security import dial, new_identity
 from tests.conftest import wait_until
 from tests.mesh_nodes import MeshNode, make_roster, mesh_nodes
+from tests.mesh_relay import far_roster
 
 
 def frame(number: int) -> JobFrame:
@@ -64,10 +65,12 @@ def test_a_connection_that_starts_over_drops_what_is_on_its_way_and_works(pair: 
         assert frame(100) not in [header for _, header, _ in desk.frames]
 
 
-def test_chunks_are_smaller_over_tcp() -> None:
-    with mesh_nodes("mini", "desk", "book", peers=["one", "one", "two"]) as (mini, _, _):
+def test_chunks_are_smaller_over_tcp_and_smallest_between_machines() -> None:
+    with mesh_nodes("mini", "desk", "book", peers=["one", "one", "two"]) as (mini, desk, book):
         wait_until(lambda: mini.mesh.chunk_bytes("desk") == 8 << 20)
-        assert mini.mesh.chunk_bytes("book") == 256 * 1024
+        assert mini.mesh.chunk_bytes("book") == 1 << 20
+        mini.mesh.set_roster(far_roster([mini, desk, book], generation=2))
+        wait_until(lambda: mini.mesh.chunk_bytes("book") == 256 * 1024)
 
 
 def test_a_frame_to_oneself_is_delivered() -> None:
@@ -111,7 +114,7 @@ def test_a_node_that_leaves_the_roster_is_not_heard_any_more(pair: list[MeshNode
 def test_a_node_that_is_not_yet_in_the_others_roster_gets_through_later(pair: list[MeshNode]) -> None:
     """Rosters reach nodes at different times: what a joiner sends early waits, here or there."""
     mini, desk = pair
-    roster = make_roster([mini, desk], ["one", "one"] if mini.mesh.chunk_bytes("desk") > 300_000 else ["one", "two"], 2)
+    roster = make_roster([mini, desk], ["one", "one"] if mini.mesh.ipc_path("desk") else ["one", "two"], 2)
     desk.mesh.set_roster(make_roster([desk], ["one"]))
     desk.loop.call(lambda: None)
     mini.mesh.send("desk", frame(1), b"early")
@@ -122,7 +125,7 @@ def test_a_node_that_is_not_yet_in_the_others_roster_gets_through_later(pair: li
 
 def test_a_restarted_node_is_dialled_anew(pair: list[MeshNode]) -> None:
     mini, desk = pair
-    peers = ["one", "one"] if mini.mesh.chunk_bytes("desk") > 300_000 else ["one", "two"]
+    peers = ["one", "one"] if mini.mesh.ipc_path("desk") else ["one", "two"]
     mini.mesh.send("desk", frame(1))
     wait_until(lambda: len(desk.frames) == 1)
     desk.close()

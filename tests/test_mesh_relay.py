@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from notebook_cluster.mesh import connection, measuring, relay
+from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import MeasurePair, PairMeasured, RelayFrame, RelayTaken, UseRelay
 from tests.conftest import wait_until
@@ -212,6 +213,16 @@ def test_a_relayed_frame_is_checked_as_on_a_socket(changes: dict[str, object]) -
         desk.loop.call(lambda: desk.mesh.relay_frame(message))
         assert desk.mesh.dropped == 1
         assert not desk.frames
+
+
+@pytest.mark.parametrize(("size", "taken"), [(256 * 1024, True), (1 << 20, True), ((1 << 20) + 1, False)])
+def test_a_node_of_this_machine_may_relay_frames_as_long_as_those_that_it_sends(size: int, taken: bool) -> None:
+    with mesh_nodes("mini", "desk", peers=["mini", "desk"]) as (mini, desk):
+        assert mini.mesh.chunk_bytes("desk") == 1 << 20
+        message = RelayFrame(node="mini", incarnation=1, header=encode(frame(1)), payload=bytes(size), position=1)
+        desk.loop.call(lambda: desk.mesh.relay_frame(message))
+        assert len(desk.frames) == taken
+        assert desk.mesh.dropped == (not taken)
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,14 @@ class MeshSettings:
     """Sizes in bytes, times in seconds."""
 
     tcp_chunk: int = 256 * 1024
+    """Between machines: on a slow link a longer frame would look as if nothing came."""
+    loopback_chunk: int = 1024 * 1024
+    """Over TCP between nodes of one machine that are not of one peer, where each frame costs time and no link is
+    slow."""
     ipc_chunk: int = 8 * 1024 * 1024
     tcp_high_water_mark: int = 64
     """Frames that libzmq holds for one connection; more wait here, where they cost a reference each."""
+    loopback_high_water_mark: int = 16
     ipc_high_water_mark: int = 8
     ipc_send_buffer: int = 320 * 1024
     waiting_bytes: int = 16 << 30
@@ -50,9 +55,14 @@ class MeshSettings:
     """Without a handshake, or an answer to a probe, for so long: the coordinator is asked for a relay."""
 
 
+def on_one_machine(own: NodeAddress | None, other: NodeAddress) -> bool:
+    """Whether the way from ``own`` to ``other`` is the loopback interface, where they use TCP."""
+    return own is not None and own.machine == other.machine
+
+
 def tcp_hosts(own: NodeAddress | None, other: NodeAddress) -> list[str]:
     """The addresses at which ``own`` may reach ``other``: loopback on the same machine, else all that are not."""
-    if own is not None and own.machine == other.machine:
+    if on_one_machine(own, other):
         return ["127.0.0.1"]
     outside = [host for host in other.hosts if not host.startswith("127.") and host not in ("::1", "localhost")]
     hosts = (outside or other.hosts[:1] or ["127.0.0.1"])[:_MAX_HOSTS]
@@ -88,6 +98,7 @@ class Connection:
         self.ipc = bool(address.mesh_ipc) and own is not None and own.peer == address.peer
         self.connected = False
         self.no_way_since = time.monotonic()
+        self._loopback = on_one_machine(own, address)
         self._address = address
         self._hosts = deque(tcp_hosts(own, address))
         self._loop = loop
@@ -157,8 +168,7 @@ class Connection:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.AFFINITY, SENDING)
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        settings = self._settings
-        socket.setsockopt(zmq.SNDHWM, settings.ipc_high_water_mark if self.ipc else settings.tcp_high_water_mark)
+        socket.setsockopt(zmq.SNDHWM, self._high_water_mark())
         socket.setsockopt(zmq.ROUTING_ID, self._routing_id.encode())
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -175,6 +185,12 @@ class Connection:
         self._dialled_at = time.monotonic()
         socket.connect(self.endpoint)
         return socket, monitor
+
+    def _high_water_mark(self) -> int:
+        settings = self._settings
+        if self.ipc:
+            return settings.ipc_high_water_mark
+        return settings.loopback_high_water_mark if self._loopback else settings.tcp_high_water_mark
 
     def _hang_up(self) -> None:
         self._loop.unregister(self._socket)

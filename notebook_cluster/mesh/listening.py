@@ -54,7 +54,7 @@ class Listening:
         self.dropped = 0
         self.gate = Gate(loop.context)
         self.gate.allow(_DOMAIN, user_of)
-        tcp = self._router(settings.tcp_chunk, settings.tcp_high_water_mark)
+        tcp = self._router(max(settings.tcp_chunk, settings.loopback_chunk), settings.tcp_high_water_mark)
         serve(tcp, identity, _DOMAIN)
         tcp.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat * 1000))
         tcp.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout * 1000))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from notebook_cluster.mesh.connection import MeshSettings, Payload
+from notebook_cluster.mesh.connection import MeshSettings, Payload, on_one_machine
 from notebook_cluster.mesh.io_thread import IOThread
 from notebook_cluster.mesh.listening import Listening
 from notebook_cluster.mesh.measuring import Done, Measuring
@@ -145,10 +145,15 @@ class Mesh:
         self._loop.call_soon(callback, wake=wake)
 
     def chunk_bytes(self, node: str) -> int:
-        """Largest payload of one frame to ``node``: 256 KiB over TCP with CURVE, 8 MiB over ipc."""
+        """Largest payload of one frame to ``node``: 256 KiB over TCP with CURVE (1 MiB on the same machine), 8 MiB over
+        ipc."""
         own, other = self._nodes.get(self.name), self._nodes.get(node)
         same_peer = own is not None and other is not None and own.peer == other.peer and bool(other.mesh_ipc)
-        return self._settings.ipc_chunk if same_peer or node == self.name else self._settings.tcp_chunk
+        return self._settings.ipc_chunk if same_peer or node == self.name else self._tcp_chunk(other)
+
+    def _tcp_chunk(self, other: NodeAddress | None) -> int:
+        near = other is not None and on_one_machine(self._nodes.get(self.name), other)
+        return self._settings.loopback_chunk if near else self._settings.tcp_chunk
 
     def ipc_path(self, node: str) -> str:
         """Where the ipc socket of ``node`` (also of this node) is; empty unless it is on this node's peer."""
@@ -194,7 +199,7 @@ class Mesh:
             address is None
             or address.incarnation != message.incarnation
             or sizes[0] > self._settings.header_bytes
-            or sizes[1] > self._settings.tcp_chunk
+            or sizes[1] > self._tcp_chunk(address)
         ):
             self._dropped += 1
             return
