@@ -65,7 +65,7 @@ class Gaps:
         # up to; an index is the sum of the gaps up to it, and j
         indices = np.left_shift(ones, self._bits, out=ones)
         indices += np.arange(self._keep) * (1 - (1 << self._bits))
-        indices += np.cumsum(self._lowest(data), axis=1, dtype=self._small)
+        indices += np.cumsum(self._lowest(data), axis=1, dtype=np.int64)
         if (indices[:, -1] >= below).any():
             raise DamagedError(f"index {indices[:, -1].max()} in a chunk of {below} elements")
         return indices
@@ -75,6 +75,6 @@ class Gaps:
         planes = np.unpackbits(data[:, : self._planes], axis=1)
         low = np.zeros((len(data), self._keep), self._low)
         for bit in reversed(range(self._bits)):
-            low <<= self._low(1)
+            low += low  # numpy adds many at once, and shifts one
             low |= planes[:, bit * self._keep : (bit + 1) * self._keep]
         return low
