@@ -7,6 +7,8 @@ where few agree. DeMo takes it over all: the transform spreads what was sent ove
 the sign counts. float32, in rank order, one product and one addition at a time: the same bits on every machine.
 """
 
+from typing import Any
+
 import numpy as np
 
 from notebook_cluster.codecs import Buffer, Codec, DamagedError, Vector, WireFormat, get_codec
@@ -123,17 +125,27 @@ def mean_of_gathered(
                 part += wire.decode(piece, group.first, group.end) * weight
             continue
         places, values = wire.kept_of_all(pieces, group)
-        named = places.reshape(-1)
         if of_all:
-            values *= weights[:, None]
-            np.add.at(part, named, values.reshape(-1))
-            continue
-        # products and weights as the two parts of one number: what belongs to a place is looked for once
-        terms = np.empty(values.shape, np.complex64)
-        np.multiply(values, weights[:, None], out=terms.real)
-        np.multiply(values != 0, weights[:, None], out=terms.imag)
-        sums[named] = 0
-        np.add.at(sums, named, terms.reshape(-1))
-        found = sums.take(named)
-        part[named] = found.real / (found.imag + (found.imag == 0))  # without a weight the product is 0
+            np.add.at(part, places.reshape(-1), (values * weights[:, None]).reshape(-1))
+        else:
+            _mean_of_senders(places.reshape(-1), values, weights, sums, part)
     return total
+
+
+def _mean_of_senders(places: Any, values: Any, weights: Any, sums: Any, out: Vector) -> None:
+    """The mean of what was sent of each place, into ``out`` at that place. Products and weights are the two parts of
+    one complex number: what belongs to a place is looked for once.
+
+    Args:
+        places: int64 (senders x kept), the same place at most once from a sender.
+        values: float32 (senders, kept); 0: not sent.
+        weights: float32 (senders,).
+        sums: complex64, as many as ``out`` has places at least; written to.
+    """
+    terms = np.empty(values.shape, np.complex64)
+    np.multiply(values, weights[:, None], out=terms.real)
+    np.multiply(values != 0, weights[:, None], out=terms.imag)
+    sums[places] = 0
+    np.add.at(sums, places, terms.reshape(-1))
+    found = sums.take(places)
+    out[places] = found.real / (found.imag + (found.imag == 0))  # without a weight the product is 0
