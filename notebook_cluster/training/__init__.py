@@ -7,8 +7,8 @@ arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives
 :mod:`.fragments` its parts and :mod:`.tiles` their order on the wire, :mod:`.schedule` when they are sent,
 :mod:`.gradients` (:mod:`.served`, where one node steps for all) and :mod:`.local_momentum` are the replica of
 data-parallel training and of DeMo; :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model and its gradients
-into one flat vector and back, :mod:`.device_encoding` encodes it on a GPU, and :mod:`.mlx_optimizer` is what the last
-two strategies need of mlx's optimizers.
+into one flat vector and back, :mod:`.host_encoding` and, on a GPU, :mod:`.device_encoding` encode it, and
+:mod:`.mlx_optimizer` is what the last two strategies need of mlx's optimizers.
 
 May import: collectives, codecs, checkpoints, mesh, security, protocol, memory. Called by: ``node`` (which provides the
 :class:`~.runtime.Runtime`), ``coordinator`` (:mod:`.outer` only) and, through the package's lazy names, people's cells.

@@ -16,6 +16,7 @@ from msgspec import structs
 from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import Strategy
+from notebook_cluster.training.host_encoding import Background
 from notebook_cluster.training.job import Job, Notice
 from notebook_cluster.training.keeping import PartWanted
 from notebook_cluster.training.own_part import OwnPart
@@ -39,6 +40,7 @@ class Exchanges:
         self._progress = Progress(runtime)
         self._part = OwnPart(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
         self._schedule = Schedule(strategy.every, strategy.fragments)
+        self._background = Background()
         self._outer: OuterChange | None = None
         """Outer settings that were set since the registration."""
         self._round_step = 0
@@ -55,13 +57,36 @@ class Exchanges:
         self._saved: dict[str, Saved] = {}
 
     def _send(self, finishing: bool) -> None:
-        """Hand this node's contribution over; the round is open from here on."""
-        boundary = structs.replace(self._replica.contribution(finishing), outer=self._outer)
+        """Hand this node's contribution over; the round is open from here on. With overlap it is encoded while training
+        goes on."""
+        outer = self._outer
+
+        def post(boundary: types.Boundary) -> None:
+            self._job.post(structs.replace(boundary, outer=outer), self)
+
+        replica, overlap = self._replica, self._strategy.overlap
+        made = replica.contribution_of_now(finishing) if overlap else replica.contribution(finishing)
         with self._runtime.deferred_interrupts():
             self._waiting, self._closing, self._received = True, False, None
             self._schedule.boundary()
             self._job.step = self._progress.step
-            self._job.post(boundary)
+            if isinstance(made, types.Boundary):
+                post(made)
+            else:
+                self._background.start(made, post)
+
+    def _hand_over(self) -> None:
+        """Until what is being encoded is handed over, or its work left for a later contribution."""
+        self._background.wait()
+        self._not_encoded()
+
+    def _not_encoded(self) -> Exception | None:
+        """Why the contribution could not be encoded, told once; its work goes into a later one."""
+        error = self._background.error()
+        if error is not None:
+            self._waiting = False
+            self._replica.release()
+        return error
 
     def _land(self) -> Round | None:
         """Wait for the open round and receive it; after an interrupted wait again. None: nothing was left to
@@ -102,6 +127,8 @@ class Exchanges:
         self._progress.waiting(what)
         try:
             while not done():
+                if (error := self._not_encoded()) is not None:
+                    raise error
                 self._job.wait(WAIT_SLICE)
                 self._take_notices()
         finally:

@@ -136,9 +136,15 @@ class Job:
         own = self.restored_part(self.runtime.name, self.runtime.rank(), frozenset(self._ranks))
         return self._states.part or own or b""
 
-    def post(self, event: types.Event) -> None:
-        """Hand ``event`` to the member on the runtime's thread."""
-        self.runtime.call_soon(lambda: self.handle(event))
+    def post(self, event: types.Event, owner: object | None = None) -> None:
+        """Hand ``event`` to the member on the runtime's thread (any thread); not what an ``owner`` has made that is no
+        longer the job's."""
+
+        def handle() -> None:
+            if owner is None or self.owner is owner:
+                self.handle(event)
+
+        self.runtime.call_soon(handle)
 
     def pending(self) -> bool:
         """True when :meth:`take` would return a notice: cheap enough for every step."""

@@ -13,19 +13,18 @@ theta_m at the boundary)``: it is in the next D, and what this round has counted
 """
 
 import contextlib
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
-from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
-from notebook_cluster.training import vectors
+from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.training.device_encoding import DeviceEncoder, on_host
 from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.host_encoding import encoded
 from notebook_cluster.training.member_types import Apply, Boundary
-from notebook_cluster.training.outer import CHUNK
 from notebook_cluster.training.parameters import Parameters
 from notebook_cluster.training.vectors import copy, difference
 
@@ -36,16 +35,17 @@ class _Count:
     samples: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Sent:
     """A contribution whose round is open."""
 
     fragment: int
     local: Any
     """Elements of the fragment in theta_m at the boundary; like ``feedback`` a tensor where the model's GPU encodes."""
-    feedback: Any
     until: _Count
     """Everything done up to then is in it."""
+    feedback: Any = None
+    """What the round will leave of it; known before it is handed over."""
 
 
 class Replica:
@@ -126,35 +126,37 @@ class Replica:
         Raises:
             ValueError: the model's parameters were changed since it was made; names the first.
         """
+        return self.contribution_of_now(finishing)()
+
+    def contribution_of_now(self, finishing: bool) -> Callable[[], Boundary]:
+        """:meth:`contribution` in two parts: all that the model has to give is read now, and what is returned encodes
+        it, on any thread, while the model trains on."""
         self.parameters.check()
-        fragment, samples, steps = self.fragment, self.samples, self.steps
+        fragment = self.fragment
         more = any(self._samples(other) for other in self._all() if other != fragment)
-        if not samples:
+        empty = Boundary(b"", self.samples, self.steps, finishing=finishing, fragment=fragment, more=more)
+        if not self.samples:
             self._counted[fragment] = self._done
-            return Boundary(b"", 0.0, 0, finishing=finishing, fragment=fragment, more=more)
+            return lambda: structs.replace(empty, steps=0)
         wire, feedback = self.fragments.wires[fragment], self._feedback[fragment]
         if self._encoder is not None:
             there = self._encoder.encode(self.fragments, fragment, self._reference, feedback, self._beta)
             if there is not None:
-                self._sent = _Sent(fragment, there.local, there.left, self._done)
-                return Boundary(
-                    there.data, samples, steps, norm=there.norm, finishing=finishing, fragment=fragment, more=more
-                )
-        local = self.parameters.read()
-        now = self.fragments.take(local, fragment)
-        self._sent = sent = _Sent(fragment, now, None, self._done)
-        try:
-            encoded, left, norm = _encoded(
-                wire,
-                self.fragments.take(self._reference, fragment),
-                now,
-                None if feedback is None else on_host(feedback),
-                self._beta,
-            )
-        except NotFiniteError:
-            return Boundary(b"", samples, steps, finite=False, finishing=finishing, fragment=fragment, more=more)
-        self._sent = replace(sent, feedback=left)
-        return Boundary(encoded, samples, steps, norm=norm, finishing=finishing, fragment=fragment, more=more)
+                self._sent = _Sent(fragment, there.local, self._done, there.left)
+                return lambda: structs.replace(empty, encoded=there.data, norm=there.norm)
+        now = self.fragments.take(self.parameters.read(), fragment)
+        before = self.fragments.take(self._reference, fragment)
+        feedback = None if feedback is None else on_host(feedback)
+        self._sent = sent = _Sent(fragment, now, self._done)
+
+        def encode() -> Boundary:
+            try:
+                data, sent.feedback, norm = encoded(wire, before, now, feedback, self._beta)
+            except NotFiniteError:
+                return structs.replace(empty, finite=False)
+            return structs.replace(empty, encoded=data, norm=norm)
+
+        return encode
 
     def apply(self, commit: Apply) -> None:
         """COMMIT. Work done after the boundary is carried over to the new parameters, or mixed with them."""
@@ -179,7 +181,7 @@ class Replica:
         done = difference(take(self._reference, sent.fragment), on_host(sent.local)) if sent is not None else None
         self._place(theta, {fragment: self._work(fragment, local) for fragment in changed}, local)
         if sent is not None and done is not None:
-            self._sent = replace(sent, local=difference(take(self._reference, sent.fragment), done))
+            sent.local = difference(take(self._reference, sent.fragment), done)
         self._hold(round, theta, momentum, state_hash)
 
     def release(self) -> None:
@@ -264,32 +266,3 @@ class Replica:
     def _hold(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         self.started = True
         self.round, self.theta, self.momentum, self.state_hash = round, theta, momentum, state_hash
-
-
-def _encoded(
-    wire: WireFormat, reference: Vector, local: Vector, feedback: Vector | None, beta: np.float32
-) -> tuple[Buffer, Vector | None, float]:
-    """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec), and its
-    norm. A group of blocks at a time, while its elements are in the cache.
-
-    Raises:
-        NotFiniteError: a value is NaN or infinite.
-    """
-    encoded, squares = vectors.bytes_of(wire.size), 0.0
-    left = vectors.empty(local.size) if wire.codec.lossy else None
-    room, scratch = np.empty(wire.largest_group, np.float32), np.empty(CHUNK, np.float32)
-    for group in wire.groups(elements=wire.encoded_at_a_time):
-        first, end = group.elements.start, group.elements.stop
-        values = room[: end - first] if left is None else left[group.elements]
-        for start in range(first, end, CHUNK):
-            part = slice(start, min(start + CHUNK, end))
-            work = values[part.start - first : part.stop - first]
-            with np.errstate(all="ignore"):  # a diverged model is told when it is encoded
-                np.subtract(reference[part], local[part], out=work)
-                if feedback is not None:
-                    work += np.multiply(feedback[part], beta, out=scratch[: work.size])
-                squares += float(np.dot(work, work))
-        encode = wire.encode if left is None else wire.encode_from
-        encoded[group.bytes] = encode(values, group.first, group.end)
-    encoded.flags.writeable = False
-    return encoded.data, left, math.sqrt(squares)

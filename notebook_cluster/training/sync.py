@@ -198,6 +198,7 @@ class RoundSync(Exchanges):
                 self._fresh,
             )
             with self._runtime.deferred_interrupts():
+                self._hand_over()
                 self._cell, self._ready = cell, False
                 self._job.resting_part = None
                 self._runtime.at_cell_end(self._cell_ended)
@@ -236,7 +237,9 @@ class RoundSync(Exchanges):
             self._leave("finished" if status == "ok" else status)
 
     def _leave(self, reason: str) -> None:
-        self._job.post(types.LeaveRounds(reason=reason))
+        with self._runtime.deferred_interrupts():
+            self._hand_over()
+            self._job.post(types.LeaveRounds(reason=reason))
         self._rest()
 
     def _rest(self) -> None:

@@ -1,0 +1,229 @@
+"""With overlap a contribution is encoded while training goes on: what it holds, and what may come in between."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from notebook_cluster import training as nc
+from notebook_cluster.protocol.rounds import Applied, Arrived, Leave
+from notebook_cluster.training import host_encoding, replica
+from tests.cluster_in_process import Cluster, Node
+from tests.test_training import assert_equal_models, batch, flat, train
+from tests.test_training_streaming import wide
+
+EVERY, OVERLAP = 4, 3
+NAMES = ["a", "b"]
+
+
+class HeldEncoding:
+    """Contributions of the nodes' encoding threads are not begun while ``go`` is clear."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        self.begun = 0
+        encoded = replica.encoded
+
+        def held(*arguments: Any) -> Any:
+            self.begun += 1
+            assert self.go.wait(60)
+            return encoded(*arguments)
+
+        monkeypatch.setattr(replica, "encoded", held)
+
+
+@pytest.fixture
+def encoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldEncoding]:
+    held = HeldEncoding(monkeypatch)
+    yield held
+    held.go.set()
+
+
+def new_sync(model: nn.Module, codec: str = "int8") -> nc.DiLoCo:
+    return nc.DiLoCo(model, every=EVERY, overlap=OVERLAP, codec=codec)
+
+
+def steps(node: Node, sync: Any, model: nn.Module, numbers: range, samples: float = 1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number in numbers:
+        sync.step(train(model, optimizer, batch(number + 100 * node.rank())), samples=samples)
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_what_is_encoded_later_is_what_the_model_held_at_the_boundary(
+    tmp_path: Path, encoding: HeldEncoding, codec: str
+) -> None:
+    """Both nodes train on for as many steps as the overlap allows before anything is encoded; the bits are the same."""
+    trained = threading.Barrier(len(NAMES), action=encoding.go.set)
+
+    def cell(hold: bool) -> Any:
+        def run(node: Node) -> nn.Module:
+            model = wide(node.rank())
+            sync = new_sync(model, codec)
+            if hold:
+                encoding.go.clear()
+            steps(node, sync, model, range(EVERY + OVERLAP - 1))
+            if hold:
+                trained.wait(60)
+            steps(node, sync, model, range(EVERY + OVERLAP - 1, 14))
+            sync.finish()
+            return model
+
+        return run
+
+    found = []
+    for hold in (False, True):
+        with Cluster(NAMES, tmp_path / str(hold)) as cluster:
+            results = cluster.run(cell(hold))
+            assert_equal_models(results)
+            found.append(flat(results["a"]).tobytes())
+    assert found[0] == found[1]
+
+
+def test_a_stopped_node_hands_over_what_it_encodes_before_it_leaves(
+    tmp_path: Path, encoding: HeldEncoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, list[type]] = {name: [] for name in NAMES}
+    wait = host_encoding.Background.wait
+
+    def release_and_wait(self: host_encoding.Background) -> None:
+        if self._thread is not None and encoding.begun == len(NAMES):
+            encoding.go.set()
+        wait(self)
+
+    monkeypatch.setattr(host_encoding.Background, "wait", release_and_wait)
+    stopping = threading.Barrier(len(NAMES))
+
+    def stopped(node: Node) -> nn.Module:
+        model = wide(node.rank())
+        sync = new_sync(model)
+        encoding.go.clear()
+        steps(node, sync, model, range(EVERY + 1))
+        assert cluster.wait_for(lambda: encoding.begun == len(NAMES))
+        stopping.wait(60)
+        raise KeyboardInterrupt
+
+    def whole(node: Node) -> nn.Module:
+        model = wide(node.rank())
+        sync = new_sync(model)
+        steps(node, sync, model, range(10))
+        return model
+
+    with Cluster(NAMES, tmp_path) as cluster:
+        cluster.watch = lambda towards, node, message: (
+            said[node].append(type(message)) if towards == "from" and isinstance(message, Arrived | Leave) else None
+        )
+        results = cluster.run(stopped)
+        assert all(isinstance(result, KeyboardInterrupt) for result in results.values()), results
+        assert cluster.wait_for(lambda: all(Leave in kinds for kinds in said.values()))
+        assert all(kinds[0] is Arrived for kinds in said.values()), said
+        encoding.go.set()
+        assert_equal_models(cluster.run(whole))
+
+
+def fail_to_encode(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """So many contributions cannot be encoded; those after them can."""
+    encoded, failures = replica.encoded, iter(range(times))
+
+    def failing(*arguments: Any) -> Any:
+        if next(failures, None) is not None:
+            raise MemoryError("no room for 8 bytes")
+        return encoded(*arguments)
+
+    monkeypatch.setattr(replica, "encoded", failing)
+
+
+def test_what_cannot_be_encoded_is_an_error_of_the_step_that_waits_for_it_and_loses_no_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_encode(monkeypatch, 1)
+    counted = dict.fromkeys(NAMES, 0)
+    raised: list[tuple[int, str]] = []
+
+    def cell(node: Node) -> nn.Module:
+        model = wide(node.rank())
+        sync = new_sync(model)
+        for number in range(10):
+            try:
+                steps(node, sync, model, range(number, number + 1))
+            except MemoryError as error:
+                raised.append((number + 1, str(error)))
+        sync.finish()
+        return model
+
+    with Cluster(NAMES, tmp_path) as cluster:
+        cluster.watch = lambda towards, node, message: (
+            counted.update({node: counted[node] + message.steps}) if isinstance(message, Applied) else None
+        )
+        assert_equal_models(cluster.run(cell))
+    assert raised == [(EVERY + OVERLAP, "no room for 8 bytes")]
+    assert counted == dict.fromkeys(NAMES, 10)
+
+
+def test_a_node_that_is_stopped_with_what_cannot_be_encoded_leaves_and_its_work_is_in_the_next_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_encode(monkeypatch, len(NAMES))
+    syncs: dict[str, tuple[nn.Module, Any]] = {}
+    counted = dict.fromkeys(NAMES, 0)
+    left: list[str] = []
+
+    def stopped(node: Node) -> nn.Module:
+        model = wide(node.rank())
+        syncs[node.name] = model, new_sync(model)
+        steps(node, syncs[node.name][1], model, range(EVERY + 1))
+        raise KeyboardInterrupt
+
+    def again(node: Node) -> nn.Module:
+        model, sync = syncs[node.name]
+        steps(node, sync, model, range(EVERY + 1, 10))
+        sync.finish()
+        return model
+
+    def watch(towards: str, node: str, message: Any) -> None:
+        if isinstance(message, Applied):
+            counted[node] += message.steps
+        if towards == "from" and isinstance(message, Leave):
+            left.append(node)
+
+    with Cluster(NAMES, tmp_path) as cluster:
+        cluster.watch = watch
+        results = cluster.run(stopped)
+        assert all(isinstance(result, KeyboardInterrupt) for result in results.values()), results
+        assert cluster.wait_for(lambda: sorted(left) == NAMES)
+        assert_equal_models(cluster.run(again))
+    assert counted == dict.fromkeys(NAMES, 10)
+
+
+def test_what_an_older_sync_object_still_encodes_is_not_handed_over(tmp_path: Path, encoding: HeldEncoding) -> None:
+    arrived: list[float] = []
+    made = threading.Barrier(len(NAMES), action=encoding.go.set)
+
+    def cell(node: Node) -> nn.Module:
+        model = wide(node.rank())
+        old = new_sync(model)
+        encoding.go.clear()
+        steps(node, old, model, range(EVERY), samples=7)
+        assert cluster.wait_for(lambda: encoding.begun == len(NAMES))
+        new = new_sync(model)
+        made.wait(60)
+        old._background.wait()
+        taken = threading.Event()
+        node.call_soon(taken.set)  # behind what the old one posted
+        assert taken.wait(60)
+        steps(node, new, model, range(EVERY, 3 * EVERY))
+        new.finish()
+        return model
+
+    with Cluster(NAMES, tmp_path) as cluster:
+        cluster.watch = lambda towards, node, message: (
+            arrived.append(message.samples) if isinstance(message, Arrived) else None
+        )
+        assert_equal_models(cluster.run(cell))
+    assert arrived
+    assert 7 * EVERY not in arrived
