@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.links import Case, bits_per_second
+from benchmarks.slept import MODEL
 from tests.hosts import CLUSTER, HostNotebook, Share, notebook_on
 from tests.namespaces import Host, Network
 
@@ -15,28 +16,19 @@ CODE = "tiger-lamp-42"
 _QUEUE = "50ms"
 """How long a packet waits for a slow cable before it is dropped: about what home routers have."""
 
-SET_UP = """
-%%on_all --no-replay
-import json, time
-import torch
-torch.set_num_threads(1)
-PARAMETERS, STEP = {parameters}, {step}
-sizes = [len(part) for part in torch.arange(PARAMETERS).tensor_split(min(8, PARAMETERS))]
-noise = [1e-4 * torch.randn(size, generator=torch.Generator().manual_seed(rank)) for size in sizes]
-
-def make_model():
-    generator = torch.Generator().manual_seed(7)
-    return torch.nn.ParameterList([0.02 * torch.randn(size, generator=generator) for size in sizes])
+SET_UP = (
+    "\n%%on_all --no-replay"
+    + MODEL
+    + """
+STEP = {step}
 
 def work(model, gradients, number):
     "What step `number` changes: gradients of all, or one part of the parameters."
-    with torch.no_grad():
-        if gradients:
-            for parameter, gradient in zip(model, noise):
-                parameter.grad = gradient
-        else:
-            part = number % len(noise)
-            model[part].add_(noise[part])
+    if gradients:
+        for parameter, gradient in zip(model, noise):
+            parameter.grad = gradient
+    else:
+        change(model, number)
 
 class Meter:
     "Counts what happens between its making and `show`, and how much of it is in steps."
@@ -48,7 +40,7 @@ class Meter:
         "Work, then sleep."
         began, busy = time.perf_counter(), time.thread_time()
         work(*what)
-        time.sleep(max(0.0, began + STEP - time.perf_counter()))
+        sleep_until(began + STEP)
         self.steps += time.perf_counter() - began
         self.busy_in_steps += time.thread_time() - busy
 
@@ -61,6 +53,7 @@ def sent():
     with open("/proc/net/dev") as lines:
         return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("eth0:"))
 """
+)
 
 PREPARE = """
 %%on_all --no-replay

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import private_folders
 from benchmarks.notebook import notebook_with_cluster
+from benchmarks.slept import MODEL
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
@@ -31,25 +32,16 @@ BATCH = 32
 """Samples of a step."""
 WAYS = ("gloo", "all", "seconds", "quorum")
 
-SET_UP = """
-import json, time
-import torch
-torch.set_num_threads(1)
+SET_UP = (
+    MODEL
+    + """
 BATCH, STEP = {batch}, {step} * ({slow} if rank == world_size - 1 else 1)
-parts = torch.arange({parameters}).tensor_split(min(8, {parameters}))
-noise = [1e-4 * torch.randn(len(part), generator=torch.Generator().manual_seed(rank)) for part in parts]
-
-def make_model():
-    generator = torch.Generator().manual_seed(7)
-    return torch.nn.ParameterList([0.02 * torch.randn(len(part), generator=generator) for part in parts])
 
 def step(model, number):
     "Change one part of the parameters, then sleep."
     began = time.perf_counter()
-    with torch.no_grad():
-        part = number % len(noise)
-        model[part].add_(noise[part])
-    time.sleep(max(0.0, began + STEP - time.perf_counter()))
+    change(model, number)
+    sleep_until(began + STEP)
 
 model = make_model()
 for turn in range(world_size):
@@ -61,6 +53,7 @@ for turn in range(world_size):
             steps += 1
         print(json.dumps(steps * BATCH / (time.perf_counter() - began)))
 """
+)
 
 TRAIN = """
 model, steps, late, marks = make_model(), 0, 0, []
