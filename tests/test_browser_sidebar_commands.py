@@ -66,6 +66,8 @@ def page(lab: Lab, asked: Asked) -> Iterator["Page"]:
         opened.route_web_socket(re.compile("/notebook-cluster/stream"), serve)
         opened.reload()
         opened.locator(".nbc-side-status").wait_for(timeout=PATIENCE)
+        # JupyterLab opens its launcher last and gives it the focus, without which the palette closes.
+        opened.locator(".jp-Launcher:focus").wait_for(timeout=PATIENCE)
         yield opened
 
 
