@@ -66,6 +66,7 @@ export class BlockView {
     const long = (appearance.content.textContent ?? '').split('\n').length > LONG_ROWS;
     this.body.classList.toggle('nbc-mod-long', long);
     this.body.tabIndex = long ? 0 : -1;
+    this.lookAtScroll();
     patch(this.text, appearance.content);
     this.settle();
   }
@@ -74,6 +75,15 @@ export class BlockView {
   settle(): void {
     if (this.body.classList.contains('nbc-mod-long')) {
       this.body.scrollTop = this.atEnd ? this.body.scrollHeight : this.top;
+      this.onScroll();
+    }
+  }
+
+  /** What the reader scrolled since, if its event is still to come. A body that was hidden begins at 0. */
+  private lookAtScroll(): void {
+    const { scrollTop } = this.body;
+    if (scrollTop !== 0 && scrollTop !== this.top) {
+      this.onScroll();
     }
   }
 

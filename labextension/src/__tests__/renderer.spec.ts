@@ -286,7 +286,10 @@ describe('long text', () => {
     expect(short.classList.contains('nbc-mod-long')).toBe(false);
   });
 
-  it('stays where the reader scrolled to, and follows the end otherwise', async () => {
+  it.each([
+    ['', true],
+    [', also when text comes before the page has said so', false]
+  ])('stays where the reader scrolled to%s, and follows the end otherwise', async (_, said) => {
     await show(renderer, two(cell, long, long + '!', 'running'));
     const [read, followed] = all(renderer, '.nbc-body');
     for (const body of [read, followed]) {
@@ -294,7 +297,9 @@ describe('long text', () => {
       Object.defineProperty(body, 'clientHeight', { value: 400 });
     }
     read.scrollTop = 120;
-    read.dispatchEvent(new Event('scroll'));
+    if (said) {
+      read.dispatchEvent(new Event('scroll'));
+    }
     await show(renderer, two(cell, long + '\nmore', long + '!\nmore'));
     expect([read.scrollTop, followed.scrollTop]).toEqual([120, 1000]);
   });
