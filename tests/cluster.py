@@ -117,4 +117,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # also one that ends between the two looks of psutil
+        return False

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from notebook_cluster.protocol import decode
@@ -14,6 +13,7 @@ from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.node import FromNodeBody, NodeHello
 from notebook_cluster.security import same_user_keys
 from tests.agent_client import AgentClient, PrivateAgent
+from tests.cluster import is_running
 from tests.in_loop import in_loop
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
@@ -23,10 +23,6 @@ pytestmark = pytest.mark.usefixtures("no_processes_left")
 def agent(jupyter_dirs: Path, no_processes_left: str) -> Any:
     with PrivateAgent(jupyter_dirs / "cluster") as running:
         yield running
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_ready_line_says_how_to_reach_it_and_its_key_is_announced(agent: PrivateAgent) -> None:
@@ -168,7 +164,7 @@ async def test_next_incarnation_replaces_the_one_that_runs(agent: PrivateAgent) 
     async with AgentClient(agent.ready) as client:
         first = await client.start_node()
         second = await client.start_node(incarnation=2)
-        assert not alive(first.pid)
+        assert not is_running(first.pid)
         assert (await client.receive(p.NodeEnded)).incarnation == 1
         request = client.execute("import os; print(os.getpid())", incarnation=2)
         await client.printed(request, str(second.pid))
@@ -182,7 +178,7 @@ async def test_stop_node_ends_it_politely_and_says_stopped(agent: PrivateAgent) 
         client.send(p.StopNode(node="desk", incarnation=1))
         ended = await client.receive(p.NodeEnded)
         assert (ended.asked, ended.reason) == (True, "stopped")
-        assert not alive(started.pid)
+        assert not is_running(started.pid)
         assert (agent.folder / "agent" / "work" / "digits" / "bye").exists()
 
 
@@ -207,7 +203,7 @@ async def test_node_that_will_not_end_is_killed(agent: PrivateAgent) -> None:
         await client.printed(request, "begun")
         client.send(p.StopNode(node="desk", incarnation=1))
         assert (await client.receive(p.NodeEnded)).reason == "stopped"
-        assert not alive(started.pid)
+        assert not is_running(started.pid)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +251,7 @@ def test_release_ends_the_kernels_then_the_private_agent(agent: PrivateAgent, wa
             pids = [(await client.start_node(node)).pid for node in ("mini", "desk")]
             client.send(p.Release())
             await client.receive(p.Released)
-            assert not any(alive(pid) for pid in pids)
+            assert not any(is_running(pid) for pid in pids)
             assert agent.process.wait(30) == 0
 
     in_loop(scenario)()

@@ -15,16 +15,13 @@ import pytest
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import same_user_keys
 from tests.agent_client import AgentClient, PrivateAgent
+from tests.cluster import is_running
 from tests.conftest import Agents
 from tests.in_loop import in_loop
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
 WORKER = "import subprocess\nchild = subprocess.Popen(['sleep', '300'])\nprint('child', child.pid, flush=True)"
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 async def start_with_child(client: AgentClient) -> list[int]:
@@ -45,7 +42,7 @@ async def test_kernels_and_what_they_started_end_when_the_agent_is_killed(
             request = client.execute("import time\nprint('busy')\ntime.sleep(300)")
             await client.printed(request, "busy")
             agent.process.kill()
-            await client.until(lambda: not any(map(alive, pids)), "the kernel and its child to end")
+            await client.until(lambda: not any(map(is_running, pids)), "the kernel and its child to end")
 
 
 def test_kernels_say_agent_ended_when_it_is_terminated(jupyter_dirs: Path) -> None:
@@ -59,7 +56,7 @@ def test_kernels_say_agent_ended_when_it_is_terminated(jupyter_dirs: Path) -> No
                 assert (ended.asked, ended.reason) == (False, "agent ended")
                 await client.until(lambda: agent.process.poll() is not None, "the agent to end")
                 assert agent.process.returncode == 0
-                assert not any(map(alive, pids))
+                assert not any(map(is_running, pids))
 
     in_loop(scenario)()
     assert same_user_keys("agent") == {}
@@ -86,7 +83,7 @@ def test_kernels_end_when_the_coordinator_is_silent_for_longer_than_the_lease(
                 pids.extend(await start_with_child(client))
 
         in_loop(scenario)()
-        wait_until(lambda: not any(map(alive, pids)), 60, "the kernels to end")
+        wait_until(lambda: not any(map(is_running, pids)), 60, "the kernels to end")
         assert agent.process.wait(30) == 0
         assert "silent" in agent.log() or "no word" in agent.log()
 
@@ -174,7 +171,7 @@ def test_shared_agent_stays_when_a_cluster_is_over(agents: Agents, wait_until: C
                 started = await client.start_node()
                 client.send(p.Release())
                 await client.receive(p.Released)
-                assert not alive(started.pid)
+                assert not is_running(started.pid)
 
     in_loop(scenario)()
     assert agents.processes["mini"].poll() is None

@@ -193,6 +193,28 @@ def test_the_cell_that_waits_in_the_notebook_is_freed_with_a_click(page: "Page")
     wait_for_other_text(loss(page, "local"))
 
 
+def connect_only_after_a_click(page: "Page") -> None:
+    """The sidebar's own tries fail from now on until "Try now" is pressed: else one may be faster than the test."""
+    page.evaluate(
+        """() => {
+            const settings = window.jupyterapp.serviceManager.serverSettings;
+            const Real = settings.WebSocket;
+            settings.WebSocket = class extends Real {
+                constructor(url, protocols) {
+                    super(url.includes('/notebook-cluster/') ? 'ws://127.0.0.1:1/' : url, protocols);
+                }
+            };
+            const pressed = event => {
+                if (event.target.closest('.nbc-side-banner button')) {
+                    settings.WebSocket = Real;
+                    document.removeEventListener('click', pressed, true);
+                }
+            };
+            document.addEventListener('click', pressed, true);
+        }"""
+    )
+
+
 def test_a_banner_says_that_the_server_is_gone_until_it_is_back(page: "Page", lab: Lab) -> None:
     assert page.locator(".nbc-side-banner").count() == 0
     before = round_number(page)
@@ -202,6 +224,7 @@ def test_a_banner_says_that_the_server_is_gone_until_it_is_back(page: "Page", la
     assert page.get_by_role("switch").is_disabled()
     assert cluster(page).get_by_role("button", name="Stop cell").is_disabled()
     assert node(page, "local").count() == 1  # what was known stays
+    connect_only_after_a_click(page)
     lab.start()
     close_dialogs(page)
     page.get_by_role("button", name="Try now").click()

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, list_clusters
@@ -97,6 +98,13 @@ def test_the_lease_ends_a_cluster_that_nobody_looks_at() -> None:
     pid = cluster.connection.file.pid
     cluster.close()
     wait_until(lambda: not is_running(pid), 60, "the coordinator to end")
+
+
+def test_a_process_that_ends_between_two_looks_at_it_is_not_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait(30)
+    monkeypatch.setattr(psutil, "pid_exists", lambda pid: True)  # as the first look found
+    assert not is_running(process.pid)
 
 
 def test_kernels_and_private_agent_end_when_no_coordinator_comes_back_within_their_lease(
