@@ -1,5 +1,6 @@
 """The REST address of the jupyter-server extension, in a real jupyter_server."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,7 +12,7 @@ from jupyter_core.paths import jupyter_path
 from tornado.httpclient import HTTPClientError
 from tornado.websocket import WebSocketHandler
 
-from notebook_cluster.server import _load_jupyter_server_extension
+from notebook_cluster.server.extension import say_what_there_is
 from notebook_cluster.server.handlers import handlers
 
 pytest_plugins = ["pytest_jupyter.jupyter_server"]
@@ -26,13 +27,31 @@ def jp_server_config() -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def hub_ends_with_the_server(request: pytest.FixtureRequest) -> Iterator[None]:
+def hub_ends_before_the_folders_go(request: pytest.FixtureRequest) -> Iterator[None]:
     if "jp_serverapp" not in request.fixturenames:
         yield
         return
     server, loop = request.getfixturevalue("jp_serverapp"), request.getfixturevalue("jp_asyncio_loop")
     yield
     loop.run_until_complete(server.web_app.settings["notebook_cluster_hub"].close())
+
+
+def hub_tasks() -> list[str]:
+    """What a hub still does in this loop."""
+    coroutines = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]
+    return [name for name in coroutines if name.startswith("Hub.")]
+
+
+async def test_a_server_that_ends_leaves_no_task_of_the_hub(
+    jp_serverapp: Any, jupyter_dirs: Path, jp_fetch: Fetch
+) -> None:
+    await jp_fetch("notebook-cluster", "overview")  # it runs
+    assert sorted(hub_tasks()) == ["Hub._look_again_and_again", "Hub._tell"]
+    # What a server does between its signal and its end.
+    await jp_serverapp.cleanup_extensions()
+    assert hub_tasks() == []
+    jp_serverapp.web_app.settings["notebook_cluster_hub"].start()  # as a callback that comes late would
+    assert hub_tasks() == []
 
 
 async def test_a_user_without_clusters_gets_an_empty_list(jp_fetch: Fetch, jupyter_dirs: Path) -> None:
@@ -78,13 +97,13 @@ async def test_no_stream_opens_without_the_token(jp_ws_fetch: Fetch, address: st
     assert refused.value.code == 403
 
 
-async def test_a_missing_jupyterlab_part_is_said_with_the_way_to_get_it(
-    jp_serverapp: Any, jupyter_dirs: Path, caplog: pytest.LogCaptureFixture
+def test_a_missing_jupyterlab_part_is_said_with_the_way_to_get_it(
+    jp_environ: None, jupyter_dirs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def said() -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.INFO):
-            _load_jupyter_server_extension(jp_serverapp)
+            say_what_there_is(logging.getLogger("test"))
         messages = [record.getMessage() for record in caplog.records]
         assert "notebook-cluster: clusters are listed at notebook-cluster/api/clusters" in messages
         return [message for message in messages if "JupyterLab part" in message]
@@ -106,8 +125,6 @@ async def test_the_overview_of_a_user_without_clusters_has_none(jp_fetch: Fetch,
 async def test_a_running_cluster_is_listed_with_its_nodes(
     jp_fetch: Fetch, jupyter_dirs: Path, no_processes_left: str
 ) -> None:
-    import asyncio
-
     from notebook_cluster.client import Cluster
 
     cluster = await asyncio.to_thread(Cluster.start, "listed", local=1)

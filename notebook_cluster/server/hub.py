@@ -54,7 +54,7 @@ class Hub:
 
     def start(self) -> None:
         """Look for clusters from now on."""
-        if not self._work:
+        if not self._work and not self._closing:
             self._work = [asyncio.ensure_future(self._look_again_and_again()), asyncio.ensure_future(self._tell())]
 
     async def close(self) -> None:
