@@ -132,6 +132,40 @@ def test_a_momentum_saved_by_torch_nodes_is_gone_on_with_by_mlx_nodes(tmp_path: 
 # ---- DataParallel ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", ["allreduce", "server"])
+def test_a_gradient_that_no_node_has_leaves_the_parameter_alone_on_mlx_too(tmp_path: Path, mode: str) -> None:
+    """mlx has no None: an mlx node has a gradient of every parameter, if it has work at all."""
+
+    def cell(node: Node) -> Any:
+        adapter = adapted(node)
+        settings = {"momentum": 0.9, "weight_decay": 0.1}
+        optimizer = mlx_optim.SGD(0.01, **settings)
+        if not is_mlx(node):
+            optimizer = torch.optim.SGD(adapter.model.parameters(), lr=0.01, **settings)
+        sync = nc.DataParallel(adapter.model, optimizer, mode=mode, resend=None)
+        bits = []
+        for step, working in enumerate([True, False, True]):
+            given = give(adapter, values(10 * step))
+            if is_mlx(node) and not working:
+                given = {}
+            if not is_mlx(node) and step:
+                list(adapter.model.parameters())[-1].grad = None
+            before = adapter.read()
+            sync.step(samples=8 if working or not is_mlx(node) else 0, **given)
+            moved = adapter.layout.tensors(adapter.read() != before)
+            bits.append([bool(tensor.any()) for tensor in moved.values()])
+        return adapter.read(), bits
+
+    names = ["m", "t"] if mode == "server" else ["t", "m"]
+    with Cluster(names, tmp_path) as cluster:
+        results = cluster.run(on_this_thread(cell))
+    np.testing.assert_allclose(results["t"][0], results["m"][0], rtol=0, atol=1e-6)
+    for _, (first, second, third) in results.values():
+        assert all(first)
+        assert second.count(False) == 1
+        assert all(third)
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_torch_and_mlx_make_the_same_steps_where_numbers_are_exact(tmp_path: Path, accumulate: int) -> None:
     def cell(node: Node) -> list[Any]:
@@ -199,6 +233,24 @@ def optimizers() -> list[Any]:
             [mlx_optim.Lion(0.001), mlx_optim.Adafactor()], [lambda name, weight: name.endswith("bias")]
         ),
     ]
+
+
+@pytest.mark.parametrize("make", optimizers(), ids=["SGD", "AdamW on a schedule", "two in one"])
+def test_who_is_left_alone_keeps_its_state(make: Any) -> None:
+    model, optimizer = Ours(), make()
+    adapter = MlxParameters(model)
+    tensors = len(adapter.layout.schema)
+    for step, alone in enumerate([0, None, 1]):
+        there = [index != alone for index in range(tensors)]
+        name = None if alone is None else adapter.layout.schema[alone][0]
+        kept = {key: value for key, value in state_of(optimizer).items() if name and f"{name}." in f"{key}."}
+        before = adapter.read()
+        adapter.optimizer_step(optimizer, values(step + 1), 1, there)
+        moved = [bool(tensor.any()) for tensor in adapter.layout.tensors(adapter.read() != before).values()]
+        assert moved == there
+        if name and step:
+            assert kept
+            assert {key: value for key, value in state_of(optimizer).items() if key in kept} == kept
 
 
 @pytest.mark.parametrize("make", optimizers(), ids=["SGD", "AdamW on a schedule", "two in one"])

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from notebook_cluster.coordinator.jobs_state import Job, Turn, change, is_current
 from notebook_cluster.protocol.rounds import Arrived, Member, Prepared, Refused, RegisterRefused, Stalled
+from notebook_cluster.training.gradient_flags import byte_count
 
 
 def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
@@ -38,6 +39,12 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
             node,
             f"the work of {node!r} for round {message.round} holds NaN or infinity: lower its learning rate",
         )
+    elif message.samples and len(message.gradients) not in (0, byte_count(len(register.schema))):
+        reason = (
+            f"the work of {node!r} for round {message.round} has bytes for {8 * len(message.gradients)} tensors to say "
+            f"which have a gradient, and the model has {len(register.schema)}: it is not used"
+        )
+        refuse(turn, job, node, reason)
     elif message.samples and _was_refused(job, node, message):
         reason = f"the work of {node!r} for round {message.round} was refused before the coordinator was started again"
         refuse(turn, job, node, reason)

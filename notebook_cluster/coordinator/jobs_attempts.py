@@ -11,6 +11,7 @@ from notebook_cluster.coordinator.jobs_commit import agree
 from notebook_cluster.coordinator.jobs_gathering import gathered, outer_settings
 from notebook_cluster.coordinator.jobs_state import Job, Open, RoundsSettings, Turn, change, is_current, live
 from notebook_cluster.protocol.rounds import Complete, Finished, Member, Seal, Slice, fragment_of
+from notebook_cluster.training.gradient_flags import any_of
 from notebook_cluster.training.outer_settings import float_bits
 
 # ---- deciding ------------------------------------------------------------------------------------------------
@@ -62,8 +63,7 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
         )
         for name, arrived in arrivals.items()
     ]
-    owners = [member.name for member in members if member.weight_bits]
-    contributors = len(owners)
+    owners = counted = [member.name for member in members if member.weight_bits]
     if owners and job.settings.mode == "server":
         owners = [_server(job, members)]
     settings, fragment = job.settings, fragment_of(job.round + 1, job.settings.fragments)
@@ -76,10 +76,11 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
         attempt=job.attempt,
         members=members,
         slices=_slices(owners, blocks, turn.state.settings, whole=job.settings.mode == "server"),
-        outer=outer_settings(turn, job, arrivals, contributors),
+        outer=outer_settings(turn, job, arrivals, len(counted)),
         base_hash=job.state_hash,
         fragment=fragment,
         last=ending and not _coming(turn, job, names),
+        gradients=any_of(arrivals[name].gradients for name in counted),
     )
     turn.log("seal", job, seal=to_builtins(seal))
     job.open = Open(seal, frozenset(arrivals))

@@ -138,6 +138,9 @@ class Arrived(Message, frozen=True):
     """The outer settings it wants; of the members that want any, that of the lowest rank decides."""
     more: bool = False
     """It has work in other fragments too: the rounds go on until those had their turn."""
+    gradients: bytes = b""
+    """Of gradients: a bit for each tensor of the schema that it has one of; empty: of all
+    (:mod:`notebook_cluster.training.gradient_flags`)."""
 
 
 class Close(Message, frozen=True):
@@ -176,6 +179,9 @@ class Seal(Message, frozen=True):
     fragment: int = 0
     last: bool = False
     """Every member is finishing: after COMMIT ``finish()`` returns."""
+    gradients: bytes = b""
+    """Of gradients: the tensors that any member whose work counts has one of, as in Arrived. The others' mean is none:
+    the optimiser leaves them alone."""
 
 
 class Prepared(Message, frozen=True):

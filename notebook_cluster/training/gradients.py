@@ -7,6 +7,7 @@ statistics of normalisation layers are averaged like gradients. Main thread only
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from msgspec import structs
 from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.training.device_encoding import encoder_of, on_host
 from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.gradient_flags import packed, unpacked
 from notebook_cluster.training.member_types import Apply, Boundary
 from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.replica import Replica
@@ -49,7 +51,7 @@ class Gradients(Replica):
     def contribution(self, finishing: bool) -> Boundary:
         """The mean gradient of the steps since the last round, or the parameters; encoded once."""
         self.parameters.check()
-        self._next_error = self._error
+        self._next_error, error = self._error, self._error
         wire, more = self.fragments.wire(self.round + 1), False
         empty = Boundary(b"", 0.0, 0, finishing=finishing, base=self.state_hash, base_round=self.round)
         if self.fragments.is_exact(self.round + 1):
@@ -61,15 +63,20 @@ class Gradients(Replica):
             samples, steps = self.samples, self.steps
             if not samples:
                 return empty
-            there = self._encoder.encode_gradients(wire, steps, self._error) if self._encoder is not None else None
+            flags = self.parameters.gradients_there()
+            empty = structs.replace(empty, gradients=packed(flags))
+            waits = [part for part, flag in zip(self._parts(), flags, strict=True) if not flag]
+            if error is not None and waits:
+                error = _without(error, waits)
+            there = self._encoder.encode_gradients(wire, steps, error) if self._encoder is not None else None
             if there is not None:
-                self._next_error = there.left
+                self._next_error = self._with(there.left, waits)
                 return structs.replace(empty, encoded=there.data, samples=samples, steps=steps, norm=there.norm)
             values = self.parameters.read_gradients()
             trained = values[: wire.parameters]
             np.divide(trained, np.float32(steps), out=trained)
-            if self._error is not None:
-                values += on_host(self._error)
+            if error is not None:
+                values += on_host(error)
         with np.errstate(all="ignore"):
             norm = float(np.linalg.norm(values))
         try:
@@ -77,7 +84,7 @@ class Gradients(Replica):
         except NotFiniteError:
             return structs.replace(empty, samples=samples, steps=steps, finite=False, more=more)
         if wire.codec.lossy and steps:
-            self._next_error = values - wire.decode(encoded)
+            self._next_error = self._with(values - wire.decode(encoded), waits)
         return structs.replace(empty, encoded=encoded, samples=samples, steps=steps, norm=norm, more=more)
 
     def apply(self, commit: Apply) -> None:
@@ -89,7 +96,7 @@ class Gradients(Replica):
             if commit.counted:
                 self._error = self._next_error
             if commit.members:
-                self._step(commit.momentum, len(commit.members))
+                self._step(commit.momentum, len(commit.members), commit.gradients)
             self._clear()
         self._hold(commit.round, commit.theta, commit.momentum, commit.state_hash)
 
@@ -123,8 +130,24 @@ class Gradients(Replica):
         """The model as it is: between two steps it holds the global parameters on every node."""
         yield
 
-    def _step(self, mean: Vector, nodes: int) -> None:
-        self.parameters.optimizer_step(self._optimizer, mean, self._factor(nodes))
+    def _step(self, mean: Vector, nodes: int, gradients: bytes) -> None:
+        self.parameters.optimizer_step(self._optimizer, mean, self._factor(nodes), self._unpacked(gradients))
+
+    def _unpacked(self, gradients: bytes) -> list[bool]:
+        """For each tensor whether any node has a gradient of it."""
+        return unpacked(gradients, len(self.parameters.layout.schema))
+
+    def _parts(self) -> list[slice]:
+        """Where each tensor lies in the vector."""
+        layout = self.parameters.layout
+        return [slice(*edges) for edges in itertools.pairwise([*layout.starts, layout.size])]
+
+    def _with(self, left: Any, waits: list[slice]) -> Any:
+        """What a contribution leaves, together with the error feedback that waited."""
+        if self._error is not None:
+            for part in waits:
+                left[part] = _like(self._error[part], left)
+        return left
 
     def _factor(self, nodes: int) -> int:
         """Of the learning rate, for a step with the gradients of so many nodes."""
@@ -139,3 +162,21 @@ class Gradients(Replica):
     def _clear(self) -> None:
         self.parameters.clear_gradients(self._optimizer)
         self._counted = [self._done]
+
+
+def _without(error: Any, waits: list[slice]) -> Any:
+    """Error feedback of tensors without a gradient is not sent: where nobody has one the optimiser would not see it,
+    and it would be lost. It waits until there is one."""
+    sent = error.copy() if isinstance(error, np.ndarray) else error.clone()
+    for part in waits:
+        sent[part] = 0
+    return sent
+
+
+def _like(values: Any, other: Any) -> Any:
+    """``values`` where ``other`` is: on the host, or on a device."""
+    if isinstance(other, np.ndarray):
+        return on_host(values)
+    import torch
+
+    return torch.as_tensor(values, device=other.device)

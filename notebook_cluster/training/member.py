@@ -178,6 +178,7 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
             steps,
             state.bytes_sent,
             server_of(exchange.seal) if state.fragments is not None and state.fragments.served else "",
+            exchange.seal.gradients,
         )
     )
 

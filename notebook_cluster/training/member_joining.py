@@ -99,6 +99,7 @@ def current_arrival(state: MemberState) -> Arrived | None:
         outer=mine.outer,
         fragment=state.fragments.of_round(state.round + 1) if state.fragments is not None else 0,
         more=mine.more,
+        gradients=mine.gradients,
     )
 
 

@@ -74,7 +74,8 @@ def _let_step(state: MemberState, exchange: Exchange, mean: Vector, nodes: int, 
         raise NotFiniteError("NaN or infinity in the mean")
     state.exchange = exchange = copy(exchange)
     exchange.stepping = True
-    effects.append(TakeStep(exchange.seal.round, exchange.seal.attempt, mean, nodes))
+    seal = exchange.seal
+    effects.append(TakeStep(seal.round, seal.attempt, mean, nodes, seal.gradients))
 
 
 def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:

@@ -54,6 +54,8 @@ class Boundary(msgspec.Struct, frozen=True):
     """Of gradients: the hash of the state that they were computed on. On another one they are not used."""
     base_round: int = 0
     """The round of that state."""
+    gradients: bytes = b""
+    """Of gradients: the tensors that this node has one of (:mod:`.gradient_flags`)."""
 
 
 class Advance(msgspec.Struct, frozen=True):
@@ -150,6 +152,8 @@ class TakeStep(msgspec.Struct, frozen=True):
     attempt: int
     mean: "Vector"
     nodes: int
+    gradients: bytes = b""
+    """The tensors that any of them has one of (:mod:`.gradient_flags`)."""
 
 
 class Apply(msgspec.Struct, frozen=True):
@@ -169,6 +173,8 @@ class Apply(msgspec.Struct, frozen=True):
     bytes_sent: int
     server: str = ""
     """The node whose optimiser made the step, where one does it for all."""
+    gradients: bytes = b""
+    """As in TakeStep."""
 
 
 class Rebase(msgspec.Struct, frozen=True):

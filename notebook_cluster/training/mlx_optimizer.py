@@ -77,6 +77,21 @@ def put_state(optimizer: Any, kept: list[Any]) -> None:
         _replace(leaf, _copied(state))
 
 
+def put_back(optimizer: Any, kept: list[Any], parameters: dict[str, Any]) -> None:
+    """What :func:`kept_state` gave becomes the state of these ``parameters`` (name -> array) again, after a step that
+    was not theirs; of one that had none yet the state begins."""
+    for leaf, before in zip(_leaves(optimizer), kept, strict=True):
+        for name, array in parameters.items():
+            state, old = _state_of(leaf.state, name), _state_of(before, name)
+            if not state:  # another leaf steps it
+                continue
+            state.clear()
+            if old:
+                state.update(old)
+            else:
+                leaf.init_single(array, state)
+
+
 def count_steps(optimizer: Any, steps: int) -> None:
     """So many steps were made for this optimizer."""
     if steps:
@@ -181,6 +196,16 @@ def _kept(tree: Any, where: str) -> Iterator[tuple[str, set[str]]]:
     for name, value in items:
         if isinstance(value, dict | list | tuple):
             yield from _kept(value, f"{where}.{name}" if where else str(name))
+
+
+def _state_of(tree: Any, name: str) -> dict[str, Any] | None:
+    """What is kept for the parameter of this name."""
+    for key in name.split("."):
+        if isinstance(tree, list | tuple):
+            tree = tree[int(key)] if key.isdigit() and int(key) < len(tree) else None
+        else:
+            tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) else None
 
 
 def _replace(leaf: Any, state: dict[str, Any]) -> None:

@@ -85,6 +85,11 @@ class MlxParameters:
             trained = np.zeros(self.layout.size - self.layout.buffers, np.float32)
         return np.concatenate([trained, *([_joined(buffers)] if buffers else [])])
 
+    def gradients_there(self) -> list[bool]:
+        """mlx has no None: a parameter that the loss does not depend on has a gradient of zeros."""
+        parameters, buffers = self._named()
+        return [self._gradients is not None] * len(parameters) + [True] * len(buffers)
+
     def clear_gradients(self, optimizer: Any = None) -> None:
         """The sum begins anew; an mlx optimizer holds no gradients."""
         self._gradients = None
@@ -102,9 +107,10 @@ class MlxParameters:
         if scale_lr:
             mlx_optimizer.check_rate(optimizer)
 
-    def optimizer_step(self, optimizer: Any, mean: Vector, factor: int) -> None:
+    def optimizer_step(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> None:
         """The step of all nodes with their ``mean`` gradient, zeros included, and ``factor`` times the learning rate:
-        what ``optimizer.update`` does on one machine. An array with two names gets one step and stays shared."""
+        what ``optimizer.update`` does on one machine. An array with two names gets one step and stays shared. Where
+        only nodes with torch had work, there may be no gradient of some parameters: these stay as they are."""
         import mlx.core as mx
         from mlx.utils import tree_unflatten
 
@@ -113,13 +119,17 @@ class MlxParameters:
         tensors = self.layout.tensors(mean)
         new = {name: mx.array(tensors[name]).astype(array.dtype) for name, array in (parameters | buffers).items()}
         gradients = tree_unflatten([(name, new[name]) for name in parameters])
+        alone = {name: array for (name, array), given in zip(parameters.items(), there, strict=False) if not given}
+        before = mlx_optimizer.kept_state(optimizer) if alone else []
         mlx_optimizer.make_step(optimizer, self.model, gradients, factor)
-        self._update(self._named()[0] | {name: new[name] for name in buffers})
+        if alone:
+            mlx_optimizer.put_back(optimizer, before, alone)
+        self._update(self._named()[0] | alone | {name: new[name] for name in buffers})
 
-    def step_aside(self, optimizer: Any, mean: Vector, factor: int) -> tuple[Vector, list[Any]]:
+    def step_aside(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> tuple[Vector, list[Any]]:
         model, before = self.snapshot(), mlx_optimizer.kept_state(optimizer)
         try:
-            self.optimizer_step(optimizer, mean, factor)
+            self.optimizer_step(optimizer, mean, factor, there)
             return self.read(), mlx_optimizer.kept_state(optimizer)
         finally:
             mlx_optimizer.put_state(optimizer, before)

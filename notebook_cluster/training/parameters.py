@@ -122,21 +122,28 @@ class WithGradients(Parameters, Protocol):
     def read_gradients(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """A new float32 vector: gradients (zeros where there is none) and, behind them, the buffers' values."""
 
+    def gradients_there(self) -> list[bool]:
+        """For each tensor of ``layout`` whether it has a gradient, be it 0; True for buffers. A framework without None
+        gives one for every trainable parameter."""
+
     def clear_gradients(self, optimizer: Any = None) -> None:
         """There is no gradient any more, of what ``optimizer`` steps neither."""
 
     def check_optimizer(self, optimizer: Any, scale_lr: bool) -> None:
         """Raises:
         TypeError: ``optimizer`` is not of the model's framework.
-        ValueError: it has no learning rate that ``scale_lr`` could multiply.
+        ValueError: it takes sparse gradients only, or has no learning rate that ``scale_lr`` could multiply.
         """
 
-    def optimizer_step(self, optimizer: Any, mean: np.ndarray[Any, np.dtype[np.float32]], factor: int) -> None:
+    def optimizer_step(
+        self, optimizer: Any, mean: np.ndarray[Any, np.dtype[np.float32]], factor: int, there: list[bool]
+    ) -> None:
         """A step of ``optimizer`` with ``factor`` times its learning rate. ``mean``: what :meth:`read_gradients` gave,
-        averaged over nodes; its buffers become the model's."""
+        averaged over nodes; its buffers become the model's. ``there``: as :meth:`gradients_there`, of any node;
+        parameters of which nobody has a gradient are left alone, and what ``optimizer`` has gathered for them too."""
 
     def step_aside(
-        self, optimizer: Any, mean: np.ndarray[Any, np.dtype[np.float32]], factor: int
+        self, optimizer: Any, mean: np.ndarray[Any, np.dtype[np.float32]], factor: int, there: list[bool]
     ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], Any]:
         """Where :meth:`optimizer_step` would lead: the parameters (as :meth:`read`), and the optimizer's state for
         :meth:`put_state`. Model, gradients and ``optimizer`` are as before, also when the step fails."""

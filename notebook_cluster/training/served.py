@@ -63,7 +63,9 @@ class ServedGradients(Gradients):
     def serve(self, step: TakeStep) -> Vector:
         """The parameters that the optimiser makes of the mean gradient; model and optimiser stay as they are. A step
         to NaN or infinity is not taken: then these are the parameters of the round before."""
-        theta, after = self.parameters.step_aside(self._optimizer, step.mean, self._factor(step.nodes))
+        theta, after = self.parameters.step_aside(
+            self._optimizer, step.mean, self._factor(step.nodes), self._unpacked(step.gradients)
+        )
         if not np.isfinite(theta).all():
             self._warn(
                 f"round {step.round}: the optimizer's step leads to NaN or infinity in the parameters and is not "

@@ -141,9 +141,9 @@ class TorchParameters:
         ]
         return pieces + [tensor.detach().reshape(-1) for tensor in buffers.values()]
 
-    def load_gradients(self, vector: Vector) -> None:
-        """Write what :meth:`read_gradients` gave, averaged over nodes. A gradient that is 0 everywhere becomes None, on
-        every node alike: the optimiser leaves such parameters alone."""
+    def load_gradients(self, vector: Vector, there: list[bool]) -> None:
+        """Write what :meth:`read_gradients` gave, averaged over nodes. A gradient that is not ``there`` becomes None,
+        on every node alike: the optimiser leaves such parameters alone."""
         import torch
 
         self.check()
@@ -155,10 +155,14 @@ class TorchParameters:
                 part = flat[start : start + tensor.numel()].view(tensor.shape)
                 if index >= len(parameters):
                     tensor.copy_(part)
-                elif bool(part.any()):
+                elif there[index]:
                     tensor.grad = part.to(tensor.device, tensor.dtype, copy=True)
                 else:
                     tensor.grad = None
+
+    def gradients_there(self) -> list[bool]:
+        parameters, buffers = self._named()
+        return [tensor.grad is not None for tensor in parameters.values()] + [True] * len(buffers)
 
     def has_gradients(self) -> bool:
         """True when some trainable parameter has one."""
@@ -173,16 +177,25 @@ class TorchParameters:
     def check_optimizer(self, optimizer: Any, scale_lr: bool) -> None:
         """Raises:
         TypeError: not a torch optimizer.
+        ValueError: it takes sparse gradients only.
         """
+        import torch
+
         if not hasattr(optimizer, "param_groups"):
             raise TypeError(
                 f"optimizer={type(optimizer).__name__} is no torch optimizer: pass a torch.optim optimizer of this "
                 "torch.nn.Module"
             )
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise ValueError(
+                f"optimizer={type(optimizer).__name__} takes sparse gradients only, and the mean gradient of all nodes "
+                "is dense: use torch.optim.Adam with nc.DataParallel, or nc.DiLoCo, with which each node steps with "
+                "its own gradients"
+            )
 
-    def optimizer_step(self, optimizer: Any, mean: Vector, factor: int) -> None:
+    def optimizer_step(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> None:
         """The step of all nodes with their ``mean`` gradient and ``factor`` times the learning rate of each group."""
-        self.load_gradients(mean)
+        self.load_gradients(mean, there)
         groups = optimizer.param_groups
         rates = [group["lr"] for group in groups]
         if factor != 1:
@@ -194,11 +207,11 @@ class TorchParameters:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
-    def step_aside(self, optimizer: Any, mean: Vector, factor: int) -> tuple[Vector, OptimizerState]:
+    def step_aside(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> tuple[Vector, OptimizerState]:
         model, before = self.snapshot(), OptimizerState.of(optimizer).copy()
         gradients = [(tensor, tensor.grad) for tensor in self.model.parameters()]
         try:
-            self.optimizer_step(optimizer, mean, factor)
+            self.optimizer_step(optimizer, mean, factor, there)
             return self.read(), OptimizerState.of(optimizer)
         finally:
             before.put(optimizer)
