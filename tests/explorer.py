@@ -4,18 +4,19 @@ Models of one to three fragments, with and without overlap, waiting for all or f
 step, with an optimiser on each node, or on one for all, that takes the mean away from the parameters.
 Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and
 pairs of nodes are cut for a while, the coordinator crashes between any two of its effects and comes back from what it
-logged. Everything follows from one seed.
+logged. One node may get some of its sums wrong. Everything follows from one seed.
 """
 
 import random
 from collections import deque
+from contextlib import contextmanager
 
 import numpy as np
 from msgspec.structs import replace
 
 from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Register
-from notebook_cluster.training import member
+from notebook_cluster.training import member, member_exchange
 from notebook_cluster.training import member_types as m
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.member_state import MemberSettings
@@ -160,7 +161,8 @@ class Node:
             self.phase = "training"
 
     def feed(self, event):
-        self.state, effects = member.apply(self.state, event)
+        with self.world.sums_of(self):
+            self.state, effects = member.apply(self.state, event)
         exchange = self.state.exchange
         if exchange is not None and self.seen is not exchange.seal:
             self.seen = exchange.seal
@@ -226,6 +228,8 @@ class Node:
                 self.contribution = 0
             case m.Finish():
                 self.finish()
+            case m.Fail() if self.world.wrong is not None and "twice" in effect.reason:
+                self.phase = "done"
             case m.Fail():
                 raise Broken(f"{self.name} was told: {effect.reason}")
 
@@ -302,6 +306,8 @@ class World:
         self.calm = not self.faults and not self.loss and self.quorum is None
         self.apart = False
         self.actions = 0
+        self.wrong = None
+        """(node, share): that node gets this share of its next states wrong."""
 
     # ---- numbers
 
@@ -341,6 +347,25 @@ class World:
         if bad:
             self.bad.add(number)
         return number
+
+    @contextmanager
+    def sums_of(self, node):
+        """The node computes its next state wrongly, if it is one that does."""
+        name, share = self.wrong or ("", 0.0)
+        if node.name != name or self.rng.random() >= share:
+            yield
+            return
+
+        def computed(state, exchange):
+            theta, momentum = right(state, exchange)
+            wrong = np.float32(self.rng.choice((1e-3, 1.0))) if exchange.seal.slices else np.float32(0.0)
+            return theta + wrong, momentum
+
+        right, member_exchange.computed = member_exchange.computed, computed
+        try:
+            yield
+        finally:
+            member_exchange.computed = right
 
     # ---- what must hold
 

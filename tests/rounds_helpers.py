@@ -64,14 +64,14 @@ class Cluster:
             )  # fmt: skip
         return effects
 
-    def prepare(self, names="abc", *, number=1, attempt=1, state_hash="h1", slices=("x",)):
+    def prepare(self, names="abc", *, number=1, attempt=1, state_hash="h1", slices=("x",), flushes=False):
         effects = []
         for name in names:
             effects += self.say(
                 name,
                 p.Prepared(
                     job="model", round=number, attempt=attempt, incarnation=self.incarnations[name],
-                    slice_hashes=list(slices), state_hash=state_hash,
+                    slice_hashes=list(slices), state_hash=state_hash, flushes=flushes,
                 ),
             )  # fmt: skip
         return effects

@@ -57,6 +57,23 @@ def test_schedules_in_which_one_node_steps_for_all():
         assert all(len(record["commit"]["members"]) == 0 or len(record["slices"]) == 1 for record in commits_of(world))
 
 
+@pytest.mark.parametrize("share", [0.3, 1.0], ids=["now and then", "always"])
+def test_a_state_that_one_node_computes_wrongly_is_never_committed(share):
+    """Alone in a round it would be believed, so nothing else goes wrong and nobody is left behind."""
+    stopped = 0
+    for seed in range(300):
+        world = World(seed, nodes=2 + seed % 4, faults=(), gradients=False)
+        world.quorum, world.nan, world.again, world.calm = None, 0.0, False, False
+        world.wrong = (f"n{seed % 3 % len(world.nodes)}", share)
+        world.run()
+        ends = {node.state.state_hash for node in world.nodes.values()}
+        assert ends <= {record["commit"]["state_hash"] for record in commits_of(world)} | {world.chain[0]}
+        stops = [record for record in world.log if record["kind"] == "stop"]
+        assert not stops or len(world.nodes) == 2, seed
+        stopped += len(stops)
+    assert stopped > (60 if share == 1.0 else 0)
+
+
 def commits_of(world):
     return [record for record in world.log if record["kind"] == "commit"]
 

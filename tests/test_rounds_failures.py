@@ -274,12 +274,109 @@ def test_a_slice_that_differs_names_its_owner():
     assert "the mean it got from 'b' differs" in told(effects, "error")[0]
 
 
-def test_of_two_the_lowest_rank_counts():
-    cluster = Cluster("ab").train("ab")
+def differing(cluster=None, names="ab", **fields):
+    """Members of round 1 that are PREPARED with different states, the first one as h1."""
+    cluster = cluster or Cluster(names).train(names)
+    cluster.arrive(names)
+    cluster.prepare(names[1:], state_hash="odd", **fields)
+    return cluster
+
+
+def test_of_two_that_differ_nobody_counts_and_the_same_work_is_sealed_once_more():
+    cluster = differing()
+    effects = cluster.prepare("a")
+    assert not sent(effects, p.Commit)
+    first, again = (r["seal"] for r in cluster.log if r["kind"] == "seal")
+    assert (again["round"], again["attempt"], again["members"]) == (1, 2, first["members"])
+    assert told(effects, "warning") == [
+        "round 1 of 'model' came out unlike on 'a' (h1) and 'b' (odd), and no more than half agree: it is played again"
+    ]
+    assert sent(cluster.prepare("ab", attempt=2), p.Commit).keys() == {"a", "b"}
+    assert rounds.job_views(cluster.state)[0].hash_mismatches == 1
+
+
+def stopped(names="ab", about=None, **fields):
+    """The round differed twice: what the coordinator did then."""
+    cluster = Cluster(names)
+    for name in names:
+        cluster.say(name, register("h0", about=(about or {}).get(name, {})))
+    differing(cluster, names, **fields)
+    cluster.prepare(names[0])
+    cluster.prepare(names[1:], attempt=2, state_hash="odd", **fields)
+    return cluster, cluster.prepare(names[0], attempt=2)
+
+
+def test_a_round_that_differs_twice_stops_the_job_with_one_error_for_all():
+    about = {"a": {"processor": "EPYC", "numpy": "2.4.1"}, "b": {"processor": "M2", "numpy": "2.4.1"}}
+    cluster, effects = stopped(about=about, flushes=True)
+    refused = sent(effects, p.RegisterRefused)
+    assert refused.keys() == {"a", "b"}
+    assert not sent(effects, p.Commit)
+    assert (
+        {message.reason for message in refused.values()}
+        == set(told(effects, "error"))
+        == {
+            "round 1 of 'model' came out unlike on 'a' (h1) and 'b' (odd), twice, and no more than half agree: the job "
+            "stops at round 0. 'b' rounds subnormal numbers to zero, see torch.set_flush_denormal; processor differs "
+            "('a' EPYC, 'b' M2): make them alike; then run the cell again, which goes on from there"
+        }
+    )
+    assert cluster.job.state_hash == "h0"
+
+
+def test_what_stopped_stays_so_in_its_cell_and_after_a_restart_and_goes_on_in_the_next():
+    cluster, _ = stopped()
+    again = register("h0", holds_state=True)
+    assert sent(cluster.say("a", again), p.RegisterRefused, "a")
+    cluster.restart("ab", running="ab")
+    assert sent(cluster.status("a", 0, "h0"), p.RegisterRefused, "a")  # not told before the restart
+    assert not sent(cluster.status("b", 0, "h0", left=True), p.RegisterRefused)
+    assert "twice" in sent(cluster.say("b", again), p.RegisterRefused, "b")[0].reason
+    cluster.feed(rounds.CellStarted(2, ("a", "b")))
+    cluster.say("a", register("h0", holds_state=True, cell=2))
+    answers = sent(cluster.say("b", register("h0", holds_state=True, cell=2)), p.Registered)
+    assert {name: (row.round, row.source) for name, row in answers.items()} == {"a": (0, None), "b": (0, None)}
+
+
+def test_a_node_out_of_reach_when_the_job_stopped_hears_of_it_when_it_is_back():
+    cluster = Cluster().train()
+    cluster.lose("c", gone=False)
     cluster.arrive("ab")
-    cluster.prepare("b", state_hash="odd")
-    assert sent(cluster.prepare("a"), p.Commit) == {"a": cluster.job.last_commit}
+    for attempt in (1, 2):
+        cluster.prepare("b", attempt=attempt, state_hash="odd")
+        effects = cluster.prepare("a", attempt=attempt)
+    assert sent(effects, p.RegisterRefused).keys() == {"a", "b"}
+    back(cluster, "c")
+    assert not cluster.job.participants["c"].active
+
+
+@pytest.mark.parametrize(("states", "commits"), [("xxy", "x"), ("xyy", "y"), ("xyz", ""), ("xxyy", ""), ("xyyyz", "y")])
+def test_more_than_half_of_the_prepared_members_decide(states, commits):
+    names = "abcde"[: len(states)]
+    cluster = Cluster(names).train(names)
+    cluster.arrive(names)
+    for name, state in zip(names, states, strict=True):
+        effects = cluster.prepare(name, state_hash=state)
+    assert (cluster.job.state_hash, bool(sent(effects, p.Commit))) == (commits or "h0", bool(commits))
+
+
+def test_a_member_that_is_lost_once_it_is_prepared_is_still_heard():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("ca")
+    cluster.lose("c")
+    assert sent(cluster.prepare("b", state_hash="odd"), p.Commit).keys() == {"a"}
     assert cluster.job.state_hash == "h1"
+
+
+def test_what_only_lost_members_computed_is_never_committed():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare("bc", state_hash="gone")
+    cluster.lose("b")
+    cluster.lose("c")
+    assert not sent(cluster.prepare("a"), p.Commit)
+    assert sent(cluster.prepare("a", attempt=2), p.Commit)
 
 
 @pytest.mark.parametrize("samples", [float("nan"), float("inf"), -1.0])

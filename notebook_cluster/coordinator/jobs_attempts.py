@@ -7,9 +7,10 @@ so the order in which losses and messages come makes no difference to the rules.
 from msgspec import structs, to_builtins
 
 from notebook_cluster.coordinator.jobs_arrivals import is_there, refuse_out_of_scale
-from notebook_cluster.coordinator.jobs_commit import agree
+from notebook_cluster.coordinator.jobs_commit import commit
 from notebook_cluster.coordinator.jobs_gathering import gathered, outer_settings
 from notebook_cluster.coordinator.jobs_state import Job, Open, RoundsSettings, Turn, change, is_current, live
+from notebook_cluster.coordinator.jobs_unlike import agreed, stop, tell_once_more
 from notebook_cluster.protocol.rounds import Complete, Finished, Member, Seal, Slice, fragment_of
 from notebook_cluster.training.gradient_flags import any_of
 from notebook_cluster.training.outer_settings import float_bits
@@ -130,7 +131,7 @@ def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
     job.open = attempt = structs.replace(attempt, waiting=waiting)
     unprepared = [name for name in turn.by_rank(waiting) if name not in attempt.prepared]
     if not unprepared:
-        agree(turn, job, attempt)
+        _agree(turn, job, attempt)
     elif sources and (lost or attempt.stalled) and sources != attempt.sources:
         job.open = structs.replace(attempt, sources=sources)
         for name in unprepared:
@@ -144,6 +145,20 @@ def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
                     fragment=seal.fragment,
                 ),
             )
+
+
+def _agree(turn: Turn, job: Job, attempt: Open) -> None:
+    """Everybody waited for is PREPARED. Where they computed different states and no more than half agree, the same
+    work is shared out anew, once."""
+    seal, outcome = attempt.seal, agreed(turn, attempt)
+    if outcome is not None:
+        commit(turn, job, attempt, outcome)
+    elif job.unlike != (job.cell, seal.round, seal.base_hash):
+        job.unlike = (job.cell, seal.round, seal.base_hash)
+        tell_once_more(turn, job, attempt)
+        _seal(turn, job, turn.by_rank(attempt.waiting))
+    else:
+        stop(turn, job, attempt)
 
 
 def _reseal(turn: Turn, job: Job, names: list[str]) -> None:

@@ -4,6 +4,7 @@ from msgspec import to_builtins
 
 from notebook_cluster.coordinator.jobs_arrivals import is_there
 from notebook_cluster.coordinator.jobs_state import Job, Open, Turn, change
+from notebook_cluster.coordinator.jobs_unlike import Outcome, tell_mismatches
 from notebook_cluster.protocol.rounds import CatchUp, Commit, OuterSettings, Slice
 
 KEPT_ROUNDS = 4
@@ -13,36 +14,12 @@ KEPT_HASHES = 256
 """Committed rounds whose hash is remembered: how far back a node's state is recognised."""
 
 
-def agree(turn: Turn, job: Job, attempt: Open) -> None:
-    """Everybody waited for is PREPARED: the state that most of them computed is committed."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name in turn.by_rank(attempt.waiting):
-        said = attempt.prepared[name]
-        groups.setdefault((said.state_hash, *said.slice_hashes), []).append(name)
-    winner = max(
-        groups, key=lambda key: len(groups[key])
-    )  # of equally many the one with the lowest rank, which is first
-    for key, names in groups.items():
-        for name in names if key != winner else ():
-            job.hash_mismatches += 1
-            turn.tell("error", _mismatch(attempt, name, key, winner, groups[winner][0]))
-    _commit(turn, job, attempt, winner)
-
-
-def _mismatch(attempt: Open, name: str, key: tuple[str, ...], winner: tuple[str, ...], source: str) -> str:
-    pairs = zip(attempt.seal.slices, key[1:], winner[1:], strict=False)
-    owners = dict.fromkeys(piece.owner for piece, mine, theirs in pairs if mine != theirs)
-    where = f" (the mean it got from {', '.join(map(repr, owners))} differs)" if owners else ""
-    return (
-        f"{name!r} computed another state for round {attempt.seal.round}{where}: {key[0][:8]}, not {winner[0][:8]}; "
-        f"it takes the state from {source!r}"
-    )
-
-
-def _commit(turn: Turn, job: Job, attempt: Open, agreed: tuple[str, ...]) -> None:
+def commit(turn: Turn, job: Job, attempt: Open, agreed: Outcome) -> None:
+    """The state that more than half of the PREPARED members computed is the job's."""
+    tell_mismatches(turn, job, attempt, agreed)
     seal, state_hash = attempt.seal, agreed[0]
     counted = [member.name for member in seal.members if member.weight_bits]
-    commit = Commit(
+    message = Commit(
         job=job.name,
         round=seal.round,
         attempt=seal.attempt,
@@ -54,7 +31,7 @@ def _commit(turn: Turn, job: Job, attempt: Open, agreed: tuple[str, ...]) -> Non
     turn.log(
         "commit",
         job,
-        commit=to_builtins(commit),
+        commit=to_builtins(message),
         members=to_builtins(seal.members),
         slices=to_builtins(seal.slices),
         slice_hashes=list(agreed[1:]),
@@ -65,7 +42,7 @@ def _commit(turn: Turn, job: Job, attempt: Open, agreed: tuple[str, ...]) -> Non
         hash_mismatches=job.hash_mismatches,
     )
     there = {member.name for member in seal.members if is_there(turn, job, member)}
-    advance_to(job, commit, [member.name for member in seal.members], seal.slices, seal.outer)
+    advance_to(job, message, [member.name for member in seal.members], seal.slices, seal.outer)
     for member in seal.members:
         participant = job.participants[member.name]
         if member.weight_bits and participant.incarnation == member.incarnation:
@@ -73,7 +50,7 @@ def _commit(turn: Turn, job: Job, attempt: Open, agreed: tuple[str, ...]) -> Non
         said = attempt.prepared.get(member.name)
         if member.name not in there or said is None or (said.state_hash, *said.slice_hashes) != agreed:
             continue
-        turn.send(member.name, commit)
+        turn.send(member.name, message)
         still_in = participant.active and not seal.last
         change(job, member.name, held=(job.round, state_hash), arrived=None, active=still_in, asked=0)
 

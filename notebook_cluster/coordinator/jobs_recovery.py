@@ -9,6 +9,7 @@ from notebook_cluster.coordinator.jobs_arrivals import on_arrived
 from notebook_cluster.coordinator.jobs_commit import advance_to
 from notebook_cluster.coordinator.jobs_registration import new_base
 from notebook_cluster.coordinator.jobs_state import Job, NodeState, Open, Participant, Turn, change, holders, live
+from notebook_cluster.coordinator.jobs_unlike import refuse_stopped
 from notebook_cluster.protocol.rounds import Commit, OuterSettings, Register, RoundQuery, RoundStatus, Seal, Slice, Void
 
 # ---- nodes ---------------------------------------------------------------------------------------------------
@@ -53,6 +54,9 @@ def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
     held = (message.round, message.state_hash) if message.holds else None
     active = not message.left and message.cell == job.cell and not job.registering
     change(job, node, held=held, active=active, joining=False, fetching=None, arrived=None)
+    if job.stopped and active:  # it was out of reach when the others were told
+        refuse_stopped(turn, job, node, job.stopped)
+        return
     last = job.last_commit
     prepared = (message.prepared_round, message.attempt, message.prepared_state_hash)
     if last is not None and message.round < last.round and prepared == (last.round, last.attempt, last.state_hash):
@@ -178,7 +182,7 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
             turn.add(Job(name, register, register.cell))
         job = turn.job(name)
         if register.cell > job.cell:
-            job.cell, job.registering, job.open = register.cell, True, None
+            job.cell, job.registering, job.open, job.stopped = register.cell, True, None, ""
         known = job.participants.get(record["node"])
         counted = known.counted if known is not None and known.incarnation == record["incarnation"] else 0
         job.participants[record["node"]] = Participant(record["incarnation"], register, counted=counted)
@@ -191,6 +195,8 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
         go_back(job, record["round"], record["state_hash"], record["attempt_floor"])
     elif kind == "cell":
         job.settings, job.registering = convert(record["settings"], Register), False
+    elif kind == "stop":
+        job.stopped, job.open = record["reason"], None
     elif kind == "void":
         go_back(job, record["round"] - 1, record["state_hash"], record["attempt_floor"])
     elif kind == "seal":

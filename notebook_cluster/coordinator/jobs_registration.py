@@ -22,6 +22,9 @@ def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> N
             node, RegisterRefused(job=job.name, reason=f"job {job.name!r} went on in a later cell: run this one again")
         )
         return
+    if job.stopped and message.cell == job.cell:
+        turn.send(node, RegisterRefused(job=job.name, reason=job.stopped))
+        return
     turn.log("register", job, node=node, incarnation=incarnation, register=to_builtins(message))
     if message.cell > job.cell:
         _new_cell(turn, job, message.cell)
@@ -168,7 +171,7 @@ def _source(turn: Turn, job: Job, name: str, participant: Participant) -> str | 
 
 
 def _new_cell(turn: Turn, job: Job, cell: int) -> None:
-    job.cell, job.registering, job.first_register = cell, True, turn.state.now
+    job.cell, job.registering, job.first_register, job.stopped = cell, True, turn.state.now, ""
     job.open, job.cohort, job.quorum_since = None, frozenset(), None
     for name in job.participants:
         change(job, name, active=False, joining=False, fetching=None, arrived=None)

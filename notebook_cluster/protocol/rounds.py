@@ -87,6 +87,9 @@ class Register(Message, frozen=True):
     """None: a SEAL waits for all. Else it waits for so many arrivals (float: for this share of the nodes), and from
     then on ``grace`` seconds for the others."""
     grace: float = 0.0
+    about: dict[str, str] = {}
+    """What its numbers come from: ``processor``, ``python``, ``numpy``, ``torch``, ``mlx``. Compared when nodes compute
+    unlike."""
 
 
 class Registered(Message, frozen=True):
@@ -101,7 +104,8 @@ class Registered(Message, frozen=True):
 
 
 class RegisterRefused(Message, frozen=True):
-    """Coordinator: ``reason`` is the one-line error that the constructor raises."""
+    """Coordinator: no rounds of this job in this cell. ``reason`` is the one-line error that the constructor, or the
+    sync call that waits, raises; the state that the node holds stays."""
 
     job: str
     reason: str
@@ -194,6 +198,8 @@ class Prepared(Message, frozen=True):
     slice_hashes: list[str]
     state_hash: str
     fragment: int = 0
+    flushes: bool = False
+    """The thread that computed it rounds subnormal numbers to zero."""
 
 
 class Complete(Message, frozen=True):

@@ -140,7 +140,14 @@ class Exchanges:
                 self._take(notice)
         if self._failure:
             failure, self._failure, self._waiting = self._failure, "", False
+            self._let_save()
             raise TrainingError(failure)
+
+    def _let_save(self) -> None:
+        """Out of the rounds: from now on a checkpoint need not wait for this thread."""
+        self._cell = None
+        self._part.rest()
+        self._job.resting_part = lambda: self._part.data(self._replica.round)
 
     def _take(self, notice: Notice) -> None:
         replica = self._replica
@@ -173,7 +180,6 @@ class Exchanges:
                     self._end_loop()
             case types.Fail():
                 self._failure = notice.reason
-                self._cell = None
             case Close():
                 base = self._landed.round if self._landed is not None else replica.round
                 self._closing = notice.round > base and (self._landed is not None or not self._waiting)

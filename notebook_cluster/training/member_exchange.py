@@ -177,7 +177,8 @@ def _prepare(state: MemberState, effects: list[Effect]) -> None:
     except DamagedError as error:
         _ask_again(state, exchange, error, effects)
         return
-    if flushes_subnormals() and not state.fragments.served:
+    flushes = flushes_subnormals()
+    if flushes and not state.fragments.served:
         text = (
             "this process rounds subnormal numbers to zero, so its state will differ: torch.set_flush_denormal(False)"
         )
@@ -190,6 +191,7 @@ def _prepare(state: MemberState, effects: list[Effect]) -> None:
         fragment=seal.fragment,
         slice_hashes=[xxhash.xxh3_128_hexdigest(exchange.means[index]) for index in range(len(seal.slices))],
         state_hash=state.fragments.state_hash(exchange.theta, exchange.momentum),
+        flushes=flushes,
     )
     state.phase = "prepared"
     effects.append(SendControl(exchange.prepared))

@@ -8,6 +8,7 @@ import numpy as np
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, find_latest, load
 from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.rounds import Register
+from notebook_cluster.training.about import about_this_process
 from notebook_cluster.training.arguments import Strategy
 from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.node_part import has_optimizer
@@ -110,4 +111,5 @@ def registration(
         mix=strategy.mix,
         quorum=strategy.quorum,
         grace=strategy.grace_seconds if strategy.quorum is not None else 0.0,
+        about=about_this_process(),
     )

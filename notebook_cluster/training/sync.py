@@ -243,11 +243,9 @@ class RoundSync(Exchanges):
         self._rest()
 
     def _rest(self) -> None:
-        """Out of the rounds until the next call. From now on a checkpoint need not wait for this thread."""
+        """Out of the rounds until the next call."""
         with self._runtime.deferred_interrupts():
-            self._cell = None
-            self._part.rest()
-            self._job.resting_part = lambda: self._part.data(self._replica.round)
+            self._let_save()
         self._take_notices()
         self._receive()
         vectors.forget()
