@@ -78,6 +78,15 @@ def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
     assert sparse["bits_per_parameter"] < 0.2
 
 
+def test_threads_compares_an_unmodified_cell_with_one_that_sets_its_threads(no_processes_left: str) -> None:
+    found = printed("threads", "--nodes", "1", "2", "--runs", "1", "--steps", "3")
+    assert [line["nodes"] for line in found] == [1, 2]
+    for line in found:
+        assert line["threads"] == max(1, line["cores"] // line["nodes"])
+        assert line["ratio"] == pytest.approx(line["unmodified_ms"] / line["modified_ms"], rel=0.05)
+        assert line["load"] >= 0
+
+
 def test_uneven_compares_ways_not_to_wait_for_the_slow_node(no_processes_left: str) -> None:
     small = ["--slow", "3", "--step-seconds", "0.01", "--every", "10", "--rounds", "2", "--params", "1000"]
     found = {line["way"]: line for line in printed("uneven", "--nodes", "2", *small)}

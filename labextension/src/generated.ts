@@ -47,6 +47,8 @@ export interface NodeView {
   checkpoint: string;
   checkpoint_time: number | null;
   waiting: string;
+  threads: number;
+  threads_chosen: boolean;
 }
 
 /** For whom a round was waited. */

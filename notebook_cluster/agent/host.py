@@ -133,6 +133,7 @@ class ClusterHost:
                 self._start(message)
             case StopNode():
                 if (kernel := self._find(message.node, message.incarnation)) is not None:
+                    self._resources.node_count.drop(kernel)  # the others' next cell need not wait for its end
                     self._spawn(kernel.end("stopped", 0.0 if message.force else GRACE_S))
             case ReadLog():
                 self.session.send(LogLines(node=message.node, lines=self._place.log_lines(message.node, message.lines)))
@@ -217,7 +218,10 @@ class ClusterHost:
                 kernel, Applicant(message.node, self.name, self.owner, kernel.unwanted)
             )
             kernel.device = self._resources.choose_device(message.device, self.name)
-            options = self._place.options(message, kernel.device, self._resources.devices, self._control.endpoint)
+            self._count(kernel)
+            options = self._place.options(
+                message, kernel.device, self._resources.devices, self._control.endpoint, self._resources.node_count
+            )
             kernel.mark = CellMark(Path(options.environment[CELL_MARK]))
             process = await kernel.start(self._resources.context, options)
         except (Refusal, OSError, ValueError) as error:
@@ -270,12 +274,20 @@ class ClusterHost:
         if kernel.mark is not None:
             kernel.mark.close()
         self._resources.admission.leave(kernel)
+        self._resources.node_count.drop(kernel)
         self._keeper.gone(kernel.node, kernel.incarnation)
         if self.kernels.get(kernel.node) is kernel:
             del self.kernels[kernel.node]
         if kernel.device not in ("", "cpu"):
             self._resources.leases.give_back(kernel.device)
             self._resources.leases_changed()
+
+    def _count(self, kernel: Kernel) -> None:
+        """For all agents of this user: their nodes share the cores of this machine."""
+        try:
+            self._resources.node_count.add(kernel)
+        except OSError as error:
+            self._tell("warning", f"nodes here may take more threads than there are cores for: {error}")
 
     def _shortened(self, count: int) -> None:
         for kernel in self.kernels.values():

@@ -14,6 +14,7 @@ from notebook_cluster.agent.events import Tell
 from notebook_cluster.agent.leases import DeviceLeases
 from notebook_cluster.agent.machine import machine_id
 from notebook_cluster.agent.watchdog import Watchdog
+from notebook_cluster.processors import NodeCount
 from notebook_cluster.protocol.peer import Device
 from notebook_cluster.security import runtime_directory
 
@@ -33,6 +34,7 @@ class Resources:
     admission: Admission
     tell: Tell
     leases: DeviceLeases = field(default_factory=lambda: DeviceLeases(runtime_directory() / "leases", machine_id()))
+    node_count: NodeCount = field(default_factory=lambda: NodeCount(runtime_directory() / "nodes", machine_id()))
     devices_known: asyncio.Event = field(default_factory=asyncio.Event)
     context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     """For the kernels' sockets: one I/O thread less in the way of the link."""
@@ -41,6 +43,7 @@ class Resources:
         """End what is left, give everything back; call when no kernel runs."""
         self.watchdog.close()
         self.leases.close()
+        self.node_count.close()
         # Kernels that had to be killed leave sockets behind.
         shutil.rmtree(self.sockets, ignore_errors=True)
         self.context.destroy(linger=0)

@@ -1,12 +1,16 @@
 """Where the kernels of one cluster work and write on this peer, and what they are started with."""
 
+import os
 from pathlib import Path
 
 from notebook_cluster.agent.admission import Refusal
 from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.supervisor import KernelOptions, read_tail
+from notebook_cluster.processors import NodeCount, count_nodes, thread_variables, threads_for
 from notebook_cluster.protocol.peer import StartNode
 
+NODES = "NOTEBOOK_CLUSTER_NODES"
+"""The variable that says where all agents of this user tell how many nodes they run."""
 CELL_MARK = "NOTEBOOK_CLUSTER_CELL_MARK"
 """The variable that names the file of :class:`.CellMark`."""
 _KEPT_LOGS = 3
@@ -37,8 +41,12 @@ class Workplace:
         self._logs: dict[str, Path] = {}
         self._folders: dict[str, Path] = {}
 
-    def options(self, message: StartNode, device: str, devices: Devices, control: str) -> KernelOptions:
-        """What the kernel for ``message`` is started with, its folder made. ``control``: endpoint for its runtime.
+    def options(
+        self, message: StartNode, device: str, devices: Devices, control: str, node_count: NodeCount
+    ) -> KernelOptions:
+        """What the kernel for ``message`` is started with, its folder made.
+
+        ``control``: endpoint for its runtime; ``node_count``: has this node in it.
 
         Raises:
             Refusal: the folder that was asked for does not exist, or the environment is unusable.
@@ -51,13 +59,16 @@ class Workplace:
             "NOTEBOOK_CLUSTER_DEVICE": device,
             "NOTEBOOK_CLUSTER_SOCKETS": str(self.mesh_sockets),
             CELL_MARK: str(self.mesh_sockets / f"cell-{self._started}"),
+            NODES: node_count.place,
         }
+        given = checked_environment(message.environment)
+        own |= thread_variables(os.environ | given, threads_for(count_nodes(node_count.place)))
         directory = self._folders[message.node] = self._working_folder(message.directory)
         return KernelOptions(
             sockets=self._sockets.with_name(f"{self._sockets.name}.{self._started}"),
             log=self._new_log(message),
             directory=directory,
-            environment=checked_environment(message.environment) | devices.environment(device) | own,
+            environment=given | devices.environment(device) | own,
         )
 
     def log_lines(self, node: str, count: int) -> list[str]:

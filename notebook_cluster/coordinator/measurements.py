@@ -134,7 +134,7 @@ class Measurements:
                     load=_finite(measured.load) if measured is not None else None,
                     temperature=_finite(measured.temperature) if measured is not None else None, step=telemetry.step,
                     loss=telemetry.loss, scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
-                    waiting=telemetry.waiting,
+                    waiting=telemetry.waiting, threads=telemetry.threads, threads_chosen=telemetry.threads_chosen,
                     **{name: value for name, value in facts.items() if name != "refused"},
                 )
             )  # fmt: skip

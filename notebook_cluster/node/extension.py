@@ -18,6 +18,7 @@ from notebook_cluster.node.interrupts import CellInterrupts
 from notebook_cluster.node.looking import answer_when_idle, prepare_shell
 from notebook_cluster.node.pip import register_pip
 from notebook_cluster.node.progress_bars import bars, install_bars
+from notebook_cluster.node.threads import NodeThreads
 from notebook_cluster.node.tracebacks import CellNumbers, shorten_tracebacks
 from notebook_cluster.node.widget_messages import follow_headers, lose_nothing
 from notebook_cluster.training.runtime import set_runtime
@@ -98,6 +99,7 @@ class Extension:
         self._numbers = CellNumbers(ip)
         self._interrupts = CellInterrupts(ip.kernel)
         self._levels = CellLevels(ip)
+        self._threads = NodeThreads(os.environ, runtime.set_threads)
         self._hooks = {
             "pre_execute": self._before,
             "post_execute": self._after_silent,
@@ -128,6 +130,7 @@ class Extension:
         self._numbers.uninstall()
         self._interrupts.uninstall()
         self._levels.uninstall()
+        self._threads.close()
         self._runtime.output_gate.uninstall()
         atexit.unregister(self._at_exit)
         self._runtime.close()
@@ -181,6 +184,7 @@ class Extension:
         bars.begin(info.widgets and not info.silent)
         last_value.begin_cell({} if info.replay else parent)
         self._refresh()
+        self._threads.begin_cell()
 
     def _after(self, result: Any) -> None:
         """post_run_cell: fires for cells that are not silent."""

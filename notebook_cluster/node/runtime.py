@@ -194,6 +194,10 @@ class NodeRuntime:
     ) -> None:
         self._telemetry.report(step=step, loss=loss, samples_per_s=samples_per_s, waiting=waiting, scalars=scalars)
 
+    def set_threads(self, threads: int, chosen: bool) -> None:
+        """Tell how many threads libraries take here; see :meth:`.TelemetryKeeper.set_threads`."""
+        self._telemetry.set_threads(threads, chosen)
+
     # ---- the cell, on the main thread
 
     def begin_cell(self, info: world.CellInfo, timeout: float = 5.0) -> None:

@@ -58,6 +58,7 @@ class TelemetryKeeper:
         self._read_at = 0.0
         self._samples_per_s: float | None = None
         self._waiting = ""
+        self._threads, self._threads_chosen = 0, False
         self._history: deque[tuple[int, float, float]] = deque(maxlen=10_000)
         self._memory: tuple[int | None, int | None] = (None, None)
         self._changed = False
@@ -117,6 +118,11 @@ class TelemetryKeeper:
         self._waiting = text
         self._changed = True
 
+    def set_threads(self, threads: int, chosen: bool) -> None:
+        """How many threads libraries take here; ``chosen``: by the user."""
+        self._threads, self._threads_chosen = threads, chosen
+        self._changed = True
+
     def speed(self) -> float:
         """The newest samples per second that were told; 0 when none were (any thread)."""
         return self._samples_per_s or 0.0
@@ -142,7 +148,7 @@ class TelemetryKeeper:
             Telemetry(
                 step=self._step, loss=newest.pop("loss", None), scalars=newest, samples_per_s=self._samples_per_s,
                 memory_used=self._memory[0], memory_peak=self._memory[1], history=self._take_history(),
-                waiting=self._waiting,
+                waiting=self._waiting, threads=self._threads, threads_chosen=self._threads_chosen,
             )
         )  # fmt: skip
 

@@ -172,6 +172,10 @@ class Telemetry(Message, frozen=True):
     """(step, time, loss) since the last Telemetry, thinned to at most 50 points."""
     waiting: str = ""
     """``all_reduce #3 for desk``, ``round 12``: what the node's main thread waits for."""
+    threads: int = 0
+    """That torch, OpenMP and BLAS libraries take on its processor; 0: not known."""
+    threads_chosen: bool = False
+    """The user has set them; otherwise they are the node's share of the machine's cores."""
 
 
 class GlobalMeasured(Message, frozen=True):

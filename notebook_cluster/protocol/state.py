@@ -44,6 +44,10 @@ class NodeView(Message, frozen=True):
     """``digits at round 12, step 1,200`` (of this node), or empty."""
     checkpoint_time: float | None = None
     waiting: str = ""
+    threads: int = 0
+    """That libraries take on its processor; 0: not known yet."""
+    threads_chosen: bool = False
+    """By the user; otherwise they are its share of the machine's cores."""
 
 
 def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:

@@ -235,13 +235,16 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
 
 
 def _vitals(node: NodeView, peers: Sequence[PeerView]) -> list[str]:
-    """Load and temperature of its device, processors that it keeps busy, power of its machine, and the link to it."""
+    """Load and temperature of its device, processors that it keeps busy, threads that it may take, power of its
+    machine, and the link to it."""
     kind = "CPU" if node.device == "cpu" else "GPU"
     facts = [] if node.load is None else [f"{kind} {min(max(node.load, 0.0), 1.0):.0%}"]
     if node.temperature is not None and abs(node.temperature) < 1000:
         facts.append(f"{node.temperature:.0f} °C")
     if 0.05 <= node.cpu < _MOST:
         facts.append(f"uses {node.cpu:.1f} CPU cores")
+    if 0 < node.threads < _MOST:
+        facts.append(plural(node.threads, "thread") + (" (its own setting)" if node.threads_chosen else ""))
     peer = next((peer for peer in peers if peer.name == node.peer), None)
     if peer is not None and peer.battery is not None:
         facts.append(f"{'mains' if peer.plugged else 'battery'} {min(max(peer.battery, 0.0), 100.0):.0f}%")

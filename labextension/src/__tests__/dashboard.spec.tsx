@@ -66,14 +66,16 @@ it('says who is waited for now, and who was in the last rounds, the newest first
 });
 
 it('says of a node its load, its temperature, its battery and the way to it, where they are known', () => {
-  const known = node('mini', 0, { device: 'cuda', load: 0.914, temperature: 61.2, cpu: 1.24 });
+  const known = node('mini', 0, { device: 'cuda', load: 0.914, temperature: 61.2, cpu: 1.24, threads: 2 });
   const there = peer('mini', {
     battery: 80,
     plugged: false,
     round_trip_ms: 1.84,
     jitter_ms: 0.41
   } as Partial<PeerView>);
-  expect(vitalsOf(known, [there])).toBe('GPU 91% · 61 °C · uses 1.2 CPU cores · battery 80% · link 1.8 ms ± 0.4 ms');
+  expect(vitalsOf(known, [there])).toBe(
+    'GPU 91% · 61 °C · uses 1.2 CPU cores · 2 threads · battery 80% · link 1.8 ms ± 0.4 ms'
+  );
   const unknown = node('mini', 0, { load: null, temperature: null, cpu: null });
   expect(vitalsOf(unknown, [peer('mini', { battery: null, found_by: 'local', round_trip_ms: 1 })])).toBe('');
 });

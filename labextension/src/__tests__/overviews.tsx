@@ -25,7 +25,7 @@ export function node(name: string, rank: number, changes: Partial<NodeView> = {}
       last_round: null,
       round_wait: null
     },
-    ...{ checkpoint: '', checkpoint_time: null, waiting: '' },
+    ...{ checkpoint: '', checkpoint_time: null, waiting: '', threads: 0, threads_chosen: false },
     ...changes
   } as NodeView;
 }

@@ -72,6 +72,11 @@ export function vitalsOf(node: NodeView, peers: readonly PeerView[]): string {
   if (node.cpu !== null && node.cpu >= 0.05 && node.cpu < MOST) {
     facts.push(`uses ${node.cpu.toFixed(1)} CPU cores`);
   }
+  if (node.threads > 0 && node.threads < MOST) {
+    facts.push(
+      `${node.threads} thread${node.threads === 1 ? '' : 's'}${node.threads_chosen ? ' (its own setting)' : ''}`
+    );
+  }
   const peer = peers.find(candidate => candidate.name === node.peer);
   if (peer && peer.battery !== null) {
     facts.push(`${peer.plugged ? 'mains' : 'battery'} ${percent(peer.battery)}`);
