@@ -121,7 +121,7 @@ namespaces:
 test: .venv/.test browser namespaces check
 	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm test; \
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
-	$(BIN)/python -m pytest -n 2 --dist loadscope
+	$(BIN)/python -m pytest -n 2 --dist loadscope --rerun-failed-alone
 
 # New docs/panel.png, docs/cells.png and docs/sidebar*.png, for when panel, cells or sidebar look different.
 picture: .venv/.test browser

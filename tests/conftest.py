@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.browser import Lab
     from tests.strangers import Strangers
 
+pytest_plugins = ["tests.unsteady"]
+
 Value = TypeVar("Value")
 
 TRY_CODES = {
@@ -42,13 +44,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Several workers: a file stays on one of them, and so do all files of TRY_CODES, one after the other."""
+    """Several workers: a file stays on one of them, and so do all files of TRY_CODES, one after the other.
+
+    When a worker ends, the rest of its file goes to another one.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             name = PurePosixPath(nodeid.partition("::")[0]).stem
             return "codes" if name in TRY_CODES else name
+
+        def remove_node(self, node: Any) -> str | None:
+            # The test with which a worker ended (a timeout does that) is not tried in the next one, nor the one after.
+            units = self.assigned_work[node].values()
+            pending = [(unit, test) for unit in units for test, is_done in unit.items() if not is_done]
+            for unit, test in pending[:1]:
+                unit[test] = True
+            super().remove_node(node)
+            return pending[0][1] if pending else None
 
     return ByFile(config, log)
 
