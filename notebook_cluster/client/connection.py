@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -30,6 +30,7 @@ from notebook_cluster.protocol.views import (
     Reply,
     Request,
     StateChanged,
+    Unwatch,
 )
 from notebook_cluster.protocol.wire import ProtocolError
 from notebook_cluster.security import Identity, dial
@@ -45,11 +46,21 @@ class ClusterError(RuntimeError):
     """Something could not be done; the text is one line that names the thing and the way out."""
 
 
+class _Waiting(NamedTuple):
+    """Who waits for an answer."""
+
+    future: concurrent.futures.Future[Any]
+    asked: str
+    kind: Any
+    events: "queue.SimpleQueue[Any] | None"
+    """Of the cell whose number the answer is."""
+
+
 class Connection:
     """Requests to and events from one coordinator.
 
     ``on_event`` callbacks and event queues are served by the I/O thread. When the coordinator ends or dies, every
-    open request fails with ClusterError and every queue gets None.
+    open request fails with ClusterError and every queue gets None. A future may be cancelled: its answer is dropped.
     """
 
     def __init__(self, file: ConnectionFile, kind: Any, *, live: bool = True) -> None:
@@ -59,7 +70,7 @@ class Connection:
         self.closed: str | None = None
         self._context = zmq.Context()
         self._ids = itertools.count(1)
-        self._waiting: dict[int, tuple[concurrent.futures.Future[Any], Any]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._outgoing: deque[bytes] = deque()
         self._lock = threading.Lock()
         self._cells: dict[int, queue.SimpleQueue[Any]] = {}
@@ -84,7 +95,7 @@ class Connection:
         with self._lock:
             if self.closed is not None:
                 raise ClusterError(self.closed)
-            self._waiting[number] = (future, (kind, queue_for_cell))
+            self._waiting[number] = _Waiting(future, type(body).__name__, kind, queue_for_cell)
             self._outgoing.append(encode(Request(id=number, body=body)))
         self._wake()
         return future
@@ -106,10 +117,12 @@ class Connection:
 
     def watch_queue(self, cell: int, events: "queue.SimpleQueue[Any]") -> None:
         """Put the events of ``cell`` into ``events``."""
-        self._cells[cell] = events
+        with self._lock:
+            self._cells[cell] = events
 
     def unwatch(self, cell: int) -> None:
-        self._cells.pop(cell, None)
+        with self._lock:
+            self._cells.pop(cell, None)
 
     def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """Call ``callback(event)`` on the I/O thread for state, series and closing; returns how to stop."""
@@ -153,6 +166,21 @@ class Connection:
 
     def _run(self) -> None:
         socket = self._context.socket(zmq.DEALER)
+        try:
+            reason = self._serve(socket)
+        except Exception as error:
+            # Whoever waits must hear of it: a thread that ends without a word leaves them waiting for ever.
+            log.exception("the connection to cluster %s broke", self.file.cluster)
+            reason = f"the connection to cluster {self.file.cluster!r} broke ({error!r}): attach again"
+        self._finish(reason)
+        socket.close()
+        self._wake_in.close()
+        with self._wake_lock:
+            self._wake_out.close()
+        self._context.term()
+
+    def _serve(self, socket: zmq.Socket[bytes]) -> str:
+        """Until this view or the coordinator ends; returns why."""
         socket.set(zmq.LINGER, 500)
         socket.set(zmq.SNDHWM, 0)
         public, secret = self.file.view_public_key, self.file.view_secret_key
@@ -162,8 +190,6 @@ class Connection:
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wake_in, zmq.POLLIN)
         last_ping = last_look = time.monotonic()
-        gone = False
-        reason = "this view was closed"
         while True:
             poller.poll(500)
             while self._wake_in.poll(0):
@@ -171,31 +197,22 @@ class Connection:
             while self._outgoing:
                 socket.send(self._outgoing.popleft())
             if self._end.is_set():
-                break
+                return "this view was closed"
             while socket.poll(0):
                 self._on_message(socket.recv())
             now = time.monotonic()
             if now - last_ping > PING_PERIOD:
                 last_ping = now
                 socket.send(encode(Request(id=0, body=Ping())))
-            if self.closed is None and now - last_look > 0.5:
-                last_look = now
-                gone = not is_alive(self.file.pid)
-            if self.closed is None and gone:
-                reason = (
-                    f"the coordinator of cluster {self.file.cluster!r} is gone (process {self.file.pid}): "
-                    f"%cluster start {self.file.cluster} brings it back"
-                )
-                break
             if self.closed is not None:
-                reason = self.closed
-                break
-        self._finish(reason)
-        socket.close()
-        self._wake_in.close()
-        with self._wake_lock:
-            self._wake_out.close()
-        self._context.term()
+                return self.closed
+            if now - last_look > 0.5:
+                last_look = now
+                if not is_alive(self.file.pid):
+                    return (
+                        f"the coordinator of cluster {self.file.cluster!r} is gone (process {self.file.pid}): "
+                        f"%cluster start {self.file.cluster} brings it back"
+                    )
 
     def _on_message(self, data: bytes) -> None:
         try:
@@ -204,7 +221,8 @@ class Connection:
             log.warning("a message of the coordinator is not readable: %s", error)
             return
         if isinstance(message, CELL_EVENTS):
-            events = self._cells.get(message.cell)
+            with self._lock:
+                events = self._cells.get(message.cell)
             if events is not None:
                 events.put(message)
             return
@@ -228,26 +246,38 @@ class Connection:
 
     def _on_reply(self, reply: Reply) -> None:
         with self._lock:
-            future, (kind, events) = self._waiting.pop(reply.id, (None, (None, None)))
-        if future is None:
+            waiting = self._waiting.pop(reply.id, None)
+        if waiting is None:
+            return
+        if not waiting.future.set_running_or_notify_cancel():
+            if waiting.events is not None and not reply.error:
+                self.tell(Unwatch(cell=reply.value))
             return
         if reply.error:
-            future.set_exception(ClusterError(reply.error))
+            waiting.future.set_exception(ClusterError(reply.error))
             return
-        value = msgspec.convert(reply.value, kind)
-        if kind is ClusterView:
+        try:
+            value = msgspec.convert(reply.value, waiting.kind)
+        except Exception as error:
+            what = f"answered {waiting.asked} with what this version cannot read ({error})"
+            way_out = "use the same version of notebook-cluster for both"
+            waiting.future.set_exception(ClusterError(f"cluster {self.file.cluster!r} {what}: {way_out}"))
+            return
+        if waiting.kind is ClusterView:
             self.latest = value
-        if events is not None:
-            self._cells[value] = events
-        future.set_result(value)
+        if waiting.events is not None:
+            self.watch_queue(value, waiting.events)
+        waiting.future.set_result(value)
 
     def _finish(self, reason: str) -> None:
         with self._lock:
             self.closed = reason
             waiting, self._waiting = self._waiting, {}
-        for future, _ in waiting.values():
-            future.set_exception(ClusterError(reason))
-        for events in self._cells.values():
+            watching = list(self._cells.values())
+        for one in waiting.values():
+            if one.future.set_running_or_notify_cancel():
+                one.future.set_exception(ClusterError(reason))
+        for events in watching:
             events.put(None)
         self._tell(Closing(reason=reason))
 

@@ -82,11 +82,7 @@ class WatchedCluster:
             TimeoutError: its coordinator did not answer within ``seconds``.
         """
         asked = asyncio.wrap_future(self.connection.request(v.GetState(), s.ClusterView))
-        # Not wait_for: that cancels what the connection's thread still wants to answer.
-        done, _ = await asyncio.wait([asked], timeout=seconds)
-        if not done:
-            raise TimeoutError
-        state: s.ClusterView = asked.result()
+        state: s.ClusterView = await asyncio.wait_for(asked, seconds)
         return state
 
     def _attached(self, future: Any) -> None:
