@@ -108,6 +108,8 @@ class Exchanges:
         if apply is None:
             return
         self._replica.apply(apply)
+        if apply.counted:
+            self._part.counted()
         self._members, self._round_step = apply.members, self._progress.step
         self._received = Round(apply.round, apply.members, 0.0, apply.bytes_sent, apply.state_hash, apply.counted)
         self._waiting = False
@@ -192,9 +194,8 @@ class Exchanges:
 
     def _refused(self, reason: str) -> None:
         text = f"round {self._replica.round + 1} did not use this node's work: {reason}"
-        if self._part.clear_optimizer():
-            text += "; the optimizer's state was cleared"
-        self._warn(text)
+        forgotten = self._part.forget()
+        self._warn(f"{text}; {forgotten}" if forgotten else text)
 
     def _warn(self, text: str) -> None:
         print(f"[{self._job.name}] {text}", file=sys.stderr)

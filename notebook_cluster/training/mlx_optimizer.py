@@ -14,6 +14,9 @@ _RATE = "learning_rate"
 _WITHOUT_NUMPY = {"bfloat16": np.uint16}
 """dtypes that numpy lacks, and what holds their bits."""
 
+_DIRECTIONS = frozenset({"m", "exp_avg"})
+"""Where the steps of optimizers go that divide them by something."""
+
 
 def is_mlx_optimizer(optimizer: Any) -> bool:
     """Whether it is an ``mlx.optimizers.Optimizer``; mlx is not imported to find out."""
@@ -107,6 +110,26 @@ def clear_state(optimizer: Any) -> None:
         _replace(leaf, {name: value for name, value in leaf.state.items() if name in settings})
 
 
+def forget_direction(optimizer: Any) -> bool:
+    """As :func:`.torch_optimizer.forget_direction`, of an mlx optimizer."""
+    import mlx.core as mx
+
+    evaluate(optimizer)
+    states = []
+    for leaf in _leaves(optimizer):
+        for _, state in _kept(leaf.state, ""):
+            if not _divides(leaf, set(state)):
+                return False
+            states.append(state)
+    kept = [array for state in states for name, array in state.items() if name not in _DIRECTIONS]
+    if not kept or not all(bool(mx.isfinite(array).all()) for array in kept):
+        return False
+    for state in states:
+        state.update({name: mx.zeros_like(state[name]) for name in _DIRECTIONS & state.keys()})
+    evaluate(optimizer)
+    return True
+
+
 def check_rate(optimizer: Any) -> None:
     """Raises:
     ValueError: it has no learning rate that could be multiplied.
@@ -178,21 +201,29 @@ def _check_kept(leaf: Any, state: dict[str, Any]) -> None:
         leaf.init_single(mx.zeros(shape), fresh)
         wanted.append(set(fresh))
     for where, kept in _kept(state, ""):
-        if not any(names <= kept for names in wanted):
+        if not any(names <= kept.keys() for names in wanted):
             raise ValueError(
                 f"of {where!r} it has {', '.join(sorted(kept))}, {type(leaf).__name__} here keeps "
                 f"{', '.join(sorted(wanted[0]))} of a vector"
             )
 
 
-def _kept(tree: Any, where: str) -> Iterator[tuple[str, set[str]]]:
-    """Each parameter's name and the names of what is kept for it."""
+def _divides(leaf: Any, names: set[str]) -> bool:
+    """Whether what it keeps under these ``names`` is what it divides a step by, beside where the steps went."""
+    import mlx.optimizers as optimizers
+
+    if "v" in names:
+        return not isinstance(leaf, optimizers.SGD | optimizers.Muon)  # theirs is a velocity
+    return any(name.startswith("exp_avg_sq") for name in names)
+
+
+def _kept(tree: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each parameter's name and what is kept for it, the very dict."""
     import mlx.core as mx
 
     items = list(tree.items() if isinstance(tree, dict) else enumerate(tree))
-    arrays = {str(name) for name, value in items if isinstance(value, mx.array)}
-    if where and arrays:
-        yield where, arrays
+    if where and isinstance(tree, dict) and any(isinstance(value, mx.array) for _, value in items):
+        yield where, tree
     for name, value in items:
         if isinstance(value, dict | list | tuple):
             yield from _kept(value, f"{where}.{name}" if where else str(name))

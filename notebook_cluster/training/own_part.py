@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.training import mlx_optimizer
+from notebook_cluster.training import mlx_optimizer, torch_optimizer
 from notebook_cluster.training.job import Job
 from notebook_cluster.training.node_part import OtherFrameworkError, PartError, pack, unpack
 from notebook_cluster.training.progress import Progress
@@ -30,6 +30,8 @@ class OwnPart:
         self._restore, self._warn, self._shared = restore, warn, shared
         self.holds: Callable[[], bool] = lambda: True
         """False while another node has the optimiser's state, the only one there is."""
+        self._young = True
+        """No round has counted work of this node since its optimiser began, or began anew."""
 
     def data(self, round: int) -> bytes:
         """The part as bytes, on the state after ``round``."""
@@ -95,13 +97,31 @@ class OwnPart:
             return False
         return True
 
-    def clear_optimizer(self) -> bool:
-        """Forget the optimiser's state, which led to work that was refused; False when there is none of its own: the
-        one that all share has made no step with that work."""
-        if self._optimizer is None or self._shared:
-            return False
-        if mlx_optimizer.is_mlx_optimizer(self._optimizer):
-            mlx_optimizer.clear_state(self._optimizer)
+    def counted(self) -> None:
+        """A round has counted work of this node."""
+        self._young = False
+
+    def forget(self) -> str:
+        """Forget the optimiser's state, which led to work that was refused.
+
+        One that began a moment ago makes its largest steps: Adam's go as far as its learning rate says, whatever the
+        gradient. Near the end of training that is out of scale, and would be again after each new beginning. So of a
+        young state only the direction is forgotten. What its steps are divided by has seen the gradients there, so the
+        next ones are as small as those of the others.
+
+        Returns:
+            What was done, for people; empty when there is no state of its own: the one that all share has made no step
+            with that work.
+        """
+        optimizer = self._optimizer
+        if optimizer is None or self._shared:
+            return ""
+        of_mlx = mlx_optimizer.is_mlx_optimizer(optimizer)
+        if self._young and (mlx_optimizer if of_mlx else torch_optimizer).forget_direction(optimizer):
+            return "the optimizer's momentum was cleared"
+        self._young = True
+        if of_mlx:
+            mlx_optimizer.clear_state(optimizer)
         else:
-            self._optimizer.state.clear()
-        return True
+            optimizer.state.clear()
+        return "the optimizer's state was cleared"

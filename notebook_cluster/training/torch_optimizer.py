@@ -1,8 +1,15 @@
-"""What steps made aside need of a ``torch.optim.Optimizer``: its state, copied and put back."""
+"""What steps made aside need of a ``torch.optim.Optimizer``: its state, copied and put back; and what is forgotten of
+it after work that was refused."""
 
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+
+_SCALES = frozenset({"exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"})
+"""What torch's optimizers divide a step by."""
+
+_DIRECTIONS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
+"""Where their steps go."""
 
 
 @dataclass(frozen=True)
@@ -27,3 +34,23 @@ class OptimizerState:
         optimizer.state.update(self.state)
         for group, values in zip(optimizer.param_groups, self.groups, strict=True):
             group.update(values)
+
+
+def forget_direction(optimizer: Any) -> bool:
+    """Forget where the steps went, and keep what they are divided by (Adam's second moments).
+
+    Returns:
+        False: it divides by nothing that is kept, or there is NaN or infinity in that; nothing was changed.
+    """
+    import torch
+
+    states = list(optimizer.state.values())
+    if not states or not all(isinstance(state, dict) and _SCALES & state.keys() for state in states):
+        return False
+    kept = [v for state in states for name, v in state.items() if name not in _DIRECTIONS and torch.is_tensor(v)]
+    if not all(bool(torch.isfinite(value).all()) for value in kept):
+        return False
+    for state in states:
+        for name in _DIRECTIONS & state.keys():
+            state[name] = torch.zeros_like(state[name])
+    return True
