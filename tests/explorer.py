@@ -2,6 +2,7 @@
 
 Models of one to three fragments, with and without overlap, waiting for all or for a quorum; or gradients at every
 step, with an optimiser on each node, or on one for all, that takes the mean away from the parameters.
+A cell makes one sync object or several in turn, each of which begins anew or goes on from what is held.
 Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and
 pairs of nodes are cut for a while, the coordinator crashes between any two of its effects and comes back from what it
 logged. One node may get some of its sums wrong. Everything follows from one seed.
@@ -29,6 +30,8 @@ SETTINGS = rounds.RoundsSettings(one_owner_blocks=2, slices_each=2, slice_blocks
 MEMBER_SETTINGS = MemberSettings(chunk_bytes=700)
 TICK = 0.5
 MAX_ACTIONS = 20_000
+ACTS = ("starting", "training", "overlapping", "passing", "next")
+"""Phases in which the main thread waits for nothing."""
 
 
 class Broken(AssertionError):
@@ -45,6 +48,8 @@ class Node:
         self.up, self.down, self.recent = deque(), deque(), deque()
         self.phase = "starting"
         self.boundaries = world.boundaries
+        self.turn, self.turns = 1, world.turns_of(name)
+        """Which sync object of the cell it is at, and how many it makes."""
         self.fetch = None
         self.stuck = self.given_up = 0
         self.contribution = 0
@@ -74,12 +79,15 @@ class Node:
             if step.round == self.round + 1:
                 self.feed(m.Stepped(step.round, step.attempt, self.params - step.mean))
         elif self.phase == "starting":
-            self.phase = "registering"
-            theta = self.world.random_vector()
-            zeros = np.zeros_like(theta)
-            register = self.world.register(oracle.digest(theta, zeros))
-            self.world.states[register.state_hash] = (theta, zeros)
-            self.feed(m.Begin(register, self.world.fragments, theta, zeros))
+            self.start()
+        elif self.phase == "passing":
+            self.finish()
+        elif self.phase == "next":
+            self.turn, self.boundaries = self.turn + 1, self.world.boundaries
+            if self.world.fresh or not self.state.holds:
+                self.start()
+            else:
+                self.begin_again()
         elif self.phase == "overlapping":
             self.phase = "waiting"
             self.receive()
@@ -88,12 +96,22 @@ class Node:
         elif self.phase == "training":
             self.boundary()
 
+    def start(self):
+        """The cell makes a sync object, which would begin with the model as it is."""
+        self.phase = "registering"
+        theta = self.world.random_vector()
+        zeros = np.zeros_like(theta)
+        register = self.world.register(oracle.digest(theta, zeros), self.turn)
+        self.world.states[register.state_hash] = (theta, zeros)
+        self.feed(m.Begin(register, self.world.fragments, theta, zeros))
+
     def begin_again(self):
-        """The cell makes its sync object a second time, which begins with the state that is held here."""
+        """The cell makes a sync object, or registers again with the one it has, on the state that is held here."""
         self.advance()
         self.phase = "registering"
         state = self.state
-        register = replace(self.world.register(state.state_hash), round=state.round, holds_state=state.holds)
+        register = self.world.register(state.state_hash, self.turn)
+        register = replace(register, round=state.round, holds_state=state.holds)
         self.feed(m.Begin(register, self.world.fragments, state.theta, state.momentum))
 
     def boundary(self):
@@ -196,6 +214,8 @@ class Node:
         match effect:
             case m.Ready():
                 self.world.holds(self, effect)
+                if effect.round and self.world.fresh and self.world.calm and not self.world.again:
+                    raise Broken(f"{self.name} begins sync object {self.turn} at round {effect.round}")
                 self.clear()
                 self.phase, self.round, self.params = "training", effect.round, effect.theta
                 if self.world.gradients:
@@ -232,8 +252,16 @@ class Node:
                 self.phase = "done"
             case m.Fail():
                 raise Broken(f"{self.name} was told: {effect.reason}")
+            case m.Pass():
+                self.world.passed, self.world.apart = self.world.passed + 1, True
+                if effect.run != self.turn or (self.world.calm and not self.world.unequal):
+                    raise Broken(f"{self.name} is at sync object {self.turn} and was told to pass {effect.run}")
+                self.phase, self.landed, self.to_step = "passing", None, None
 
     def finish(self):
+        if self.turn < self.turns:
+            self.phase = "next"
+            return
         self.phase = "done"
         self.feed(m.LeaveRounds("finished"))
         self.advance()
@@ -267,6 +295,10 @@ class World:
         self.rng = rng = random.Random(seed)
         self.numbers = np.random.default_rng(seed)
         self.with_commit = with_commit
+        own = random.Random(f"turns {seed}")
+        self.turns, self.unequal, self.fresh = own.choice((1, 1, 1, 1, 2, 3)), own.random() < 0.2, own.random() < 0.7
+        """Sync objects of the cell; fewer on some nodes; each forgets what is held."""
+        self.passed, self.apart = 0, False
         self.boundaries = rng.choice((1, 2, 2, 3))
         self.loss = rng.choice((0.0, 0.0, 0.02, 0.2))
         self.nan = rng.choice((0.0, 0.0, 0.0, 0.1))
@@ -299,12 +331,11 @@ class World:
             self.coordinate(rounds.NodeUp(node.name, 1, node.rank))
         self.coordinate(rounds.CellStarted(1, tuple(self.nodes)))
         names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 2, 2, 3, 4)))
-        self.faults = sorted(((rng.randint(1, 40 * count), name) for name in names), reverse=True)
+        self.faults = sorted(((rng.randint(1, 40 * count * self.turns), name) for name in names), reverse=True)
         self.timers = []
         self.again = rng.random() < 0.3
         """Nodes make their sync object again between two boundaries."""
         self.calm = not self.faults and not self.loss and self.quorum is None
-        self.apart = False
         self.actions = 0
         self.wrong = None
         """(node, share): that node gets this share of its next states wrong."""
@@ -315,10 +346,18 @@ class World:
         size = ELEMENTS if fragment is None else self.places[fragment].size
         return self.numbers.standard_normal(size, np.float32)
 
-    def register(self, state_hash):
+    def turns_of(self, name):
+        if self.turns == 1 or not self.unequal:
+            return self.turns
+        self.apart = True
+        return random.Random(f"{name} {self.boundaries}").randint(1, self.turns)
+
+    def register(self, state_hash, run=1):
         return Register(
             job="model",
             cell=1,
+            run=run,
+            fresh=self.fresh,
             strategy="DiLoCo",
             codec="float32",
             schema_hash="s",
@@ -376,7 +415,9 @@ class World:
             if self.taken.setdefault(effect.round, effect.state_hash) != effect.state_hash:
                 raise Broken(f"two states of round {effect.round}")
             return
-        if effect.state_hash not in self.ever.get(effect.round, ()):
+        # who was out of reach may get a state of a later turn, and is told then that its own is over
+        turns = range(node.turn, max(node.turn, self.state.jobs["model"].run) + 1)
+        if not any(effect.state_hash in self.ever.get((turn, effect.round), ()) for turn in turns):
             raise Broken(
                 f"{node.name} holds {effect.state_hash[:8]} after round {effect.round}, which nobody committed"
             )
@@ -397,10 +438,13 @@ class World:
         self.log.append(record)
         if not self.with_commit:
             return
-        kind = record["kind"]
+        kind, run = record["kind"], self.state.jobs["model"].run
         if kind == "base":
             self.chain, self.counted = {record["round"]: record["state_hash"]}, {}
-            self.ever.setdefault(record["round"], set()).add(record["state_hash"])
+            self.ever.setdefault((run, record["round"]), set()).add(record["state_hash"])
+        elif kind == "cell":
+            for number, state_hash in self.chain.items():
+                self.ever.setdefault((run, number), set()).add(state_hash)
         elif kind == "void":
             self.chain = {r: h for r, h in self.chain.items() if r < record["round"]}
             self.counted = {c: r for c, r in self.counted.items() if r < record["round"]}
@@ -450,7 +494,7 @@ class World:
             raise Broken(f"round {number} is not the oracle's mean over {[row['name'] for row in rows]}")
         self.states[commit["state_hash"]] = (theta, momentum)
         self.chain[number] = commit["state_hash"]
-        self.ever.setdefault(number, set()).add(commit["state_hash"])
+        self.ever.setdefault((self.state.jobs["model"].run, number), set()).add(commit["state_hash"])
 
     def check_end(self):
         """When no node was out of reach while others finished, or came after they had, all end with the same state;
@@ -460,8 +504,8 @@ class World:
         if not self.apart and len(ends) > 1:
             raise Broken(f"the nodes ended with {len(ends)} states")
         commits = sum(record["kind"] == "commit" for record in self.log)
-        if self.calm and commits > self.boundaries + self.fragments.count:
-            raise Broken(f"{commits} rounds where each node had {self.boundaries} boundaries")
+        if self.calm and commits > self.turns * (self.boundaries + self.fragments.count):
+            raise Broken(f"{commits} rounds where each node had {self.turns} times {self.boundaries} boundaries")
 
     # ---- the coordinator
 
@@ -588,7 +632,7 @@ class World:
             if node.alive:
                 if node.linked and node.down:
                     choices.append((self.deliver_down, node))
-                if node.to_step is not None or node.phase in ("starting", "training", "overlapping"):
+                if node.to_step is not None or node.phase in ACTS:
                     choices.append((Node.act, node))
                 if node.fetch is not None:
                     choices.append((self.fetch, node))
@@ -655,7 +699,7 @@ class World:
     def run(self):
         """Until every live node finished its loop."""
         while any(node.alive and node.phase != "done" for node in self.nodes.values()) or not self.coordinator_up:
-            if self.actions > MAX_ACTIONS:
+            if self.actions > MAX_ACTIONS * self.turns:
                 stuck = {n.name: (n.phase, n.state.phase, n.state.round) for n in self.nodes.values() if n.alive}
                 raise Broken(f"stuck: {stuck}")
             self.step()

@@ -499,7 +499,9 @@ def test_with_no_state_left_anywhere_the_job_starts_anew_and_says_so(gone):
     cluster.prepare("a")
     cluster.lose("a", gone=gone)
     effects = cluster.say("b", register("hb")) + cluster.feed(rounds.Tick(150.0))
-    assert sent(effects, p.Registered, "b")[0] == p.Registered(job="model", round=0, state_hash="hb", source=None)
+    assert sent(effects, p.Registered, "b")[0] == p.Registered(
+        job="model", round=0, state_hash="hb", source=None, run=1
+    )
     assert "it starts from 'b'" in told(effects, "warning")[-1]
 
 

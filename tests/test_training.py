@@ -249,6 +249,7 @@ def test_a_cell_run_again_resumes_and_a_later_cell_goes_on(tmp_path: Path) -> No
             sync = nc.DiLoCo(model, every=5)
             assert sync.round == 2
             np.testing.assert_array_equal(flat(model), before)
+            sync.finish()
             return first(node)
 
         assert_equal_models(cluster.run(again))
@@ -482,6 +483,7 @@ def test_step_names_bad_values(tmp_path: Path, arguments: dict[str, Any], messag
 def test_an_older_sync_object_is_not_used_beside_the_newer_one(tmp_path: Path) -> None:
     def cell(node: Node) -> None:
         old = nc.DiLoCo(build())
+        old.finish()
         nc.DiLoCo(build())
         old.step()
 

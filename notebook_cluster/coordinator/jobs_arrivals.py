@@ -5,6 +5,7 @@ from statistics import median
 
 from msgspec import structs
 
+from notebook_cluster.coordinator.jobs_runs import is_in, is_over, tell_over
 from notebook_cluster.coordinator.jobs_state import Job, Turn, change, is_current
 from notebook_cluster.protocol.rounds import Arrived, Member, Prepared, Refused, RegisterRefused, Stalled
 from notebook_cluster.training.gradient_flags import byte_count
@@ -15,12 +16,14 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
     is answered."""
     participant = job.participants[node]
     register = participant.register
-    if register.cell != job.cell or participant.joining:
+    if is_over(job, register):
+        tell_over(turn, job, node, register)
+    if not is_in(job, participant) or participant.joining:
         return
     if (message.schema_hash, message.codec) != (register.schema_hash, register.codec):
         reason = f"the model of {node!r} changed after it registered: make the sync object again"
         change(job, node, active=False, arrived=None)
-        turn.send(node, RegisterRefused(job=job.name, reason=reason))
+        turn.send(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
         return
     # an Arrived from a node that was sent to a source asks for another one
     asked = participant.asked + 1 if participant.fetching else participant.asked

@@ -41,6 +41,7 @@ def _settle_arrivals(turn: Turn, job: Job) -> None:
         for name in names:
             turn.send(name, Finished(job=job.name, round=job.round))
             change(job, name, active=False, arrived=None)
+        job.ended = True
 
 
 def _coming(turn: Turn, job: Job, names: list[str]) -> bool:

@@ -70,4 +70,5 @@ def advance_to(job: Job, commit: Commit, members: list[str], slices: list[Slice]
     )
     job.recent = (*job.recent, missed)[-KEPT_ROUNDS:]
     job.server = slices[0].owner if slices else job.server
+    job.ended = job.ended or commit.last
     job.open, job.attempt, job.members, job.orphan_since = None, job.attempt_floor, tuple(members), None

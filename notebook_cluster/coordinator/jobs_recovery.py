@@ -8,7 +8,8 @@ from notebook_cluster.coordinator.jobs import Recovered
 from notebook_cluster.coordinator.jobs_arrivals import on_arrived
 from notebook_cluster.coordinator.jobs_commit import advance_to
 from notebook_cluster.coordinator.jobs_registration import new_base
-from notebook_cluster.coordinator.jobs_state import Job, NodeState, Open, Participant, Turn, change, holders, live
+from notebook_cluster.coordinator.jobs_runs import begin_run, forget_later, is_in, is_over, run_of, tell_over, took_part
+from notebook_cluster.coordinator.jobs_state import Job, NodeState, Open, Turn, change, holders, live
 from notebook_cluster.coordinator.jobs_unlike import refuse_stopped
 from notebook_cluster.protocol.rounds import Commit, OuterSettings, Register, RoundQuery, RoundStatus, Seal, Slice, Void
 
@@ -41,6 +42,8 @@ def node_lost(turn: Turn, name: str, incarnation: int, gone: bool) -> None:
     for job_name in turn.state.jobs:
         job = turn.job(job_name)
         job.awaited -= {name}
+        if gone:
+            forget_later(job, name)
         for other, participant in list(job.participants.items()):
             if participant.fetching == name:
                 change(job, other, fetching=None, asked=0)
@@ -51,8 +54,11 @@ def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
     job.awaited -= {node}
     if message.joining:
         return  # its Register came just before
+    participant = job.participants[node]
+    if message.cell == job.cell and is_over(job, participant.register) and not message.left:
+        tell_over(turn, job, node, participant.register)
     held = (message.round, message.state_hash) if message.holds else None
-    active = not message.left and message.cell == job.cell and not job.registering
+    active = not message.left and message.cell == job.cell and is_in(job, participant) and not job.registering
     change(job, node, held=held, active=active, joining=False, fetching=None, arrived=None)
     if job.stopped and active:  # it was out of reach when the others were told
         refuse_stopped(turn, job, node, job.stopped)
@@ -181,14 +187,14 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
         if name not in turn.state.jobs:
             turn.add(Job(name, register, register.cell))
         job = turn.job(name)
-        if register.cell > job.cell:
-            job.cell, job.registering, job.open, job.stopped = register.cell, True, None, ""
-        known = job.participants.get(record["node"])
-        counted = known.counted if known is not None and known.incarnation == record["incarnation"] else 0
-        job.participants[record["node"]] = Participant(record["incarnation"], register, counted=counted)
+        if run_of(register) > (job.cell, job.run):
+            begin_run(job, *run_of(register), turn.state.now)
+        took_part(job, record["node"], record["incarnation"], register)
         return
     job = turn.job(name)
-    if kind == "base":
+    if kind == "later":
+        _replay_later(job, record, turn.state.now)
+    elif kind == "base":
         job.settings, job.cell = convert(record["settings"], Register), record["cell"]
         job.has_state, job.registering, job.open, job.recent = True, False, None, ()
         job.chain = {record["round"]: record["state_hash"]}
@@ -206,6 +212,13 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
         job.open = Open(seal, frozenset(member.name for member in seal.members))
     elif kind == "commit":
         _replay_commit(job, record)
+
+
+def _replay_later(job: Job, record: dict[str, Any], now: float) -> None:
+    register = convert(record["register"], Register)
+    if register.cell > job.cell:
+        begin_run(job, register.cell, 1, now)
+    job.later = {**job.later, record["node"]: (record["incarnation"], register)}
 
 
 def _replay_commit(job: Job, record: dict[str, Any]) -> None:

@@ -2,35 +2,57 @@
 
 from msgspec import to_builtins
 
+from notebook_cluster.coordinator.jobs_runs import (
+    begin_run,
+    is_in,
+    is_over,
+    next_run,
+    tell_over,
+    took_part,
+    wait_for_run,
+    waits_for_registrants,
+)
 from notebook_cluster.coordinator.jobs_state import Job, Participant, Turn, change, holders, is_current, live
 from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
 
 
 def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> None:
-    """A sync object was made (again). The job's first registration in a cell opens a short wait for the other nodes."""
+    """A sync object was made (again). The first registration in a run opens a short wait for the other nodes."""
     if message.job not in turn.state.jobs:
         turn.add(Job(message.job, message, message.cell, first_register=turn.state.now))
     job = turn.job(message.job)
     known = job.participants.get(node)
     if known is not None and known.incarnation == incarnation and known.register == message and known.active:
-        # what was heard twice before it (after a restart of the coordinator) may say an older state
-        held = (message.round, message.state_hash) if message.holds_state else known.held
+        # what was heard twice before it (after a restart of the coordinator) may say an older state, of another run too
+        told = known.held if known.held == (job.round, job.state_hash) else None
+        held = (message.round, message.state_hash) if message.holds_state else told
         change(job, node, joining=True, fetching=None, asked=known.asked + 1, arrived=None, held=held)
         return
-    if message.cell < job.cell:
-        turn.send(
-            node, RegisterRefused(job=job.name, reason=f"job {job.name!r} went on in a later cell: run this one again")
-        )
-        return
-    if job.stopped and message.cell == job.cell:
-        turn.send(node, RegisterRefused(job=job.name, reason=job.stopped))
-        return
-    turn.log("register", job, node=node, incarnation=incarnation, register=to_builtins(message))
     if message.cell > job.cell:
-        _new_cell(turn, job, message.cell)
-    held = (message.round, message.state_hash) if message.holds_state else None
-    counted = known.counted if known is not None and known.incarnation == incarnation else 0
-    job.participants[node] = Participant(incarnation, message, joining=True, held=held, counted=counted)
+        begin_run(job, message.cell, 1, turn.state.now)
+    if message.cell < job.cell:
+        _refuse(turn, job, node, message, f"job {job.name!r} went on in a later cell: run this one again")
+    elif is_over(job, message):
+        tell_over(turn, job, node, message)
+    elif message.run > job.run:
+        wait_for_run(turn, job, node, incarnation, message)
+    elif job.stopped:
+        _refuse(turn, job, node, message, job.stopped)
+    else:
+        _take_part(turn, job, node, incarnation, message)
+
+
+def settle_runs(turn: Turn, job: Job) -> None:
+    """Begin the next run with those that wait for it, when this one is over."""
+    for node, incarnation, register in next_run(turn, job):
+        _take_part(turn, job, node, incarnation, register)
+
+
+def _take_part(turn: Turn, job: Job, node: str, incarnation: int, register: Register) -> None:
+    turn.log("register", job, node=node, incarnation=incarnation, register=to_builtins(register))
+    took_part(job, node, incarnation, register)
+    held = (register.round, register.state_hash) if register.holds_state else None
+    change(job, node, joining=True, held=held)
     if not job.registering:
         _accept(turn, job, node)
 
@@ -43,8 +65,7 @@ def settle_registration(turn: Turn, job: Job) -> None:
     nodes = candidates(turn, job)
     if not nodes:
         return
-    grace = turn.state.settings.register_grace
-    if missing_registrants(turn, job) and turn.state.now < job.first_register + grace:
+    if waits_for_registrants(turn, job):
         return
     reference = job.participants[nodes[0]].register
     same_model = reference.schema == job.settings.schema
@@ -60,21 +81,10 @@ def settle_registration(turn: Turn, job: Job) -> None:
 
 
 def candidates(turn: Turn, job: Job) -> list[str]:
-    """Nodes that wait for the first answer of this cell, in rank order."""
+    """Nodes that wait for the first answer of this run, in rank order."""
     return turn.by_rank(
-        name
-        for name, p in job.participants.items()
-        if p.joining and p.register.cell == job.cell and turn.is_up(name, p.incarnation)
+        name for name, p in job.participants.items() if p.joining and is_in(job, p) and turn.is_up(name, p.incarnation)
     )
-
-
-def missing_registrants(turn: Turn, job: Job) -> list[str]:
-    """Nodes that run the job's cell and have not registered in it."""
-    if not job.registering or turn.state.cell != job.cell:
-        return []
-    ready = {name for name, p in job.participants.items() if p.register.cell == job.cell}
-    nodes = turn.state.nodes
-    return turn.by_rank(n for n in turn.state.running - ready if n in nodes and nodes[n].up)
 
 
 def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
@@ -123,7 +133,8 @@ def settle_sources(turn: Turn, job: Job) -> None:
 def _answer_joiner(turn: Turn, job: Job, name: str, participant: Participant) -> None:
     now = (job.round, job.state_hash)
     if participant.held == now or participant.register.state_hash == job.state_hash:
-        turn.send(name, Registered(job=job.name, round=job.round, state_hash=job.state_hash, source=None))
+        run = participant.register.run
+        turn.send(name, Registered(job=job.name, round=job.round, state_hash=job.state_hash, source=None, run=run))
         change(job, name, held=now, joining=False, asked=0)
         job.cohort -= {name}
         return
@@ -134,7 +145,12 @@ def _answer_joiner(turn: Turn, job: Job, name: str, participant: Participant) ->
         turn.send(
             name,
             Registered(
-                job=job.name, round=job.round, state_hash=job.state_hash, source=source, source_incarnation=incarnation
+                job=job.name,
+                round=job.round,
+                state_hash=job.state_hash,
+                source=source,
+                source_incarnation=incarnation,
+                run=participant.register.run,
             ),
         )
 
@@ -170,22 +186,19 @@ def _source(turn: Turn, job: Job, name: str, participant: Participant) -> str | 
     return others[(turn.state.nodes[name].rank + participant.asked) % len(others)] if others else None
 
 
-def _new_cell(turn: Turn, job: Job, cell: int) -> None:
-    job.cell, job.registering, job.first_register, job.stopped = cell, True, turn.state.now, ""
-    job.open, job.cohort, job.quorum_since = None, frozenset(), None
-    for name in job.participants:
-        change(job, name, active=False, joining=False, fetching=None, arrived=None)
-
-
 def _accept(turn: Turn, job: Job, node: str) -> bool:
     """Let the node take part, or refuse it with the first thing in which it differs from the lowest rank."""
     register = job.participants[node].register
     reason = difference(register, job.settings, repr(node), _reference(turn, job))
     if reason:
-        turn.send(node, RegisterRefused(job=job.name, reason=reason))
+        _refuse(turn, job, node, register, reason)
         turn.tell("error", reason)
     change(job, node, active=not reason, joining=not reason)
     return not reason
+
+
+def _refuse(turn: Turn, job: Job, node: str, register: Register, reason: str) -> None:
+    turn.send(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
 
 
 def _reference(turn: Turn, job: Job) -> str:
@@ -206,7 +219,7 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
             f"checkpoint {job.settings.resume!r} was not found on {nodes}: check the name, or copy its folder there"
         )
         for node in accepted:
-            turn.send(node, RegisterRefused(job=job.name, reason=reason))
+            _refuse(turn, job, node, found[node], reason)
             change(job, node, active=False, joining=False)
         job.registering = True
         return

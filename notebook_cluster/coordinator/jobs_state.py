@@ -71,6 +71,8 @@ class Participant(msgspec.Struct, frozen=True):
     counted: int = 0
     """Last committed round that has its contribution."""
     applied: int = 0
+    late: bool = False
+    """It registered when the others had finished this run."""
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -113,8 +115,18 @@ class Job(msgspec.Struct):
     settings: Register
     """Of the lowest rank that registered: codec, schema and outer optimiser of the job."""
     cell: int
+    run: int = 1
+    """Which sync object of this cell is trained: see :mod:`.jobs_runs`."""
+    ended: bool = False
+    """Those who took part in this run have finished it."""
+    later: dict[str, tuple[int, Register]] = {}
+    """Node -> (incarnation, registration) for a later run of this cell; replaced, never written to."""
+    passing: frozenset[str] = frozenset()
+    """Nodes that have come to runs that were over, and not to this one yet."""
+    later_since: float | None = None
+    """Since when somebody waits for a later run; None: it was told for whom."""
     registering: bool = True
-    """Waiting for the first registrations of this cell."""
+    """Waiting for the first registrations of this run."""
     first_register: float = 0.0
     has_state: bool = False
     round: int = 0

@@ -69,7 +69,7 @@ def stop(turn: Turn, job: Job, attempt: Open) -> None:
 
 def refuse_stopped(turn: Turn, job: Job, name: str, reason: str) -> None:
     """``name`` takes part no more in this cell; it keeps its state."""
-    turn.send(name, RegisterRefused(job=job.name, reason=reason))
+    turn.send(name, RegisterRefused(job=job.name, reason=reason, run=job.run))
     change(job, name, active=False, joining=False, fetching=None, arrived=None)
 
 

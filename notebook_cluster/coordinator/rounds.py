@@ -38,12 +38,13 @@ from notebook_cluster.coordinator.jobs_attempts import settle_attempt
 from notebook_cluster.coordinator.jobs_gathering import required
 from notebook_cluster.coordinator.jobs_recovery import node_lost, node_up, on_status, recover, settle_holders
 from notebook_cluster.coordinator.jobs_registration import (
-    missing_registrants,
     on_joined,
     on_register,
     settle_registration,
+    settle_runs,
     settle_sources,
 )
+from notebook_cluster.coordinator.jobs_runs import forget_later, missing_registrants
 from notebook_cluster.coordinator.jobs_saving import on_request, on_save_requested, on_saved, settle_saves
 from notebook_cluster.coordinator.jobs_state import Job, RoundsSettings, RoundsState, Turn, change, is_current
 from notebook_cluster.protocol.rounds import (
@@ -115,6 +116,7 @@ def _settle(turn: Turn, name: str) -> None:
     job = turn.job(name)
     if job.awaited:
         return
+    settle_runs(turn, job)
     settle_registration(turn, job)
     settle_holders(turn, job)
     settle_attempt(turn, job)
@@ -162,6 +164,8 @@ def _cell_left(turn: Turn, event: CellLeft) -> None:
     for name in turn.state.jobs:
         job = turn.job(name)
         participant = job.participants.get(event.node)
+        if event.cell == job.cell:
+            forget_later(job, event.node)
         if participant is not None and participant.register.cell == event.cell:
             change(job, event.node, active=False, joining=False, arrived=None)
 
@@ -195,6 +199,7 @@ def _from_member(turn: Turn, event: FromMember) -> tuple[str, ...]:
         case Stalled():
             on_stalled(turn, job, node, message)
         case Leave():
+            forget_later(job, node)
             change(job, node, active=False, joining=False, arrived=None, fetching=None)
         case RoundStatus():
             on_status(turn, job, node, message)

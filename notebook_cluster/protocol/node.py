@@ -215,6 +215,7 @@ ToNodeBody = (
     | introspection.FetchVariables
     | rounds.Registered
     | rounds.RegisterRefused
+    | rounds.RunOver
     | rounds.Seal
     | rounds.Close
     | rounds.Complete

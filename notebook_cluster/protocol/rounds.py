@@ -90,6 +90,8 @@ class Register(Message, frozen=True):
     about: dict[str, str] = {}
     """What its numbers come from: ``processor``, ``python``, ``numpy``, ``torch``, ``mlx``. Compared when nodes compute
     unlike."""
+    run: int = 1
+    """Which sync object of the cell under this name it is; nodes come to them in the same order."""
 
 
 class Registered(Message, frozen=True):
@@ -101,6 +103,8 @@ class Registered(Message, frozen=True):
     state_hash: str
     source: str | None
     source_incarnation: int = 0
+    run: int = 0
+    """Of the Register that this answers; 0: not said."""
 
 
 class RegisterRefused(Message, frozen=True):
@@ -109,6 +113,16 @@ class RegisterRefused(Message, frozen=True):
 
     job: str
     reason: str
+    run: int = 0
+    """Of the Register that this answers; 0: not said."""
+
+
+class RunOver(Message, frozen=True):
+    """Coordinator: the other nodes are done with sync object ``run`` of this cell: the node passes it."""
+
+    job: str
+    cell: int
+    run: int
 
 
 class Joined(Message, frozen=True):

@@ -131,7 +131,7 @@ class DataParallel(RoundSync):
                 changed; names it.
             TrainingError: the job was refused.
         """
-        if self._runtime.replaying():
+        if self._idle():
             return None
         self._replica.parameters.add_gradients(grads, check_samples(samples))
         if self._registering_drops_gradients():
@@ -142,14 +142,14 @@ class DataParallel(RoundSync):
         if self._replica.steps < self._accumulate:
             return None
         done = None
-        while self._replica.steps:  # a round of parameters leaves them for the next one
+        while self._replica.steps and not self._passing:  # a round of parameters leaves them for the next one
             self._send(finishing=False)
             done = self._land()
         return done
 
     def checkpoint(self, name: str) -> Path | None:
         """As for DiLoCo: parameters and optimizer as they are after the last step."""
-        if self._replica.started and not self._runtime.replaying():
+        if self._replica.started and not self._idle():
             self._advance()
         return super().checkpoint(name)
 

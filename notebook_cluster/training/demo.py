@@ -114,9 +114,10 @@ class DeMo(RoundSync):
         """
         replica = self._replica
         assert isinstance(replica, MomentumReplica)
-        if not self._runtime.replaying():
-            replica.parameters.add_gradients(grads, check_samples(samples))
-        if samples and not self._runtime.replaying() and not replica.parameters.has_gradients():
+        if self._idle():
+            return None
+        replica.parameters.add_gradients(grads, check_samples(samples))
+        if samples and not replica.parameters.has_gradients():
             raise ValueError(
                 "no parameter has a gradient: call loss.backward() before sync.step(), and leave optimizer.step() and "
                 "zero_grad() out, or say samples=0 for an empty batch"

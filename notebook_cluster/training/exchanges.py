@@ -47,6 +47,8 @@ class Exchanges:
         """Steps taken here when the last round was taken over."""
         self._cell: int | None = None
         self._ready = self._waiting = self._finished = False
+        self._passing = False
+        """The other nodes are done with this object: until its finish() or the cell's end it exchanges nothing."""
         self._closing = False
         """A quorum waits for the others: the next step is a boundary."""
         self._failure = ""
@@ -59,6 +61,8 @@ class Exchanges:
     def _send(self, finishing: bool) -> None:
         """Hand this node's contribution over; the round is open from here on. With overlap it is encoded while training
         goes on."""
+        if self._passing:
+            return
         outer = self._outer
 
         def post(boundary: types.Boundary) -> None:
@@ -90,7 +94,7 @@ class Exchanges:
 
     def _land(self) -> Round | None:
         """Wait for the open round and receive it; after an interrupted wait again. None: nothing was left to
-        exchange."""
+        exchange, or nothing is exchanged."""
         began = time.monotonic()
         self._pump(lambda: self._landed is not None or not self._waiting, f"round {self._replica.round + 1}")
         self._receive()
@@ -182,6 +186,8 @@ class Exchanges:
                     self._end_loop()
             case types.Fail():
                 self._failure = notice.reason
+            case types.Pass():
+                self._pass(notice.run)
             case Close():
                 base = self._landed.round if self._landed is not None else replica.round
                 self._closing = notice.round > base and (self._landed is not None or not self._waiting)
@@ -191,6 +197,13 @@ class Exchanges:
                 self._saved[notice.name] = notice
             case PartWanted():
                 notice.give(self._part.data(replica.round))
+
+    def _pass(self, run: int) -> None:
+        self._passing, self._waiting, self._closing, self._landed = True, False, False, None
+        self._warn(
+            f"the other nodes are done with sync object {run} of this cell: here it exchanges nothing and its model is "
+            "not the one they have; this node takes part again with the next one that it and they make"
+        )
 
     def _refused(self, reason: str) -> None:
         text = f"round {self._replica.round + 1} did not use this node's work: {reason}"

@@ -48,6 +48,7 @@ Notice = (
     | types.Release
     | types.Finish
     | types.Fail
+    | types.Pass
     | Close
     | Save
     | Saved
@@ -83,6 +84,8 @@ class Job:
         """Set while the main thread is in no training loop: a checkpoint then need not wait for its next sync call."""
         self.own: object | None = None
         """What a strategy keeps on this node alone and the next sync object goes on with; main thread only."""
+        self._runs = (0, 0)
+        """The cell in which a sync object registered last, and how many did in it."""
         self._member = member.new_member(name, runtime.name, runtime.incarnation)
         self._description: Description | None = None
         self._notices: deque[Notice] = deque()
@@ -104,6 +107,12 @@ class Job:
         return self._member
 
     # ---- main thread ----------------------------------------------------------------------------------------
+
+    def next_run(self, cell: int) -> int:
+        """The number of one more sync object in this cell: 1, 2, ..., the same on every node."""
+        count = self._runs[1] if self._runs[0] == cell else 0
+        self._runs = cell, count + 1
+        return count + 1
 
     def begin(
         self, register: Register, fragments: Fragments, theta: Vector, momentum: Vector, description: Description

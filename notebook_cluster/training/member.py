@@ -24,6 +24,7 @@ from notebook_cluster.protocol.rounds import (
     RegisterRefused,
     RoundQuery,
     RoundStatus,
+    RunOver,
     Seal,
     Void,
     server_of,
@@ -31,6 +32,7 @@ from notebook_cluster.protocol.rounds import (
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training import member_exchange
 from notebook_cluster.training.member_joining import (
+    answers,
     arrive,
     begin,
     behind,
@@ -39,6 +41,7 @@ from notebook_cluster.training.member_joining import (
     current_arrival,
     fetch_failed,
     fetched,
+    out_of_rounds,
     registered,
     tick_catching_up,
 )
@@ -59,6 +62,7 @@ from notebook_cluster.training.member_types import (
     Finish,
     Frame,
     LeaveRounds,
+    Pass,
     SendControl,
     StateFetched,
     Stepped,
@@ -123,10 +127,12 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
             _commit(state, message, effects)
         case Registered():
             registered(state, message, effects)
-        case RegisterRefused():
-            state.phase, state.joining, state.contribution = "idle", False, None
-            state.exchange, state.catching = None, ()
+        case RegisterRefused() if answers(state, message.run):
+            out_of_rounds(state)
             effects.extend([CancelFetch(), Fail(message.reason)])
+        case RunOver() if answers(state, message.run, message.cell):
+            out_of_rounds(state)
+            effects.extend([CancelFetch(), Pass(message.run)])
         case Behind():
             behind(state, message, effects)
         case Refused():

@@ -39,6 +39,18 @@ def begin(state: MemberState, event: Begin, effects: list[Effect]) -> None:
     effects.extend([CancelFetch(), SendControl(event.register)])
 
 
+def answers(state: MemberState, run: int, cell: int = 0) -> bool:
+    """It is about the sync object that is registered here, not about one before it."""
+    register = state.register
+    return register is not None and run in (0, register.run) and cell in (0, register.cell)
+
+
+def out_of_rounds(state: MemberState) -> None:
+    """Until the next registration."""
+    state.phase, state.joining, state.contribution = "idle", False, None
+    state.exchange, state.catching = None, ()
+
+
 def boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None:
     state.contribution, state.left = event, False
     state.serial += 1
@@ -104,6 +116,8 @@ def current_arrival(state: MemberState) -> Arrived | None:
 
 
 def registered(state: MemberState, message: Registered, effects: list[Effect]) -> None:
+    if not answers(state, message.run):
+        return
     if message.source is not None:
         if state.joining:
             fetch = FetchState(message.source, message.source_incarnation, message.round, message.state_hash)

@@ -227,6 +227,12 @@ class Fail(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Pass(msgspec.Struct, frozen=True):
+    """The others are done with this sync object, number ``run`` of the cell: it neither exchanges nor waits."""
+
+    run: int
+
+
 class Log(msgspec.Struct, frozen=True):
     level: Literal["info", "warning", "error"]
     text: str
@@ -245,5 +251,6 @@ Effect = (
     | Release
     | Finish
     | Fail
+    | Pass
     | Log
 )

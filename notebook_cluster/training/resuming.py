@@ -79,12 +79,20 @@ def shared_optimizer(checkpoint: Checkpoint, state_hash: str) -> bytes | None:
 
 
 def registration(
-    strategy: Strategy, layout: TensorLayout, fragments: Fragments, cell: int, start: Start, resume: str, fresh: bool
+    strategy: Strategy,
+    layout: TensorLayout,
+    fragments: Fragments,
+    run: tuple[int, int],
+    start: Start,
+    resume: str,
+    fresh: bool,
 ) -> Register:
-    """What a node says when it makes a sync object in ``cell`` and would begin from ``start``."""
+    """What a node says when it makes a sync object and would begin from ``start``; ``run``: the cell, and which of its
+    sync objects it is."""
     return Register(
         job=strategy.name,
-        cell=cell,
+        cell=run[0],
+        run=run[1],
         strategy=strategy.strategy,
         codec=strategy.codec,
         schema_hash=layout.hash(strategy.codec),

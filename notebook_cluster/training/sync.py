@@ -26,7 +26,7 @@ from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.results import Round, TrainingError
 from notebook_cluster.training.resuming import Start, registration, shared_optimizer, start_of
-from notebook_cluster.training.runtime import current_runtime
+from notebook_cluster.training.runtime import Runtime, current_runtime
 from notebook_cluster.training.tiles import tiles_of
 
 
@@ -37,6 +37,10 @@ class RoundSync(Exchanges):
         optimizer = check_optimizer(optimizer)
         self._resume = check_name(resume, "checkpoint") if resume is not None else ""
         self._fresh = fresh
+        runtime = current_runtime()
+        job = _job_of(runtime, strategy.name)
+        self._run = runtime.cell(), 0 if runtime.replaying() else job.next_run(runtime.cell())
+        """The cell in which it registered last, and which of its sync objects under this name it was there."""
         parameters = parameters_of(model)
         layout = parameters.layout
         trained, count = layout.size - layout.buffers, strategy.fragments
@@ -52,11 +56,6 @@ class RoundSync(Exchanges):
             tiles=tiles_of(layout) if strategy.descent is not None else None,
             descent=strategy.descent,
         )
-        runtime = current_runtime()
-        attached = runtime.job(strategy.name)
-        job = attached if isinstance(attached, Job) else Job(runtime, strategy.name)
-        if attached is None:
-            runtime.attach_job(strategy.name, job)
         job.owner = self
         super().__init__(runtime, job, strategy, optimizer, restore=bool(self._resume))
         self._replica = self._make_replica(parameters, fragments)
@@ -92,7 +91,7 @@ class RoundSync(Exchanges):
             ValueError: ``loss`` or ``samples`` is not a number, or the model was changed; names it.
             TrainingError: the job was refused.
         """
-        if self._runtime.replaying():
+        if self._idle():
             return None
         self._count_step(loss, samples)
         done = None
@@ -110,25 +109,26 @@ class RoundSync(Exchanges):
         if self._runtime.replaying():
             return
         self._register_if_needed()
-        while not self._finished:
+        while not (self._finished or self._passing):
             if not self._waiting:
                 self._send(finishing=True)
             self._land()
-        self._rest()
+        if not self._passed():
+            self._rest()
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[None]:
         """The model holds the global parameters inside the block, and afterwards again what it held before.
 
         What ``nc.report(loss=..., accuracy=...)`` says inside is said of the global model after its last round: panel
-        and report draw it as a curve of its own. While a cell is replayed the block runs with the model as it is, and
-        nothing is told.
+        and report draw it as a curve of its own. While a cell is replayed, and where this node passes what the others
+        are done with, the block runs with the model as it is, and nothing is told.
 
         Raises:
             TrainingError: the model is not on yet, or this block is inside another one of the same job.
         """
         block = Measuring(self._job.name, self._replica.round, self._round_step)
-        if self._runtime.replaying():
+        if self._idle():
             with block.opened(lambda message: None):
                 yield
             return
@@ -146,20 +146,23 @@ class RoundSync(Exchanges):
         """Save the state of the last round on disk, with every node's own part; blocks until it is durable.
 
         Returns:
-            The checkpoint's folder, on the machine of the node that wrote it; None while a cell is replayed.
+            The checkpoint's folder, on the machine of the node that wrote it; None while a cell is replayed, and where
+            this node passes what the others are done with.
 
         Raises:
             CheckpointError: it could not be written; says why and what is still valid.
         """
         check_name(name, "checkpoint")
-        if self._runtime.replaying():
+        if self._idle():
             return None
         self._check_usable()
         if not self._ready:
             self._register_if_needed()
         self._saved.pop(name, None)
         self._job.request_checkpoint(name)
-        self._pump(lambda: name in self._saved, f"checkpoint {name}")
+        self._pump(lambda: name in self._saved or self._passing, f"checkpoint {name}")
+        if self._idle():
+            return None
         saved = self._saved.pop(name)
         if saved.error:
             raise CheckpointError(saved.error)
@@ -178,12 +181,14 @@ class RoundSync(Exchanges):
 
     def _register_if_needed(self) -> None:
         self._check_usable()
-        if self._cell != self._runtime.cell() or not self._ready:
+        if self._cell != self._runtime.cell() or not (self._ready or self._passing):
             self._register()
 
     def _register(self) -> None:
         """Say that the job is wanted in this cell, and wait for the state it begins from."""
         cell = self._runtime.cell()
+        if self._run[0] != cell:
+            self._run = cell, self._job.next_run(cell)
         if self._cell != cell:
             self._take_notices()
             self._receive()
@@ -192,18 +197,18 @@ class RoundSync(Exchanges):
                 self._strategy,
                 self._description.layout,
                 self._replica.fragments,
-                cell,
+                self._run,
                 start,
                 self._resume,
                 self._fresh,
             )
             with self._runtime.deferred_interrupts():
                 self._hand_over()
-                self._cell, self._ready = cell, False
+                self._cell, self._ready, self._passing = cell, False, False
                 self._job.resting_part = None
                 self._runtime.at_cell_end(self._cell_ended)
                 self._job.begin(register, self._replica.fragments, start.theta, start.momentum, self._description)
-        self._pump(lambda: self._ready, f"{self._job.name} to start")
+        self._pump(lambda: self._ready or self._passing, f"{self._job.name} to start")
         self._fresh, self._resume = False, ""
 
     def _start(self) -> Start:
@@ -222,7 +227,7 @@ class RoundSync(Exchanges):
 
     def _cell_ended(self, status: str) -> None:
         """Called once by the runtime, on the main thread, when the cell in which this object registered ends."""
-        if self._job.owner is not self or self._cell is None:
+        if self._job.owner is not self or self._cell is None or self._passed():
             return
         if status == "ok" and self._ready:
             try:
@@ -257,8 +262,42 @@ class RoundSync(Exchanges):
 
     # ---- small things ---------------------------------------------------------------------------------------
 
+    @property
+    def unfinished(self) -> bool:
+        """It takes part in this cell and its finish() was not called."""
+        return (self._ready or self._passing) and self._cell is not None and self._cell == self._runtime.cell()
+
+    def _idle(self) -> bool:
+        """Nothing is exchanged now: the cell is replayed, or the other nodes are done with this object."""
+        return self._runtime.replaying() or (self._passing and self._cell == self._runtime.cell())
+
+    def _passed(self) -> bool:
+        """It was passed in this cell until now; what follows registers it again."""
+        passed, self._passing = self._passing, False
+        if passed:
+            self._cell = None
+        return passed
+
     def _check_usable(self) -> None:
         if self._job.owner is not self:
             raise TrainingError(f"job {self._job.name!r} has a newer sync object: use that one, or pass another name=")
         if self._evaluating:
             raise TrainingError("inside global_model() the model holds the global parameters: leave the block first")
+
+
+def _job_of(runtime: Runtime, name: str) -> Job:
+    """The job that a new sync object is for.
+
+    Raises:
+        TrainingError: another one of this cell has not finished it.
+    """
+    attached = runtime.job(name)
+    job = attached if isinstance(attached, Job) else Job(runtime, name)
+    if attached is None:
+        runtime.attach_job(name, job)
+    if isinstance(job.owner, RoundSync) and job.owner.unfinished:
+        raise TrainingError(
+            f"job {name!r} has a sync object in this cell that is not finished: call finish() on it before this one is "
+            "made, or give this one another name="
+        )
+    return job

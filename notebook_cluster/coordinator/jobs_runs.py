@@ -1,0 +1,148 @@
+"""Runs of a job: the sync objects that one cell makes under one name, one after the other, as in a loop over settings.
+
+Each node numbers them as its code comes to them, so a run is the same one on all nodes. One run is on at a time. Who
+registers for a later one waits until this one is over on every node that can still be reached; who comes to one that is
+over is told so, passes it, and takes part in the next. Running the cell again begins with run 1 of a later cell.
+No number is left out: a node that could not even register in a run is in a later one before the others are in this.
+"""
+
+from msgspec import to_builtins
+
+from notebook_cluster.coordinator.jobs_state import Job, Participant, Turn, change, holders
+from notebook_cluster.protocol.rounds import Register, RunOver
+
+TELL_AFTER = 5.0
+"""Seconds that nodes wait for a run to end on others before those are named."""
+
+
+def run_of(register: Register) -> tuple[int, int]:
+    """Later runs are greater."""
+    return register.cell, register.run
+
+
+def is_in(job: Job, participant: Participant) -> bool:
+    """It registered in the run that the job is on."""
+    return run_of(participant.register) == (job.cell, job.run)
+
+
+def is_over(job: Job, register: Register) -> bool:
+    """Of this cell, and the job has gone on to a later run."""
+    return register.cell == job.cell and register.run < job.run
+
+
+def tell_over(turn: Turn, job: Job, node: str, register: Register) -> None:
+    """The node passes this run. Unless it is about to come to the next, it is not waited for until it has caught up."""
+    if register.run < job.run:
+        job.passing |= {node}
+    turn.send(node, RunOver(job=job.name, cell=register.cell, run=register.run))
+
+
+def begin_run(job: Job, cell: int, run: int, now: float) -> None:
+    """Nobody takes part yet; what the nodes hold stays."""
+    if cell > job.cell:
+        job.later, job.passing = {}, frozenset()
+    job.cell, job.run, job.ended, job.stopped = cell, run, False, ""
+    job.registering, job.first_register = True, now
+    job.open, job.cohort, job.quorum_since = None, frozenset(), None
+    for name in job.participants:
+        change(job, name, active=False, joining=False, fetching=None, arrived=None)
+
+
+def took_part(job: Job, node: str, incarnation: int, register: Register) -> Participant:
+    """The participant that a registration in the job's run makes; it takes the place of what was known."""
+    known = job.participants.get(node)
+    same = known is not None and known.incarnation == incarnation
+    again = known is not None and same and run_of(known.register) == run_of(register)
+    late = known.late if known is not None and again else job.ended
+    job.ended = job.ended and late
+    forget_later(job, node)
+    job.passing -= {node}
+    participant = Participant(incarnation, register, counted=known.counted if known and same else 0, late=late)
+    job.participants[node] = participant
+    return participant
+
+
+def wait_for_run(turn: Turn, job: Job, node: str, incarnation: int, register: Register) -> None:
+    """The node is done with the run that the job is on, and comes to a later one."""
+    if job.later.get(node) != (incarnation, register):
+        turn.log("later", job, node=node, incarnation=incarnation, register=to_builtins(register))
+    if not job.later:
+        job.later_since = turn.state.now
+    job.later = {**job.later, node: (incarnation, register)}
+    job.passing -= {node}
+    known = job.participants.get(node)
+    if known is not None and known.incarnation == incarnation:
+        held = (register.round, register.state_hash) if register.holds_state else None
+        change(job, node, active=False, joining=False, arrived=None, fetching=None, held=held)
+
+
+def forget_later(job: Job, node: str) -> None:
+    """It waits for no later run any more."""
+    job.later = {name: entry for name, entry in job.later.items() if name != node}
+
+
+def missing_registrants(turn: Turn, job: Job) -> list[str]:
+    """Nodes that run the job's cell and have not come to this run of it."""
+    if not job.registering or turn.state.cell != job.cell:
+        return []
+    ready = {name for name, p in job.participants.items() if is_in(job, p)} | job.later.keys() | job.passing
+    nodes = turn.state.nodes
+    return turn.by_rank(n for n in turn.state.running - ready if n in nodes and nodes[n].up)
+
+
+def waits_for_registrants(turn: Turn, job: Job) -> bool:
+    """Some node may still come to the run that has just begun."""
+    grace = turn.state.settings.register_grace
+    return bool(missing_registrants(turn, job)) and turn.state.now < job.first_register + grace
+
+
+def next_run(turn: Turn, job: Job) -> list[tuple[str, int, Register]]:
+    """The registrations with which the next run begins; none while somebody waits for none, or this one goes on."""
+    waiting = [name for name, (incarnation, _) in job.later.items() if turn.is_up(name, incarnation)]
+    due = _of_this_run(job)
+    if due or not waiting or waits_for_registrants(turn, job):
+        return due
+    here = _still_in(turn, job)
+    if job.ended:
+        _send_away(turn, job, here)
+        here = _still_in(turn, job)
+    if here:
+        _tell_waits(turn, job, waiting, here)
+        return []
+    begin_run(job, job.cell, job.run + 1, turn.state.now)
+    return _of_this_run(job)
+
+
+def _of_this_run(job: Job) -> list[tuple[str, int, Register]]:
+    return [(name, *entry) for name, entry in job.later.items() if entry[1].run == job.run]
+
+
+def _still_in(turn: Turn, job: Job) -> list[str]:
+    return turn.by_rank(
+        name
+        for name, p in job.participants.items()
+        if is_in(job, p) and (p.active or p.joining) and turn.is_up(name, p.incarnation) and name not in job.later
+    )
+
+
+def _send_away(turn: Turn, job: Job, here: list[str]) -> None:
+    """All that began this run have finished it. Whoever came after that, or can get its last state nowhere any more,
+    would hold the others up for nothing."""
+    nowhere = not holders(turn, job)
+    for name in here:
+        participant = job.participants[name]
+        if participant.late or nowhere:
+            tell_over(turn, job, name, participant.register)
+            change(job, name, active=False, joining=False, arrived=None, fetching=None)
+
+
+def _tell_waits(turn: Turn, job: Job, waiting: list[str], here: list[str]) -> None:
+    if job.later_since is None or turn.state.now - job.later_since < TELL_AFTER:
+        return
+    job.later_since = None
+    run = min(register.run for _, register in job.later.values())
+    turn.tell(
+        "warning",
+        f"sync object {run} of {job.name!r} in this cell waits on {', '.join(map(repr, turn.by_rank(waiting)))} until "
+        f"number {job.run} is finished on {', '.join(map(repr, here))}",
+    )

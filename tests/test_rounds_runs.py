@@ -1,0 +1,233 @@
+"""The coordinator's side of a cell that makes one sync object after the other under one name."""
+
+import pytest
+
+from notebook_cluster.coordinator import rounds
+from notebook_cluster.protocol import rounds as p
+from tests.rounds_helpers import Cluster, register, sent, told
+
+
+def anew(node, run, **fields):
+    """What ``node`` registers with in a loop with fresh=True."""
+    return register(f"h0{node}", run=run, fresh=True, **fields)
+
+
+def begun(names="abc"):
+    cluster = Cluster(names)
+    for name in names:
+        cluster.say(name, anew(name, 1))
+    return cluster
+
+
+def finished(names="abc"):
+    """All have trained one round in run 1 and finished it; the state is h1."""
+    cluster = begun(names)
+    for name in names[1:]:
+        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.arrive(names, base="h0a", finishing=True)
+    assert all(commit.last for commit in sent(cluster.prepare(names), p.Commit).values())
+    return cluster
+
+
+def next_run(cluster, names="abc", run=2, **fields):
+    effects = []
+    for name in names:
+        effects += cluster.say(name, anew(name, run, **fields))
+    return effects
+
+
+def test_the_next_run_begins_anew_when_all_have_come_to_it():
+    cluster = finished()
+    assert not sent(next_run(cluster, "ab"), p.Registered)
+    answers = sent(next_run(cluster, "c"), p.Registered)
+    assert {(a.round, a.state_hash, a.run) for a in answers.values()} == {(0, "h0a", 2)}
+    assert {name: answer.source for name, answer in answers.items()} == {"a": None, "b": "a", "c": "a"}
+    assert (cluster.job.run, cluster.job.round) == (2, 0)
+
+
+def test_one_that_is_not_fresh_goes_on_with_what_is_held():
+    cluster = finished()
+    effects = []
+    for name in "abc":
+        effects += cluster.say(name, register("h1", round=1, holds_state=True, run=2))
+    assert {(a.round, a.state_hash, a.source) for a in sent(effects, p.Registered).values()} == {(1, "h1", None)}
+
+
+@pytest.mark.parametrize(
+    "change", [{"codec": "int8"}, {"schema": [("v", [3], "float32")], "schema_hash": "t"}, {"every": "30 seconds"}]
+)
+def test_the_next_run_may_have_another_model_and_other_settings(change):
+    cluster = finished()
+    effects = next_run(cluster, **change)
+    assert not sent(effects, p.RegisterRefused)
+    assert set(sent(effects, p.Registered)) == set("abc")
+
+
+def test_resume_is_looked_at_in_every_run():
+    cluster = finished()
+    effects = next_run(cluster, "ac", resume="digits")
+    effects += cluster.say("b", register("h7", run=2, resume="digits", resume_round=7, round=7))
+    answers = sent(effects, p.Registered)
+    assert {name: (a.round, a.source) for name, a in answers.items()} == {"a": (7, "b"), "b": (7, None), "c": (7, "b")}
+
+
+def test_who_is_ahead_waits_until_the_run_is_over_on_all():
+    """It has caught an error of its own."""
+    cluster = begun()
+    cluster.say("b", anew("b", 2))
+    assert cluster.job.run == 1
+    (line,) = told(cluster.feed(rounds.Tick(106.0)), "warning")
+    assert line == "sync object 2 of 'model' in this cell waits on 'b' until number 1 is finished on 'a', 'c'"
+    assert not told(cluster.feed(rounds.Tick(112.0)), "warning")
+    cluster.say("c", p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.arrive("ac", base="h0a", finishing=True)
+    cluster.prepare("ac")
+    answers = sent(next_run(cluster, "ac"), p.Registered)
+    assert {(a.round, a.state_hash) for a in answers.values()} == {(0, "h0a")}
+    assert set(answers) == set("abc")
+
+
+def test_who_is_ahead_of_two_runs_does_not_take_one_from_the_others():
+    """It could not even register in the one between."""
+    cluster = finished()
+    cluster.say("b", anew("b", 3))
+    assert set(sent(next_run(cluster, "ac"), p.Registered)) == {"a", "c"}
+    assert cluster.job.run == 2
+
+
+def test_nodes_of_which_all_could_not_register_are_together_in_the_one_after():
+    cluster = finished()
+    assert set(sent(next_run(cluster, run=3) + cluster.feed(rounds.Tick(100.5)), p.Registered)) == set("abc")
+    assert cluster.job.run == 3
+
+
+def test_the_first_run_of_a_later_cell_is_not_taken_from_the_others_either():
+    cluster = finished()
+    for name in "abc":
+        cluster.feed(rounds.CellLeft(1, name, "ok"))
+    cluster.feed(rounds.CellStarted(2, tuple("abc")))
+    cluster.say("b", anew("b", 2, cell=2))
+    assert set(sent(next_run(cluster, "ac", run=1, cell=2), p.Registered)) == {"a", "c"}
+
+
+def test_a_node_whose_loop_has_fewer_turns_is_not_waited_for():
+    cluster = finished()
+    next_run(cluster, "ab")
+    assert set(sent(cluster.feed(rounds.CellLeft(1, "c", "ok")), p.Registered)) == {"a", "b"}
+
+
+def test_a_late_node_is_waited_for_until_the_grace_is_over_and_then_joins_the_run():
+    cluster = finished()
+    next_run(cluster, "ab")
+    assert set(sent(cluster.feed(rounds.Tick(110.0)), p.Registered)) == {"a", "b"}
+    answer = sent(next_run(cluster, "c"), p.Registered)["c"]
+    assert (answer.round, answer.state_hash, answer.run) == (0, "h0a", 2)
+
+
+# ---- joiners -------------------------------------------------------------------------------------------------
+
+
+def restarted(cluster, name="c"):
+    cluster.lose(name)
+    cluster.incarnations[name] += 1
+    cluster.feed(rounds.NodeUp(name, cluster.incarnations[name], 2))
+    cluster.feed(rounds.NodeJoinedCell(1, name))
+
+
+def test_a_restarted_node_passes_what_is_over_and_joins_the_run_that_is_on():
+    cluster = finished()
+    next_run(cluster)
+    restarted(cluster)
+    assert sent(next_run(cluster, "c", run=1), p.RunOver) == {"c": p.RunOver(job="model", cell=1, run=1)}
+    assert sent(next_run(cluster, "c"), p.Registered)["c"].source == "a"
+
+
+def test_the_next_run_does_not_wait_for_a_node_that_passes():
+    cluster = finished()
+    next_run(cluster)
+    restarted(cluster)
+    next_run(cluster, "c", run=1)
+    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.arrive("ab", base="h0a", finishing=True)
+    cluster.prepare("ab", attempt=2)
+    assert set(sent(next_run(cluster, "ab", run=3), p.Registered)) == {"a", "b"}
+    assert sent(next_run(cluster, "c"), p.RunOver)["c"].run == 2
+    assert sent(next_run(cluster, "c", run=3), p.Registered)["c"].run == 3
+
+
+def test_a_node_that_joins_the_only_run_after_the_others_have_finished_it_takes_part():
+    cluster = finished()
+    restarted(cluster)
+    answer = sent(next_run(cluster, "c", run=1), p.Registered)["c"]
+    assert (answer.round, answer.state_hash, answer.source) == (1, "h1", "a")
+
+
+def test_it_is_sent_away_when_the_others_come_to_the_next():
+    cluster = finished()
+    restarted(cluster)
+    next_run(cluster, "c", run=1)
+    assert sent(next_run(cluster, "a"), p.RunOver)["c"].run == 1
+    answers = sent(next_run(cluster, "b") + next_run(cluster, "c"), p.Registered)
+    assert {name: answer.round for name, answer in answers.items()} == {"a": 0, "b": 0, "c": 0}
+
+
+@pytest.mark.parametrize("says", ["status", "arrived"])
+def test_a_node_that_was_out_of_reach_meanwhile_is_told(says):
+    cluster = begun("ab")
+    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.lose("b", gone=False)
+    cluster.arrive("a", base="h0a", finishing=True)
+    cluster.prepare("a")
+    next_run(cluster, "a")
+    assert sent(cluster.feed(rounds.NodeUp("b", 1, 1)), p.RoundQuery, "b")
+    effects = cluster.status("b", 0, "h0a") if says == "status" else cluster.arrive("b", base="h0a")
+    assert sent(effects, p.RunOver) == {"b": p.RunOver(job="model", cell=1, run=1)}
+    assert sent(next_run(cluster, "b"), p.Registered)["b"].source == "a"
+
+
+def test_a_last_state_that_is_nowhere_any_more_is_not_waited_for():
+    """The others have begun the next run with states of their own."""
+    cluster = begun()
+    for name in "bc":
+        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.arrive(base="h0a", finishing=True)
+    cluster.prepare("ab")
+    assert sent(cluster.prepare("c", state_hash="other"), p.Behind, "c")
+    assert not sent(next_run(cluster, "a"), p.RunOver)
+    assert sent(next_run(cluster, "b"), p.RunOver)["c"].run == 1
+    assert set(sent(next_run(cluster, "c"), p.Registered)) == set("abc")
+
+
+# ---- a coordinator that is started again ------------------------------------------------------------------------
+
+
+def test_who_waits_for_the_next_run_is_in_the_log():
+    cluster = begun()
+    cluster.say("b", anew("b", 2))
+    cluster.restart()
+    for name in "ac":
+        cluster.status(name, 0, "h0a")
+    cluster.say("b", anew("b", 2))
+    cluster.status("b", 0, "h0b", joining=True, holds=False)
+    cluster.arrive("ac", base="h0a", finishing=True)
+    cluster.prepare("ac")
+    assert set(sent(next_run(cluster, "ac"), p.Registered)) == set("abc")
+
+
+def test_a_run_goes_on_after_a_restart_at_its_own_number():
+    cluster = finished()
+    next_run(cluster)
+    cluster.restart()
+    for name in "abc":
+        cluster.status(name, 0, "h0a")
+    assert (cluster.job.run, cluster.job.round) == (2, 0)
+    assert set(sent(cluster.arrive(base="h0a"), p.Seal)) == set("abc")
+
+
+def test_a_log_of_before_runs_had_numbers_is_read():
+    cluster = finished()
+    for record in cluster.log:
+        record.get("register", {}).pop("run", None)
+        record.get("settings", {}).pop("run", None)
+    cluster.restart()
+    assert (cluster.job.run, cluster.job.round, cluster.job.state_hash) == (1, 1, "h1")
