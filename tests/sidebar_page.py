@@ -74,6 +74,11 @@ def wait_for_other_text(found: "Locator") -> None:
         wait_until(lambda before=before: found.inner_text() != before, 60, f"another text than {before!r}")
 
 
+def confirm(question: "Locator") -> None:
+    """Press a button that asks once more for the second time, once it takes that for an answer."""
+    question.and_(question.page.locator(":not(.nbc-mod-early, .nbc-early)")).click(timeout=PATIENCE)
+
+
 def use_theme(page: "Page", name: str) -> None:
     """Change to theme ``name`` and wait until the page has it."""
     page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', { theme: name })", name)

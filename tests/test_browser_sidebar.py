@@ -28,6 +28,7 @@ from tests.sidebar_page import (
     CLUSTER,
     close_dialogs,
     cluster,
+    confirm,
     loss,
     node,
     peer,
@@ -289,13 +290,13 @@ def test_this_machine_is_shared_with_a_switch_that_shows_code_and_picture(page: 
 def test_a_node_is_removed_after_a_second_click(page: "Page", mini: str) -> None:
     row = node(page, mini)
     row.get_by_role("button", name=f"Remove {mini}").click()
-    row.get_by_role("button", name="Remove?").click()
+    confirm(row.get_by_role("button", name=f"Really remove {mini}?"))
     row.wait_for(state="detached", timeout=PATIENCE)
 
 
 def test_the_cluster_is_stopped_after_a_second_click_and_says_so(page: "Page") -> None:
     cluster(page).get_by_role("button", name="Stop cluster").click()
-    cluster(page).get_by_role("button", name="End all its kernels?").click()
+    confirm(cluster(page).get_by_role("button", name=f"Really stop cluster {CLUSTER} and end all its kernels?"))
     cluster(page).get_by_role("button", name="Stop cluster").wait_for(state="detached", timeout=PATIENCE)
     cluster(page).get_by_text(f"cluster '{CLUSTER}' has ended: stopped").wait_for(timeout=PATIENCE)
     assert page.locator(".nbc-side-status").count() == 0
@@ -320,5 +321,5 @@ def test_a_cluster_is_started_with_the_keyboard_alone(page: "Page", strangers: S
     evening = page.get_by_role("region", name="cluster evening")
     assert evening.get_by_role("listitem").count() == 1
     evening.get_by_role("button", name="Stop cluster").click()
-    evening.get_by_role("button", name="End all its kernels?").click()
+    confirm(evening.get_by_role("button", name="Really stop cluster evening and end all its kernels?"))
     evening.get_by_role("button", name="Stop cluster").wait_for(state="detached", timeout=PATIENCE)

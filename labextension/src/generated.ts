@@ -110,6 +110,7 @@ export interface ClusterView {
   directory: string;
   run_log: string;
   invitation: string;
+  kernels: { [key: string]: number | null };
 }
 
 /** One cluster of this user. `state` is the last one that was heard. */

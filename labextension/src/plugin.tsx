@@ -59,7 +59,9 @@ function activate(
   app.shell.add(sidebar, 'left', { rank: 300 });
   restorer?.add(sidebar, SIDEBAR);
 
-  const openTab = dashboards(app, store, tryNow, restorer);
+  const tabs = new WidgetTracker<MainAreaWidget>({ namespace: 'notebook-cluster-dashboard' });
+  const openTab = dashboards(app, store, tryNow, tabs, restorer);
+  followFocus(app, store, tabs, notebooks);
   addCommands({ app, store, act, notebooks, show, open: openTab }, palette, menus);
   if (statusBar) {
     void addStatusItem(statusBar, settings, store, show);
@@ -71,10 +73,9 @@ function dashboards(
   app: JupyterFrontEnd,
   store: Store,
   tryNow: () => void,
+  tracker: WidgetTracker<MainAreaWidget>,
   restorer: ILayoutRestorer | null
 ): (cluster: string) => void {
-  const tracker = new WidgetTracker<MainAreaWidget>({ namespace: 'notebook-cluster-dashboard' });
-  const nameOf = (tab: MainAreaWidget): string => tab.title.label;
   void restorer?.restore(tracker, {
     command: CommandIDs.dashboard,
     args: tab => ({ cluster: nameOf(tab) }),
@@ -93,6 +94,36 @@ function dashboards(
     }
     app.shell.activateById(tab.id);
   };
+}
+
+const nameOf = (tab: MainAreaWidget): string => tab.title.label;
+
+/** Keep the store up to date about what is in front: the tab of a cluster, or a notebook with its kernel. */
+function followFocus(
+  app: JupyterFrontEnd,
+  store: Store,
+  tabs: WidgetTracker<MainAreaWidget>,
+  notebooks: INotebookTracker | null
+): void {
+  const update = (): void => {
+    const notebook = notebooks?.currentWidget;
+    // Not the tracker's own current one: that is the tab which had the focus last.
+    const tab = tabs.find(candidate => candidate === app.shell.currentWidget);
+    store.focus({
+      cluster: tab ? nameOf(tab) : '',
+      kernel: notebook?.sessionContext.session?.kernel?.id ?? '',
+      path: notebook?.context.path ?? ''
+    });
+  };
+  app.shell.currentChanged?.connect(update);
+  tabs.widgetAdded.connect(update);
+  notebooks?.currentChanged.connect(update);
+  notebooks?.widgetAdded.connect((_, { sessionContext, context }) => {
+    sessionContext.kernelChanged.connect(update);
+    context.pathChanged.connect(update);
+    update();
+  });
+  update();
 }
 
 /** Put the line into the status bar, unless the setting says no. */

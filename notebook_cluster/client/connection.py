@@ -3,7 +3,10 @@
 import concurrent.futures
 import itertools
 import logging
+import os
 import queue
+import re
+import sys
 import threading
 import time
 from collections import deque
@@ -84,7 +87,9 @@ class Connection:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notebook-cluster-client", daemon=True)
         self._thread.start()
-        self.attached = self.request(Attach(kind=kind, live=live), ClusterView)
+        self.attached = self.request(
+            Attach(kind=kind, live=live, kernel=own_kernel() if kind == "magics" else ""), ClusterView
+        )
 
     # ---- for any thread
 
@@ -280,6 +285,15 @@ class Connection:
         for events in watching:
             events.put(None)
         self._tell(Closing(reason=reason))
+
+
+def own_kernel() -> str:
+    """Id of the Jupyter kernel that this process is, as Jupyter servers know it; empty where it is none."""
+    app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    if app is None or not app.initialized():
+        return ""
+    found = re.fullmatch(r"kernel-([\w-]{1,64})\.json", os.path.basename(app.instance().connection_file))
+    return found[1] if found else ""
 
 
 def is_alive(pid: int) -> bool:

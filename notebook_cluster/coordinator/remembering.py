@@ -37,6 +37,7 @@ class Memory:
         last = read_view(self._folder)
         if last is not None:
             self._hub.events.extend(last.state.events)
+            self._hub.views.kernels |= last.state.kernels
             self._hub.rounds.history.checkpoints = last.checkpoints
             self._hub.rounds.take_over(last.state.nodes)
             self._hub.global_models.take_over(last.state.jobs)

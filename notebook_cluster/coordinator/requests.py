@@ -25,6 +25,8 @@ class Requests:
         hub = self._hub
         match body:
             case v.Attach() | v.GetState():
+                if isinstance(body, v.Attach) and hub.views.note_kernel(body.kernel):
+                    hub.dirty()
                 hub.tell_closing(view)
                 return hub.view()
             case v.Ping():

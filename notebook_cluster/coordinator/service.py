@@ -320,5 +320,5 @@ class Coordinator:
             started=self.state.started, now=time.time(), nodes=self.measurements.views(), peers=self.peers.views(),
             jobs=self.rounds.views(), cell=cell_view(current) if current is not None else None,
             queued=len(self.state.queue()), events=list(self.events), directory=self.state.directory,
-            run_log=str(self.log.path), invitation=self.door.view(),
+            run_log=str(self.log.path), invitation=self.door.view(), kernels=dict(self.views.kernels),
         )  # fmt: skip

@@ -22,6 +22,11 @@ SILENT_AFTER = 15.0
 """Seconds without a word after which a view counts as gone."""
 
 
+KERNELS_KEPT = 16
+MAX_KERNEL = 64
+"""Characters of a kernel's id."""
+
+
 class View:
     """One view: what it watches and when it was last heard."""
 
@@ -56,6 +61,9 @@ class ViewServer:
         self._handler = handler
         self._on_left = on_left
         self.views: dict[bytes, View] = {}
+        self.kernels: dict[str, float] = {}
+        """Jupyter kernels that have attached, the newest last: see ClusterView. One that was restarted, or left, is
+        kept, because its notebook comes back."""
         self.server = Identity(*_curve_pair())
         self.view_identity = Identity(*_curve_pair())
         self._context = zmq.Context()
@@ -106,6 +114,16 @@ class ViewServer:
             log.exception("request %s failed", type(request.body).__name__)
             reply = Reply(id=request.id, error=f"{type(error).__name__}: {error}")
         self._pump.send([view.identity, encode(reply)])
+
+    def note_kernel(self, kernel: str) -> bool:
+        """``kernel`` has attached now; False where a view lives in none."""
+        if not kernel or len(kernel) > MAX_KERNEL:
+            return False
+        self.kernels.pop(kernel, None)
+        self.kernels[kernel] = time.time()
+        while len(self.kernels) > KERNELS_KEPT:
+            del self.kernels[next(iter(self.kernels))]
+        return True
 
     def send(self, view: View, event: AnyEvent) -> None:
         self._pump.send([view.identity, encode(event)])

@@ -158,6 +158,9 @@ class ClusterView(Message, frozen=True):
     run_log: str
     invitation: str = ""
     """``HOST:PORT CODE`` while peers may join this cluster with a code, else empty."""
+    kernels: dict[str, float] = {}
+    """Id of a Jupyter kernel whose notebook has attached to this cluster -> when it did last (Unix time). The newest
+    cluster of a kernel is the one that its notebook uses."""
 
 
 class Series(Message, frozen=True):

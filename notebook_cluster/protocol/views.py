@@ -40,6 +40,8 @@ class Attach(Message, frozen=True):
 
     kind: Literal["magics", "panel", "cli", "server", "client"]
     live: bool = True
+    kernel: str = ""
+    """Id of the Jupyter kernel that the view lives in, empty where it is none: which notebook this is."""
 
 
 class Execute(Message, frozen=True):

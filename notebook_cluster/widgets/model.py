@@ -25,6 +25,8 @@ from notebook_cluster.widgets.palette import rank_colour
 EVENTS_SHOWN = 40
 _MOST = 1e12
 """A rate above it is not one."""
+_UP = ("ok", "suspect", "refused")
+"""Conditions of nodes that are there and work, or could."""
 _NODE_LEVELS = {
     "ok": "good", "starting": "info", "rejoining": "info", "stopping": "info", "suspect": "warning", "asleep": "asleep",
     "refused": "warning",
@@ -139,7 +141,9 @@ def _status(state: ClusterView) -> tuple[str, str]:
 
 
 def _facts(state: ClusterView) -> list[dict[str, str]]:
-    facts = [{"label": "Nodes", "value": str(len(state.nodes)), "note": f"generation {state.generation}"}]
+    there = [node for node in state.nodes if node.condition in _UP]
+    count = str(len(there)) if len(there) == len(state.nodes) else f"{len(there)} of {len(state.nodes)}"
+    facts = [{"label": "Nodes", "value": count, "note": f"generation {state.generation}"}]
     for job in state.jobs[:1]:
         facts.append({"label": "Round", "value": integer(job.round), "note": _job_note(job)})
         facts.append({"label": "Sent", "value": byte_count(job.bytes_sent), "note": "by all nodes"})
@@ -152,8 +156,7 @@ def _facts(state: ClusterView) -> list[dict[str, str]]:
             facts.append({"label": "Global loss", "value": number(job.loss), "note": note})
         if job.hash_mismatches:
             facts.append({"label": "Hash mismatches", "value": integer(job.hash_mismatches), "note": "see events"})
-    there = [node.samples_per_s for node in state.nodes if node.condition in ("ok", "suspect", "refused")]
-    rates = [rate for rate in there if rate is not None and _is_rate(rate)]
+    rates = [node.samples_per_s for node in there if node.samples_per_s is not None and _is_rate(node.samples_per_s)]
     if rates and state.cell is not None and state.cell.status == "running":
         facts.append({"label": "Samples/s", "value": f"{sum(rates):,.0f}", "note": f"of {plural(len(rates), 'node')}"})
     facts.append({"label": "Up", "value": duration(state.now - state.started), "note": ""})

@@ -2,6 +2,7 @@
 // cluster. Texts come from other machines: they only ever go through textContent and setAttribute, never through markup.
 
 const SURE_MILLISECONDS = 4000;
+const QUIET_MILLISECONDS = 500;
 const SILENT_MILLISECONDS = 6000;
 const ANSWER_LEVELS = { running: "info", done: "good", failed: "bad" };
 
@@ -42,27 +43,58 @@ function reconcile(parent, rows, keyOf, make) {
   parent.nbcRows = next;
 }
 
-/** A button; with `sure` it asks once more by its own label before it acts. */
+/**
+ * A button; with `sure` it asks once more by its own label before it acts. A press so soon after another one, or with a
+ * key that is held down, is part of that one: it asks nothing and answers nothing. Escape takes the question back.
+ */
 function button(label, { className = "", sure = "", act }) {
   const made = element("button", `nbc-button ${className}`, { type: "button" }, [label]);
-  let timer = 0;
-  const calm = () => {
-    clearTimeout(timer);
-    timer = 0;
-    made.classList.remove("nbc-sure");
-    write(made, label);
+  let [asks, last, name, question] = [false, -Infinity, "", ""];
+  let timers = [];
+  const draw = () => {
+    made.classList.toggle("nbc-sure", asks);
+    write(made, asks ? sure : label);
+    const said = asks ? question : name;
+    if (said) writeAttribute(made, "aria-label", said);
+    else made.removeAttribute("aria-label");
   };
-  made.addEventListener("click", () => {
-    if (sure && !timer) {
-      made.classList.add("nbc-sure");
-      write(made, sure);
-      timer = setTimeout(calm, SURE_MILLISECONDS);
+  const calm = () => {
+    timers.forEach(clearTimeout);
+    document.removeEventListener("keydown", escape, true);
+    asks = false;
+    draw();
+  };
+  const escape = (event) => {
+    if (event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation();
+    calm();
+  };
+  const ask = () => {
+    timers.forEach(clearTimeout);
+    made.classList.add("nbc-early");
+    timers = [setTimeout(() => made.classList.remove("nbc-early"), QUIET_MILLISECONDS), setTimeout(calm, SURE_MILLISECONDS)];
+    document.addEventListener("keydown", escape, true);
+    asks = true;
+    draw();
+  };
+  made.addEventListener("click", (event) => {
+    const early = performance.now() - last < QUIET_MILLISECONDS || event.detail > 1;
+    last = performance.now();
+    if (sure && (early || !asks)) {
+      if (asks || !early) ask();
       return;
     }
     calm();
     act();
   });
+  made.addEventListener("keydown", (event) => event.repeat && event.preventDefault());
   made.addEventListener("blur", calm);
+  /** What a screen reader says instead of the labels. */
+  made.nbcName = (calmName, sureName) => {
+    [name, question] = [calmName, sureName];
+    draw();
+  };
   return made;
 }
 
@@ -131,8 +163,8 @@ function nodeCard(ask) {
   const vitals = element("div", "nbc-small nbc-muted");
   const [extra, checkpoint, waiting] = [0, 1, 2].map(() => element("div", "nbc-small nbc-muted nbc-cut"));
   const [reason, log] = [element("div", "nbc-reason"), element("div", "nbc-log nbc-code")];
-  const restart = button("Restart", { className: "nbc-quiet", sure: "Restart: sure?", act: () => ask("restart", current.name, `Restarting ${current.name}…`) });
-  const remove = button("Remove", { className: "nbc-quiet nbc-danger", sure: "Remove: sure?", act: () => ask("remove", current.name, `Removing ${current.name}…`) });
+  const restart = button("Restart", { className: "nbc-quiet", sure: "Restart?", act: () => ask("restart", current.name, `Restarting ${current.name}…`) });
+  const remove = button("Remove", { className: "nbc-quiet nbc-danger", sure: "Remove?", act: () => ask("remove", current.name, `Removing ${current.name}…`) });
   const root = element("div", "nbc-node", { role: "listitem" }, [
     element("div", "nbc-row", {}, [rank, name, condition.root]), device, vitals, ...meter.roots, figures.root, checkpoint, waiting,
     reason, log, element("div", "nbc-row nbc-foot", {}, [extra, element("span", "nbc-grow"), restart, remove]),
@@ -141,8 +173,8 @@ function nodeCard(ask) {
     current = node;
     root.style.setProperty("--nbc-rank", node.colour);
     writeAttribute(root, "data-node", node.name);
-    writeAttribute(restart, "aria-label", `Restart ${node.name}`);
-    writeAttribute(remove, "aria-label", `Remove ${node.name}`);
+    restart.nbcName(`Restart ${node.name}`, `Really restart ${node.name}?`);
+    remove.nbcName(`Remove ${node.name}`, `Really remove ${node.name}?`);
     write(rank, node.rank);
     write(name, node.name);
     condition.update(node.level, node.condition);
@@ -379,7 +411,7 @@ function render({ model, el }) {
   const [name, status] = [element("span", "nbc-title nbc-cut"), pill()];
   const stopCell = button("Stop cell", { act: () => ask("interrupt", "", "Interrupting the running cell…") });
   const save = button("Checkpoint now", { act: () => ask("checkpoint", model.get("state").checkpoint_name, "Saving a checkpoint…") });
-  const stop = button("Stop cluster", { className: "nbc-danger", sure: "Stop all nodes: sure?", act: () => ask("stop", "", "Stopping the cluster…") });
+  const stop = button("Stop cluster", { className: "nbc-danger", sure: "End all its kernels?", act: () => ask("stop", "", "Stopping the cluster…") });
   const head = element("div", "nbc-row nbc-wrap", {}, [name, status.root, element("span", "nbc-grow"), stopCell, save, stop]);
   const answers = element("div", "nbc-answers", { role: "status", "aria-live": "polite" });
   const notice = element("div", "nbc-answer nbc-warning", { role: "note" });
@@ -403,6 +435,7 @@ function render({ model, el }) {
     fitFigures(el);
     writeAttribute(root, "aria-label", `Cluster ${state.name}`);
     write(name, state.name);
+    stop.nbcName("", `Really stop cluster ${state.name} and end all its kernels?`);
     status.update(state.level, state.status);
     stopCell.disabled = !state.can_interrupt;
     save.disabled = !state.can_checkpoint;

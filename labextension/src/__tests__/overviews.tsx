@@ -7,6 +7,7 @@ import { createRoot, Root } from 'react-dom/client';
 import type { ClusterRow, ClusterView, Curve, JobView, NodeView, Overview, PeerView } from '../generated';
 import type { IHandling } from '../sidebar/clusters';
 import type { IAnswer, ISocket, Request } from '../sidebar/connection';
+import { QUIET_MILLISECONDS } from '../sidebar/question';
 
 (globalThis as any).IS_REACT_ACT_ENVIRONMENT = true;
 
@@ -50,7 +51,7 @@ export function cluster(name: string, changes: Partial<ClusterView> = {}): Clust
       nodes: [node('desk', 0), node('mini', 1)],
       peers: []
     },
-    ...{ jobs: [], cell: null, queued: 0, events: [], directory: '', run_log: '', invitation: '' },
+    ...{ jobs: [], cell: null, queued: 0, events: [], directory: '', run_log: '', invitation: '', kernels: {} },
     ...changes
   } as ClusterView;
   return { name, condition: 'running', reason: '', state };
@@ -159,6 +160,15 @@ export function button(host: HTMLElement, name: string): HTMLButtonElement {
 
 export async function press(host: HTMLElement, name: string): Promise<void> {
   await act(async () => button(host, name).click());
+}
+
+/** Press a button that asks once more, and its question when that takes a press for an answer. */
+export async function pressTwice(host: HTMLElement, name: string, question: string): Promise<void> {
+  jest.useFakeTimers();
+  await press(host, name);
+  await act(() => jest.advanceTimersByTimeAsync(QUIET_MILLISECONDS));
+  await press(host, question);
+  jest.useRealTimers();
 }
 
 /** Type `text` into the field that is labelled `name`. */

@@ -2,7 +2,6 @@ import * as React from 'react';
 
 import type { Overview } from '../generated';
 import { Dashboard } from '../sidebar/dashboard';
-import { StatusItem } from '../sidebar/statusItem';
 import { Store } from '../sidebar/store';
 import { Sidebar } from '../sidebar/view';
 import {
@@ -18,6 +17,7 @@ import {
   overview,
   peer,
   press,
+  pressTwice,
   RUNNING,
   type
 } from './overviews';
@@ -127,14 +127,6 @@ it('draws gaps where a curve is not a number, and nothing for one that never is'
   expect(host.innerHTML).not.toContain('NaN');
 });
 
-it('asks once more before it ends a cluster', async () => {
-  const host = sidebar(overview({ clusters: [cluster('lesson')] }));
-  await press(host, 'Stop cluster');
-  expect(answers.asked).toEqual([]);
-  await press(host, 'End all its kernels?');
-  expect(answers.asked).toEqual([{ action: 'stop', cluster: 'lesson' }]);
-});
-
 it('stops and detaches a cell only while one runs', async () => {
   const host = sidebar(overview({ clusters: [cluster('lesson')] }));
   expect([button(host, 'Stop cell').disabled, button(host, 'Detach').disabled]).toEqual([true, true]);
@@ -178,8 +170,7 @@ it('opens and ends an invitation', async () => {
 it('shows what an action failed with until it is dismissed', async () => {
   answers.answer = { error: "node 'mini' is the last one: stop the cluster instead", value: null };
   const host = sidebar(overview({ clusters: [cluster('lesson')] }));
-  await press(host, 'Remove mini');
-  await press(host, 'Remove?');
+  await pressTwice(host, 'Remove mini', 'Really remove mini?');
   expect(host.querySelector('[role=alert]')!.textContent).toContain('is the last one');
   await press(host, 'Dismiss');
   expect(host.querySelector('[role=alert]')).toBeNull();
@@ -224,13 +215,6 @@ it('says what is missing when the server has no such address', () => {
   store.disconnected('missing', Date.now() + 4000);
   const host = draw(<Sidebar store={store} tryNow={() => {}} {...answers} />);
   expect(host.textContent).toContain('The Jupyter server has no notebook-cluster extension: install notebook-cluster');
-});
-
-it('puts the cluster that runs a cell into the status bar', () => {
-  store.show(overview({ clusters: [cluster('idle'), cluster('busy', RUNNING)] }));
-  expect(draw(<StatusItem store={store} onPress={() => {}} />).textContent).toBe('busy: cell 3 running · 2 nodes');
-  act(() => store.show(overview()));
-  expect(draw(<StatusItem store={store} onPress={() => {}} />).textContent).toBe('');
 });
 
 it('opens the tab of a cluster, which shows curves, nodes and events, and says when it has ended', async () => {

@@ -6,6 +6,7 @@ import type { ClusterRow, ClusterView, NodeView } from '../generated';
 import type { Request } from './connection';
 import { Act, Button, Problem, useAction, usePull } from './controls';
 import { Curves, curveKey, newest } from './curves';
+import { isUp } from './facts';
 import { ago, byteCount, number, plural } from './format';
 import { rankColour } from './palette';
 import { Sparkline } from './sparkline';
@@ -81,9 +82,15 @@ export function Cluster({ row, curves, act, onOpen, onInsert, onDrag }: ICluster
   );
 }
 
+/** `2 nodes`, or `1 of 2 nodes` where one of them is not up. */
+export function nodesUp({ nodes }: ClusterView): string {
+  const up = nodes.filter(isUp).length;
+  return (up < nodes.length ? `${up} of ` : '') + plural(nodes.length, 'node');
+}
+
 /** `2 nodes · round 12 · loss 0.3120`, with `cell 3 running` before it. */
 export function progress(state: ClusterView): string {
-  const parts = [plural(state.nodes.length, 'node')];
+  const parts = [nodesUp(state)];
   if (state.cell?.status === 'running') {
     parts.unshift(`cell ${state.cell.id} running`);
   }
@@ -141,6 +148,7 @@ function ClusterButtons({ state, send, onOpen, onInsert }: IButtons): React.JSX.
       <Button
         label="Stop cluster"
         sure="End all its kernels?"
+        sureName={`Really stop cluster ${cluster} and end all its kernels?`}
         title="End the cluster and every kernel of it"
         onPress={press('stop')}
       />
@@ -211,6 +219,7 @@ function Node({ node, state, curves, send }: INode): React.JSX.Element {
           label="↻"
           name={`Restart ${node.name}`}
           sure="Restart?"
+          sureName={`Really restart ${node.name}?`}
           title="Restart its kernel"
           onPress={async () => void (await send({ action: 'restart', cluster, target }))}
         />
@@ -218,6 +227,7 @@ function Node({ node, state, curves, send }: INode): React.JSX.Element {
           label="✕"
           name={`Remove ${node.name}`}
           sure="Remove?"
+          sureName={`Really remove ${node.name}?`}
           title="Remove it from the cluster"
           onPress={async () => void (await send({ action: 'remove', cluster, target }))}
         />

@@ -1,14 +1,16 @@
 /** What the palette and the menu offer. */
 
 import { JupyterFrontEnd } from '@jupyterlab/application';
-import { Dialog, ICommandPalette, showDialog, showErrorMessage } from '@jupyterlab/apputils';
+import { Dialog, ICommandPalette, InputDialog, showDialog, showErrorMessage } from '@jupyterlab/apputils';
 import { IMainMenu } from '@jupyterlab/mainmenu';
 import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
 import { Menu } from '@lumino/widgets';
 
+import type { ClusterView } from '../generated';
 import { cellsOf } from './cells';
 import type { Act } from './controls';
-import { currentCluster } from './statusItem';
+import { candidates, meantCluster } from './focus';
+import { plural } from './format';
 import type { Store } from './store';
 
 export namespace CommandIDs {
@@ -47,9 +49,10 @@ export function addCommands(tools: ITools, palette: ICommandPalette | null, menu
   });
   commands.addCommand(CommandIDs.dashboard, {
     label: args => (args.cluster ? `Dashboard of ${args.cluster as string}` : 'Cluster Dashboard'),
-    isEnabled: args => Boolean(args.cluster) || currentCluster(tools.store.state()) !== null,
-    execute: args => {
-      const name = (args.cluster as string | undefined) ?? currentCluster(tools.store.state())?.name;
+    isEnabled: args => Boolean(args.cluster) || candidates(tools.store.state()).length > 0,
+    execute: async args => {
+      const name =
+        (args.cluster as string | undefined) ?? (await chooseCluster(tools.store, 'Cluster Dashboard'))?.name;
       if (name) {
         tools.open(name);
       }
@@ -68,16 +71,20 @@ export function addCommands(tools: ITools, palette: ICommandPalette | null, menu
 }
 
 function addActions({ app, store, act }: ITools): void {
-  const isRunning = (): boolean => currentCluster(store.state())?.cell?.status === 'running';
-  const hasJob = (): boolean => Boolean(currentCluster(store.state())?.jobs.length);
-  const exists = (): boolean => currentCluster(store.state()) !== null;
-  const add = (id: string, action: 'interrupt' | 'detach' | 'checkpoint' | 'stop', label: string, on: () => boolean) =>
+  const runsCell = (cluster: ClusterView): boolean => cluster.cell?.status === 'running';
+  const hasJob = (cluster: ClusterView): boolean => cluster.jobs.length > 0;
+  const add = (
+    id: string,
+    action: 'interrupt' | 'detach' | 'checkpoint' | 'stop',
+    label: string,
+    fits: (cluster: ClusterView) => boolean = () => true
+  ) =>
     app.commands.addCommand(id, {
       label,
-      isEnabled: () => store.state().link === 'live' && on(),
+      isEnabled: () => store.state().link === 'live' && candidates(store.state(), fits).length > 0,
       execute: async () => {
-        const cluster = currentCluster(store.state());
-        if (!cluster || (action === 'stop' && !(await isSure(cluster.name)))) {
+        const cluster = await chooseCluster(store, label, fits);
+        if (!cluster || (action === 'stop' && !(await isSure(cluster)))) {
           return;
         }
         const job = action === 'checkpoint' ? cluster.jobs[0]?.name : undefined;
@@ -87,17 +94,37 @@ function addActions({ app, store, act }: ITools): void {
         }
       }
     });
-  add(CommandIDs.interrupt, 'interrupt', 'Stop Cell on All Nodes', isRunning);
-  add(CommandIDs.detach, 'detach', 'Detach from Running Cell', isRunning);
+  add(CommandIDs.interrupt, 'interrupt', 'Stop Cell on All Nodes', runsCell);
+  add(CommandIDs.detach, 'detach', 'Detach from Running Cell', runsCell);
   add(CommandIDs.checkpoint, 'checkpoint', 'Save Checkpoint Now', hasJob);
-  add(CommandIDs.stop, 'stop', 'Stop Cluster', exists);
+  add(CommandIDs.stop, 'stop', 'Stop Cluster');
 }
 
-async function isSure(cluster: string): Promise<boolean> {
+/** The cluster that a command is for, among those that `fits`: asked for where none is meant; null: none. */
+async function chooseCluster(
+  store: Store,
+  label: string,
+  fits: (cluster: ClusterView) => boolean = () => true
+): Promise<ClusterView | null> {
+  const found = candidates(store.state(), fits);
+  if (found.length === 0 || meantCluster(store.state())) {
+    return found[0] ?? null;
+  }
+  const { value } = await InputDialog.getItem({
+    title: label,
+    label: 'Several clusters run, and none is that of the notebook in front. Which one?',
+    items: found.map(cluster => cluster.name)
+  });
+  return found.find(cluster => cluster.name === value) ?? null;
+}
+
+async function isSure({ name, nodes }: ClusterView): Promise<boolean> {
   const answer = await showDialog({
-    title: `Stop cluster ${cluster}?`,
-    body: 'It ends with every kernel of it. What its nodes hold in memory is lost.',
-    buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Stop Cluster' })]
+    title: `Stop cluster ${name}?`,
+    body: `It ends with every kernel of it (${plural(nodes.length, 'node')}). What its nodes hold in memory is lost.`,
+    buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Stop Cluster' })],
+    // Enter that is still held down from the palette must not answer.
+    defaultButton: 0
   });
   return answer.button.accept;
 }

@@ -3,11 +3,10 @@
 import * as React from 'react';
 
 import type { IAnswer, Request } from './connection';
+import { Press, Question, QUIET_MILLISECONDS, SURE_MILLISECONDS } from './question';
 
 /** Sends an action to the server. */
 export type Act = (request: Request) => Promise<IAnswer>;
-
-const SURE_MILLISECONDS = 4000;
 
 interface IButton {
   readonly label: string;
@@ -15,6 +14,8 @@ interface IButton {
   readonly name?: string;
   /** Asked by the button's own label before it acts. */
   readonly sure?: string;
+  /** What a screen reader says instead of `sure`: it names what the button acts on. */
+  readonly sureName?: string;
   readonly title?: string;
   readonly disabled?: boolean;
   readonly onPress: () => Promise<void> | void;
@@ -23,18 +24,9 @@ interface IButton {
 /** A button that is off while its action is under way. */
 export function Button(props: IButton): React.JSX.Element {
   const [busy, setBusy] = React.useState(false);
-  const [sure, setSure] = React.useState(false);
   const here = useMounted();
-  React.useEffect(() => {
-    const timer = sure ? setTimeout(() => setSure(false), SURE_MILLISECONDS) : undefined;
-    return () => clearTimeout(timer);
-  }, [sure]);
-  const press = async (): Promise<void> => {
-    if (props.sure && !sure) {
-      setSure(true);
-      return;
-    }
-    setSure(false);
+  const { asks, isEarly, press, takeBack } = useQuestion();
+  const act = async (): Promise<void> => {
     setBusy(true);
     try {
       await props.onPress();
@@ -44,19 +36,73 @@ export function Button(props: IButton): React.JSX.Element {
       }
     }
   };
+  const classes = ['nbc-side-button', asks && 'nbc-mod-sure', asks && isEarly && 'nbc-mod-early'];
   return (
     <button
       type="button"
-      className={`nbc-side-button${sure ? ' nbc-mod-sure' : ''}`}
-      title={props.title}
-      aria-label={sure ? undefined : props.name}
+      className={classes.filter(Boolean).join(' ')}
+      title={asks ? (props.sureName ?? props.title) : props.title}
+      aria-label={asks ? props.sureName : props.name}
       aria-busy={busy}
       disabled={busy || props.disabled}
-      onClick={() => void press()}
+      onClick={event => void ((!props.sure || press(event.detail) === 'act') && act())}
+      // A key that is held down presses again and again.
+      onKeyDown={event => event.repeat && event.preventDefault()}
+      onBlur={takeBack}
     >
-      {sure ? props.sure : props.label}
+      {asks ? props.sure : props.label}
     </button>
   );
+}
+
+interface IQuestion {
+  /** It stands now. */
+  readonly asks: boolean;
+  /** A press would not be taken for an answer yet. */
+  readonly isEarly: boolean;
+  readonly press: (clicks: number) => Press;
+  readonly takeBack: () => void;
+}
+
+/** A question that time, Escape and `takeBack` end. */
+function useQuestion(): IQuestion {
+  const question = React.useRef(new Question());
+  const [asks, setAsks] = React.useState(false);
+  const [isEarly, setEarly] = React.useState(false);
+  // Another one with each press, so that the times begin anew.
+  const [presses, setPresses] = React.useState(0);
+  const takeBack = (): void => {
+    question.current.takeBack();
+    setAsks(false);
+  };
+  React.useEffect(() => {
+    if (!asks) {
+      return undefined;
+    }
+    const timers = [setTimeout(() => setEarly(false), QUIET_MILLISECONDS), setTimeout(takeBack, SURE_MILLISECONDS)];
+    const escape = (event: KeyboardEvent): void => {
+      if (event.key === 'Escape') {
+        event.preventDefault();
+        event.stopPropagation();
+        takeBack();
+      }
+    };
+    document.addEventListener('keydown', escape, true);
+    return () => {
+      timers.forEach(clearTimeout);
+      document.removeEventListener('keydown', escape, true);
+    };
+  }, [asks, presses]);
+  const press = (clicks: number): Press => {
+    const what = question.current.press(performance.now(), clicks);
+    if (what !== 'nothing') {
+      setAsks(what === 'ask');
+    }
+    setEarly(true);
+    setPresses(presses + 1);
+    return what;
+  };
+  return { asks, isEarly, press, takeBack };
 }
 
 interface ITextField {

@@ -17,12 +17,14 @@ export interface IFact {
 
 /** The header: nodes, round, bytes, what they are less than, loss of the global model, samples a second, time. */
 export function factsOf(state: ClusterView): IFact[] {
-  const facts = [{ label: 'Nodes', value: String(state.nodes.length), note: `generation ${state.generation}` }];
+  const up = state.nodes.filter(isUp).length;
+  const count = up < state.nodes.length ? `${up} of ${state.nodes.length}` : String(up);
+  const facts = [{ label: 'Nodes', value: count, note: `generation ${state.generation}` }];
   const job = state.jobs[0];
   if (job) {
     facts.push(...factsOfJob(job));
   }
-  const rates = state.nodes.filter(node => ['ok', 'suspect', 'refused'].includes(node.condition)).flatMap(rateOf);
+  const rates = state.nodes.filter(isUp).flatMap(rateOf);
   if (rates.length && state.cell?.status === 'running') {
     const all = Math.round(rates.reduce((sum, rate) => sum + rate, 0));
     facts.push({ label: 'Samples/s', value: integer(all), note: `of ${plural(rates.length, 'node')}` });
@@ -53,6 +55,11 @@ function factsOfJob(job: JobView): IFact[] {
     facts.push({ label: 'Hash mismatches', value: integer(job.hash_mismatches), note: 'see events' });
   }
   return facts;
+}
+
+/** Whether a node is there and works, or could. */
+export function isUp({ condition }: NodeView): boolean {
+  return condition === 'ok' || condition === 'suspect' || condition === 'refused';
 }
 
 /** Samples a second, or nothing where they are not known, not a number, or cannot be. */

@@ -7,6 +7,8 @@ import { Act, Button, Problem, TextField, useAction } from './controls';
 
 interface IPeers {
   readonly overview: Overview;
+  /** Name of the cluster that is meant, or empty. */
+  readonly preferred: string;
   readonly act: Act;
 }
 
@@ -16,11 +18,13 @@ export function targetOf(peer: PeerView, peers: readonly PeerView[]): string {
 }
 
 /** All peers that were found. With several clusters a menu says which one they are added to. */
-export function Peers({ overview, act }: IPeers): React.JSX.Element {
+export function Peers({ overview, preferred, act }: IPeers): React.JSX.Element {
   const { peers, clusters, sharing } = overview;
   const names = clusters.filter(row => row.condition === 'running').map(row => row.name);
   const [chosen, setChosen] = React.useState('');
-  const cluster = names.includes(chosen) ? chosen : (names[0] ?? '');
+  const cluster = [chosen, preferred, ...names].find(name => names.includes(name)) ?? '';
+  // Who goes to another notebook means its cluster, whatever was chosen before.
+  React.useEffect(() => setChosen(''), [preferred]);
   return (
     <section aria-label="Peers on this network">
       <h3>Peers on this network</h3>

@@ -1,30 +1,27 @@
-/** One line in the status bar about the cluster that works. */
+/** One line in the status bar about the cluster that is meant. */
 
 import * as React from 'react';
 
-import type { ClusterView } from '../generated';
 import { progress } from './clusters';
-import { IState, Store } from './store';
+import { meantCluster, runningClusters } from './focus';
+import { Store } from './store';
 
-/** The cluster that runs a cell, else the first that runs; null where none does. */
-export function currentCluster(state: IState): ClusterView | null {
-  const running = (state.overview?.clusters ?? []).flatMap(row =>
-    row.condition === 'running' && row.state ? [row.state] : []
-  );
-  return running.find(cluster => cluster.cell?.status === 'running') ?? running[0] ?? null;
-}
-
-/** `lesson: 2 nodes · round 12 · loss 0.3120`, as a button that opens the sidebar. */
+/**
+ * `lesson: 2 nodes · round 12 · loss 0.3120`, as a button that opens the sidebar. Where none of several clusters is
+ * meant it says how many there are, and how the one is doing that runs a cell, or the first.
+ */
 export function StatusItem({ store, onPress }: { store: Store; onPress: () => void }): React.JSX.Element | null {
   const state = React.useSyncExternalStore(store.subscribe, store.state);
-  const cluster = currentCluster(state);
-  if (!cluster) {
+  const clusters = runningClusters(state);
+  const meant = meantCluster(state);
+  const shown = meant ?? clusters.find(cluster => cluster.cell?.status === 'running') ?? clusters[0];
+  if (!shown) {
     return null;
   }
-  const text = state.link === 'live' ? progress(cluster) : 'no connection';
+  const text = state.link === 'live' ? progress(shown) : 'no connection';
   return (
     <button type="button" className="nbc-side-status" title="Show the clusters" onClick={onPress}>
-      {`${cluster.name}: ${text}`}
+      {`${meant ? '' : `${clusters.length} clusters · `}${shown.name}: ${text}`}
     </button>
   );
 }

@@ -2,6 +2,7 @@
 
 import type { Overview, Series } from '../generated';
 import { Curves, extend } from './curves';
+import { IFocus, NOWHERE } from './focus';
 
 /** `missing`: the Jupyter server has no such address; `refused`: it does not accept this page's token. */
 export type Link = 'connecting' | 'live' | 'lost' | 'missing' | 'refused';
@@ -12,9 +13,10 @@ export interface IState {
   readonly nextTry: number;
   readonly overview: Overview | null;
   readonly curves: ReadonlyMap<string, Curves>;
+  readonly focus: IFocus;
 }
 
-const NOTHING: IState = { link: 'connecting', nextTry: 0, overview: null, curves: new Map() };
+const NOTHING: IState = { link: 'connecting', nextTry: 0, overview: null, curves: new Map(), focus: NOWHERE };
 const NO_CURVES: Curves = new Map();
 
 /** Holds an IState, and calls those who listen when it is another one. */
@@ -46,6 +48,14 @@ export class Store {
     const names = new Set(overview.clusters.map(row => row.name));
     const curves = new Map([...this.current.curves].filter(([name]) => names.has(name)));
     this.change({ overview, curves });
+  }
+
+  /** Something else is in front of the person. */
+  focus(focus: IFocus): void {
+    const { cluster, kernel, path } = this.current.focus;
+    if (focus.cluster !== cluster || focus.kernel !== kernel || focus.path !== path) {
+      this.change({ focus });
+    }
   }
 
   /** New points, or the whole history. */

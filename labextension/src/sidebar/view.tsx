@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import { Cluster, IHandling } from './clusters';
 import { Button } from './controls';
+import { meantCluster } from './focus';
 import { Peers, SharePart } from './peers';
 import { StartPart } from './start';
 import { curvesOf, IState, Link, Store } from './store';
@@ -24,7 +25,7 @@ export function Sidebar({ store, tryNow, ...handling }: ISidebar): React.JSX.Ele
       {overview && (
         // Disabled as a whole while there is no connection: what is shown may be old, and no button would do anything.
         <fieldset className="nbc-side-all" disabled={state.link !== 'live'}>
-          <Peers overview={overview} act={act} />
+          <Peers overview={overview} preferred={meantCluster(state)?.name ?? ''} act={act} />
           <SharePart sharing={overview.sharing} act={act} />
           {overview.clusters.map(row => (
             <Cluster key={row.name} row={row} curves={curvesOf(state, row.name)} {...handling} />
