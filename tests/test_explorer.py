@@ -64,6 +64,9 @@ def test_a_state_that_one_node_computes_wrongly_is_never_committed(share):
     for seed in range(300):
         world = World(seed, nodes=2 + seed % 4, faults=(), gradients=False)
         world.quorum, world.nan, world.again, world.calm = None, 0.0, False, False
+        world.unequal = False
+        for node in world.nodes.values():
+            node.turns = world.turns
         world.wrong = (f"n{seed % 3 % len(world.nodes)}", share)
         world.run()
         ends = {node.state.state_hash for node in world.nodes.values()}
