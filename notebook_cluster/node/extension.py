@@ -7,6 +7,7 @@ execute_request. Requests without it (completion's helpers, a person's own clien
 import ast
 import atexit
 import functools
+import logging
 import os
 import sys
 import threading
@@ -25,6 +26,8 @@ from notebook_cluster.training.runtime import set_runtime
 
 if TYPE_CHECKING:
     from notebook_cluster.node.runtime import NodeRuntime
+
+log = logging.getLogger(__name__)
 
 _INTERRUPTED = "interrupted before the cell began"
 _VARIABLES = (
@@ -188,25 +191,24 @@ class Extension:
 
     def _after(self, result: Any) -> None:
         """post_run_cell: fires for cells that are not silent."""
-        error = None
-        if result is not None:
-            error = result.error_before_exec if result.error_before_exec is not None else result.error_in_exec
-        self._end(error)
+        self._end(result)
 
     def _after_silent(self) -> None:
         """post_execute: the only one that fires for a silent cell."""
         if threading.current_thread() is threading.main_thread():
             self._refusal = None  # not taken by a cell with a syntax error: it must not stop the next one
         if self._silent:
-            result = self._ip.last_execution_result
-            self._end(result.error_in_exec if result is not None else None)
+            self._end(self._ip.last_execution_result)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, result: Any) -> None:
         if threading.current_thread() is not threading.main_thread() or self._running is None:
             return
         if self._levels.level != self._level or self._parent().get("header", {}).get("msg_id") != self._running:
             return
         self._running, self._silent = None, False
+        error = None
+        if result is not None:
+            error = result.error_before_exec if result.error_before_exec is not None else result.error_in_exec
         if error is None:
             status = "ok"
         elif isinstance(error, KeyboardInterrupt):
@@ -216,7 +218,19 @@ class Extension:
         try:
             bars.end(failed=error is not None)
         finally:
-            self._runtime.end_cell(status)
+            try:
+                self._runtime.end_cell(status)
+            except (Exception, KeyboardInterrupt) as failure:
+                self._fail(result, failure)
+
+    def _fail(self, result: Any, failure: BaseException) -> None:
+        """What the end of the cell raised is its error: IPython would only print it and call the cell a success, but
+        the kernel's reply is made of ``result`` afterwards."""
+        if result is not None and result.error_before_exec is None and result.error_in_exec is None:
+            result.error_in_exec = failure
+        log.debug("the end of the cell failed", exc_info=failure)
+        failure.add_note("raised at the end of the cell, after its last line")
+        self._ip.showtraceback((type(failure), failure, None))
 
     def _refresh(self) -> None:
         """The plain names and the environment, as the roster says now."""

@@ -229,19 +229,28 @@ class NodeRuntime:
         return self._interruptible
 
     def end_cell(self, status: str) -> None:
-        """The cell is over with ``ok``, ``error: ...`` or ``interrupted``: tell those who asked, in order."""
+        """The cell is over with ``ok``, ``error: ...`` or ``interrupted``: tell those who asked, in order.
+
+        Raises what the first of them raised; those after it are told that the cell has failed.
+        """
         self._interruptible = False
         self._mark.set(0)
         self._stopped_cells.discard(self.cell())
         callbacks, self._cell_end = self._cell_end, []
-        try:
-            for callback in callbacks:
+        failure: BaseException | None = None
+        for callback in callbacks:
+            try:
                 callback(status)
-        finally:
-            self.collectives.end_cell()
-            self.shares.end_cell(0 if self.replaying() else self.cell())
-            self._cell = None
-            self._telemetry.flush()
+            except (Exception, KeyboardInterrupt) as error:
+                failure = failure or error
+                stopped = isinstance(failure, KeyboardInterrupt)
+                status = "interrupted" if stopped else f"error: {type(failure).__name__}: {failure}"
+        self.collectives.end_cell()
+        self.shares.end_cell(0 if self.replaying() else self.cell())
+        self._cell = None
+        self._telemetry.flush()
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """End the thread and close the sockets."""
