@@ -230,6 +230,40 @@ def test_a_loader_with_batches_of_its_own_needs_a_batch_size(place: Place) -> No
     assert [len(batch[1]) for batch in shard(loader, batch_size=7)] == [7, 3]
 
 
+SAMPLERS = {
+    "WeightedRandomSampler": lambda data: torch.utils.data.WeightedRandomSampler([1.0] * len(data), 20),
+    "SubsetRandomSampler": lambda data: torch.utils.data.SubsetRandomSampler(range(5)),
+    "RandomSampler with replacement": lambda data: torch.utils.data.RandomSampler(data, replacement=True),
+    "RandomSampler of 4": lambda data: torch.utils.data.RandomSampler(data, num_samples=4),
+    "list": lambda data: [3, 1, 4],
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_that_is_dropped_is_named_with_the_way_out(place: Place, name: str) -> None:
+    data = Squares()
+    loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=SAMPLERS[name](data))
+    with pytest.warns(UserWarning, match=rf"^shard: the {name} of this DataLoader is not used: .*Subset\(dataset, ind"):
+        assert sorted(number for batch in shard(loader) for number in batch[1].tolist()) == list(range(10))
+
+
+def test_a_sampler_inside_a_batch_sampler_is_named_too(place: Place) -> None:
+    weighted = torch.utils.data.WeightedRandomSampler([1.0] * 10, 20)
+    batches = torch.utils.data.BatchSampler(weighted, 5, drop_last=False)
+    with pytest.warns(UserWarning, match="^shard: the WeightedRandomSampler of this DataLoader is not used"):
+        shard(torch.utils.data.DataLoader(Squares(), batch_sampler=batches), batch_size=5)
+    with pytest.warns(UserWarning, match="^shard: the list of this DataLoader is not used"):
+        shard(torch.utils.data.DataLoader(Squares(), batch_sampler=[[1, 2], [3]]), batch_size=5)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "batch_size": None}])
+def test_the_samplers_that_a_loader_makes_itself_are_not_named(
+    place: Place, recwarn: pytest.WarningsRecorder, options: dict[str, Any]
+) -> None:
+    shard(torch.utils.data.DataLoader(Squares(), **options))
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_goes_through_all_epochs(place: Place, workers: int) -> None:
     loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers)

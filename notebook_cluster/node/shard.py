@@ -1,10 +1,17 @@
 """``nc.shard(data)``: this node's part of a data set, another part each epoch, nothing twice and nothing left out."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_cluster.node.shard_source import Source, is_torch, loader_batch_size, loader_batches
+from notebook_cluster.node.shard_source import (
+    Source,
+    dropped_sampler,
+    is_torch,
+    loader_batch_size,
+    loader_batches,
+)
 from notebook_cluster.training.runtime import current_runtime
 
 if TYPE_CHECKING:
@@ -35,9 +42,9 @@ def shard(
     on with the next epoch. Batches stay on the CPU: moving them is up to the loop.
 
     Args:
-        data: a torch Dataset or DataLoader (whose dataset, batch_size, collate_fn and workers are used), a tuple of
-            arrays or tensors of equal length, one array or tensor, a Dataset of Hugging Face, or anything with
-            ``len()`` and ``[index]``.
+        data: a torch Dataset or DataLoader (whose dataset, batch_size, collate_fn and workers are used; a sampler of
+            its own is not, and is named in a warning), a tuple of arrays or tensors of equal length, one array or
+            tensor, a Dataset of Hugging Face, or anything with ``len()`` and ``[index]``.
         batch_size: items per batch; None yields single items (with a DataLoader: its own batch_size).
         shuffle: False keeps the order of the data.
         seed: the same on every node.
@@ -99,6 +106,12 @@ class Shard:
             drop_last = drop_last or bool(self._loader.drop_last)
             data = self._loader.dataset
         self._source = Source(data)
+        if self._loader is not None and (sampler := dropped_sampler(self._loader)):
+            text = (
+                f"shard: the {sampler} of this DataLoader is not used: all elements of its data come once an epoch. "
+                "For another choice pass torch.utils.data.Subset(dataset, indices), with the same indices on every node"
+            )
+            warnings.warn(text, stacklevel=3)
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed

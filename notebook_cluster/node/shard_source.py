@@ -90,6 +90,24 @@ def loader_batch_size(loader: Any, batch_size: int | None) -> int | None:
     return loader.batch_size if batch_size is None else batch_size
 
 
+def dropped_sampler(loader: Any) -> str:
+    """The sampler of ``loader`` that makes another choice than all elements once, in words; empty: none does."""
+    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if batches is not None and type(batches) is not BatchSampler:
+        return type(batches).__name__
+    if batches is not None:
+        sampler = batches.sampler
+    kind = type(sampler)
+    if kind is RandomSampler:
+        if sampler.replacement:
+            return "RandomSampler with replacement"
+        count = len(loader.dataset)
+        return "" if sampler.num_samples == count else f"RandomSampler of {sampler.num_samples}"
+    return "" if kind is SequentialSampler else kind.__name__
+
+
 def _check_sequence(data: Any) -> None:
     if isinstance(data, dict):
         one = repr(next(iter(data), "..."))
