@@ -320,10 +320,18 @@ def test_pictures_pass_only_as_base64() -> None:
 
 
 def test_charts_pass_only_as_json() -> None:
-    chart = {"data": [], "layout": {}}
+    chart: dict[str, Any] = {"data": [], "layout": {}}
     kinds = ["application/vnd.plotly.v1+json", "application/vnd.vegalite.v5+json", "application/vnd.vega.v5+json"]
-    assert security.safe_bundle(dict.fromkeys(kinds, chart)) == dict.fromkeys(kinds, chart)
-    assert kinds[0] not in security.safe_bundle({kinds[0]: "<script>"})
+    assert set(security.safe_bundle(dict.fromkeys(kinds, chart))) == set(kinds)
+    assert set(security.safe_bundle({kinds[0]: "<script>"})) == {"text/plain"}
+
+
+def test_mathematics_in_html_has_only_commands_that_write() -> None:
+    plain = r"$\alpha + \frac{1}{2}$ and $x < 3$"
+    assert "mathjax_ignore" not in security.safe_bundle({"text/html": plain})["text/html"]
+    for command in (r"\style{background:url(//x)}{y}", r"\href{x}{y}", r"\require{x}", r"\def\x{y}", r"C:\Users"):
+        safe = security.safe_bundle({"text/html": f"<b>${command}$</b>"})["text/html"]
+        assert safe.startswith('<div class="mathjax_ignore tex2jax_ignore"><b>')
 
 
 @pytest.mark.parametrize("mime", ["text/markdown", "text/latex"])

@@ -10,6 +10,8 @@ May import: ``protocol``. Called by: ``link``, ``discovery``, ``mesh`` and every
 - :mod:`.pairing`: SPAKE2 with such a code
 - :mod:`.curve`: CURVE on a socket and the ZAP handler that decides which keys come in
 - :mod:`.sanitise`: the MIME allow-list for what nodes print and display
+- :mod:`.charts`: the allow-list for charts that nodes display: the walk (:mod:`.chart_grammar`), the words
+  (:mod:`.chart_words`), :mod:`.vega_charts` with :mod:`.vega_expressions`, :mod:`.plotly_charts`, :mod:`.tex`
 - :mod:`.widgets`: the allow-list for widgets that nodes create, with :mod:`.widget_checks` of their traits
 """
 

@@ -1,17 +1,22 @@
 """The allow-list for what nodes print and display: no script of a node ever runs in the notebook.
 
-Script runs in JupyterLab from HTML, Markdown and any widget, but not from an SVG shown as ``<img src="data:...">``
-and not from plotly or Vega JSON, so those forms are what is left.
+Script runs in JupyterLab from HTML, Markdown and any widget, but not from an SVG shown as ``<img src="data:...">``.
+Charts of plotly, Vega and Vega-Lite can load from addresses, with the reader's cookies: they pass when every key of
+them is known not to (:mod:`.charts`).
 """
 
 import base64
 import binascii
+import html
 import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
+from notebook_cluster.security.chart_grammar import ChartRefused
+from notebook_cluster.security.charts import chart_metadata, is_chart, safe_chart
+from notebook_cluster.security.tex import is_plain_tex
 
 MAX_BUNDLE_BYTES = 10 * 1000 * 1000
 """A larger display is replaced by a text that says so, a longer text is cut with a marker."""
@@ -21,7 +26,6 @@ WidgetView = Callable[[Any], str]
 _MAX_NAME = 200
 _IMAGES = ("image/png", "image/jpeg", "image/gif")
 _DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|svg\+xml);base64,[A-Za-z0-9+/=\s]*")
-_CHARTS = re.compile(r"application/vnd\.(plotly\.v1|vega\.v\d{1,2}|vegalite\.v\d{1,2})\+json")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 _TEXT_CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 """Kept in text: backspace, tab, newline, carriage return and escape, which progress bars and colours need."""
@@ -57,31 +61,47 @@ _STYLE_NAMES = (
 def safe_bundle(data: dict[str, Any], widget_view: WidgetView | None = None) -> dict[str, Any]:
     """The MIME bundle ``data`` of a node, reduced to what may be shown; never empty.
 
-    Kept: text/plain; png, jpeg and gif in base64; HTML without script; SVG as an ``<img>``; plotly and Vega JSON.
-    Markdown and LaTeX become text/plain when nothing else is there. Everything else is left out, and when nothing
-    remains, or the bundle is over ``MAX_BUNDLE_BYTES``, a text says so. With ``widget_view`` also the view of a widget.
+    Kept: text/plain; png, jpeg and gif in base64; HTML without script; SVG as an ``<img>``; charts of plotly and Vega
+    that load nothing (of others a line says why they are shown as text). Markdown and LaTeX become text/plain when
+    nothing else is there. Everything else is left out, and when nothing remains, or the bundle is over
+    ``MAX_BUNDLE_BYTES``, a text says so. With ``widget_view`` also the view of a widget.
     """
     size = sum(_size(value) for value in data.values())
     if size > MAX_BUNDLE_BYTES:
         limit = MAX_BUNDLE_BYTES / 1e6
         return _note(f"an output of {size / 1e6:.1f} MB was left out (limit {limit:.0f} MB): save it to a file instead")
     kept: dict[str, Any] = {}
+    notes: list[str] = []
     for mime, value in data.items():
         if mime == "text/plain" and (text := _text(value)) is not None:
             kept[mime] = safe_text(text)
         elif mime in _IMAGES and (text := _text(value)) is not None and _is_base64(text):
             kept[mime] = text
         elif mime == "text/html" and (text := _text(value)) is not None:
-            kept[mime] = safe_html(text)
-        elif _CHARTS.fullmatch(mime) and isinstance(value, dict) and _is_json(value):
-            kept[mime] = value
+            kept[mime] = _without_unknown_tex(safe_html(text))
+        elif is_chart(mime):
+            try:
+                kept[mime] = safe_chart(mime, value)
+            except ChartRefused as error:
+                notes.append(f"[notebook-cluster: the chart is shown as text: {error}]")
     svg = _text(data.get("image/svg+xml"))
     if svg is not None and "text/html" not in kept:
         encoded = base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
         kept["text/html"] = f'<img src="data:image/svg+xml;base64,{encoded}">'
     if WIDGET_MIME in data and widget_view is not None:
         _add_widget(kept, data[WIDGET_MIME], widget_view)
+    _add_notes(kept, notes)
     return kept or _fallback(data)
+
+
+def _add_notes(kept: dict[str, Any], notes: list[str]) -> None:
+    """Lines into the text and, as it is shown instead of the text, into the HTML."""
+    if not notes:
+        return
+    text = "\n".join(notes)
+    kept["text/plain"] = "\n".join([*filter(None, [kept.get("text/plain")]), text])
+    if "text/html" in kept:
+        kept["text/html"] = f"{kept['text/html']}<pre>{html.escape(text)}</pre>"
 
 
 def _add_widget(kept: dict[str, Any], value: Any, widget_view: WidgetView) -> None:
@@ -110,6 +130,11 @@ def safe_html(text: str) -> str:
         url_schemes={"http", "https", "mailto", "data"},
         url_relative="deny",
     )
+
+
+def _without_unknown_tex(safe: str) -> str:
+    """MathJax reads ``safe`` in JupyterLab and in pages of nbconvert, and has commands for styles and links."""
+    return safe if is_plain_tex(safe) else f'<div class="mathjax_ignore tex2jax_ignore">{safe}</div>'
 
 
 def safe_text(text: str) -> str:
@@ -164,8 +189,8 @@ def _safe_display(kind: str, content: dict[str, Any], widget_view: WidgetView | 
 
 
 def _safe_metadata(metadata: Any, bundle: dict[str, Any]) -> dict[str, Any]:
-    """Width and height of images: all that notebooks need of it."""
-    safe: dict[str, Any] = {}
+    """Width and height of images: all that notebooks need of it. How charts are embedded is ours to say."""
+    safe: dict[str, Any] = {mime: chart_metadata(mime) for mime in bundle if is_chart(mime) and chart_metadata(mime)}
     for mime in bundle if isinstance(metadata, dict) else ():
         sizes = metadata.get(mime)
         if mime in _IMAGES and isinstance(sizes, dict):
@@ -214,14 +239,6 @@ def _size(value: Any) -> int:
         return len(json.dumps(value))
     except (TypeError, ValueError, RecursionError):
         return 0
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
 
 
 def _is_base64(text: str) -> bool:
