@@ -98,7 +98,7 @@ class Admission:
             if changed:
                 raise RequestError(f"peer {changed}")
             if not code:
-                raise RequestError(f"peer {found.name!r} cannot be added: {how_to_pair(found)}")
+                raise RequestError(f"peer {found.name!r} cannot be added: {found.instead}{how_to_pair(found)}")
             return await self._admit_paired(await self._hub.pairing.pair(found, code))
         if not self.is_used(found.key):
             await self._dial_found(found)
@@ -124,10 +124,11 @@ class Admission:
         return name
 
     async def _refuses(self, name: str) -> bool:
+        link = self._hub.peers.links[name]  # it may be forgotten meanwhile
         try:
             await self._hub.peers.ready(name)
         except RequestError:
-            return self._hub.peers.links[name].refused.is_set()
+            return link.refused.is_set()
         return False
 
     def arrived(self, key: str, address: str) -> None:

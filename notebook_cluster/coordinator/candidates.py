@@ -30,6 +30,8 @@ class Candidate:
     """Where its code is accepted; 0 while none is open."""
     protocol: int = PROTOCOL_VERSION
     device: str = ""
+    instead: str = ""
+    """That it is where another peer is remembered; ends with a space."""
 
     @property
     def address(self) -> str:

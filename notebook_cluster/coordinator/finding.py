@@ -16,6 +16,7 @@ from notebook_cluster.discovery import Browser, FoundPeer, local_addresses
 from notebook_cluster.link import PairingError, ask
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.security import fingerprint
 
 BROWSE_AT_LEAST = 1.5
 """Seconds of listening after which a peer that was not heard counts as not there."""
@@ -178,10 +179,13 @@ class Finding:
         host, port = split_address(text)
         addresses = await _resolve_host(host)
         keys = self._trust.keys()
+        # Of several that are only remembered there the one that was paired last.
         matches = sorted(
-            (candidate for candidate in self.candidates() if _is_at(candidate, addresses, port)),
-            key=lambda candidate: candidate.key not in keys,
+            (candidate for candidate in reversed(self.candidates()) if _is_at(candidate, addresses, port)),
+            key=lambda candidate: (candidate.key not in keys, candidate.found_by == "remembered"),
         )
+        if matches and matches[0].found_by == "remembered":
+            return await self._where_remembered(_reached_at(matches[0], addresses), port)
         if matches:
             return _reached_at(matches[0], addresses)
         try:
@@ -195,6 +199,34 @@ class Finding:
             what = f"cluster {here.name!r}" if is_name(here.name) else "something with an unusable name"
             raise RequestError(f"{text} is {what}, not a peer")
         return answered(here, addresses[0], port)
+
+    async def _where_remembered(self, known: Candidate, port: int) -> Candidate:
+        """Who is where ``known`` was last, as far as a code is open there: its address may be another machine's now.
+        Nothing that is said there makes a key trusted."""
+        host = known.hosts[0]
+        looks = [
+            asyncio.ensure_future(self._with_code(host, place)) for place in {port, known.port + 1} if place < 65536
+        ]
+        try:
+            for look in asyncio.as_completed(looks):
+                found = await look
+                if found is None:
+                    continue
+                if found.key != known.key:
+                    before = f"{known.name!r} (key {fingerprint(known.key)}) was there before"
+                    found = dataclasses.replace(found, instead=f"at {found.described()} {before}; ")
+                return found
+        finally:
+            for task in looks:
+                task.cancel()
+        return known
+
+    async def _with_code(self, host: str, port: int) -> Candidate | None:
+        try:
+            here = await ask(self._context, f"{host}:{port}", timeout=ASK_TIMEOUT)
+        except PairingError:
+            return None
+        return answered(here, host, port) if here.role == "peer" and is_name(here.name) else None
 
     async def close(self) -> None:
         if self._browser is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,14 +123,19 @@ class Peers:
         """The link once its agent has described itself; RequestError that says why not."""
         link = self.links[name]
         waits = [asyncio.ensure_future(event.wait()) for event in (link.ready, link.refused)]
+        deadline = time.monotonic() + CONNECT_TIMEOUT
         try:
-            await asyncio.wait(waits, timeout=CONNECT_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            while not link.dialer.meets_stranger and time.monotonic() < deadline:
+                done, _ = await asyncio.wait(waits, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    break
         finally:
             for wait in waits:
                 wait.cancel()
-        if link.ready.is_set() and not link.refused.is_set() and link.condition != "lost":
+        usable = link.ready.is_set() and not link.refused.is_set() and link.condition != "lost"
+        if usable and not link.dialer.meets_stranger:
             return link
-        reason = link.why or "it does not answer"
+        reason = link.why or link.dialer.trouble or "it does not answer"
         peer = self._hub.state.peers[name]
         if peer.found_by != "remembered" or name not in self.links:
             raise RequestError(f"peer {name!r} cannot be reached: {reason}")

@@ -59,7 +59,11 @@ class Connection:
     """Connects to ``address`` and reconnects; ``on_up`` is called after each CURVE handshake, ``on_down(trouble,
     answered)`` when the connection breaks or an attempt fails, ``on_refused`` when the other side does not trust our
     key (libzmq gives up then). ``answered`` is True when the other machine closed or refused it, False when it just
-    said nothing."""
+    said nothing.
+
+    Attributes:
+        strangers: how often in a row somebody answered who could not be the one with ``server_key``.
+    """
 
     def __init__(
         self,
@@ -81,6 +85,8 @@ class Connection:
         self._was_up = False
         self._heard = self._attempt = self._loop.time()
         self._quick_failures = 0
+        self.strangers = 0
+        self._shaking_hands = self._met = False
         self._descriptor = -1
         self._backlog = Backlog(Drops() if drops is None else drops)
         self._socket = context.socket(zmq.DEALER)
@@ -134,11 +140,13 @@ class Connection:
             self._backlog.closed(self._descriptor)
             self._descriptor = int(told["value"])
             self._backlog.opened(self._descriptor)
+            self._shaking_hands = self._met = True
             return
+        shaking_hands, self._shaking_hands = self._shaking_hands, False
         self._up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         if self._up:
             self._was_up = True
-            self._quick_failures = 0
+            self._quick_failures = self.strangers = 0
             self._heard = now
             self._on_up()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -150,13 +158,25 @@ class Connection:
                 silent = is_silence(now - self._heard)
                 self._connect_anew()
                 self._on_down(f"{place} {'fell silent' if silent else 'closed the connection'}", not silent)
+            elif shaking_hands:
+                self._on_stranger(now)
         elif event == zmq.EVENT_CONNECT_RETRIED:
+            met, self._met = self._met, False
+            if met:
+                return  # somebody answered: how that ended was said
+            self.strangers = 0
             trouble = f"nothing answers at {place}: is it still shared there, and is its firewall open?"
             self._quick_failures = self._quick_failures + 1 if now - self._attempt < _QUICK else 0
             self._on_down(trouble, self._quick_failures >= 2)
         else:
-            trouble = f"{place} does not answer as the peer that was found: another key or another program"
-            self._on_down(trouble, not is_silence(now - self._attempt))
+            self._on_stranger(now)
+
+    def _on_stranger(self, now: float) -> None:
+        """Whoever is there ended the handshake: it was not made for its key."""
+        self.strangers += 1
+        place = self._address.removeprefix("tcp://")
+        trouble = f"{place} does not answer as the peer that was found: another key or another program"
+        self._on_down(trouble, not is_silence(now - self._attempt))
 
     def _connect_anew(self) -> None:
         """Forget what was queued for the connection that is gone, and make another one."""

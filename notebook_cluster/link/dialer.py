@@ -23,6 +23,8 @@ from notebook_cluster.protocol.peer import FromAgent
 from notebook_cluster.protocol.version import mismatch
 from notebook_cluster.security import Identity
 
+STRANGER_AFTER = 3
+"""Attempts in a row that failed because of the key: one may be an agent that was just ending."""
 _log = logging.getLogger(__name__)
 
 
@@ -107,6 +109,16 @@ class Dialer(LinkEnd):
         """True while *suspect* or *lost* by nothing but silence: since it was last heard the agent's machine neither
         closed nor refused a connection. So it is when the machine sleeps, has no power or left the network."""
         return self.condition in ("suspect", "lost") and not self._answered
+
+    @property
+    def meets_stranger(self) -> bool:
+        """True while somebody else answers at the agent's address, time after time."""
+        return isinstance(self._connection, Connection) and self._connection.strangers >= STRANGER_AFTER
+
+    @property
+    def trouble(self) -> str:
+        """How the last attempt to connect failed, or empty."""
+        return self._trouble
 
     @property
     def received(self) -> int:
