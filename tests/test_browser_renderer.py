@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
+import notebook_cluster
 from notebook_cluster.magics.folding import blocks_of, pages_of
 from notebook_cluster.magics.slots import NodeOutput
 from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs_extension
 
+PANEL_CSS = Path(notebook_cluster.__file__).parent / "widgets" / "panel.css"
 START = "%load_ext notebook_cluster\n%cluster start --local 2 --no-panel"
 EQUAL = "%%on_all\n1 + 1"
 DIFFERENT = """%%on_all
@@ -120,6 +122,19 @@ def test_equal_output_is_one_block_that_says_how_each_node_ended(page: "Page") -
     assert output(page, 1).get_by_role("tab").count() == 0
     states = output(page, 1).locator(".nbc-state").evaluate_all("marks => marks.map(mark => mark.dataset.state)")
     assert states == ["ok", "ok"]
+
+
+def test_style_of_the_panel_changes_no_output_and_that_of_the_output_no_panel(page: "Page") -> None:
+    title = output(page, 2).locator(".nbc-block .nbc-title").first
+    look = "element => ['fontSize', 'fontWeight', 'color'].map(name => getComputedStyle(element)[name])"
+    before = title.evaluate(look)
+    sheet = page.add_style_tag(path=PANEL_CSS)
+    after = title.evaluate(look)
+    sheet.evaluate("element => element.remove()")
+    assert after == before
+    for path in (PANEL_CSS, PANEL_CSS.with_name("report.css")):
+        of_ours = re.findall(r"^[^@{}/*]*\.nbc-[^{}]*(?= \{)", path.read_text(), re.MULTILINE)
+        assert [rule for rule in of_ours if not all(".nbc-panel" in part for part in rule.split(", "))] == []
 
 
 def test_the_tab_of_a_node_shows_its_text_only(page: "Page") -> None:

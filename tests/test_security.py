@@ -293,7 +293,7 @@ def test_a_message_without_curve_has_no_user_id() -> None:
     ],
 )
 def test_nothing_active_survives_in_html(html: str) -> None:
-    safe = security.safe_bundle({"text/html": html})["text/html"].lower()
+    safe = security.safe_bundle({"text/html": html}).get("text/html", "").lower()
     dangers = "script onerror onload http: https: iframe form position url( jp- meta <style <svg data:text"
     assert [danger for danger in dangers.split() if danger in safe] == []
 
@@ -338,9 +338,22 @@ def test_mathematics_in_html_has_only_commands_that_write() -> None:
 def test_markdown_and_latex_are_shown_as_text_when_nothing_else_is_there(mime: str) -> None:
     assert security.safe_bundle({mime: "# <b>"}) == {"text/plain": "# <b>"}
     assert security.safe_bundle({mime: "# x", "text/plain": "y"}) == {"text/plain": "y"}
+    for bare in ("<IPython.core.display.Markdown object>", "<a.B object at 0x7f51C823>", ""):
+        assert security.safe_bundle({mime: ["# x\n", "y"], "text/plain": bare}) == {"text/plain": "# x\ny"}
 
 
-@pytest.mark.parametrize("mime", ["application/javascript", "application/vnd.jupyter.widget-view+json", "text/x-evil"])
+def test_script_that_is_not_run_is_said() -> None:
+    told = {"text/plain": "[notebook-cluster: JavaScript was left out: scripts of nodes are not run in the notebook]"}
+    bare = "<IPython.core.display.Javascript object>"
+    assert security.safe_bundle({"application/javascript": "x()", "text/plain": bare}) == told
+    assert security.safe_bundle({"text/html": "<div id=a></div>\n<SCRIPT>x()</SCRIPT>", "text/plain": bare}) == told
+    chart = {"text/html": "<div id=a></div><script>x()</script>", "text/plain": "alt.Chart(...)"}
+    assert security.safe_bundle(chart) == {"text/plain": "alt.Chart(...)"}
+    shown = security.safe_bundle({"text/html": "<b>seen</b><script>x()</script>", "text/plain": bare})
+    assert shown["text/html"] == "<b>seen</b>"
+
+
+@pytest.mark.parametrize("mime", ["application/x-evil", "application/vnd.jupyter.widget-view+json", "text/x-evil"])
 def test_any_other_type_is_named_in_a_text(mime: str) -> None:
     safe = security.safe_bundle({mime: "alert(1)"})
     assert set(safe) == {"text/plain"}

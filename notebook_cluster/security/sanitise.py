@@ -26,6 +26,10 @@ WidgetView = Callable[[Any], str]
 _MAX_NAME = 200
 _IMAGES = ("image/png", "image/jpeg", "image/gif")
 _DATA_IMAGE = re.compile(r"data:image/(png|jpeg|gif|svg\+xml);base64,[A-Za-z0-9+/=\s]*")
+_BARE_OBJECT = re.compile(r"\s*<[\w.]+ object(?: at 0x[0-9a-fA-F]+)?>\s*")
+"""What Python says of an object that says nothing of itself."""
+_SCRIPT = re.compile(r"<script\b", re.IGNORECASE)
+_VISIBLE = re.compile(r"<(?:img|hr|table)\b|>[^<>]*[^<>\s]|^[^<>]*[^<>\s]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 _TEXT_CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 """Kept in text: backspace, tab, newline, carriage return and escape, which progress bars and colours need."""
@@ -63,8 +67,8 @@ def safe_bundle(data: dict[str, Any], widget_view: WidgetView | None = None) -> 
 
     Kept: text/plain; png, jpeg and gif in base64; HTML without script; SVG as an ``<img>``; charts of plotly and Vega
     that load nothing (of others a line says why they are shown as text). Markdown and LaTeX become text/plain when
-    nothing else is there. Everything else is left out, and when nothing remains, or the bundle is over
-    ``MAX_BUNDLE_BYTES``, a text says so. With ``widget_view`` also the view of a widget.
+    nothing else is there that says more than which object it is. Everything else is left out, and when nothing
+    remains, or the bundle is over ``MAX_BUNDLE_BYTES``, a text says so. With ``widget_view`` also the view of a widget.
     """
     size = sum(_size(value) for value in data.values())
     if size > MAX_BUNDLE_BYTES:
@@ -78,7 +82,10 @@ def safe_bundle(data: dict[str, Any], widget_view: WidgetView | None = None) -> 
         elif mime in _IMAGES and (text := _text(value)) is not None and _is_base64(text):
             kept[mime] = text
         elif mime == "text/html" and (text := _text(value)) is not None:
-            kept[mime] = _without_unknown_tex(safe_html(text))
+            cleaned = safe_html(text)
+            # A page that is made by its script alone would be an empty place, before the text that says what it is.
+            if not _SCRIPT.search(text) or _VISIBLE.search(cleaned):
+                kept[mime] = _without_unknown_tex(cleaned)
         elif is_chart(mime):
             try:
                 kept[mime] = safe_chart(mime, value)
@@ -90,8 +97,25 @@ def safe_bundle(data: dict[str, Any], widget_view: WidgetView | None = None) -> 
         kept["text/html"] = f'<img src="data:image/svg+xml;base64,{encoded}">'
     if WIDGET_MIME in data and widget_view is not None:
         _add_widget(kept, data[WIDGET_MIME], widget_view)
+    if not kept.keys() - {"text/plain"} and _says_nothing(kept.get("text/plain", "")):
+        kept.update(_instead(data))
     _add_notes(kept, notes)
     return kept or _fallback(data)
+
+
+def _says_nothing(text: str) -> bool:
+    return not text.strip() or _BARE_OBJECT.fullmatch(text) is not None
+
+
+def _instead(data: dict[str, Any]) -> dict[str, Any]:
+    """A text for what is never shown as it is: the source of Markdown and TeX; that script is not run."""
+    for mime in ("text/markdown", "text/latex"):
+        text = _text(data.get(mime))
+        if text is not None:
+            return {"text/plain": safe_text(text)}
+    if "application/javascript" in data or _SCRIPT.search(_text(data.get("text/html")) or ""):
+        return _note("JavaScript was left out: scripts of nodes are not run in the notebook")
+    return {}
 
 
 def _add_notes(kept: dict[str, Any], notes: list[str]) -> None:
@@ -250,10 +274,6 @@ def _is_base64(text: str) -> bool:
 
 
 def _fallback(data: dict[str, Any]) -> dict[str, Any]:
-    for mime in ("text/markdown", "text/latex"):
-        text = _text(data.get(mime))
-        if text is not None:
-            return {"text/plain": safe_text(text)}
     kinds = ", ".join(sorted(safe_name(mime, 60) for mime in data)[:5]) or "nothing"
     return _note(f"an output was left out because it has no safe form ({kinds})")
 
