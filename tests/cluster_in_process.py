@@ -108,6 +108,9 @@ class Node:
     def checkpoint_directory(self) -> Path:
         return self._directory
 
+    def kept_directory(self) -> Path | None:
+        return None
+
     def send_control(self, message: Message) -> None:
         if not self.dead:
             self.cluster.from_node(self, decode(encode(message), FromNodeBody))

@@ -10,6 +10,7 @@ from notebook_cluster.agent import Limits
 from notebook_cluster.agent.sleep import SleepWatch
 from notebook_cluster.link import LinkSettings
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.security import new_identity
 from tests.agent_client import AgentClient, MadeUpSensors, SharedAgent
 from tests.in_loop import in_loop
 from tests.relay import Relay
@@ -36,6 +37,15 @@ print('training')
 """
 
 
+KEEP_ONE = """
+            import numpy
+            from notebook_cluster.checkpoints import Contents, Part, save
+            tensors = {'w': numpy.ones(3, numpy.float32)}
+            contents = Contents('model', 51, 'ab' * 16, tensors, tensors, [Part('desk', 0, b'')], {})
+            save(pathlib.Path.cwd() / 'checkpoints', 'model-kept', contents)
+""".strip()
+
+
 async def train(client: AgentClient, write: str = "pass") -> int:
     """Start a node with a job in it; its process id."""
     started = await client.start_node()
@@ -51,7 +61,7 @@ async def test_silent_coordinator_costs_the_kernels_but_not_the_training(jupyter
             pid = await train(client)
         folder = jupyter_dirs / "mini" / "work" / "digits" / "checkpoints" / "digits"
         await agent.told("kept", str(folder))
-        ended = await agent.told("node-ended", "silent for longer than the lease", f"kept in {folder}")
+        ended = await agent.told("node-ended", "no coordinator came back within its lease", f"kept in {folder}")
         assert ended.node == "desk"
         assert (folder / "state").read_text() == "kept"
         assert not psutil.pid_exists(pid)
@@ -89,12 +99,38 @@ async def test_coordinator_that_comes_back_while_it_is_kept_finds_its_kernels(
 
 
 @in_loop
+async def test_owners_who_come_after_the_lease_are_told_what_is_kept_and_the_first_one_why(jupyter_dirs: Path) -> None:
+    """Also another owner whom this machine trusts: the machine of the first one may be gone for good."""
+    other = new_identity()
+    async with SharedAgent(jupyter_dirs / "mini", lease=2, link=LINK) as agent:
+        async with AgentClient(agent.where, settings=LINK) as client:
+            await client.receive(p.Inventory)
+            await train(client, KEEP_ONE)
+        await agent.told("cluster-ended")
+        folder = jupyter_dirs / "mini" / "work" / "digits" / "checkpoints" / "model-kept" / "round-000051"
+        async with AgentClient(agent.where, identity=client.identity, epoch=2, settings=LINK) as back:
+            assert (await back.receive(p.Inventory)).ended.startswith(
+                "no coordinator came back within its lease; checkpoint kept in "
+            )
+            (kept,) = (await back.receive(p.KeptCheckpoints)).checkpoints
+            assert (kept.name, kept.job, kept.round, kept.folder) == ("model-kept", "model", 51, str(folder))
+            assert time.time() - kept.time < 600
+        await agent.pair(other)
+        async with AgentClient(agent.where, cluster="new", identity=other, trusted=False, settings=LINK) as teacher:
+            assert (await teacher.receive(p.Inventory)).ended == ""
+            assert (await teacher.receive(p.KeptCheckpoints)).checkpoints == [kept]
+            started = await teacher.start_node()
+            work = psutil.Process(started.pid).environ()["NOTEBOOK_CLUSTER_WORK"]
+            assert Path(work) == jupyter_dirs / "mini" / "work"
+
+
+@in_loop
 async def test_node_that_cannot_keep_its_training_is_named_and_ends(jupyter_dirs: Path) -> None:
     async with SharedAgent(jupyter_dirs / "mini", lease=2, link=LINK) as agent:
         async with AgentClient(agent.where, settings=LINK) as client:
             await train(client, "raise OSError('no space left')")
         await agent.told("warning", "node desk of cluster digits kept no checkpoint", "no space left")
-        await agent.told("node-ended", "silent")
+        await agent.told("node-ended", "within its lease")
 
 
 @in_loop
@@ -106,7 +142,7 @@ async def test_node_that_does_not_answer_is_not_waited_for_for_ever(
         async with AgentClient(agent.where, settings=LINK) as client:
             await train(client, "import time; time.sleep(60)")
         await agent.told("warning", "it did not answer within")
-        await agent.told("node-ended", "silent")
+        await agent.told("node-ended", "within its lease")
 
 
 @in_loop

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from notebook_cluster import checkpoints
-from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
+from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, find_newest, load, names, save
+from notebook_cluster.checkpoints.kept import kept_below
 
 STEPS = ["folder", "global", "node desk", "manifest", "rename"]
 
@@ -175,3 +176,61 @@ def test_the_room_imports_no_torch() -> None:
     program = "import sys, notebook_cluster.checkpoints; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"
     assert checkpoints.__doc__ is not None
+
+
+# ---- what was kept in the folders of other clusters ------------------------------------------------------------
+
+
+def place(work: Path, cluster: str) -> Path:
+    return work / cluster / "checkpoints"
+
+
+def test_the_newest_kept_checkpoint_of_all_clusters_is_found_whatever_its_round(tmp_path: Path) -> None:
+    own = place(tmp_path, "second")
+    save(own, "model-kept", contents(70))
+    save(place(tmp_path, "first-b4960602"), "model-kept", contents(51))
+    newest, _ = save(place(tmp_path, "third"), "model-kept", contents(17))
+    found = find_newest(own, "model-kept", tmp_path)
+    assert found is not None
+    assert found.path == newest
+    assert [kept.folder for kept in kept_below(tmp_path)] == [newest]
+    assert find_newest(own, "model-kept", None) == find_latest(own, "model-kept")
+
+
+def test_a_damaged_one_is_passed_over_for_that_of_another_cluster(tmp_path: Path) -> None:
+    whole, _ = save(place(tmp_path, "first"), "model-kept", contents(51))
+    damaged, _ = save(place(tmp_path, "second"), "model-kept", contents(52))
+    (damaged / "global.safetensors").write_bytes(b"spoilt")
+    found = find_newest(place(tmp_path, "second"), "model-kept", tmp_path)
+    assert found is not None
+    assert found.path == whole
+    (whole / "global.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no whole checkpoint 'model-kept'"):
+        find_newest(place(tmp_path, "second"), "model-kept", tmp_path)
+
+
+def test_what_others_saved_themselves_is_not_looked_for(tmp_path: Path) -> None:
+    save(place(tmp_path, "first"), "digits", contents(51))
+    save(place(tmp_path, "first"), "text-kept", contents(3))
+    own = place(tmp_path, "second")
+    save(own, "mine", contents(1))
+    assert find_newest(own, "digits", tmp_path) is None
+    assert names(own, tmp_path) == ["mine", "text-kept"]
+
+
+@pytest.mark.parametrize("linked", ["cluster", "checkpoints", "home", "round"])
+def test_nothing_is_found_behind_a_link(tmp_path: Path, linked: str) -> None:
+    """Whoever may write into one cluster's folder must not make another cluster read elsewhere."""
+    work, outside = tmp_path / "work", tmp_path / "outside" / "checkpoints"
+    folder, _ = save(outside, "model-kept", contents(51))
+    target = {"cluster": outside.parent, "checkpoints": outside, "home": folder.parent, "round": folder}[linked]
+    place_of = {
+        "cluster": work / "first",
+        "checkpoints": work / "first" / "checkpoints",
+        "home": work / "first" / "checkpoints" / "model-kept",
+        "round": work / "first" / "checkpoints" / "model-kept" / "round-000051",
+    }[linked]
+    place_of.parent.mkdir(parents=True)
+    place_of.symlink_to(target)
+    assert find_newest(place(work, "second"), "model-kept", work) is None
+    assert kept_below(work) == []

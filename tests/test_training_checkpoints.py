@@ -215,3 +215,38 @@ def test_no_optimizer_is_needed(tmp_path: Path) -> None:
     with Cluster(["a"], tmp_path) as cluster:
         path = cluster.run(cell)["a"]
         assert path == tmp_path / "digits" / "round-000001"
+
+
+def test_resume_in_a_cell_that_is_run_again_takes_the_checkpoint_again(tmp_path: Path) -> None:
+    """Also in a second object of one cell; and where there is no such checkpoint, what is held here stays."""
+
+    def first(node: Node) -> Any:
+        model, optimizer, sync = make(node)
+        for step in range(EVERY):
+            sync.step(train(model, optimizer, batch(step + 100 * node.rank())))
+        sync.checkpoint("digits")
+        return flat(model).copy()
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        saved = cluster.run(first)["a"]
+
+    def resumed(node: Node) -> nn.Module:
+        for _ in range(2):
+            model, optimizer, sync = make(node, resume="digits")
+            assert sync.round == 1
+            np.testing.assert_array_equal(flat(model), saved)
+            for step in range(2 * EVERY):
+                sync.step(train(model, optimizer, batch(step + 100 * node.rank())))
+            sync.finish()
+            assert sync.round == 3
+        return model
+
+    def mistyped(node: Node) -> int:
+        with pytest.raises(nc.TrainingError, match=r"checkpoint 'digit' was not found on a, b: .*; a has 'digits'$"):
+            make(node, resume="digit")
+        return make(node)[2].round
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        for _ in range(2):
+            assert_equal_models(cluster.run(resumed))
+        assert cluster.run(mistyped) == {"a": 3, "b": 3}

@@ -1,7 +1,8 @@
 """The long-lived process on a peer: starts and supervises kernels, relays their messages, watches the devices.
 
-May import: ``link``, ``discovery``, ``security``, ``protocol``. Called by: ``cli`` (``notebook-cluster share``); a
-coordinator starts its private agent as ``python -m notebook_cluster.agent --private``. Never imports torch.
+May import: ``checkpoints``, ``link``, ``discovery``, ``security``, ``protocol``. Called by: ``cli``
+(``notebook-cluster share``); a coordinator starts its private agent as ``python -m notebook_cluster.agent --private``.
+Never imports torch.
 
 From the outside in:
 

@@ -8,14 +8,17 @@ from collections.abc import Callable
 from notebook_cluster.agent.coordinators import Coordinators
 from notebook_cluster.agent.events import EventKind, SharingEvent
 from notebook_cluster.agent.host import GRACE_S, ClusterHost
+from notebook_cluster.agent.keeping import kept_checkpoints
 from notebook_cluster.agent.machine import describe
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sampling import MachineSample
 from notebook_cluster.link import Condition, Session
-from notebook_cluster.protocol.peer import Farewell, PeerInfo, Released, Slept
+from notebook_cluster.protocol.peer import Farewell, KeptCheckpoints, PeerInfo, Released, Slept
 from notebook_cluster.security import fingerprint
 
 log = logging.getLogger(__name__)
+
+_MOST_UNTOLD = 100
 
 
 class Clusters:
@@ -37,6 +40,8 @@ class Clusters:
         self._made = 0
         self._sent: dict[str, PeerInfo] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._untold: dict[tuple[str, str], str] = {}
+        """(coordinator's key, cluster) -> why its kernels were ended here while it was not there."""
         self.packages: dict[str, str] = {}
         self.portable = False
         self.empty_since = time.monotonic()
@@ -67,9 +72,18 @@ class Clusters:
 
     def _introduce(self, host: ClusterHost) -> None:
         """What a coordinator that knows nothing yet must hear first."""
-        host.session.send(host.inventory())
+        host.session.send(host.inventory(self._untold.pop((host.session.key, host.session.cluster), "")))
         self._sent.pop(host.session.cluster, None)
         self.tell_peer_info()
+        task = asyncio.create_task(self._tell_kept(host))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _tell_kept(self, host: ClusterHost) -> None:
+        """Whoever is let in may go on with what was kept here, also of clusters that are no more."""
+        rows = await asyncio.to_thread(kept_checkpoints, self._resources.directory / "work")
+        if rows and self._hosts.get(host.session.cluster) is host:
+            host.session.send(KeptCheckpoints(checkpoints=rows))
 
     def _condition(self, host: ClusterHost, condition: Condition, reason: str) -> None:
         log.info("cluster %s is %s%s", host.name, condition, f": {reason}" if reason else "")
@@ -83,12 +97,19 @@ class Clusters:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def end_cluster(self, host: ClusterHost, reason: str, *, asked: bool, grace: float = GRACE_S) -> None:
-        """End the kernels of ``host`` and forget it; ``asked``: by its coordinator."""
+    async def end_cluster(
+        self, host: ClusterHost, reason: str, *, asked: bool, grace: float = GRACE_S, told: bool = True
+    ) -> None:
+        """End the kernels of ``host`` and forget it; ``asked``: by its coordinator. ``told`` False: the coordinator is
+        not there, and is told when it comes back."""
         if self._hosts.get(host.session.cluster) is not host:
             return
         del self._hosts[host.session.cluster]
         self._sent.pop(host.session.cluster, None)
+        if not told:
+            self._untold[host.session.key, host.session.cluster] = reason
+            while len(self._untold) > _MOST_UNTOLD:
+                del self._untold[next(iter(self._untold))]
         await host.end_kernels(reason, asked=asked, grace=grace)
         host.close()
         self._tell_of("cluster-ended", f"cluster {host.name} of {host.owner} is over here: {reason}", host)

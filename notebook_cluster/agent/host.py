@@ -93,9 +93,9 @@ class ClusterHost:
         self._files = FileTransfers(resources.admission.limits, self._place.folder_of, session.send)
         session.on_shortened = self._shortened
 
-    def inventory(self) -> Inventory:
-        """The kernels that run now."""
-        return Inventory(nodes=[kernel.started() for kernel in self.kernels.values() if kernel.running])
+    def inventory(self, ended: str = "") -> Inventory:
+        """The kernels that run now. ``ended``: why those that its coordinator knows of ended without it."""
+        return Inventory(nodes=[kernel.started() for kernel in self.kernels.values() if kernel.running], ended=ended)
 
     def sample(self, machine: MachineSample) -> PeerSample:
         """One PeerSample: the machine, and this cluster's kernels."""

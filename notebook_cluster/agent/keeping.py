@@ -1,16 +1,49 @@
 """Checkpoints that nodes keep before their kernels end without being asked to by their coordinator."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from notebook_cluster.agent.control import ControlSocket
 from notebook_cluster.protocol.node import KeepCheckpoint, Kept
+from notebook_cluster.protocol.peer import KeptCheckpoint
 from notebook_cluster.protocol.wire import ProtocolError, decode, encode
+
+log = logging.getLogger(__name__)
 
 KEEP_S = 20.0
 """For a node to write its checkpoint."""
 _MAX_FOLDERS = 100
 _MAX_TEXT = 500
+_TOLD_S = 30 * 86400.0
+"""For how long coordinators are told what is kept here. It is not deleted then."""
+_MOST_TOLD = 16
+
+
+def kept_checkpoints(work: Path) -> list[KeptCheckpoint]:
+    """What nodes have kept in the folders of clusters below ``work``, newest first; of each name the newest."""
+    if next(work.glob("*/checkpoints"), None) is None:
+        return []
+    from notebook_cluster.checkpoints.kept import kept_below  # numpy comes with it
+
+    try:
+        found = kept_below(work)
+    except OSError as error:
+        log.warning("cannot look what is kept below %s: %s", work, error)
+        return []
+    return [
+        KeptCheckpoint(
+            name=kept.folder.parent.name,
+            job=kept.manifest.job[:_MAX_TEXT],
+            round=kept.manifest.round,
+            time=kept.manifest.saved_at,
+            folder=str(kept.folder)[:_MAX_TEXT],
+        )
+        for kept in found[:_MOST_TOLD]
+        if time.time() - kept.manifest.saved_at < _TOLD_S
+    ]
 
 
 class CheckpointKeeper:

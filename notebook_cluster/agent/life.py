@@ -76,12 +76,12 @@ class Life:
                 self._spawn(self._lease_over(host))
 
     async def _lease_over(self, host: ClusterHost) -> None:
-        reason = "its coordinator was silent for longer than the lease"
+        reason = "no coordinator came back within its lease"
         log.warning("cluster %s: no word from its coordinator for %.0f s", host.name, self._silence(host))
         try:
             folders = await host.keep_checkpoints(reason)
             if self._silence(host) > self._lease:
-                await self._clusters.end_cluster(host, f"{reason}{_kept(folders)}", asked=False)
+                await self._clusters.end_cluster(host, f"{reason}{_kept(folders)}", asked=False, told=False)
             else:
                 log.info("cluster %s: its coordinator is back, its kernels stay", host.name)
         finally:

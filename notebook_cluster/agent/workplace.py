@@ -58,6 +58,7 @@ class Workplace:
             "NOTEBOOK_CLUSTER_INCARNATION": str(message.incarnation),
             "NOTEBOOK_CLUSTER_DEVICE": device,
             "NOTEBOOK_CLUSTER_SOCKETS": str(self.mesh_sockets),
+            "NOTEBOOK_CLUSTER_WORK": str(self._directory / "work"),
             CELL_MARK: str(self.mesh_sockets / f"cell-{self._started}"),
             NODES: node_count.place,
         }

@@ -10,9 +10,10 @@ It is written to a temporary folder, synced, and renamed when complete, so a ful
 previous checkpoint as it was. The last two of a name are kept. A round saved again gets a folder of its own
 (``round-000012-2``); which one is newest is the manifest's ``serial``.
 
-May import: protocol. Called by: ``training``.
+May import: protocol. Called by: ``training``, ``agent``.
 """
 
+from notebook_cluster.checkpoints.kept import find_newest, names
 from notebook_cluster.checkpoints.manifest import CheckpointError, FileEntry, Manifest, NodeEntry
 from notebook_cluster.checkpoints.reading import Checkpoint, Found, find_latest, load
 from notebook_cluster.checkpoints.writing import Contents, Part, save
@@ -27,6 +28,8 @@ __all__ = [
     "NodeEntry",
     "Part",
     "find_latest",
+    "find_newest",
     "load",
+    "names",
     "save",
 ]

@@ -30,6 +30,8 @@ class Found:
     path: Path
     manifest_hash: str
     warnings: tuple[str, ...] = ()
+    saved_at: float = 0.0
+    """Seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def find_latest(directory: Path, name: str) -> Found | None:
         except CheckpointError as error:
             warnings.append(str(error))
             continue
-        return Found(manifest.round, folder, manifest_hash, tuple(warnings))
+        return Found(manifest.round, folder, manifest_hash, tuple(warnings), manifest.saved_at)
     if warnings:
         raise CheckpointError(f"no whole checkpoint {name!r}: {warnings[0]}")
     return None

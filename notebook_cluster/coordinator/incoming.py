@@ -3,12 +3,14 @@
 import asyncio
 import ipaddress
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.peer_link import PeerLink, duration
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.transfers import FilesAnswer
 from notebook_cluster.protocol.wire import Message
 
@@ -19,6 +21,10 @@ log = logging.getLogger(__name__)
 
 MOST_HOSTS = 16
 MOST_DEVICES = 64
+MOST_KEPT = 16
+MOST_KEPT_TOLD = 1000
+MOST_FOLDER = 1000
+MOST_TIME = 1e11
 MOST_TEXT = 200
 """Characters of what an agent says about its machine and devices."""
 
@@ -27,6 +33,8 @@ class Incoming:
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self._waiting_logs: dict[str, list[asyncio.Future[list[str]]]] = {}
+        self._kept: set[tuple[str, str]] = set()
+        """(peer, folder) of kept checkpoints that were told."""
 
     def handle(self, link: PeerLink, message: Message, buffers: list[bytes]) -> None:
         """Act on one message of the agent at the other end of ``link``."""
@@ -44,6 +52,8 @@ class Incoming:
                 self._described(link, message)
             case p.Inventory():
                 self._hub.members.on_inventory(link.name, message)
+            case p.KeptCheckpoints():
+                self._tell_kept(link, message)
             case FilesAnswer():
                 self._hub.transfers.on_agent(link.name, message)
             case p.Diagnosis():
@@ -79,6 +89,21 @@ class Incoming:
                 for future in self._waiting_logs.pop(message.node, []):
                     if not future.done():
                         future.set_result(message.lines)
+
+    def _tell_kept(self, link: PeerLink, message: p.KeptCheckpoints) -> None:
+        """What a peer has kept of trainings, once each time that one is made."""
+        for kept in message.checkpoints[:MOST_KEPT]:
+            folder = kept.folder[:MOST_FOLDER]
+            if (link.name, folder) in self._kept or len(self._kept) >= MOST_KEPT_TOLD or not is_name(kept.name):
+                continue
+            self._kept.add((link.name, folder))
+            known = 0 <= kept.time < MOST_TIME
+            when = f", {time.strftime('%-d %b %H:%M', time.localtime(kept.time))}" if known else ""
+            self._hub.tell(
+                "info",
+                f"{link.name} has kept {kept.name!r} of job {kept.job[:MOST_TEXT]!r} (round {kept.round}{when}) in "
+                f"{folder}: resume={kept.name!r} goes on from it",
+            )
 
     def _described(self, link: PeerLink, info: p.PeerInfo) -> None:
         link.info = info

@@ -215,8 +215,10 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
     rounds = {node: row.resume_round for node, row in found.items() if row.resume_round is not None}
     if not rounds:
         nodes = ", ".join(accepted)
+        there = "".join(f"; {name} has {', '.join(map(repr, row.resume_names))}" for name, row in _others(found))
         reason = (
             f"checkpoint {job.settings.resume!r} was not found on {nodes}: check the name, or copy its folder there"
+            f"{there}"
         )
         for node in accepted:
             _refuse(turn, job, node, found[node], reason)
@@ -226,6 +228,15 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
     newest = max(rounds.values())
     source = next(node for node in accepted if rounds.get(node) == newest)
     new_base(turn, job, newest, found[source].state_hash)
+
+
+def _others(found: dict[str, Register]) -> list[tuple[str, Register]]:
+    """Nodes with other checkpoints than the one that is wanted, one for each list of names."""
+    named: dict[tuple[str, ...], tuple[str, Register]] = {}
+    for node, register in found.items():
+        if register.resume_names:
+            named.setdefault(tuple(register.resume_names), (node, register))
+    return list(named.values())
 
 
 _SAME_EVERYWHERE = (

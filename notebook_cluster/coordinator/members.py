@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 90.0
 MOST_IPC = 200
+MOST_REASON = 2000
 """Characters of an ipc address; those of our nodes have about 50."""
 Level = Literal["info", "warning", "error"]
 
@@ -251,9 +252,8 @@ class Members:
                 elif node.condition == "dead":
                     self._hub.peers.send(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
             elif node.incarnation and node.condition in ("ok", "lost"):
-                self.node_down(
-                    node.name, node.incarnation, f"its kernel is gone: the agent of {peer} was restarted", [], dead=True
-                )
+                why = inventory.ended[:MOST_REASON] or f"the agent of {peer} was restarted"
+                self.node_down(node.name, node.incarnation, f"its kernel is gone: {why}", [], dead=True)
         for row in running.values():
             self._hub.peers.send(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
 

@@ -72,6 +72,8 @@ class NodeRuntime:
         self._incarnation = incarnation
         self._device = world.torch_device(device, os.environ)
         self._directory = directory
+        work = os.environ.get("NOTEBOOK_CLUSTER_WORK", "")
+        self._work = Path(work) if work else None
         self.roster: Roster | None = None
         self.on_fetch_variables: Callable[[FetchVariables], None] = lambda message: None
         """Called on the I/O thread; answers with Variables."""
@@ -160,6 +162,9 @@ class NodeRuntime:
 
     def checkpoint_directory(self) -> Path:
         return self._directory / "checkpoints"
+
+    def kept_directory(self) -> Path | None:
+        return self._work
 
     def send_control(self, message: Message) -> None:
         self._control.send(message)

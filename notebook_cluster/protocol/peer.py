@@ -190,6 +190,26 @@ class Inventory(Message, frozen=True):
     answer to AskInventory."""
 
     nodes: list[NodeStarted]
+    ended: str = ""
+    """Why this agent has ended the kernels that this cluster had here, while its coordinator was not there."""
+
+
+class KeptCheckpoint(Message, frozen=True):
+    """What ``resume=name`` on this peer goes on from."""
+
+    name: str
+    job: str
+    round: int
+    time: float
+    """When it was kept, seconds since 1970 on the agent's clock."""
+    folder: str
+
+
+class KeptCheckpoints(Message, frozen=True):
+    """Agent, after each (re)connection of a coordinator: what it has kept of trainings, this cluster's and others', the
+    newest of each name."""
+
+    checkpoints: list[KeptCheckpoint]
 
 
 class AskInventory(Message, frozen=True):
@@ -269,6 +289,7 @@ FromAgent = (
     | FromNode
     | LogLines
     | Inventory
+    | KeptCheckpoints
     | Released
     | Slept
     | Diagnosis

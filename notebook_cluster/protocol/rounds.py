@@ -66,6 +66,8 @@ class Register(Message, frozen=True):
     """Checkpoint name to resume from, and what this node found of it on its disk:"""
     resume_round: int | None = None
     resume_manifest_hash: str = ""
+    resume_names: list[str] = []
+    """Where it found none: the checkpoints that are there."""
     fragments: int = 1
     """Parts of the vector that are exchanged in turn, one in each round."""
     fragment_blocks: list[int] = []

@@ -12,12 +12,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
+from notebook_cluster.checkpoints.kept import SUFFIX
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.training.saving import Snapshot
 
 PART_SECONDS = 2.0
 """How long the main thread may take for this node's own part. One in the middle of a long step does not come."""
-_SUFFIX = "-kept"
 _MAX_NAME = 63
 
 
@@ -42,7 +42,7 @@ class PartWanted:
 
 def kept_name(job: str) -> str:
     """The checkpoint's name, which ``resume=`` takes."""
-    return check_name(job[: _MAX_NAME - len(_SUFFIX)] + _SUFFIX, "checkpoint")
+    return check_name(job[: _MAX_NAME - len(SUFFIX)] + SUFFIX, "checkpoint")
 
 
 def kept_writer(

@@ -1,11 +1,12 @@
 """Where a job begins on this node: the state it holds, a checkpoint, or the model as it is."""
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from notebook_cluster.checkpoints import Checkpoint, CheckpointError, find_latest, load
+from notebook_cluster.checkpoints import Checkpoint, CheckpointError, Found, find_newest, load, names
 from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.rounds import Register
 from notebook_cluster.training.about import about_this_process
@@ -14,6 +15,8 @@ from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.node_part import has_optimizer
 from notebook_cluster.training.outer import state_hash
 from notebook_cluster.training.parameters import Parameters, TensorLayout
+
+MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
@@ -29,19 +32,24 @@ class Start:
     """Where it was read from (without its arrays)."""
     manifest_hash: str = ""
     warnings: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """Checkpoints that are here, where the one that is wanted is not."""
 
 
-def start_of(parameters: Parameters, directory: Path, resume: str, fragments: Fragments) -> Start:
-    """The newest checkpoint called ``resume`` under ``directory`` if there is one, else the model's own values.
+def start_of(
+    parameters: Parameters, directory: Path, resume: str, fragments: Fragments, work: Path | None = None
+) -> Start:
+    """The newest checkpoint called ``resume`` under ``directory`` if there is one, or of what was kept below ``work``,
+    else the model's own values.
 
     Raises:
         CheckpointError: checkpoints are there but none is whole, or it is of another model.
     """
-    found = find_latest(directory, resume) if resume else None
+    found = find_newest(directory, resume, work) if resume else None
     if found is None:
         theta = parameters.read()
-        momentum = np.zeros_like(theta)
-        return Start(0, theta, momentum, state_hash(theta, momentum))
+        momentum, others = np.zeros_like(theta), names(directory, work) if resume else ()
+        return Start(0, theta, momentum, state_hash(theta, momentum), names=tuple(others[:MOST_NAMES]))
     checkpoint = load(found.path)
     where = f"checkpoint {found.path}"
     try:
@@ -59,8 +67,16 @@ def start_of(parameters: Parameters, directory: Path, resume: str, fragments: Fr
         hash,
         checkpoint=replace(checkpoint, parameters={}, momentum={}),
         manifest_hash=found.manifest_hash,
-        warnings=found.warnings,
+        warnings=(*found.warnings, *_elsewhere(found, directory)),
     )
+
+
+def _elsewhere(found: Found, directory: Path) -> list[str]:
+    """A line where it is not one of the node's own working directory."""
+    if found.path.parent.parent == directory.resolve():
+        return []
+    when = time.strftime("%-d %b %H:%M", time.localtime(found.saved_at))
+    return [f"resumes from {found.path}, kept {when} after round {found.round}"]
 
 
 def _hashes(fragments: Fragments, theta: Vector, momentum: Vector) -> set[str]:
@@ -109,6 +125,7 @@ def registration(
         resume=resume,
         resume_round=start.round if start.checkpoint is not None else None,
         resume_manifest_hash=start.manifest_hash,
+        resume_names=list(start.names),
         buffers=layout.buffers,
         blocks=sum(wire.blocks for wire in fragments.wires),
         fragments=fragments.count,

@@ -58,6 +58,9 @@ class Runtime(Protocol):
     def checkpoint_directory(self) -> Path:
         """``checkpoints`` in the node's working directory."""
 
+    def kept_directory(self) -> Path | None:
+        """The folder of this machine's agent in whose folders clusters work: what was kept there is found again."""
+
     def send_control(self, message: Message) -> None:
         """To the coordinator: ordered, resumable, never lost while this process lives."""
 

@@ -213,11 +213,18 @@ class RoundSync(Exchanges):
 
     def _start(self) -> Start:
         held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
-        if held is not None:
+        if held is not None and not self._resume:
             return held
+        runtime = self._runtime
         start = start_of(
-            self._replica.parameters, self._runtime.checkpoint_directory(), self._resume, self._replica.fragments
+            self._replica.parameters,
+            runtime.checkpoint_directory(),
+            self._resume,
+            self._replica.fragments,
+            runtime.kept_directory(),
         )
+        if held is not None and start.checkpoint is None:  # what is held here stays when nobody has the checkpoint
+            return replace(held, names=start.names)
         if start.checkpoint is not None:
             self._job.restored_part = start.checkpoint.part
             self._job.restored_optimizer = partial(shared_optimizer, start.checkpoint)
