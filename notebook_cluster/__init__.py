@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         send,
         world_size,
     )
+    from notebook_cluster.node.cell_variables import jax_distributed
     from notebook_cluster.node.shard import shard
     from notebook_cluster.node.torch_group import torch_distributed
     from notebook_cluster.protocol.version import VERSION as __version__
@@ -43,6 +44,7 @@ _HOMES = {
     "PeerLost": "notebook_cluster.collectives",
     "Seconds": "notebook_cluster.training",
     "SparseLoCo": "notebook_cluster.training",
+    "jax_distributed": "notebook_cluster.node.cell_variables",
     "shard": "notebook_cluster.node.shard",
     "torch_distributed": "notebook_cluster.node.torch_group",
 } | dict.fromkeys(
@@ -67,6 +69,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "device",
+    "jax_distributed",
     "load_ipython_extension",
     "node",
     "rank",

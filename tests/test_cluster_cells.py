@@ -24,14 +24,6 @@ def test_a_cell_runs_on_every_node_with_its_rank(cluster: Cluster) -> None:
     assert said == {"local": "0 2 0 2 local cpu\n", "local-2": "1 2 1 2 local-2 cpu\n"}
 
 
-def test_the_variables_of_torchrun_and_jax_are_set(cluster: Cluster) -> None:
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"]
-    said = run(cluster, f"import os; print(*[os.environ[n] for n in {names}])")
-    assert said == {"local": "0 0 2 127.0.0.1 0 2\n", "local-2": "1 1 2 127.0.0.1 1 2\n"}
-    ports = run(cluster, "print(os.environ['MASTER_PORT'], os.environ['JAX_COORDINATOR_ADDRESS'])")
-    assert ports["local"] == ports["local-2"]
-
-
 def test_collectives_between_kernels(cluster: Cluster) -> None:
     said = run(
         cluster,

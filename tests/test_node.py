@@ -53,20 +53,26 @@ def _start_late(kernels: NodeKernels) -> NodeKernel:
     return kernels.nodes["late"]
 
 
-def test_the_roster_sets_names_and_environment_of_the_next_cell(kernels: NodeKernels) -> None:
-    port = kernels.roster.nodes[0].master_port
+def test_the_roster_sets_names_of_the_next_cell_and_no_launchers_variables(kernels: NodeKernels) -> None:
     code = (
         "import os; names = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', "
         "'JAX_COORDINATOR_ADDRESS', 'JAX_PROCESS_ID', 'JAX_NUM_PROCESSES')\n"
         "print(rank, world_size, device, nc.rank(), nc.world_size(), nc.device(), nc.node())\n"
-        "print(*(os.environ[name] for name in names))"
+        "print([name for name in names if name in os.environ])"
     )
     for rank, reply in enumerate(kernels.run(code)):
         name = ("mini", "desk")[rank]
-        assert reply["text"].splitlines() == [
-            f"{rank} 2 cpu {rank} 2 cpu {name}",
-            f"{rank} {rank} 2 2 127.0.0.1 {port} 127.0.0.1:{port} {rank} 2",
-        ]
+        assert reply["text"].splitlines() == [f"{rank} 2 cpu {rank} 2 cpu {name}", "[]"]
+
+
+def test_the_variables_of_jax_stand_until_the_end_of_the_cell_that_asks_for_them(kernels: NodeKernels) -> None:
+    port = kernels.roster.nodes[0].master_port
+    code = "import os; nc.jax_distributed(); print(*(os.environ[f'JAX_{name}'] for name in names))"
+    kernels.run("names = ('COORDINATOR_ADDRESS', 'PROCESS_ID', 'NUM_PROCESSES')")
+    for rank, reply in enumerate(kernels.run(code)):
+        assert reply["text"] == f"127.0.0.1:{port} {rank} 2\n"
+    for reply in kernels.run("print([name for name in os.environ if name.startswith('JAX_')])"):
+        assert reply["text"] == "[]\n"
 
 
 def test_ranks_follow_the_roster(kernels: NodeKernels) -> None:

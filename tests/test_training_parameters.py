@@ -1,6 +1,10 @@
 """A model as one flat vector: order, ties, frozen parameters, buffers, dtypes, changes that are named."""
 
 import copy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -168,3 +172,104 @@ def test_another_optimizer_or_damaged_bytes_are_refused() -> None:
     for damaged in (b"", b"\xff" * 20, data[:12]):
         with pytest.raises(PartError):
             unpack(damaged, optimizer)
+
+
+class Inner(nn.Module):
+    """A user's own submodules with the names that wrappers use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(2, 3)
+        self._orig_mod = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._orig_mod(self.module(x))
+
+
+OWN_NAMES = ["_orig_mod.bias", "_orig_mod.weight", "module.bias", "module.weight"]
+
+
+def names(model: nn.Module) -> list[str]:
+    return sorted(name for name, _, _ in TorchParameters(model).layout.schema)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_users_own_submodules_keep_their_names_whatever_they_are_called(alone: None) -> None:
+    ddp, compiled = nn.parallel.DistributedDataParallel, torch.compile
+    for wrap in (lambda m: m, ddp, compiled, lambda m: compiled(ddp(m)), lambda m: ddp(compiled(m)), nn.DataParallel):
+        assert names(wrap(Inner())) == OWN_NAMES
+    part = Inner()
+    part.module = compiled(part.module)  # type: ignore[assignment]
+    assert names(part) == OWN_NAMES
+
+
+def test_fsdp_that_shards_nothing_has_the_names_of_the_model(alone: None) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    model = Inner()
+    model.module = FullyShardedDataParallel(  # type: ignore[assignment]
+        model.module, use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
+    )
+    whole = FullyShardedDataParallel(
+        model, use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
+    )
+    assert names(whole) == OWN_NAMES
+
+
+def test_a_dtensor_is_refused_by_name(alone: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(2, 3))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(ValueError, match=r"parameter '0.weight' is a DTensor, of which each node has only a part"):
+        TorchParameters(model)
+
+
+def test_peft_is_known_by_its_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BaseTuner(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    class PeftModel(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.base_model = BaseTuner(model)
+
+    class Own(PeftModel):
+        """Not PEFT's: only called alike."""
+
+    assert names(Own(nn.Linear(1, 1))) == ["base_model.model.bias", "base_model.model.weight"]
+    for home, kind in (("peft.peft_model", PeftModel), ("peft.tuners.tuners_utils", BaseTuner)):
+        module = ModuleType(home)
+        setattr(module, kind.__name__, kind)
+        monkeypatch.setitem(sys.modules, home, module)
+    assert names(PeftModel(Inner())) == OWN_NAMES
+
+
+def test_two_tensors_that_would_be_called_alike_keep_their_own_names() -> None:
+    model = nn.DataParallel(nn.Linear(2, 3))
+    model.register_parameter("bias", nn.Parameter(torch.zeros(1)))
+    assert names(model) == ["bias", "module.bias", "weight"]
+    vector = TorchParameters(model).read()
+    assert vector.shape == (1 + 3 + 6,)
+
+
+def test_a_checkpoint_with_the_names_of_before_is_read(alone: None) -> None:
+    plain = TorchParameters(Inner())
+    former = {name.replace("_orig_mod.", ""): value for name, value in plain.layout.tensors(plain.read()).items()}
+    np.testing.assert_array_equal(plain.layout.vector(former, "checkpoint"), plain.read())
+    wrapped = TorchParameters(nn.parallel.DistributedDataParallel(nn.Linear(2, 3)))
+    tensors = wrapped.layout.tensors(wrapped.read())
+    assert list(tensors) == ["bias", "weight"]
+    former = {f"module.{name}": value for name, value in tensors.items()}
+    np.testing.assert_array_equal(wrapped.layout.vector(former, "checkpoint"), wrapped.read())
+    with pytest.raises(ValueError, match=r"checkpoint has 'module.other', which this model has not"):
+        wrapped.layout.vector(former | {"module.other": former["module.bias"]}, "checkpoint")

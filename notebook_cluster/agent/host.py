@@ -181,6 +181,8 @@ class ClusterHost:
         elif kernel.interrupt_inside(cell):
             seen = encode(InterruptSeen(cell=cell))
             self.session.send(FromNode(node=kernel.node, incarnation=kernel.incarnation, body=seen))
+            # Python's own handler runs when the main thread does: not while that waits inside torch.
+            self._control.send(kernel.node, kernel.incarnation, encode(InterruptCell(cell=cell, sent=True)))
         else:
             self._control.send(kernel.node, kernel.incarnation, encode(InterruptCell(cell=cell)))
             kernel.wake()

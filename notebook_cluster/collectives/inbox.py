@@ -46,11 +46,13 @@ class Inbox:
             sends anything of the operation. Elsewhere, or of another size, parcels get memory of their own.
         on_waiting: called with what the main thread waits for (``all_reduce #3 for desk``), or ``""``, when that has
             taken longer than half a second.
+        on_lost: called with ``desk raised ValueError: ...`` when a node leaves a hole in the running cell.
     """
 
     def __init__(self, transport: Transport, settings: CollectiveSettings) -> None:
         self.dropped = 0
         self.on_waiting: Callable[[str], None] = lambda text: None
+        self.on_lost: Callable[[str], None] = lambda text: None
         self.places: dict[tuple[str, int, int], Place] = {}
         self.outbox = Outbox(transport)
         self._transport = transport
@@ -107,7 +109,9 @@ class Inbox:
         """``node`` leaves a hole in the running cell: whoever needs it gets PeerLost(``node reason``)."""
         if self._world is None or node not in self._world.nodes or node == self._transport.name:
             return
-        self._holes.setdefault(node, reason)
+        if node not in self._holes:
+            self._holes[node] = reason
+            self.on_lost(f"{node} {reason}")
         self._judge()
         self._let_senders_go()
 

@@ -269,6 +269,11 @@ class Collectives:
 
     # ---- checks
 
+    def names(self, operation: str) -> list[str]:
+        """The nodes of the running cell in rank order, for ``operation``, which errors name."""
+        nodes = self._in_cell(operation).nodes
+        return sorted(nodes, key=nodes.__getitem__)
+
     def _in_cell(self, operation: str) -> CellWorld:
         if self._world is None:
             raise RuntimeError(f"{operation} works while a cell runs: use it in a %%on_all cell")

@@ -217,6 +217,10 @@ class Extension:
             status = f"error: {type(error).__name__}: {error}"
         try:
             bars.end(failed=error is not None)
+            if "torch.distributed" in sys.modules:
+                from notebook_cluster.node.torch_group import name_foreign_group
+
+                name_foreign_group(self._runtime)
         finally:
             try:
                 self._runtime.end_cell(status)
@@ -233,14 +237,13 @@ class Extension:
         self._ip.showtraceback((type(failure), failure, None))
 
     def _refresh(self) -> None:
-        """The plain names and the environment, as the roster says now."""
+        """The plain names, as the roster says now."""
         roster = self._runtime.roster
         if roster is None:
             return
-        values = world.environment(roster, self._runtime.name)
-        os.environ.update(values)
-        if values:
-            self._give({"rank": int(values["RANK"]), "world_size": int(values["WORLD_SIZE"])})
+        row = world.find(roster, self._runtime.name)
+        if row is not None:
+            self._give({"rank": row.rank, "world_size": len(roster.nodes)})
         self._give({"device": self._runtime.device()})
 
     def _give(self, names: dict[str, Any]) -> None:

@@ -80,6 +80,7 @@ class NodeRuntime:
         self._partial = False
         self._cell: world.CellInfo | None = None
         self._cell_end: list[Callable[[str], None]] = []
+        self._on_broken: Callable[[str], None] | None = None
         self._rosters = Rosters(name)
         self._lost: dict[tuple[str, int], str] = {}
         self._interruptible = False
@@ -97,6 +98,7 @@ class NodeRuntime:
         self._mesh.send_relay = self.send_control
         self._telemetry = TelemetryKeeper(self._device, self.send_control)
         self.collectives.inbox.on_waiting = self._telemetry.set_waiting
+        self.collectives.inbox.on_lost = self._tell_broken
         self.shares = Shares(
             name, incarnation, send=self.send_mesh, call_soon=self._loop.call_soon, speed=self._telemetry.speed
         )
@@ -185,6 +187,19 @@ class NodeRuntime:
     def at_cell_end(self, callback: Callable[[str], None]) -> None:
         self._cell_end.append(callback)
 
+    def when_broken(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` on the I/O thread, until the cell ends, when a Stop comes (with ``""``) or a node of the
+        cell is lost (with who, and why): for what waits where neither can reach it."""
+        self._on_broken = callback
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """On the I/O thread, from there."""
+        self._loop.call_later(seconds, callback)
+
+    def mesh_ports(self) -> set[int]:
+        """TCP ports of the nodes' mesh, this one's too."""
+        return {self._mesh.port} | {node.mesh_port for node in (self.roster.nodes if self.roster is not None else ())}
+
     def deferred_interrupts(self) -> AbstractContextManager[None]:
         return deferred_interrupts()
 
@@ -242,6 +257,7 @@ class NodeRuntime:
         self._mark.set(0)
         self._stopped_cells.discard(self.cell())
         callbacks, self._cell_end = self._cell_end, []
+        self._on_broken = None
         failure: BaseException | None = None
         for callback in callbacks:
             try:
@@ -294,7 +310,15 @@ class NodeRuntime:
             case _:
                 self._jobs.on_control(message.job, message)
 
+    def _tell_broken(self, cause: str) -> None:
+        if self._on_broken is not None:
+            self._on_broken(cause)
+
     def _on_interrupt(self, message: InterruptCell) -> None:
+        if self.cell() == message.cell:
+            self._tell_broken("")
+        if message.sent:
+            return
         self._stopped_cells.add(message.cell)
         if self.cell() == message.cell and self._interruptible:
             self._stopped_cells.discard(message.cell)

@@ -1,5 +1,5 @@
 """``nc.torch_distributed()``: torch's own process group between the nodes of a cell, so that DDP, FSDP and Accelerate
-code runs unchanged. It ends with the cell."""
+code runs unchanged. It ends with the cell. Groups that other code has formed are named."""
 
 import contextlib
 import os
@@ -10,7 +10,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_cluster.node.api import node_runtime
-from notebook_cluster.node.world import address_seen_from, find
+from notebook_cluster.node.cell_variables import rows_of, set_until_cell_end
+from notebook_cluster.node.torch_wait import TorchWait
+from notebook_cluster.node.world import address_seen_from, torchrun_variables
 from notebook_cluster.protocol.node import NodeAddress
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ Backend = Literal["gloo", "nccl"]
 _BACKENDS: tuple[Backend, ...] = ("gloo", "nccl")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _LOOPBACK = "127.0.0.1"
+_CONNECT_S = 10.0
+"""For torch's store to be reached at rank 0."""
 
 
 def torch_distributed(backend: Backend = "gloo", timeout: float = 300.0) -> None:
@@ -29,8 +33,11 @@ def torch_distributed(backend: Backend = "gloo", timeout: float = 300.0) -> None
     torchrun: ranks are those of the cell's nodes in their order. The group is destroyed when the cell ends, however it
     ends; the next cell calls this again, with the nodes that are there then. A second call in one cell does nothing.
 
+    From the call to the end of the cell torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...) are set as
+    well; in other cells they are not, as libraries that find them form a group by themselves.
+
     torch does not encrypt: between machines its numbers can be read on the network, unlike those of ``nc.all_reduce``.
-    While torch waits for a node, Stop does not reach it: a second Stop restarts the kernel.
+    A Stop, and the loss of a node, end a wait inside torch after a second.
 
     Args:
         backend: ``gloo`` (any device) or ``nccl`` (a CUDA GPU on every node).
@@ -55,9 +62,13 @@ def torch_distributed(backend: Backend = "gloo", timeout: float = 300.0) -> None
     said = runtime.collectives.all_gather([runtime.name, backend, _why_not(backend, runtime), timeout])
     _check(said, distributed.is_initialized())
     names = [str(name) for name, *_ in said]
-    rows = _rows(runtime, names)
+    rows = rows_of(runtime, names, "torch_distributed")
     rank = names.index(runtime.name)
     alone = all(row.machine == rows[0].machine for row in rows)
+    wait = TorchWait(runtime, {host for row in rows for host in row.hosts})
+    set_until_cell_end(runtime, torchrun_variables(rows[rank], rows))
+    _cells[runtime.name] = (runtime.incarnation, runtime.cell())
+    runtime.at_cell_end(lambda status: _destroy(runtime, wait))
     server = _listen(_LOOPBACK if alone else "") if rank == 0 else None
     port = int(runtime.collectives.broadcast(server.getsockname()[1] if server is not None else None, src=rows[0].rank))
     store = _store(server, _LOOPBACK if alone else address_seen_from(rows[rank], rows[0]), port, len(rows), timeout)
@@ -65,8 +76,6 @@ def torch_distributed(backend: Backend = "gloo", timeout: float = 300.0) -> None
         distributed.init_process_group(
             backend, store=store, rank=rank, world_size=len(rows), timeout=timedelta(seconds=timeout)
         )
-    _cells[runtime.name] = (runtime.incarnation, runtime.cell())
-    runtime.at_cell_end(lambda status: _destroy(runtime))
 
 
 _cells: dict[str, tuple[int, int]] = {}
@@ -77,12 +86,46 @@ def _ours(runtime: "NodeRuntime") -> bool:
     return _cells.get(runtime.name) == (runtime.incarnation, runtime.cell())
 
 
-def _destroy(runtime: "NodeRuntime") -> None:
+def _destroy(runtime: "NodeRuntime", wait: TorchWait) -> None:
     import torch.distributed as distributed
 
+    wait.close()
     _cells.pop(runtime.name, None)
+    if wait.cause:
+        print(f"torch's process group was between this node and one that is out: {wait.cause}", file=sys.stderr)
+    _forget_group()
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+_named = 0
+"""id of the group of other code that somebody was told of last."""
+
+
+def name_foreign_group(runtime: "NodeRuntime") -> None:
+    """At the end of a cell: say once in its output that code in it has formed a process group by itself."""
+    global _named
+    distributed = sys.modules.get("torch.distributed")
+    if _ours(runtime) or distributed is None or not getattr(distributed, "is_initialized", bool)():
+        _named = 0
+        return
+    if id(distributed.group.WORLD) == _named:
+        return
+    _named = id(distributed.group.WORLD)
+    what = f"{distributed.get_backend()}, rank {distributed.get_rank()} of {distributed.get_world_size()}"
+    print(
+        f"warning: code in this cell has formed a process group of torch's own ({what}). What it exchanges, such as "
+        "DDP's gradients at each step, is not encrypted, and a node that waits in it cannot be stopped. "
+        "torch.distributed.destroy_process_group() ends it; nc.torch_distributed() makes one that ends with its cell",
+        file=sys.stderr,
+    )
+
+
+def _forget_group() -> None:
+    """Accelerate keeps what it has seen of a group for the life of the process, and would want it in later cells."""
+    state: Any = sys.modules.get("accelerate.state")
+    if state is not None and state.PartialState._shared_state.get("backend"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def _why_not(backend: str, runtime: "NodeRuntime") -> str:
@@ -108,15 +151,6 @@ def _check(said: list[Any], initialized: bool) -> None:
         raise ValueError(f"torch_distributed: {sides}: they must be equal on all nodes")
 
 
-def _rows(runtime: "NodeRuntime", names: list[str]) -> list[NodeAddress]:
-    roster = runtime.roster
-    rows = [find(roster, name) if roster is not None else None for name in names]
-    missing = [name for name, row in zip(names, rows, strict=True) if row is None]
-    if missing:
-        raise RuntimeError(f"torch_distributed: {', '.join(missing)} left the cluster: run the cell again")
-    return [row for row in rows if row is not None]
-
-
 def _listen(host: str) -> socket.socket:
     """The socket of torch's store: on loopback only while all nodes are on one machine."""
     server = socket.create_server((host, 0))
@@ -127,10 +161,14 @@ def _listen(host: str) -> socket.socket:
 def _store(server: socket.socket | None, host: str, port: int, size: int, timeout: float) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined, unused-ignore]
 
-    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False}
+    # The socket listens already: whoever does not get through finds nobody there any more.
+    options: dict[str, Any] = {"timeout": timedelta(seconds=min(timeout, _CONNECT_S)), "wait_for_workers": False}
     if server is None:
-        return TCPStore(host, port, size, False, **options)
-    return TCPStore(host, port, size, True, master_listen_fd=server.detach(), **options)
+        store = TCPStore(host, port, size, False, **options)
+    else:
+        store = TCPStore(host, port, size, True, master_listen_fd=server.detach(), **options)
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
 
 
 @contextlib.contextmanager

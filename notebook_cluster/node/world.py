@@ -1,6 +1,6 @@
-"""Rank, world size and environment variables out of the roster; which nodes a cell runs on. Pure functions."""
+"""Who is in the roster, which nodes a cell runs on, and launchers' environment variables. Pure functions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,27 +99,31 @@ def address_seen_from(own: NodeAddress, other: NodeAddress) -> str:
     return (outside or other.hosts or ["127.0.0.1"])[0]
 
 
-def environment(roster: Roster, name: str) -> dict[str, str]:
-    """torchrun's and JAX's variables for node ``name``, so that code written for those runs unchanged.
-
-    Rank 0 is the master. Empty when ``name`` is not in the roster.
-    """
-    own = find(roster, name)
-    if own is None:
-        return {}
-    master = ranked(roster)[0]
-    host, port = address_seen_from(own, master), str(master.master_port)
+def torchrun_variables(own: NodeAddress, rows: Sequence[NodeAddress]) -> dict[str, str]:
+    """torchrun's variables for node ``own`` of ``rows``, the nodes of its cell in rank order; the first is master."""
+    on_peer = [row.name for row in rows if row.peer == own.peer]
     return {
-        "RANK": str(own.rank),
-        "LOCAL_RANK": str(own.local_rank),
-        "WORLD_SIZE": str(len(roster.nodes)),
-        "LOCAL_WORLD_SIZE": str(sum(node.peer == own.peer for node in roster.nodes)),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "JAX_COORDINATOR_ADDRESS": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-        "JAX_PROCESS_ID": str(own.rank),
-        "JAX_NUM_PROCESSES": str(len(roster.nodes)),
+        "RANK": str(_index(own, rows)),
+        "LOCAL_RANK": str(on_peer.index(own.name)),
+        "WORLD_SIZE": str(len(rows)),
+        "LOCAL_WORLD_SIZE": str(len(on_peer)),
+        "MASTER_ADDR": address_seen_from(own, rows[0]),
+        "MASTER_PORT": str(rows[0].master_port),
     }
+
+
+def jax_variables(own: NodeAddress, rows: Sequence[NodeAddress]) -> dict[str, str]:
+    """JAX's variables for node ``own``, as :func:`torchrun_variables`."""
+    host, port = address_seen_from(own, rows[0]), rows[0].master_port
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        "JAX_PROCESS_ID": str(_index(own, rows)),
+        "JAX_NUM_PROCESSES": str(len(rows)),
+    }
+
+
+def _index(own: NodeAddress, rows: Sequence[NodeAddress]) -> int:
+    return [row.name for row in rows].index(own.name)
 
 
 def torch_device(device: str, environ: Mapping[str, str]) -> str:

@@ -72,6 +72,8 @@ class InterruptCell(Message, frozen=True):
     beginning when it is not there yet: a SIGINT from outside is lost in between. Answered by InterruptSeen."""
 
     cell: int
+    sent: bool = False
+    """By the agent, which has sent the SIGINT itself: only know of it; there is no answer."""
 
 
 class InterruptSeen(Message, frozen=True):

@@ -4,7 +4,7 @@ The vector is ``[trainable parameters | float buffers of normalisation layers]``
 that two nodes that built the same model agree on every element. Tied parameters appear once, frozen ones not at all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -17,21 +17,26 @@ SchemaRow = tuple[str, list[int], str]
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Where each named tensor lies in the vector. ``buffers``: number of elements at its end that are buffers."""
+    """Where each named tensor lies in the vector. ``buffers``: number of elements at its end that are buffers;
+    ``former``: name -> another one that checkpoints of before may have for it."""
 
     schema: list[SchemaRow]
     starts: list[int]
     size: int
     buffers: int
+    former: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, parameters: list[SchemaRow], buffers: list[SchemaRow]) -> "TensorLayout":
+    def of(
+        cls, parameters: list[SchemaRow], buffers: list[SchemaRow], former: dict[str, str] | None = None
+    ) -> "TensorLayout":
         """The layout of already sorted rows."""
         starts, position = [], 0
         for _name, shape, _dtype in parameters + buffers:
             starts.append(position)
             position += _count(shape)
-        return cls(parameters + buffers, starts, position, sum(_count(shape) for _, shape, _ in buffers))
+        last = sum(_count(shape) for _, shape, _ in buffers)
+        return cls(parameters + buffers, starts, position, last, former or {})
 
     def hash(self, codec: str) -> str:
         """xxh3-128 of names, shapes, dtypes, buffers and the codec's name: equal on nodes that may average."""
@@ -54,6 +59,8 @@ class TensorLayout:
         Raises:
             ValueError: a tensor is missing, left over or of another shape.
         """
+        own = {former: name for name, former in self.former.items() if name not in tensors}
+        tensors = {own.get(name, name): value for name, value in tensors.items()}
         left_over = sorted(set(tensors) - {name for name, _, _ in self.schema})
         if left_over:
             raise ValueError(

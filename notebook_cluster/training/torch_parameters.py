@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.codecs import Vector
 from notebook_cluster.training import vectors
 from notebook_cluster.training.parameters import SchemaRow, TensorLayout, first_difference
+from notebook_cluster.training.torch_names import check_whole, former_name, is_distributed_tensor, plain_names
 from notebook_cluster.training.torch_optimizer import OptimizerState
 
 if TYPE_CHECKING:
     import torch
-
-
-_COMPILED = "_orig_mod."
-"""What torch.compile puts in front of names: a node that compiles and one that does not still agree."""
 
 
 class TorchParameters:
@@ -26,18 +23,19 @@ class TorchParameters:
     normalisation layers (``running_mean``, ``running_var``): counters and masks stay as each node has them.
 
     Raises:
-        ValueError: nothing is trainable, or a parameter is lazy, on the meta device or not real.
+        ValueError: nothing is trainable, or a parameter is lazy, on the meta device, not real, or not whole here.
     """
 
     def __init__(self, model: "torch.nn.Module") -> None:
         self.model = model
+        check_whole(model)
         parameters, buffers = self._named()
         if not parameters:
             raise ValueError(
                 f"{type(model).__name__} has no trainable parameter: make the sync object after building the model, "
                 "with requires_grad on"
             )
-        self.layout = TensorLayout.of(_rows(parameters), _rows(buffers))
+        self.layout = TensorLayout.of(_rows(parameters), _rows(buffers), self._former())
         self.exact = all(dtype in ("float32", "float64") for _, _, dtype in self.layout.schema)
         self._keeps_loaded = False
         self._loaded: tuple[Vector, torch.Tensor] | None = None
@@ -249,20 +247,34 @@ class TorchParameters:
         return list(parameters.values()) + list(buffers.values())
 
     def _named(self) -> tuple[dict[str, "torch.Tensor"], dict[str, "torch.Tensor"]]:
-        """Trainable parameters and running statistics, each sorted by name."""
-        parameters = {
-            name.replace(_COMPILED, ""): tensor
-            for name, tensor in self.model.named_parameters()
-            if tensor.requires_grad
+        """Trainable parameters and running statistics, each sorted by :func:`.torch_names.former_name`."""
+        parameters, buffers = self._by_own_name()
+        plain = plain_names(self.model, [*parameters, *buffers])
+        for name, tensor in parameters.items():
+            _check_usable(plain[name], tensor)
+        return _sorted(parameters, plain), _sorted(buffers, plain)
+
+    def _by_own_name(self) -> tuple[dict[str, "torch.Tensor"], dict[str, "torch.Tensor"]]:
+        parameters: dict[str, torch.Tensor] = {
+            name: tensor for name, tensor in self.model.named_parameters() if tensor.requires_grad
         }
         buffers = {
-            name.replace(_COMPILED, ""): tensor
+            name: tensor
             for name, tensor in self.model.named_buffers()
             if name.rpartition(".")[2].startswith("running_") and tensor.is_floating_point()
         }
-        for name, tensor in parameters.items():
-            _check_usable(name, tensor)
-        return dict(sorted(parameters.items())), dict(sorted(buffers.items()))
+        return parameters, buffers
+
+    def _former(self) -> dict[str, str]:
+        """Name -> what checkpoints of before call it, where that is another one."""
+        parameters, buffers = self._by_own_name()
+        plain = plain_names(self.model, [*parameters, *buffers])
+        return {short: former_name(name) for name, short in plain.items() if former_name(name) != short}
+
+
+def _sorted(tensors: dict[str, "torch.Tensor"], plain: dict[str, str]) -> dict[str, "torch.Tensor"]:
+    order = sorted(tensors, key=lambda name: (former_name(name), name))
+    return {plain[name]: tensors[name] for name in order}
 
 
 def _as_tensor(vector: Vector) -> "torch.Tensor":
@@ -291,5 +303,10 @@ def _check_usable(name: str, tensor: "torch.Tensor") -> None:
         )
     if tensor.is_meta:
         raise ValueError(f"parameter {name!r} is on the meta device: give it values before making the sync object")
+    if is_distributed_tensor(tensor):
+        raise ValueError(
+            f"parameter {name!r} is a DTensor, of which each node has only a part: give the sync object a model with "
+            "ordinary tensors (without fully_shard or parallelize_module)"
+        )
     if not tensor.is_floating_point():
         raise ValueError(f"parameter {name!r} is {tensor.dtype}: only real floating point parameters can be averaged")
