@@ -9,6 +9,7 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
+import { panelFactory, RANK } from './panelPlace';
 import { addCommands, CommandIDs, insertCells } from './sidebar/commands';
 import { Connection } from './sidebar/connection';
 import { Dashboard } from './sidebar/dashboard';
@@ -62,6 +63,9 @@ function activate(
   const tabs = new WidgetTracker<MainAreaWidget>({ namespace: 'notebook-cluster-dashboard' });
   const openTab = dashboards(app, store, tryNow, tabs, restorer);
   followFocus(app, store, tabs, notebooks);
+  notebooks?.widgetAdded.connect((_, { content: { rendermime } }) => {
+    rendermime.addFactory(panelFactory(rendermime), RANK);
+  });
   addCommands({ app, store, act, notebooks, show, open: openTab }, palette, menus);
   if (statusBar) {
     void addStatusItem(statusBar, settings, store, show);

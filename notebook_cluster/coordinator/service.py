@@ -266,6 +266,10 @@ class Coordinator:
         reason = self._stop_reason or "ended"
         log.info("cluster %s ends: %s", self.settings.cluster, reason)
         self.global_models.close()
+        # What a view shows last is what stays of the run in the notebook.
+        if fresh := self.memory.keep(time.monotonic()):
+            self.views.send_live(v.SeriesAdded(series=fresh))
+        self.views.send_live(v.StateChanged(state=self.view()))
         self.memory.close(reason)
         running = self.state.running()
         if running is not None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_cluster.protocol.names import as_name
+from notebook_cluster.protocol.state import CellView
 from notebook_cluster.widgets.formatting import plain
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _STARTING = {
     "remove": "Removing {target}…",
     "restart": "Restarting {target}…",
 }
+_STILL_BUSY = "Still busy: "
 _NEEDS_TARGET = frozenset({"checkpoint", "add", "remove", "restart"})
 
 
@@ -53,6 +55,8 @@ class Actions:
         self._post = post
         self._answers: list[Answer] = []
         self._stubborn: tuple[str, ...] = ()
+        self._stopped: int | None = None
+        """The cell that was stopped last."""
 
     def ask(self, message: object) -> None:
         """Start what a message ``{action, target, id, code}`` of the browser asks for; else answer a refusal. ``code``
@@ -88,9 +92,14 @@ class Actions:
         ends = [answer.ended + ANSWER_SECONDS[answer.status] for answer in self._answers if answer.status != "running"]
         return max(min(ends) - time.monotonic(), 0.0) if ends else None
 
-    def cell_changed(self) -> None:
-        """Another cell runs: the next Stop is a first one again."""
-        self._stubborn = ()
+    def see(self, cell: CellView | None) -> None:
+        """How the newest cell is doing now. When none of the nodes that a Stop has left busy still is, the next Stop is
+        a first one again, and nothing is said of them any more."""
+        running = cell.nodes if cell is not None and cell.status == "running" and cell.id == self._stopped else {}
+        if self._stubborn and not any(running.get(name) == "running" for name in self._stubborn):
+            self._stubborn = ()
+        if not self._stubborn:
+            self._answers = [answer for answer in self._answers if not answer.text.startswith(_STILL_BUSY)]
 
     def _perform(self, answer: Answer, code: str) -> None:
         try:
@@ -126,13 +135,14 @@ class Actions:
             return plain(f"Killed and started again: {', '.join(running)}") if running else "Interrupted"
         self._stubborn = self._still_busy(running)
         names = ", ".join(self._stubborn)
-        return plain(f"Still busy: {names}. Stop cell again kills and restarts it") if names else "Interrupted"
+        return plain(f"{_STILL_BUSY}{names}. Stop cell again kills and restarts it") if names else "Interrupted"
 
     def _still_busy(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of ``names`` that still run the cell when a Stop had STOP_SECONDS to reach them."""
         until = time.monotonic() + STOP_SECONDS
         while True:
             cell = self._cluster.state().cell
+            self._stopped = cell.id if cell is not None else None
             running = cell.nodes if cell is not None and cell.status == "running" else {}
             busy = tuple(name for name in names if running.get(name) == "running")
             if not busy or time.monotonic() >= until:

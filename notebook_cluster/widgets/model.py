@@ -52,10 +52,10 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "status": status,
         "level": level,
         "facts": _facts(state),
-        "cell": _cell(state.cell, state.now),
+        "cell": _cell(state.cell, state.now, bool(ended)),
         "invitation": None if ended else _invitation(state.invitation),
         "nodes": [_node(node, state, bool(ended)) for node in by_rank(state.nodes)],
-        "peers": [_row_among(peer, state.peers) for peer in state.peers],
+        "peers": [_row_among(peer, state.peers, bool(ended)) for peer in state.peers],
         "events": [_event(event) for event in state.events[-EVENTS_SHOWN:]],
         "waits": _waits(state.jobs[0]) if state.jobs else [],
         "can_interrupt": state.cell is not None and state.cell.status == "running",
@@ -88,10 +88,17 @@ def peer_row(peer: PeerView) -> dict[str, Any]:
     }
 
 
-def _row_among(peer: PeerView, peers: Sequence[PeerView]) -> dict[str, Any]:
-    """The row with ``target``, by which it is added: its name, or its address where others have that name too."""
+def _row_among(peer: PeerView, peers: Sequence[PeerView], over: bool) -> dict[str, Any]:
+    """The row with ``target``, by which it is added: its name, or its address where others have that name too. When the
+    cluster is ``over`` none is connected to it, and none can be added."""
     namesakes = sum(other.name == peer.name for other in peers)
-    return peer_row(peer) | {"target": peer.name if namesakes == 1 else peer.address}
+    row = peer_row(peer) | {"target": peer.name if namesakes == 1 else peer.address}
+    if over:
+        row |= {"blocked": "the cluster has ended", "needs_code": False}
+        if row["level"] in ("good", "info"):
+            was = f"was {peer.condition}" if peer.condition in ("connected", "connecting") else peer.condition
+            row |= {"condition": was, "level": "muted"}
+    return row
 
 
 def _blocked(peer: PeerView) -> str:
@@ -183,15 +190,16 @@ def _waits(job: JobView) -> list[dict[str, Any]]:
     ]
 
 
-def _cell(cell: CellView | None, now: float) -> dict[str, Any] | None:
+def _cell(cell: CellView | None, now: float, over: bool) -> dict[str, Any] | None:
     if cell is None:
         return None
+    status: str = "ended with the cluster" if over and cell.status in ("running", "queued") else cell.status
     seconds = (cell.ended if cell.ended is not None else now) - cell.started
     first_line = next((line for line in cell.source.splitlines() if line.strip()), "")
     return {
         "id": cell.id,
         "source": plain(first_line, 80),
-        "status": cell.status,
+        "status": status,
         "time": duration(seconds) if cell.started else "",
     }
 

@@ -9,6 +9,10 @@ class Pace:
         self._next = 0.0
         self._asked = False
 
+    def take_from(self, now: float) -> None:
+        """An act was made at ``now`` by other means."""
+        self._next = now + self.interval
+
     def ask(self) -> None:
         """Something changed that should be sent."""
         self._asked = True

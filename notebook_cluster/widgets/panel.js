@@ -453,11 +453,15 @@ function render({ model, el }) {
     for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [cell, state.cell], [none, !state.nodes.length], [waitsHeading, state.waits.length], [peersHeading, state.peers.length], [eventsHeading, state.events.length]]) show(part, Boolean(visible));
   }
 
+  // How the panel looks, for the file: JupyterLab's part (panelPlace.ts) writes it into the output around this panel.
+  const keep = ({ picture }) => picture && el.dispatchEvent(new CustomEvent("notebook-cluster-picture", { detail: picture, bubbles: true }));
+  model.on("msg:custom", keep);
   model.on("change:state", update);
   update();
   el.append(root);
   return () => {
     resized.disconnect();
+    model.off("msg:custom", keep);
     model.off("change:state", update);
   };
 }

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 STATE_SECONDS = 0.5
 CURVE_SECONDS = 1.0
+PICTURE_SECONDS = 10.0
+"""Between two pictures of a panel that lives, which the browser writes into the notebook."""
+PLACE_MIME = "application/vnd.notebook-cluster.panel+json"
+"""What JupyterLab's part draws: the widget where it lives, else the HTML (``labextension/src/panelPlace.ts``)."""
 MANY_NODES = 16
 """So many are sent at these intervals; more of them less often, so that traffic and work do not grow with them."""
 _NO_SUBSHELL = (
@@ -81,9 +85,10 @@ class Panel:
         self._curves = Curves()
         self._figure: Any = None
         self._notice = ""
-        self._cell: int | None = None
         self._actions = Actions(cluster, self._posted)
         self._state_pace, self._curve_pace = Pace(STATE_SECONDS), Pace(CURVE_SECONDS)
+        self._picture_pace = Pace(PICTURE_SECONDS)
+        self._picture_pace.take_from(time.monotonic())
         self._widget = PanelWidget(state=self._shown())
         self._box = VBox([self._widget])
         self._widget.on_msg(lambda widget, content, buffers: self._clicked(content))
@@ -108,6 +113,7 @@ class Panel:
 
         bundle = {
             WIDGET_MIME: view_of_widget(self._box.model_id),
+            PLACE_MIME: {"version": 1},
             **_static_bundle(self._latest, self._cluster.series()),
         }
         display(bundle, raw=True, display_id=self._display_id)
@@ -134,13 +140,16 @@ class Panel:
                 self._guarded(self._push_state)
             if not self._over and self._curve_pace.take(now):
                 self._guarded(self._draw)
+            if not self._over and self._picture_pace.take(now):
+                self._guarded(self._send_picture)
         if self._leaves_picture:
             self._guarded(self._leave_picture)
 
     def _take(self) -> None:
         """Make every call that was posted; wait for one no longer than until something is due."""
         now = time.monotonic()
-        dues = (self._state_pace.wait(now), self._curve_pace.wait(now), self._actions.next_expiry())
+        paces = (self._state_pace, self._curve_pace, self._picture_pace)
+        dues = (*(pace.wait(now) for pace in paces), self._actions.next_expiry())
         try:
             call = self._inbox.get(timeout=min((due for due in dues if due is not None), default=None))
             while True:
@@ -161,6 +170,8 @@ class Panel:
     def _event(self, event: Any) -> None:
         match event:
             case StateChanged():
+                if _has_news(self._latest, event.state):
+                    self._picture_pace.ask()
                 self._latest = event.state
                 self._state_pace.ask()
             case SeriesAdded():
@@ -186,10 +197,8 @@ class Panel:
     def _shown(self) -> dict[str, Any]:
         crowd = max(len(self._latest.nodes) / MANY_NODES, 1.0)
         self._state_pace.interval, self._curve_pace.interval = STATE_SECONDS * crowd, CURVE_SECONDS * crowd
-        cell = self._latest.cell.id if self._latest.cell else None
-        if cell != self._cell:
-            self._cell = cell
-            self._actions.cell_changed()
+        self._picture_pace.interval = PICTURE_SECONDS * crowd
+        self._actions.see(self._latest.cell)
         figure = self._figure.widget.model_id if self._figure else ""
         return {
             **panel_model(self._latest),
@@ -200,6 +209,14 @@ class Panel:
 
     def _push_state(self) -> None:
         self._widget.state = self._shown()
+
+    def _send_picture(self, bundle: dict[str, str] | None = None) -> None:
+        """How the panel looks, for the file. The browser writes it: what a kernel sends to an output does not arrive
+        any more after the page was loaded again. With ``bundle`` the panel ends as that picture."""
+        picture = bundle or _static_bundle(self._latest, self._curves.series())
+        self._widget.send(
+            {"picture": {"html": picture["text/html"], "text": picture["text/plain"], "last": bundle is not None}}
+        )
 
     def _draw(self) -> None:
         if self._figure is None:
@@ -227,6 +244,7 @@ class Panel:
         if self in _panels:
             _panels.remove(self)
         bundle = _static_bundle(self._latest, self._curves.series(), self._ended)
+        self._send_picture(bundle)
         update_display(bundle, raw=True, display_id=self._display_id)
         for widget in (self._box, self._widget, self._figure and self._figure.widget):
             if widget is not None:
@@ -245,6 +263,20 @@ def _ipykernel_version() -> str:
     import ipykernel
 
     return plain(getattr(ipykernel, "__version__", "of an unknown version"), 40)
+
+
+def _has_news(before: ClusterView, after: ClusterView) -> bool:
+    """Something that somebody wants to find in the file: a cell runs, or more has happened than that time went by."""
+    return _is_busy(before) or _is_busy(after) or _gist(before) != _gist(after)
+
+
+def _is_busy(state: ClusterView) -> bool:
+    return state.cell is not None and state.cell.status == "running"
+
+
+def _gist(state: ClusterView) -> tuple[object, ...]:
+    nodes = [(node.name, node.condition, node.checkpoint) for node in state.nodes]
+    return state.cell, nodes, [(job.name, job.round) for job in state.jobs], state.events[-1:]
 
 
 def _static_bundle(state: ClusterView, series: Sequence[Series] = (), ended: str = "") -> dict[str, str]:

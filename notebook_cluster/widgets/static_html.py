@@ -147,7 +147,7 @@ def _number(label: str, value: str) -> str:
 
 
 def _peer(peer: dict[str, Any]) -> str:
-    note = peer["blocked"] if peer["condition"] != "connected" else peer["found"]
+    note = peer["found"] if peer["condition"].endswith("connected") else peer["blocked"]
     note = note or f"{peer['found']} · can be added{' with its code' if peer['needs_code'] else ''}"
     return block(
         "nbc-peer",
