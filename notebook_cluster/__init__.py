@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # type checkers know this name; typing itself would cost 
 if TYPE_CHECKING:
     from typing import Any
 
-    from notebook_cluster.collectives import PeerLost
+    from notebook_cluster.collectives import Deadlock, PeerLost
     from notebook_cluster.node.api import (
         all_gather,
         all_reduce,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "DataParallel": "notebook_cluster.training",
     "DeMo": "notebook_cluster.training",
+    "Deadlock": "notebook_cluster.collectives",
     "DiLoCo": "notebook_cluster.training",
     "LocalSGD": "notebook_cluster.training",
     "PeerLost": "notebook_cluster.collectives",
@@ -58,6 +59,7 @@ _HOMES = {
 __all__ = [
     "DataParallel",
     "DeMo",
+    "Deadlock",
     "DiLoCo",
     "LocalSGD",
     "PeerLost",

@@ -16,9 +16,9 @@ May import: ``mesh``, ``security``, ``protocol``, ``memory``. Called by: ``node`
 numpy nor torch.
 """
 
-from notebook_cluster.collectives.errors import PeerLost
+from notebook_cluster.collectives.errors import Deadlock, PeerLost
 from notebook_cluster.collectives.inbox import Inbox
 from notebook_cluster.collectives.operations import Collectives
 from notebook_cluster.collectives.parcels import CellWorld, CollectiveSettings, Transport
 
-__all__ = ["CellWorld", "CollectiveSettings", "Collectives", "Inbox", "PeerLost", "Transport"]
+__all__ = ["CellWorld", "CollectiveSettings", "Collectives", "Deadlock", "Inbox", "PeerLost", "Transport"]

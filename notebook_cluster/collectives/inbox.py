@@ -239,6 +239,16 @@ class Inbox:
             for node in self._missing(wait):
                 self._ask(wait, node, time.monotonic())
 
+    def blocked(self) -> tuple[Wait, list[str]] | None:
+        """The collective that the main thread waits in, and the nodes of which something is missing."""
+        wait = self._wait
+        return (wait, self._missing(wait)) if wait is not None and wait.channel == "collective" else None
+
+    def fail(self, operation: int, error: Exception) -> None:
+        """Raise ``error`` where the main thread waits in the collective ``operation``, if it still does."""
+        if self._wait is not None and self._wait.channel == "collective" and self._wait.operation == operation:
+            self._settle(self._wait, error)
+
     def drop_operation(self, operation: int) -> None:
         """The main thread has left the collective ``operation``: what has come or still comes for it goes nowhere."""
         self.places.clear()

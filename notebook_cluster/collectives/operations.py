@@ -72,6 +72,11 @@ class Collectives:
         self._memory.close()
         self._scratch.forget()
 
+    @property
+    def operations(self) -> int:
+        """How many operations of the cell have begun here (any thread)."""
+        return self._operation
+
     # ---- operations
 
     def barrier(self) -> None:

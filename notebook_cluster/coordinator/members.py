@@ -11,6 +11,7 @@ from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.introspection import Variables
 from notebook_cluster.protocol.node import (
+    Blocked,
     FromNodeBody,
     GlobalMeasured,
     InterruptSeen,
@@ -145,6 +146,8 @@ class Members:
                 self._hub.measurements.on_telemetry(node.name, body)
             case GlobalMeasured():
                 self._hub.measurements.on_global(node.name, body)
+            case Blocked():
+                self._hub.deadlocks.on_blocked(node.name, node.incarnation, body)
             case InterruptSeen():
                 self._hub.cells.runs.interrupt_seen(node.name, body.cell)
             case NodeLog():

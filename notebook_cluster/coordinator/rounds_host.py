@@ -10,6 +10,7 @@ import msgspec
 
 from notebook_cluster.coordinator import jobs, rounds
 from notebook_cluster.coordinator.history import History
+from notebook_cluster.coordinator.jobs_missing import Gathering, gatherings
 from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol.names import check_name
@@ -160,6 +161,10 @@ class RoundsHost:
             self._hub.global_models.shown_in(msgspec.structs.replace(job, waits=self.history.committed.waits(job.name)))
             for job in rounds.job_views(self._state)
         ]
+
+    def gatherings(self) -> dict[str, Gathering]:
+        """The jobs whose next round waits for somebody to arrive."""
+        return gatherings(self._state)
 
     def node_facts(self) -> dict[str, dict[str, Any]]:
         """Per node: ``last_round``, ``round_wait``, ``checkpoint``, ``checkpoint_time``, and ``refused``: why its

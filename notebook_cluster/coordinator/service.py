@@ -20,6 +20,7 @@ from notebook_cluster.coordinator.adding import Adding
 from notebook_cluster.coordinator.admission import Admission
 from notebook_cluster.coordinator.cells import Cells, cell_view
 from notebook_cluster.coordinator.comms import Comms
+from notebook_cluster.coordinator.deadlocks import Deadlocks
 from notebook_cluster.coordinator.door import Door
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.global_model import GlobalModels
@@ -125,6 +126,7 @@ class Coordinator:
         self.cells = Cells(self)
         self.replay = Replay(self)
         self.rounds = RoundsHost(self)
+        self.deadlocks = Deadlocks(self)
         self.relaying = Relaying(self)
         self.examination = Examination(self)
         self.transfers = Transfers(self)
@@ -222,6 +224,7 @@ class Coordinator:
     def _tick(self) -> None:
         now = time.monotonic()
         self.rounds.tick(now)
+        self.deadlocks.tick(now)
         received = self.peers.received()
         if received != self._received and now - self._received_time > RECEIVED_PERIOD:
             self._received, self._received_time = received, now

@@ -116,6 +116,7 @@ class Extension:
         last_value.install(self._ip)
         shorten_tracebacks(self._ip)
         self._numbers.install()
+        self._runtime.blocked.cell_of_file = self._numbers.of_file
         self._interrupts.install()
         self._levels.install()
         self._runtime.output_gate.install()

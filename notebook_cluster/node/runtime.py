@@ -16,6 +16,7 @@ from notebook_cluster.collectives import Collectives
 from notebook_cluster.mesh import IOThread, Mesh
 from notebook_cluster.mesh.mesh import free_port
 from notebook_cluster.node import world
+from notebook_cluster.node.blocked import BlockedWaits
 from notebook_cluster.node.cell_mark import CellMark
 from notebook_cluster.node.control import Control
 from notebook_cluster.node.interrupts import deferred_interrupts, interrupt_main_thread
@@ -29,6 +30,7 @@ from notebook_cluster.protocol.introspection import FetchVariables
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.node import (
     CellDone,
+    EndWait,
     HoldOutput,
     InterruptCell,
     InterruptSeen,
@@ -99,6 +101,9 @@ class NodeRuntime:
         self._telemetry = TelemetryKeeper(self._device, self.send_control)
         self.collectives.inbox.on_waiting = self._telemetry.set_waiting
         self.collectives.inbox.on_lost = self._tell_broken
+        self.blocked = BlockedWaits(
+            self.collectives, send=self.send_control, cell=self.cell, end_round=self._jobs.on_control
+        )
         self.shares = Shares(
             name, incarnation, send=self.send_mesh, call_soon=self._loop.call_soon, speed=self._telemetry.speed
         )
@@ -218,6 +223,9 @@ class NodeRuntime:
         """Tell how many threads libraries take here; see :meth:`.TelemetryKeeper.set_threads`."""
         self._telemetry.set_threads(threads, chosen)
 
+    def in_round(self, job: str, round: int) -> None:
+        self.blocked.in_round(job, round)
+
     # ---- the cell, on the main thread
 
     def begin_cell(self, info: world.CellInfo, timeout: float = 5.0) -> None:
@@ -291,6 +299,8 @@ class NodeRuntime:
                 self._on_interrupt(message)
             case CellDone():
                 self.collectives.inbox.on_cell_done(message)
+            case EndWait():
+                self.blocked.end(message)
             case RelayFrame():
                 self._mesh.relay_frame(message)
             case RelayTaken():
@@ -364,6 +374,7 @@ class NodeRuntime:
         self.collectives.inbox.tick(now)
         self._jobs.tick(now)
         self._telemetry.tick(now)
+        self.blocked.tick(now)
         SHELF.tick()
 
     def _row(self) -> NodeAddress:

@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Any
 
-from notebook_cluster.collectives import PeerLost
+from notebook_cluster.collectives import Deadlock, PeerLost
 
 _PACKAGE = __name__.partition(".")[0] + "."
 
@@ -13,13 +13,20 @@ class CellNumbers:
 
     def __init__(self, ip: Any) -> None:
         self._compiler = ip.compile
+        self._cells: dict[str, int] = {}
         self.cell = 0
+
+    def of_file(self, filename: str) -> int | None:
+        """The cell that code with this file name is of."""
+        return self._cells.get(filename)
 
     def install(self) -> None:
         original = self._compiler.cache
 
         def cache(transformed_code: str, number: int = 0, raw_code: str | None = None) -> Any:
-            return original(transformed_code, self.cell or number, raw_code)
+            name = original(transformed_code, self.cell or number, raw_code)
+            self._cells[name] = self.cell or number
+            return name
 
         # On the instance: IPython's class stays as it is.
         self._compiler.cache = cache
@@ -29,9 +36,10 @@ class CellNumbers:
 
 
 def shorten_tracebacks(ip: Any) -> None:
-    """In shell ``ip`` show :class:`PeerLost` without the frames below the user's call, and a Stop without the lines
-    around each line: these cost 8 to 50 ms of every node, and a cell that is stopped should end at once."""
-    ip.set_custom_exc((PeerLost, KeyboardInterrupt), _show)
+    """In shell ``ip`` show :class:`PeerLost` and :class:`Deadlock` without the frames below the user's call, and a Stop
+    without the lines around each line: these cost 8 to 50 ms of every node, and a cell that is stopped should end at
+    once."""
+    ip.set_custom_exc((Deadlock, PeerLost, KeyboardInterrupt), _show)
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:

@@ -193,6 +193,37 @@ class GlobalMeasured(Message, frozen=True):
     """``loss`` and scalars."""
 
 
+class Blocked(Message, frozen=True):
+    """Node: its main thread has been in one wait for a second; said again each second, and with ``serial`` 0 when it
+    goes on."""
+
+    cell: int
+    serial: int
+    """Counts the waits that were told; another one when somebody else is missing."""
+    operations: int = 0
+    """Collectives of the cell that the node has begun."""
+    operation: int = 0
+    """The collective that it waits in; 0: it waits for a round."""
+    name: str = ""
+    """``all_reduce``"""
+    missing: list[str] = []
+    """Nodes of which nothing has come that the collective needs next."""
+    job: str = ""
+    round: int = 0
+    place: str = ""
+    """``cell 7, line 12: nc.all_reduce(metric)``"""
+    at_end: bool = False
+    """The cell's code is over: it waits in the finish of a sync object."""
+
+
+class EndWait(Message, frozen=True):
+    """Coordinator: the wait ``serial`` of cell ``cell`` cannot end: raise ``reason`` in it."""
+
+    cell: int
+    serial: int
+    reason: str
+
+
 class NodeLog(Message, frozen=True):
     """Node: one line for the event list (``level`` info, warning or error)."""
 
@@ -204,6 +235,7 @@ ToNodeBody = (
     Roster
     | NodeLost
     | CellDone
+    | EndWait
     | InterruptCell
     | UseRelay
     | RelayFrame
@@ -235,6 +267,7 @@ FromNodeBody = (
     NodeHello
     | Telemetry
     | GlobalMeasured
+    | Blocked
     | NodeLog
     | InterruptSeen
     | Unreachable

@@ -13,6 +13,8 @@ from typing import Any
 
 from msgspec import structs
 
+from notebook_cluster.collectives import Deadlock
+from notebook_cluster.protocol.node import EndWait
 from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import Strategy
@@ -51,7 +53,9 @@ class Exchanges:
         """The other nodes are done with this object: until its finish() or the cell's end it exchanges nothing."""
         self._closing = False
         """A quorum waits for the others: the next step is a boundary."""
-        self._failure = ""
+        self._failure = self._endless = ""
+        self._open_wait = 0
+        """The round that the main thread waits for."""
         self._landed: types.Apply | None = None
         """The round that the model is about to receive."""
         self._received: Round | None = None
@@ -96,7 +100,8 @@ class Exchanges:
         """Wait for the open round and receive it; after an interrupted wait again. None: nothing was left to
         exchange, or nothing is exchanged."""
         began = time.monotonic()
-        self._pump(lambda: self._landed is not None or not self._waiting, f"round {self._replica.round + 1}")
+        round = self._replica.round + 1
+        self._pump(lambda: self._landed is not None or not self._waiting, f"round {round}", round)
         self._receive()
         done, self._received = self._received, None
         return None if done is None else replace(done, wait=time.monotonic() - began)
@@ -125,12 +130,13 @@ class Exchanges:
         self._finished, self._waiting = True, False
         self._replica.settle()
 
-    def _pump(self, done: Callable[[], bool], what: str) -> None:
-        """Take up notices until ``done``."""
+    def _pump(self, done: Callable[[], bool], what: str, round: int = 0) -> None:
+        """Take up notices until ``done``; ``round``: the one that is waited for."""
         self._take_notices()
         if done():
             return
         self._progress.waiting(what)
+        self._await_round(round)
         try:
             while not done():
                 if (error := self._not_encoded()) is not None:
@@ -138,7 +144,12 @@ class Exchanges:
                 self._job.wait(WAIT_SLICE)
                 self._take_notices()
         finally:
+            self._await_round(0)
             self._progress.waiting("")
+
+    def _await_round(self, round: int) -> None:
+        self._open_wait, self._endless = round, ""
+        self._runtime.in_round(self._job.name, round)
 
     def _take_notices(self) -> None:
         with self._runtime.deferred_interrupts():
@@ -148,6 +159,8 @@ class Exchanges:
             failure, self._failure, self._waiting = self._failure, "", False
             self._let_save()
             raise TrainingError(failure)
+        if self._endless and self._landed is None:
+            raise Deadlock(self._endless)  # like a Stop: the round is still open, and the cell's end leaves it
 
     def _let_save(self) -> None:
         """Out of the rounds: from now on a checkpoint need not wait for this thread."""
@@ -195,6 +208,8 @@ class Exchanges:
                 self._job.send_part(notice, self._part.data(replica.round))
             case Saved():
                 self._saved[notice.name] = notice
+            case EndWait():
+                self._endless = notice.reason if self._open_wait else ""
             case PartWanted():
                 notice.give(self._part.data(replica.round))
 

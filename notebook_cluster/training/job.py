@@ -14,7 +14,7 @@ from pathlib import Path
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.node import NodeLog, Roster
+from notebook_cluster.protocol.node import EndWait, NodeLog, Roster
 from notebook_cluster.protocol.rounds import (
     Applied,
     CheckpointRequest,
@@ -53,6 +53,7 @@ Notice = (
     | Save
     | Saved
     | PartWanted
+    | EndWait
 )
 """What the main thread takes up at its next sync call."""
 
@@ -191,6 +192,8 @@ class Job:
                 self._save(message)
             case PartMissing():
                 self._writer.part_missing(message)
+            case EndWait():
+                self.notify(message)
             case Saved() | Close():
                 if isinstance(message, Saved):
                     self._requested.discard(message.name)

@@ -83,6 +83,10 @@ class Runtime(Protocol):
     def deferred_interrupts(self) -> AbstractContextManager[None]:
         """SIGINT waits until the block ends: for the moment in which a round is applied (main thread only)."""
 
+    def in_round(self, job: str, round: int) -> None:
+        """The calling thread waits for ``round`` of ``job``; 0: it goes on. A wait that cannot end, because another
+        node waits for this one elsewhere, is ended with an EndWait to the job's handler."""
+
     def report(
         self,
         *,

@@ -1,0 +1,136 @@
+"""What the main thread of this node is blocked in, told to the coordinator: only it sees that two nodes wait for each
+other in different calls, and then ends both waits with an error.
+
+A wait is told once it is a second old, with the line of the user's code, and again each second, so that a coordinator
+that was restarted hears of it; and when it is over.
+"""
+
+import linecache
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from notebook_cluster.collectives import Collectives, Deadlock
+from notebook_cluster.protocol.node import Blocked, EndWait
+
+TELL_AFTER = 1.0
+TELL_AGAIN = 1.0
+_MOST_SOURCE = 60
+"""Characters of a line of code that are shown."""
+
+_OURS = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _RoundWait:
+    job: str
+    round: int
+    thread: int
+    started: float
+
+
+class BlockedWaits:
+    """``tick`` and ``end`` are called on the I/O thread, ``in_round`` on the one that runs the cell."""
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        *,
+        send: Callable[[Blocked], None],
+        cell: Callable[[], int],
+        end_round: Callable[[str, EndWait], None],
+    ) -> None:
+        """``end_round`` raises in the wait for the open round of a job."""
+        self._collectives = collectives
+        self._send, self._cell, self._end_round = send, cell, end_round
+        self._round: _RoundWait | None = None
+        self._told: object = None
+        """What the last message was about: a wait and whom it misses; None: nothing is told, or its end is."""
+        self._message = Blocked(cell=0, serial=0)
+        self._serial = 0
+        self._told_at = 0.0
+        self.cell_of_file: Callable[[str], int | None] = lambda filename: None
+        """The cell that code of this file name was compiled from."""
+
+    def in_round(self, job: str, round: int) -> None:
+        """The thread waits for ``round`` of ``job`` from now on; 0: it goes on."""
+        self._round = _RoundWait(job, round, threading.get_ident(), time.monotonic()) if round else None
+
+    def tick(self, now: float) -> None:
+        """A few times a second."""
+        found = self._blocked_in(now)
+        if found is None:
+            self._say_over()
+            return
+        wait, message = found
+        if wait != self._told:
+            self._serial += 1
+            self._told = wait
+            self._message = self._complete(message)
+        elif now - self._told_at < TELL_AGAIN:
+            return
+        self._told_at = now
+        self._send(self._message)
+
+    def end(self, order: EndWait) -> None:
+        """The coordinator knows that the wait of this number cannot end."""
+        if self._told is None or (order.cell, order.serial) != (self._message.cell, self._message.serial):
+            return
+        if self._message.job:
+            self._end_round(self._message.job, order)
+        else:
+            self._collectives.inbox.fail(self._message.operation, Deadlock(order.reason))
+
+    def _blocked_in(self, now: float) -> tuple[object, Blocked] | None:
+        """What identifies the wait, and what is said of it; None: the main thread waits for nothing, or not long."""
+        waiting = self._collectives.inbox.blocked()
+        if waiting is not None:
+            wait, missing = waiting
+            if not missing or now - wait.started < TELL_AFTER:
+                return None
+            message = Blocked(
+                cell=self._cell(), serial=0, operations=wait.operation, operation=wait.operation, name=wait.label,
+                missing=missing,
+            )  # fmt: skip
+            return (wait, tuple(missing)), message
+        round = self._round
+        if round is None or round.thread != threading.main_thread().ident or now - round.started < TELL_AFTER:
+            return None
+        operations = self._collectives.operations
+        return round, Blocked(cell=self._cell(), serial=0, operations=operations, job=round.job, round=round.round)
+
+    def _complete(self, message: Blocked) -> Blocked:
+        """With its number, and the line of the user's code that the main thread is in."""
+        place, at_end = self._place()
+        return Blocked(
+            cell=message.cell, serial=self._serial, operations=message.operations, operation=message.operation,
+            name=message.name, missing=message.missing, job=message.job, round=message.round, place=place,
+            at_end=at_end,
+        )  # fmt: skip
+
+    def _say_over(self) -> None:
+        if self._told is not None:
+            self._told = None
+            self._send(Blocked(cell=self._cell(), serial=0))
+
+    def _place(self) -> tuple[str, bool]:
+        """``cell 7, line 12: nc.all_reduce(metric)``, and whether the cell's code is over."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        while frame is not None and _is_ours(frame):
+            frame = frame.f_back
+        if frame is None or str(frame.f_globals.get("__name__", "")).partition(".")[0] == "IPython":
+            return f"at the end of cell {self._cell()}", True
+        filename, line = frame.f_code.co_filename, frame.f_lineno
+        cell = self.cell_of_file(filename)
+        where = f"cell {cell}" if cell is not None else filename.rpartition("/")[2]
+        source = linecache.getline(filename, line).strip()
+        source = source if len(source) <= _MOST_SOURCE else source[:_MOST_SOURCE] + " ..."
+        return f"{where}, line {line}" + (f": {source}" if source else ""), False
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return name in (_OURS, "threading", "contextlib", "queue")
