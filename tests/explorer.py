@@ -4,8 +4,8 @@ Models of one to three fragments, with and without overlap, waiting for all or f
 step, with an optimiser on each node, or on one for all, that takes the mean away from the parameters.
 A cell makes one sync object or several in turn, each of which begins anew or goes on from what is held.
 Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and
-pairs of nodes are cut for a while, the coordinator crashes between any two of its effects and comes back from what it
-logged. One node may get some of its sums wrong. Everything follows from one seed.
+pairs of nodes are cut for a while, nodes stand still or are believed to, the coordinator crashes between any two of its
+effects and comes back from what it logged. One node may get some of its sums wrong. Everything follows from one seed.
 """
 
 import random
@@ -45,6 +45,9 @@ class Node:
         self.world, self.name, self.rank, self.incarnation = world, name, rank, incarnation
         self.state = member.new_member("model", name, incarnation, MEMBER_SETTINGS)
         self.alive = self.linked = True
+        self.stopped = False
+        """It stands still: nothing is read, said or computed."""
+        self.heard = world.now
         self.up, self.down, self.recent = deque(), deque(), deque()
         self.phase = "starting"
         self.boundaries = world.boundaries
@@ -280,7 +283,7 @@ class Node:
             self.given_up += self.stuck > 6
             self.world.apart |= self.given_up >= SETTINGS.fetch_attempts  # it is no longer waited for
             self.feed(m.FetchFailed(effect.source, "gone"))
-        elif self.world.is_cut(self.name, effect.source) or not source.has(effect.round):
+        elif source.stopped or self.world.is_cut(self.name, effect.source) or not source.has(effect.round):
             return
         elif snapshot is None:
             state = source.state
@@ -315,9 +318,9 @@ class World:
             self.quorum, self.grace = None, 0.0
         self.params, self.bases = {}, {}
         """Of gradients: the model after each state, and the state that each contribution was computed on."""
-        self.released = 0
+        self.released = self.left_out = 0
         self.now = 100.0
-        self.mesh, self.cuts = [], []
+        self.mesh, self.cuts, self.unheard = [], [], set()
         self.states, self.sent, self.contributions = {}, {}, [None]
         self.committed, self.chain, self.counted, self.ever = {}, {}, {}, {}
         self.log, self.bad, self.taken = [], set(), {}
@@ -521,6 +524,8 @@ class World:
             match effect:
                 case rounds.Log():
                     self.record(effect.record)
+                case rounds.Tell():
+                    self.left_out += "has made no progress" in effect.text
                 case rounds.Send():
                     node = self.nodes[effect.node]
                     if node.alive:
@@ -541,6 +546,8 @@ class World:
         lost = [(name, node) for name, node in known.items() if not node.up]
         self.state = rounds.new_state(SETTINGS)
         self.coordinator_up = True
+        for node in self.nodes.values():  # the new one has not waited for anybody yet
+            node.heard = self.now
         told = self.rng.random() < 0.5
         self.apart |= not told  # it does not wait for nodes that have not registered yet
         self.coordinate(
@@ -579,8 +586,15 @@ class World:
                 node.linked = False
                 self.timers.append((self.now + 10.0, lambda: self.lose(node)))
                 self.timers.append((later, lambda: self.relink(node)))
-            case "interrupt":
+            case "interrupt" if not node.stopped:
                 node.interrupt()
+            case "stop" if node.alive and not node.stopped:
+                node.stopped = self.apart = True
+                self.timers.append((later, lambda: setattr(node, "stopped", False)))
+            case "unheard" if node.alive:  # what it does goes on, and is taken for nothing
+                self.apart = True
+                self.unheard.add(node.name)
+                self.timers.append((later, lambda: self.unheard.discard(node.name)))
 
     def kill(self, node):
         node.alive, node.fetch = False, None
@@ -629,15 +643,15 @@ class World:
         for node in self.nodes.values():
             if node.linked and node.up and self.coordinator_up:
                 choices.append((self.deliver_up, node))
-            if node.alive:
+            if node.alive and not node.stopped:
                 if node.linked and node.down:
                     choices.append((self.deliver_down, node))
                 if node.to_step is not None or node.phase in ACTS:
                     choices.append((Node.act, node))
                 if node.fetch is not None:
                     choices.append((self.fetch, node))
-        if self.mesh:
-            choices.extend([(self.deliver_mesh, None)] * min(len(self.mesh), 4))
+        under_way = sum(not self.nodes[target].stopped for _, target, _, _ in self.mesh)
+        choices.extend([(self.deliver_mesh, None)] * min(under_way, 4))
         idle = all(kind == self.fetch for kind, _ in choices)
         if rng.random() < (0.5 if idle else 0.02) or not choices:
             self.tick()
@@ -651,10 +665,14 @@ class World:
         self.timers = [timer for timer in self.timers if timer[0] > self.now]
         for _, action in due:
             action()
-        if self.coordinator_up:
-            self.coordinate(rounds.Tick(self.now))
         for node in self.nodes.values():
-            if node.alive:
+            if node.linked and not node.stopped and node.name not in self.unheard:
+                node.heard = self.now
+        if self.coordinator_up:
+            silent = {name: (self.now - node.heard, "") for name, node in self.nodes.items() if node.heard < self.now}
+            self.coordinate(rounds.Tick(self.now, silent))
+        for node in self.nodes.values():
+            if node.alive and not node.stopped:
                 node.stuck += 1
                 node.feed(m.Tick(self.now))
 
@@ -693,7 +711,9 @@ class World:
         mesh[index], mesh[-1] = mesh[-1], mesh[index]
         sender, target, header, payload = mesh.pop() if rng.random() > 0.03 else mesh[-1]
         node = self.nodes[target]
-        if node.alive and rng.random() >= self.loss and not self.is_cut(sender.name, target):
+        if node.stopped and node.alive:  # it lies in the socket
+            mesh.append((sender, target, header, payload))
+        elif node.alive and rng.random() >= self.loss and not self.is_cut(sender.name, target):
             node.feed(m.Frame(sender.name, header, payload))
 
     def run(self):
@@ -706,4 +726,7 @@ class World:
         return self
 
 
-FAULTS = ("kill", "kill", "kill", "crash", "crash", "cut", "unlink", "unlink", "interrupt")
+FAULTS = (
+    *("kill", "kill", "kill", "crash", "crash", "cut", "unlink", "unlink", "interrupt"),
+    *("stop", "stop", "stop", "unheard", "unheard"),
+)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -53,12 +53,16 @@ class Hub:
         }  # fmt: skip
         self.state = SimpleNamespace(nodes=rows, generation=1, roster_nodes=lambda: list(self.state.nodes.values()))
         self.members = SimpleNamespace(send=self.send, known=lambda name: self.state.nodes[name])
+        self.signs = SimpleNamespace(said_nothing_for=lambda name: 0.0)
         self.relaying = Relaying(self)  # type: ignore[arg-type]
         for node in nodes:
             node.mesh.send_relay = lambda message, name=node.name: self.hear(name, message)
             node.mesh.on_unreachable = lambda other, incarnation, endpoint, name=node.name: self.hear(
                 name, Unreachable(node=other, incarnation=incarnation, endpoint=endpoint)
             )
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        threading.Thread(target=asyncio.run, args=(work,), daemon=True).start()
 
     def tell(self, level: str, text: str) -> None:
         self.told.append(f"{level}: {text}")

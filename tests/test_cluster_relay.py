@@ -79,8 +79,8 @@ def test_collectives_work_between_nodes_that_cannot_reach_each_other(network: Ne
         cell = notebook.run(COLLECTIVES)
         assert cell.error is None, cell.shown
         assert last_lines(notebook) == {line}
-        told = [text for text in notebook.events() if "cannot reach" in text]
-        assert {text.split(" at ")[0] for text in told} == {"mini cannot reach book", "book cannot reach mini"}
+        both = {"mini cannot reach book", "book cannot reach mini"}
+        wait_until(lambda: both == {text.split(" at ")[0] for text in notebook.events() if "cannot reach" in text})
 
 
 def test_training_goes_on_with_all_nodes_when_the_way_between_two_is_cut(network: Network) -> None:

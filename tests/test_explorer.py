@@ -1,4 +1,4 @@
-"""Random schedules of kills, cuts, late and lost frames and coordinator crashes: one state per round, nobody stuck.
+"""Random schedules of kills, stops, cuts, lost frames and coordinator crashes: one state per round, nobody stuck.
 
 ``EXPLORER_SCHEDULES=100000`` plays more of them.
 """
@@ -19,8 +19,8 @@ PATIENCE = max(300, SCHEDULES // 50)
 
 def explore(first):
     """Run a stretch of seeds. (what failed, committed rounds, schedules with a second attempt, with VOID, contributions
-    that missed their fragment's turn)"""
-    failures, commits, retried, voided, released = [], 0, 0, 0, 0
+    that missed their fragment's turn, nodes that were left out because they stood still)"""
+    failures, commits, retried, voided, released, left_out = [], 0, 0, 0, 0, 0
     for seed in range(first, first + PER_TASK):
         try:
             world = World(seed).run()
@@ -33,7 +33,8 @@ def explore(first):
         retried += any(record["kind"] == "seal" and record["seal"]["attempt"] > 1 for record in world.log)
         voided += "void" in kinds
         released += world.released
-    return failures, commits, retried, voided, released
+        left_out += world.left_out
+    return failures, commits, retried, voided, released, left_out
 
 
 @pytest.mark.timeout(PATIENCE)
@@ -43,11 +44,12 @@ def test_every_schedule_ends_with_one_state_per_round_and_nobody_stuck():
     failures = [failure for result in results for failure in result[0]]
     assert not failures, f"{len(failures)} of {SCHEDULES} schedules, first: " + "; ".join(failures[:3])
     # the schedules are worth something: they do reach the paths that are rare
-    commits, retried, voided, released = (sum(result[i] for result in results) for i in (1, 2, 3, 4))
+    commits, retried, voided, released, left_out = (sum(result[i] for result in results) for i in (1, 2, 3, 4, 5))
     assert commits > 2 * SCHEDULES
     assert retried > SCHEDULES // 20
     assert voided > SCHEDULES // 500
     assert released > SCHEDULES // 500
+    assert left_out > SCHEDULES // 20
 
 
 def test_schedules_in_which_one_node_steps_for_all():

@@ -40,8 +40,17 @@ def test_a_node_of_another_machine_that_cannot_be_dialled_is_said_before_anythin
         wait_until(lambda: len(hub.said) == 2)
         assert {(name, message.node) for name, message in hub.said} == {("mini", "desk"), ("book", "desk")}
         assert hub.said[0][1].endpoint.startswith("tcp://127.0.0.1:")
+        wait_until(lambda: len(hub.told) == 2)  # said when both are known to live
         assert sorted(hub.told)[1].startswith("warning: mini cannot reach desk at tcp://127.0.0.1:")
         assert "relayed over the links, which is slower; %cluster doctor" in hub.told[0]
+
+
+def test_that_a_node_which_says_nothing_itself_cannot_be_reached_is_not_put_down_to_the_network() -> None:
+    with cluster_with_closed("mini", "desk", "book", closed="desk") as (_, hub):
+        hub.signs.said_nothing_for = lambda name: 5.0 if name == "desk" else 0.0
+        wait_until(lambda: len(hub.said) == 2)
+        wait_until(lambda: not hub.relaying._told)
+        assert not hub.told
 
 
 def test_it_is_said_once_in_a_generation_until_the_relay_is_allowed() -> None:

@@ -33,10 +33,15 @@ class KernelSampler:
                 rss: int = self._process.memory_info().rss
                 # Since the last call; the first call says 0.
                 cpu = self._process.cpu_percent(None) / 100
+                times = self._process.cpu_times()
+                stopped = self._process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         except psutil.Error:
             return None
         self.peak = max(self.peak, rss, self._peak_of_system())
-        return NodeSample(node=node, rss=rss, rss_peak=self.peak, device_memory=device_memory.get(self._pid), cpu=cpu)
+        return NodeSample(
+            node=node, rss=rss, rss_peak=self.peak, device_memory=device_memory.get(self._pid), cpu=cpu,
+            cpu_seconds=times.user + times.system, stopped=stopped,
+        )  # fmt: skip
 
     def _peak_of_system(self) -> int:
         """Linux keeps the peak itself (VmHWM), so one between two samples is not missed; 0 elsewhere."""

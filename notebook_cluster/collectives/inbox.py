@@ -64,6 +64,8 @@ class Inbox:
         self._early_bytes = 0
         self._early_done: deque[CellDone] = deque(maxlen=1000)
         self._senders_waiting: deque[tuple[str, int, SimpleQueue[None]]] = deque()
+        self._silent: dict[str, tuple[int, str]] = {}
+        """Node -> (incarnation, reason): it makes no progress for now."""
         self._reset()
 
     def _reset(self) -> None:
@@ -115,9 +117,23 @@ class Inbox:
         self._judge()
         self._let_senders_go()
 
+    def silent(self, node: str, incarnation: int, reason: str) -> None:
+        """``node`` makes no progress: whoever misses something of it gets PeerLost(``node reason``), and the cell goes
+        on with it when it does again (``reason`` empty)."""
+        if not reason:
+            self._silent.pop(node, None)
+        elif node != self._transport.name:
+            self._silent[node] = (incarnation, reason)
+            self._judge()
+            self._let_senders_go()
+
+    def keep_silent(self, incarnations: dict[str, int]) -> None:
+        """Of the nodes that make no progress only these, with these incarnations, are still meant."""
+        self._silent = {name: row for name, row in self._silent.items() if incarnations.get(name) == row[0]}
+
     def hole(self, node: str) -> PeerLost | None:
-        """The error for an operation that needs ``node``, if it is lost."""
-        reason = self._holes.get(node)
+        """The error for an operation that needs ``node``, if it is lost or makes no progress."""
+        reason = self._holes.get(node) or self._silent.get(node, (0, None))[1]
         return PeerLost(f"{node} {reason}") if reason is not None else None
 
     # ---- frames
@@ -218,7 +234,7 @@ class Inbox:
         self._senders_waiting.clear()
         for node, size, gone in waiting:
             on_the_way = self.outbox.unacknowledged(node)
-            if on_the_way <= max(self._settings.unacknowledged_bytes, size) or node in self._holes:
+            if on_the_way <= max(self._settings.unacknowledged_bytes, size) or self.hole(node) is not None:
                 gone.put(None)
             else:
                 self._senders_waiting.append((node, size, gone))
@@ -273,6 +289,8 @@ class Inbox:
         needed = missing if wait.channel == "message" else list(self._world.nodes if self._world else ())
         for node in needed:
             if (error := self.hole(node)) is not None:
+                if node in self._silent:  # it has missed this one: it is out of step for the rest of the cell
+                    self._holes.setdefault(node, self._silent[node][1])
                 self._settle(wait, error)
                 return
 

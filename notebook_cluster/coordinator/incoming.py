@@ -48,6 +48,7 @@ class Incoming:
         match message:
             case p.PeerSample():
                 self._hub.measurements.on_sample(link.name, message)
+                self._hub.signs.on_sample(link.name, message)
             case p.PeerInfo():
                 self._described(link, message)
             case p.Inventory():
@@ -77,6 +78,7 @@ class Incoming:
         members = self._hub.members
         match message:
             case p.FromKernel():
+                members.heard(message.node, message.incarnation)
                 key = self._hub.state.peers[link.name].key
                 self._hub.cells.runs.on_kernel(key, link.dialer.received, message, buffers)
             case p.FromNode():

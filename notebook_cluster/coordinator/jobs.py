@@ -70,7 +70,9 @@ class SaveRequested(msgspec.Struct, frozen=True):
 
 class Tick(msgspec.Struct, frozen=True):
     now: float
-    """Monotonic seconds; a few times a second."""
+    """Monotonic seconds in which this process ran; a few times a second."""
+    silent: dict[str, tuple[float, str]] = {}
+    """Node -> (seconds without a sign of progress, why); the others were heard a moment ago."""
 
 
 class Recovered(msgspec.Struct, frozen=True):

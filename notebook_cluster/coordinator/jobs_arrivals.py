@@ -167,7 +167,7 @@ def is_there(turn: Turn, job: Job, member: Member) -> bool:
     """It is reachable and still has in hand what it had when the attempt was sealed; it may have left the rounds."""
     participant = job.participants[member.name]
     arrived = participant.arrived
-    if participant.joining or not turn.is_up(member.name, member.incarnation):
+    if participant.joining or participant.away or not turn.is_up(member.name, member.incarnation):
         return False
     if participant.incarnation != member.incarnation or arrived is None:
         return participant.incarnation == member.incarnation and not participant.active

@@ -9,7 +9,8 @@ from notebook_cluster.coordinator.jobs_arrivals import on_arrived
 from notebook_cluster.coordinator.jobs_commit import advance_to
 from notebook_cluster.coordinator.jobs_registration import new_base
 from notebook_cluster.coordinator.jobs_runs import begin_run, forget_later, is_in, is_over, run_of, tell_over, took_part
-from notebook_cluster.coordinator.jobs_state import Job, NodeState, Open, Turn, change, holders, live
+from notebook_cluster.coordinator.jobs_silence import let_others_ask
+from notebook_cluster.coordinator.jobs_state import Job, NodeState, Open, Turn, change, holders, is_reachable, live
 from notebook_cluster.coordinator.jobs_unlike import refuse_stopped
 from notebook_cluster.protocol.rounds import Commit, OuterSettings, Register, RoundQuery, RoundStatus, Seal, Slice, Void
 
@@ -26,13 +27,12 @@ def node_up(turn: Turn, name: str, incarnation: int, rank: int) -> None:
         participant = turn.state.jobs[job_name].participants.get(name)
         if participant is not None and participant.incarnation == incarnation:
             job = turn.job(job_name)
-            change(job, name, held=None, arrived=None, fetching=None)
+            change(job, name, held=None, arrived=None, fetching=None, away=False)
             turn.send(name, RoundQuery(job=job_name))
 
 
 def node_lost(turn: Turn, name: str, incarnation: int, gone: bool) -> None:
-    """Its process ended, or it is out of reach. Whoever fetched the state from it needs another source, and is not to
-    blame if it asked for one already."""
+    """Its process ended, or it is out of reach."""
     known = turn.state.nodes.get(name)
     if known is None or incarnation < known.incarnation:
         return
@@ -44,9 +44,7 @@ def node_lost(turn: Turn, name: str, incarnation: int, gone: bool) -> None:
         job.awaited -= {name}
         if gone:
             forget_later(job, name)
-        for other, participant in list(job.participants.items()):
-            if participant.fetching == name:
-                change(job, other, fetching=None, asked=0)
+        let_others_ask(job, name)
 
 
 def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
@@ -85,7 +83,7 @@ def settle_holders(turn: Turn, job: Job) -> None:
     known = [
         (p.held[0], p.active, name)
         for name, p in job.participants.items()
-        if p.held is not None and job.chain.get(p.held[0]) == p.held[1] and turn.is_up(name, p.incarnation)
+        if p.held is not None and job.chain.get(p.held[0]) == p.held[1] and is_reachable(turn, job, name)
     ]
     away = [
         name
@@ -93,7 +91,7 @@ def settle_holders(turn: Turn, job: Job) -> None:
         if p.held == (job.round, job.state_hash)
         and name in nodes
         and nodes[name].incarnation == p.incarnation
-        and not nodes[name].up
+        and (p.away or not nodes[name].up)
         and not nodes[name].gone
     ]
     newest = max((held for held, active, _ in known if active), default=None)

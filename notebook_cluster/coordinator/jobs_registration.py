@@ -240,8 +240,8 @@ def _others(found: dict[str, Register]) -> list[tuple[str, Register]]:
 
 
 _SAME_EVERYWHERE = (
-    "strategy", "mode", "codec", "every", "fragments", "overlap", "mix", "quorum", "grace", "blocks", "fragment_blocks",
-    "schema_hash",
+    "strategy", "mode", "codec", "every", "fragments", "overlap", "mix", "quorum", "grace", "patience", "blocks",
+    "fragment_blocks", "schema_hash",
 )  # fmt: skip
 
 

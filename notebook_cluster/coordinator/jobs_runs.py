@@ -8,7 +8,7 @@ No number is left out: a node that could not even register in a run is in a late
 
 from msgspec import to_builtins
 
-from notebook_cluster.coordinator.jobs_state import Job, Participant, Turn, change, holders
+from notebook_cluster.coordinator.jobs_state import Job, Participant, Turn, change, holders, is_reachable
 from notebook_cluster.protocol.rounds import Register, RunOver
 
 TELL_AFTER = 5.0
@@ -121,7 +121,7 @@ def _still_in(turn: Turn, job: Job) -> list[str]:
     return turn.by_rank(
         name
         for name, p in job.participants.items()
-        if is_in(job, p) and (p.active or p.joining) and turn.is_up(name, p.incarnation) and name not in job.later
+        if is_in(job, p) and (p.active or p.joining) and is_reachable(turn, job, name) and name not in job.later
     )
 
 

@@ -6,7 +6,7 @@ Save follows the last COMMIT on every link, so all members hold exactly its roun
 from msgspec import structs
 
 from notebook_cluster.coordinator.jobs import Answer
-from notebook_cluster.coordinator.jobs_state import Job, Saving, Turn, holders
+from notebook_cluster.coordinator.jobs_state import Job, Saving, Turn, holders, is_reachable
 from notebook_cluster.protocol.rounds import CheckpointRequest, PartMissing, Save, Saved
 
 
@@ -115,5 +115,4 @@ def _end(turn: Turn, job: Job, saving: Saving, message: Saved) -> None:
 
 
 def _is_there(turn: Turn, job: Job, name: str) -> bool:
-    participant = job.participants.get(name)
-    return participant is not None and turn.is_up(name, participant.incarnation)
+    return is_reachable(turn, job, name)

@@ -73,6 +73,8 @@ class Participant(msgspec.Struct, frozen=True):
     applied: int = 0
     late: bool = False
     """It registered when the others had finished this run."""
+    away: bool = False
+    """It makes no progress: left out as if its link were lost."""
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -239,17 +241,21 @@ def change(job: Job, name: str, **fields: Any) -> Participant:
     return changed
 
 
+def is_reachable(turn: Turn, job: Job, name: str) -> bool:
+    """The process that takes part in the job is reachable and makes progress."""
+    participant = job.participants.get(name)
+    return participant is not None and not participant.away and turn.is_up(name, participant.incarnation)
+
+
 def live(turn: Turn, job: Job) -> list[str]:
     """Participants that are reachable and take part, in rank order."""
-    return turn.by_rank(name for name, p in job.participants.items() if p.active and turn.is_up(name, p.incarnation))
+    return turn.by_rank(name for name, p in job.participants.items() if p.active and is_reachable(turn, job, name))
 
 
 def holders(turn: Turn, job: Job) -> list[str]:
     """Reachable nodes that hold the last committed state, in rank order; they may have left the rounds."""
     now = (job.round, job.state_hash)
-    return turn.by_rank(
-        name for name, p in job.participants.items() if p.held == now and turn.is_up(name, p.incarnation)
-    )
+    return turn.by_rank(name for name, p in job.participants.items() if p.held == now and is_reachable(turn, job, name))
 
 
 def is_current(job: Job, participant: Participant) -> bool:

@@ -14,6 +14,7 @@ from notebook_cluster.protocol.node import (
     Blocked,
     FromNodeBody,
     GlobalMeasured,
+    Heartbeat,
     InterruptSeen,
     NodeHello,
     NodeLog,
@@ -35,6 +36,7 @@ START_TIMEOUT = 90.0
 MOST_IPC = 200
 MOST_REASON = 2000
 """Characters of an ipc address; those of our nodes have about 50."""
+MOST_HEARD = 1000
 Level = Literal["info", "warning", "error"]
 
 
@@ -130,10 +132,17 @@ class Members:
 
     # ---- what agents and nodes say
 
+    def heard(self, name: str, incarnation: int) -> None:
+        """That process of a node has said something."""
+        node = self._hub.state.nodes.get(name)
+        if node is not None and node.incarnation == incarnation:
+            self._hub.signs.said(name)
+
     def on_node(self, message: p.FromNode) -> None:
         node = self._hub.state.nodes.get(message.node)
         if node is None or node.incarnation != message.incarnation:
             return
+        self._hub.signs.said(node.name)
         try:
             body = decode(message.body, FromNodeBody)
         except ProtocolError as error:
@@ -142,6 +151,8 @@ class Members:
         match body:
             case NodeHello():
                 self._node_up(node, body)
+            case Heartbeat():
+                self._heartbeat(node, body)
             case Telemetry():
                 self._hub.measurements.on_telemetry(node.name, body)
             case GlobalMeasured():
@@ -160,6 +171,12 @@ class Members:
                 self._hub.transfers.on_node(node, body)
             case _:
                 self._hub.rounds.from_member(node.name, node.incarnation, body)
+
+    def _heartbeat(self, node: Node, message: Heartbeat) -> None:
+        """That it came is what counts; of other nodes it says what it got from them."""
+        for sender in message.heard[:MOST_HEARD]:
+            if sender != node.name:
+                self._hub.signs.got_numbers(sender)
 
     def _node_up(self, node: Node, hello: NodeHello) -> None:
         if node.is_in:

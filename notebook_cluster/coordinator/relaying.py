@@ -34,6 +34,8 @@ MAX_ON_THE_WAY = 2 * (4 << 20)
 """Bytes from one node to another: twice the window of a node, for frames that it repeats after a restart of this
 process."""
 MEASURE_TIMEOUT = 15.0
+LIVES_WITHIN = 2.5
+"""Seconds in which a node that lives says so, at least once."""
 _MAX_TEXT = 200
 
 FromNode = Unreachable | RelayFrame | RelayTaken | PairMeasured
@@ -135,12 +137,24 @@ class Relaying:
             there = {_process(row) for row in self._hub.state.roster_nodes()}
             self._told = {known for known in self._told if there.issuperset(known)} | {pair}
             endpoint = "".join(filter(str.isprintable, message.endpoint[:_MAX_TEXT]))
-            self._hub.tell(
-                "warning",
-                f"{node.name} cannot reach {target.name} at {endpoint}: their frames are relayed over the links, which "
-                "is slower; %cluster doctor says why",
-            )
+            self._hub.spawn(self._tell(pair, endpoint))
         self._hub.members.send(node.name, UseRelay(node=target.name, incarnation=target.incarnation))
+
+    async def _tell(self, pair: tuple[_Process, _Process], endpoint: str) -> None:
+        """Say it when both are seen to live: that nobody reaches a process that stands still, or is about to be found
+        dead, is no matter of the network."""
+        await asyncio.sleep(LIVES_WITHIN)
+        (name, _), (other, _) = pair
+        nodes = [self._hub.state.nodes.get(name), self._hub.state.nodes.get(other)]
+        there = [_process(node) for node in nodes if node is not None and node.is_in]
+        if there != list(pair) or max(map(self._hub.signs.said_nothing_for, (name, other))) >= LIVES_WITHIN:
+            self._told.discard(pair)
+            return
+        self._hub.tell(
+            "warning",
+            f"{name} cannot reach {other} at {endpoint}: their frames are relayed over the links, which is slower; "
+            "%cluster doctor says why",
+        )
 
     def _pass_on(self, node: Node, message: RelayFrame) -> None:
         target = self._other(node, message.node, message.incarnation)

@@ -8,7 +8,8 @@ One round (docs/architecture.md, "A round"): all live nodes that hold the last c
 (members in rank order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes ->
 COMMIT. A loss before that either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over
 the others. Parts: :mod:`.jobs` (events and effects), :mod:`.jobs_state`, :mod:`.jobs_registration`,
-:mod:`.jobs_gathering`, :mod:`.jobs_attempts`, :mod:`.jobs_recovery`, :mod:`.jobs_saving`.
+:mod:`.jobs_gathering`, :mod:`.jobs_attempts`, :mod:`.jobs_unlike`, :mod:`.jobs_silence`, :mod:`.jobs_recovery`,
+:mod:`.jobs_saving`.
 """
 
 from msgspec import structs
@@ -46,8 +47,10 @@ from notebook_cluster.coordinator.jobs_registration import (
 )
 from notebook_cluster.coordinator.jobs_runs import forget_later, missing_registrants
 from notebook_cluster.coordinator.jobs_saving import on_request, on_save_requested, on_saved, settle_saves
+from notebook_cluster.coordinator.jobs_silence import settle_silence
 from notebook_cluster.coordinator.jobs_state import Job, RoundsSettings, RoundsState, Turn, change, is_current
 from notebook_cluster.protocol.rounds import (
+    PATIENCE,
     Applied,
     Arrived,
     CheckpointRequest,
@@ -85,6 +88,7 @@ __all__ = [
     "apply",
     "job_views",
     "new_state",
+    "patience_for",
 ]
 
 
@@ -136,6 +140,8 @@ def _membership(turn: Turn, event: Event) -> None:
             if event.now >= state.awaited_until:
                 for name in state.jobs:
                     turn.job(name).awaited = frozenset()
+            for name in state.jobs:
+                settle_silence(turn, turn.job(name), event.silent)
         case CellStarted():
             state.cell, state.running = event.cell, frozenset(event.nodes)
         case NodeJoinedCell():
@@ -222,6 +228,15 @@ def _on_applied(job: Job, node: str, message: Applied) -> None:
     job.bytes_sent += message.bytes_sent
     gradients = message.steps * 2 * 4 * settings.parameters * (members - 1) // members
     job.bytes_data_parallel += gradients // settings.fragments  # every step is counted once with each fragment
+
+
+# ---- what others ask -----------------------------------------------------------------------------------------
+
+
+def patience_for(state: RoundsState, node: str) -> float:
+    """The most that a job in which ``node`` takes part may wait for it, in seconds; without one the usual."""
+    jobs = (job for job in state.jobs.values() if node in job.participants and job.participants[node].active)
+    return max((job.settings.patience for job in jobs), default=PATIENCE)
 
 
 # ---- what views show -----------------------------------------------------------------------------------------

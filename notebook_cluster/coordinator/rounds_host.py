@@ -106,8 +106,13 @@ class RoundsHost:
         self._feed(jobs.RanksChanged({node.name: rank for rank, node in enumerate(nodes)}))
         self._feed(jobs.HomeNodes(tuple(node.name for node in nodes if node.peer == LOCAL)))
 
-    def tick(self, now: float) -> None:
-        self._feed(jobs.Tick(now))
+    def tick(self, now: float, silent: dict[str, tuple[float, str]]) -> None:
+        """``now`` is the time in which this process ran; ``silent``: see :class:`.jobs.Tick`."""
+        self._feed(jobs.Tick(now, silent))
+
+    def patience_for(self, node: str) -> float:
+        """See :func:`.rounds.patience_for`."""
+        return rounds.patience_for(self._state, node)
 
     def recover(self, records: list[dict[str, Any]]) -> None:
         """After a restart of the coordinator: what was committed, and the open round."""

@@ -39,6 +39,7 @@ from notebook_cluster.coordinator.rounds_host import RoundsHost
 from notebook_cluster.coordinator.runlog import RunLog, read_log
 from notebook_cluster.coordinator.series import SeriesStore
 from notebook_cluster.coordinator.settings import Settings
+from notebook_cluster.coordinator.signs_of_life import SignsOfLife
 from notebook_cluster.coordinator.state import State, apply
 from notebook_cluster.coordinator.streaming import Streaming
 from notebook_cluster.coordinator.transfers import Transfers
@@ -127,6 +128,7 @@ class Coordinator:
         self.replay = Replay(self)
         self.rounds = RoundsHost(self)
         self.deadlocks = Deadlocks(self)
+        self.signs = SignsOfLife(self)
         self.relaying = Relaying(self)
         self.examination = Examination(self)
         self.transfers = Transfers(self)
@@ -223,7 +225,7 @@ class Coordinator:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self.rounds.tick(now)
+        self.rounds.tick(self.signs.tick(), self.signs.silent())
         self.deadlocks.tick(now)
         received = self.peers.received()
         if received != self._received and now - self._received_time > RECEIVED_PERIOD:

@@ -19,6 +19,7 @@ from notebook_cluster.link.reception import ArrivedConnection, Reception, way_ou
 from notebook_cluster.link.round_trip import RoundTrip
 from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
+from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.peer import FromAgent
 from notebook_cluster.protocol.version import mismatch
 from notebook_cluster.security import Identity
@@ -105,6 +106,11 @@ class Dialer(LinkEnd):
         return self._times.deviation
 
     @property
+    def silence(self) -> float:
+        """Seconds since the last frame of the agent, or since this side began to dial."""
+        return self._loop.time() - self._last_heard
+
+    @property
     def silent(self) -> bool:
         """True while *suspect* or *lost* by nothing but silence: since it was last heard the agent's machine neither
         closed nor refused a connection. So it is when the machine sleeps, has no power or left the network."""
@@ -131,6 +137,7 @@ class Dialer(LinkEnd):
         self._loop = asyncio.get_running_loop()
         self._last_heard = self._last_sign = self._hello_time = self._loop.time()
         self._retry_time: float | None = None
+        self._clock = AwakeClock()
         if self._reception is not None:
             self._trouble = self.reason = f"{self._peer} has not dialled in: {way_out(self._peer)}"
         self._connection = self._connect()
@@ -289,6 +296,8 @@ class Dialer(LinkEnd):
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self._settings.heartbeat / 2, self._tick)
         now, settings = self._loop.time(), self._settings
+        self._clock.read(now)
+        self._last_heard = min(now, self._last_heard + self._clock.pause)  # who did not run could not hear
         silence = now - self._last_heard
         if self._retry_time is not None:
             if now >= self._retry_time:

@@ -29,7 +29,7 @@ class Listening:
     """The ROUTERs of one node. Made and used on the I/O thread.
 
     Over TCP the sender is the User-Id that ``user_of`` gave to its key, over ipc, where the folder is the lock, its
-    routing id.
+    routing id. ``why_not`` says why a key is refused, where that is known.
 
     Attributes:
         gate: asks ``user_of`` who may come in.
@@ -46,6 +46,7 @@ class Listening:
         directory: Path | None,
         user_of: Callable[[str], str | None],
         on_frames: OnFrames,
+        why_not: Callable[[str], str] = lambda key: "",
     ) -> None:
         self._loop = loop
         self._settings = settings
@@ -53,7 +54,7 @@ class Listening:
         self.ipc = ""
         self.dropped = 0
         self.gate = Gate(loop.context)
-        self.gate.allow(_DOMAIN, user_of)
+        self.gate.allow(_DOMAIN, user_of, why_not)
         tcp = self._router(max(settings.tcp_chunk, settings.loopback_chunk), settings.tcp_high_water_mark)
         serve(tcp, identity, _DOMAIN)
         tcp.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat * 1000))

@@ -16,6 +16,7 @@ from notebook_cluster.mesh.measuring import Done, Measuring
 from notebook_cluster.mesh.outgoing import OWN_TICKET, Outgoing
 from notebook_cluster.mesh.relay import SendRelay, Taken
 from notebook_cluster.protocol import ProtocolError, decode, encode
+from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.mesh import MeshHeader, ProbeFrame
 from notebook_cluster.protocol.node import (
     MeasurePair,
@@ -35,6 +36,7 @@ OnFrame = Callable[[str, MeshHeader, memoryview], None]
 OnUnreachable = Callable[[str, int, str], None]
 _TICK = 0.25
 """Seconds."""
+_MOST_FORMER = 100
 _FRAME_COST = 512
 """Bytes that a held frame may take beside header and payload."""
 _MAX_ANSWERS_WAITING = 1000
@@ -104,8 +106,11 @@ class Mesh:
         self._measuring = Measuring(self._send)
         self._nodes: dict[str, NodeAddress] = {}
         self._users: dict[str, str] = {}
+        self._former: dict[str, str] = {}
+        """Keys of nodes that were in a roster before and are not in this one -> name."""
         self._early: deque[tuple[str, bytes, bytes]] = deque()
         self._early_bytes = 0
+        self._clock = AwakeClock()
         self._listening = loop.call(lambda: self._listen(host, socket_directory))
         self.port, self.ipc = self._listening.port, self._listening.ipc
         loop.at_close(self._close)
@@ -229,7 +234,11 @@ class Mesh:
         def on_frames(sender: str, header: memoryview, payload: memoryview, from_ipc: bool) -> None:
             self._deliver(sender, header, payload, hold=from_ipc)
 
-        return Listening(self._loop, self._identity, self._settings, host, directory, user_of, on_frames)
+        def why_not(key: str) -> str:
+            name = self._former.get(key)
+            return f"{name} is out of the cluster, and let in again when it is back" if name else ""
+
+        return Listening(self._loop, self._identity, self._settings, host, directory, user_of, on_frames, why_not)
 
     def _close(self) -> None:
         for outgoing in self._outgoing.values():
@@ -261,7 +270,12 @@ class Mesh:
         self.send_relay(message)
 
     def _set_roster(self, roster: Roster) -> None:
+        self._former |= {node.mesh_key: node.name for node in self._nodes.values()}
         self._nodes = {node.name: node for node in roster.nodes}
+        for node in roster.nodes:
+            self._former.pop(node.mesh_key, None)
+        for key in list(self._former)[:-_MOST_FORMER]:
+            del self._former[key]
         self._users = {node.mesh_key: f"{node.name}/{node.incarnation}" for node in roster.nodes}
         for name, outgoing in list(self._outgoing.items()):
             address = self._nodes.get(name)
@@ -329,7 +343,9 @@ class Mesh:
             self._measuring.answered(sender, header)
 
     def _tick(self, now: float) -> None:
+        self._clock.read(now)
         for name, outgoing in self._outgoing.items():
+            outgoing.forget_pause(now, self._clock.pause)
             endpoint = outgoing.endpoint
             if outgoing.tick(now):
                 self.on_unreachable(name, outgoing.address.incarnation, endpoint)

@@ -124,6 +124,12 @@ class Outgoing:
         self._distrusted, self._probed_at = False, None
         self._choose_way()
 
+    def forget_pause(self, now: float, seconds: float) -> None:
+        """This process did not run for so long: in that time no connection could come about."""
+        self._connection.no_way_since = min(now, self._connection.no_way_since + seconds)
+        if self._probed_at is not None:
+            self._probed_at = min(now, self._probed_at + seconds)
+
     def tick(self, now: float) -> bool:
         """True when the coordinator should hear now, for the first time, that there is no way."""
         if self._connection.ipc:

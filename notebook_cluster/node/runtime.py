@@ -31,6 +31,7 @@ from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.node import (
     CellDone,
     EndWait,
+    Heartbeat,
     HoldOutput,
     InterruptCell,
     InterruptSeen,
@@ -40,6 +41,7 @@ from notebook_cluster.protocol.node import (
     NodeHello,
     NodeLog,
     NodeLost,
+    NodeSilent,
     RelayFrame,
     RelayTaken,
     Roster,
@@ -53,6 +55,8 @@ from notebook_cluster.training.runtime import JobHandler, Payload
 
 _log = logging.getLogger(__name__)
 
+_HEARTBEAT = 1.0
+"""Seconds between two signs of life to the coordinator."""
 _LEFT_GRACE = 0.5
 """Seconds that a NodeLost with the cause may take longer than the roster that lacks the node."""
 
@@ -104,11 +108,13 @@ class NodeRuntime:
         self.blocked = BlockedWaits(
             self.collectives, send=self.send_control, cell=self.cell, end_round=self._jobs.on_control
         )
+        self._heard: set[str] = set()
         self.shares = Shares(
             name, incarnation, send=self.send_mesh, call_soon=self._loop.call_soon, speed=self._telemetry.speed
         )
         self._jobs.register(SHARD_JOB, self.shares)
         self._loop.every(0.1, self._tick)
+        self._loop.every(_HEARTBEAT, self._beat)
         self.send_control(
             NodeHello(
                 node=name, incarnation=incarnation, pid=os.getpid(), mesh_key=self._mesh.key,
@@ -295,6 +301,8 @@ class NodeRuntime:
             case NodeLost():
                 self._lost[message.node, message.incarnation] = f"was lost: {message.reason}"
                 self.collectives.inbox.lose(message.node, f"was lost: {message.reason}")
+            case NodeSilent():
+                self.collectives.inbox.silent(message.node, message.incarnation, message.reason)
             case InterruptCell():
                 self._on_interrupt(message)
             case CellDone():
@@ -339,6 +347,9 @@ class NodeRuntime:
         if self.roster is not None and roster.generation < self.roster.generation:
             return
         before, self.roster = self.roster, roster
+        again = before is not None and before.generation == roster.generation
+        # A coordinator that was started again, which says a roster once more, has marked nobody.
+        self.collectives.inbox.keep_silent({} if again else {node.name: node.incarnation for node in roster.nodes})
         for node in roster.nodes:
             self._lost.pop((node.name, node.incarnation), None)  # its machine was away and came back with it
         self._mesh.set_roster(roster)
@@ -366,9 +377,15 @@ class NodeRuntime:
             self.collectives.inbox.on_frame(sender, header, payload)
         elif isinstance(header, JobFrame):
             self._jobs.on_mesh(sender, header, payload)
+        if len(payload):
+            self._heard.add(sender)
 
     def _on_unreachable(self, node: str, incarnation: int, endpoint: str) -> None:
         self.send_control(Unreachable(node=node, incarnation=incarnation, endpoint=endpoint))
+
+    def _beat(self, now: float) -> None:
+        heard, self._heard = self._heard - {self._name}, set()
+        self.send_control(Heartbeat(heard=sorted(heard)))
 
     def _tick(self, now: float) -> None:
         self.collectives.inbox.tick(now)

@@ -180,6 +180,22 @@ class Telemetry(Message, frozen=True):
     """The user has set them; otherwise they are the node's share of the machine's cores."""
 
 
+class Heartbeat(Message, frozen=True):
+    """Node, each second: its runtime's thread runs."""
+
+    heard: list[str] = []
+    """Nodes of which numbers have come over the mesh since the last one: a sign that they live, too."""
+
+
+class NodeSilent(Message, frozen=True):
+    """Coordinator, to the other nodes: ``node`` makes no progress and is waited for no longer, so collectives that miss
+    something of it raise PeerLost. ``reason`` empty: it does again."""
+
+    node: str
+    incarnation: int
+    reason: str = ""
+
+
 class GlobalMeasured(Message, frozen=True):
     """Node: what nc.report() was told inside ``with sync.global_model():``, once a block."""
 
@@ -234,6 +250,7 @@ class NodeLog(Message, frozen=True):
 ToNodeBody = (
     Roster
     | NodeLost
+    | NodeSilent
     | CellDone
     | EndWait
     | InterruptCell
@@ -266,6 +283,7 @@ ToNodeBody = (
 FromNodeBody = (
     NodeHello
     | Telemetry
+    | Heartbeat
     | GlobalMeasured
     | Blocked
     | NodeLog

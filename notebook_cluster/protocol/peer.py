@@ -55,13 +55,17 @@ class DeviceSample(Message, frozen=True):
 
 
 class NodeSample(Message, frozen=True):
-    """Memory of one kernel: ``rss`` always, ``device_memory`` where the device tells by process."""
+    """Memory and processor of one kernel: ``rss`` always, ``device_memory`` where the device tells by process."""
 
     node: str
     rss: int
     rss_peak: int
     device_memory: int | None = None
     cpu: float = 0.0
+    cpu_seconds: float | None = None
+    """Processor time of the process so far."""
+    stopped: bool = False
+    """The system runs it no more until it is told to (SIGSTOP, a debugger)."""
 
 
 class PeerSample(Message, frozen=True):

@@ -9,6 +9,9 @@ from typing import Literal
 
 from notebook_cluster.protocol.wire import Message
 
+PATIENCE = 5.0
+"""Seconds that nodes wait for one that makes no progress, where people say nothing else."""
+
 
 def server_of(seal: "Seal") -> str:
     """The node that steps for all in a round of gradients of which one does; empty: nobody has any."""
@@ -89,6 +92,8 @@ class Register(Message, frozen=True):
     """None: a SEAL waits for all. Else it waits for so many arrivals (float: for this share of the nodes), and from
     then on ``grace`` seconds for the others."""
     grace: float = 0.0
+    patience: float = PATIENCE
+    """Seconds that others wait at most for this node without any progress of it."""
     about: dict[str, str] = {}
     """What its numbers come from: ``processor``, ``python``, ``numpy``, ``torch``, ``mlx``. Compared when nodes compute
     unlike."""

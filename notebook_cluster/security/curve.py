@@ -62,6 +62,7 @@ class Gate:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         self.refused = 0
         self._checks: dict[str, Check] = {}
+        self._reasons: dict[str, Callable[[str], str]] = {}
         self._handler = self._context.socket(zmq.REP)
         self._handler.setsockopt(zmq.LINGER, 0)
         self._handler.bind(_ZAP_ADDRESS)
@@ -74,14 +75,16 @@ class Gate:
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
         self._thread.start()
 
-    def allow(self, domain: str, check: Check) -> None:
+    def allow(self, domain: str, check: Check, reason: Callable[[str], str] = lambda key: "") -> None:
         """Let ``check`` decide for ``domain`` (replaces an earlier one). It is called on the Gate's thread, once per
-        connection; an exception in it refuses and is logged."""
-        self._checks[domain] = check
+        connection; an exception in it refuses and is logged. ``reason`` says why a key is refused, where that is known
+        (``""``: it is a stranger's)."""
+        self._checks[domain], self._reasons[domain] = check, reason
 
     def forbid(self, domain: str) -> None:
         """Refuse every new connection of ``domain``."""
         self._checks.pop(domain, None)
+        self._reasons.pop(domain, None)
 
     def close(self) -> None:
         """End the thread; afterwards every new connection of this context is refused. May be called again."""
@@ -129,9 +132,11 @@ class Gate:
             self.refused += 1
             if self.refused & (self.refused - 1) == 0:
                 # The first, second, fourth, eighth ...: strangers must not be able to fill the log.
-                _log.warning(
-                    "refused key %s from %s: not trusted for %s (%d refused so far)",
-                    fingerprint(key), address, domain, self.refused,
+                reason = self._reasons[domain](key) if domain in self._reasons else ""
+                _log.log(
+                    logging.INFO if reason else logging.WARNING,
+                    "refused key %s from %s: %s (%d refused so far)",
+                    fingerprint(key), address, reason or f"not trusted for {domain}", self.refused,
                 )  # fmt: skip
             return refusal
         return [b"1.0", request_id, b"200", b"", name.encode("utf-8"), b""]

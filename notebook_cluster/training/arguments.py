@@ -8,6 +8,7 @@ from typing import Any
 from notebook_cluster.codecs import CODEC_NAMES
 from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
+from notebook_cluster.protocol.rounds import PATIENCE
 from notebook_cluster.training.mlx_optimizer import is_mlx_optimizer
 from notebook_cluster.training.outer import Descent
 from notebook_cluster.training.outer_settings import float_bits
@@ -18,6 +19,9 @@ from notebook_cluster.training.schedule import Seconds
 DEFAULT_GRACE = 5.0
 """Seconds that the rest has once a quorum is at the boundary."""
 
+
+LEAST_PATIENCE = 3.0
+"""Seconds: what a healthy node may need for a sign of life on a busy machine."""
 
 ALLREDUCE, SERVER = "allreduce", "server"
 """Whose optimiser makes the steps of data-parallel training: each node's own, or that of one node for all."""
@@ -57,6 +61,8 @@ class Strategy:
     """In rounds whose number it divides parameters are sent, in float32; 0: never."""
     descent: Descent | None = None
     """Rounds carry momenta, and this is made of their mean: there is no other optimiser."""
+    patience: float = PATIENCE
+    """Seconds that others wait for a node which makes no progress."""
 
     def __post_init__(self) -> None:
         check_every(self.every)
@@ -73,6 +79,7 @@ class Strategy:
         elif self.codec not in CODEC_NAMES:
             raise ValueError(f"codec={self.codec!r}: use one of {', '.join(map(repr, CODEC_NAMES))}")
         check_quorum(self.quorum, self.grace)
+        check_patience(self.patience)
         check_streaming(self.every, self.fragments, self.overlap, self.mix)
 
     @property
@@ -167,6 +174,17 @@ def check_quorum(quorum: Any, grace: Any) -> None:
         raise ValueError(f"grace={grace!r} has no meaning while a round waits for all: set quorum= as well")
     if not (_is_number(grace) and math.isfinite(grace) and grace >= 0):
         raise ValueError(f"grace={grace!r}: use a number of seconds from 0, for example grace=5")
+
+
+def check_patience(patience: Any) -> None:
+    """Raises:
+    ValueError: ``patience`` is no time, or so short that a node which is well would be left out.
+    """
+    if not (_is_number(patience) and math.isfinite(patience) and patience >= LEAST_PATIENCE):
+        raise ValueError(
+            f"patience={patience!r}: use a number of seconds from {LEAST_PATIENCE:g}, for example patience=30; a node "
+            "says once a second that it lives"
+        )
 
 
 def check_kept(k: Any) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.protocol.node import NodeLog
+from notebook_cluster.protocol.rounds import PATIENCE
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import (
     ALLREDUCE,
@@ -41,7 +42,7 @@ class DataParallel(RoundSync):
     Args:
         model: a torch.nn.Module or mlx.nn.Module, the same on every node.
         optimizer: the torch.optim or mlx.optimizers optimizer of ``model``, made alike on every node.
-        name, codec, resume, fresh: as for DiLoCo.
+        name, codec, patience, resume, fresh: as for DiLoCo.
         scale_lr: True multiplies the optimizer's learning rate, also one on a schedule, by the number of nodes in the
             step.
         accumulate: calls of ``step`` that make one step of the optimizer, with the mean of their gradients.
@@ -66,6 +67,7 @@ class DataParallel(RoundSync):
         accumulate: int = 1,
         resend: int | None = 100,
         mode: str = ALLREDUCE,
+        patience: float = PATIENCE,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
@@ -92,6 +94,7 @@ class DataParallel(RoundSync):
             scale_lr=scale_lr,
             exact_every=0 if mode == SERVER else exact_every,
             mode=mode,
+            patience=patience,
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
 

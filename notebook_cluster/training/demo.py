@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from notebook_cluster.protocol.rounds import PATIENCE
 from notebook_cluster.training.arguments import (
     Strategy,
     check_coefficients,
@@ -34,7 +35,7 @@ class DeMo(RoundSync):
     Args:
         model: a torch.nn.Module or mlx.nn.Module, the same on every node. All begin with its values on the lowest rank.
         lr: the size of a step of each parameter element; may be set in mid run (``sync.lr``).
-        name, quorum, grace, resume, fresh: as for DiLoCo. Checkpoints hold each node's momentum.
+        name, quorum, grace, patience, resume, fresh: as for DiLoCo. Checkpoints hold each node's momentum.
         decay: of the momentum.
         k: coefficients sent of each square, a multiple of 8 up to 128.
         sign: False takes Q itself instead of its sign; ``lr`` is then one as for SGD.
@@ -62,6 +63,7 @@ class DeMo(RoundSync):
         accumulate: int = 1,
         quorum: int | float | None = None,
         grace: float | None = None,
+        patience: float = PATIENCE,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
@@ -69,7 +71,19 @@ class DeMo(RoundSync):
         codec, every = dct_name(check_coefficients(k)), check_steps("accumulate", accumulate)
         self._from_start, self._momentum = fresh or resume is not None, LocalMomentum()
         strategy = Strategy(
-            "DeMo", every, name, float(lr), 0.0, False, codec, quorum, grace, gathers=True, beta=decay, descent=descent
+            "DeMo",
+            every,
+            name,
+            float(lr),
+            0.0,
+            False,
+            codec,
+            quorum,
+            grace,
+            gathers=True,
+            beta=decay,
+            descent=descent,
+            patience=patience,
         )
         super().__init__(model, strategy, optimizer=self._momentum, resume=resume, fresh=fresh)
 

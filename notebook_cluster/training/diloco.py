@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from notebook_cluster.protocol.rounds import PATIENCE
 from notebook_cluster.training.arguments import Strategy
 from notebook_cluster.training.schedule import Seconds
 from notebook_cluster.training.sync import RoundSync
@@ -43,6 +44,9 @@ class DiLoCo(OuterRate):
             the boundary; the others then come with the steps they have, or miss the round and bring their work to the
             next one.
         grace: seconds that a quorum waits for the others (5 when left out).
+        patience: seconds, from 3, that others wait at most for a node of which nothing is heard, or whose process is
+            stopped or hangs. It then misses rounds and brings its work when it is back. One that only takes long, in a
+            step or on a slow link, is waited for.
         fragments: the model in so many parts, sent one after the other, each once in ``every`` steps (streaming DiLoCo,
             arXiv 2501.18512): the same traffic, without peaks.
         overlap: steps that training goes on between sending a fragment and receiving it (the paper: at most 5). The
@@ -71,6 +75,7 @@ class DiLoCo(OuterRate):
         codec: str = "float32",
         quorum: int | float | None = None,
         grace: float | None = None,
+        patience: float = PATIENCE,
         fragments: int = 1,
         overlap: int = 0,
         mix: float | None = None,
@@ -79,7 +84,19 @@ class DiLoCo(OuterRate):
         fresh: bool = False,
     ) -> None:
         strategy = Strategy(
-            "DiLoCo", every, name, outer_lr, outer_momentum, nesterov, codec, quorum, grace, fragments, overlap, mix
+            "DiLoCo",
+            every,
+            name,
+            outer_lr,
+            outer_momentum,
+            nesterov,
+            codec,
+            quorum,
+            grace,
+            fragments,
+            overlap,
+            mix,
+            patience=patience,
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
 
@@ -112,9 +129,10 @@ class LocalSGD(RoundSync):
         codec: str = "float32",
         quorum: int | float | None = None,
         grace: float | None = None,
+        patience: float = PATIENCE,
         optimizer: Any = None,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
-        strategy = Strategy("LocalSGD", every, name, 1.0, 0.0, False, codec, quorum, grace)
+        strategy = Strategy("LocalSGD", every, name, 1.0, 0.0, False, codec, quorum, grace, patience=patience)
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notebook_cluster.codecs import Vector
+from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import EndWait, NodeLog, Roster
 from notebook_cluster.protocol.rounds import (
@@ -98,6 +99,7 @@ class Job:
         self._ranks: dict[str, int] = {}
         self._incarnations: dict[str, int] = {}
         self._arrived_at = 0.0
+        self._clock = AwakeClock()
         self.dropped = 0
         """Frames of states and parts that could not be right."""
         self._writer = CheckpointWriter(runtime.checkpoint_directory, runtime.send_control)
@@ -225,7 +227,8 @@ class Job:
 
     def on_tick(self, now: float) -> None:
         self._states.tick(now)
-        self.handle(types.Tick(now=now))
+        # After a pause (this process was stopped, or the thread added up numbers) nobody else is late.
+        self.handle(types.Tick(now=self._clock.read(now)))
 
     def on_roster(self, roster: Roster) -> None:
         self._ranks = {node.name: node.rank for node in roster.nodes}

@@ -136,5 +136,6 @@ def registration(
         mix=strategy.mix,
         quorum=strategy.quorum,
         grace=strategy.grace_seconds if strategy.quorum is not None else 0.0,
+        patience=float(strategy.patience),
         about=about_this_process(),
     )

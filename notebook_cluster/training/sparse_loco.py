@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from notebook_cluster.protocol.rounds import PATIENCE
 from notebook_cluster.training.arguments import Strategy, check_kept
 from notebook_cluster.training.combining import sparse_name
 from notebook_cluster.training.diloco import OuterRate
@@ -43,6 +44,7 @@ class SparseLoCo(OuterRate):
         outer_lr: float = 1.0,
         quorum: int | float | None = None,
         grace: float | None = None,
+        patience: float = PATIENCE,
         fragments: int = 1,
         overlap: int = 0,
         mix: float | None = None,
@@ -52,6 +54,20 @@ class SparseLoCo(OuterRate):
     ) -> None:
         codec = sparse_name(check_kept(k))
         strategy = Strategy(
-            "SparseLoCo", every, name, outer_lr, 0.0, False, codec, quorum, grace, fragments, overlap, mix, True, beta
+            "SparseLoCo",
+            every,
+            name,
+            outer_lr,
+            0.0,
+            False,
+            codec,
+            quorum,
+            grace,
+            fragments,
+            overlap,
+            mix,
+            True,
+            beta,
+            patience=patience,
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)

@@ -1,0 +1,156 @@
+"""When each node last gave a sign of progress: what the rounds and the collectives wait by.
+
+A sign is a message of the node's process (its runtime says Heartbeat each second), numbers of it that another node got
+over the mesh, and, for at most a minute without either, processor time that its agent reads: a first
+``torch.compile``, or C code that keeps Python's lock. While bytes come from an agent, but no sample of it, what it has
+to say waits behind other things, and nobody is to blame. A process that is stopped, or gets no processor time, and a
+peer of which nothing is heard give no signs.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from notebook_cluster.coordinator.jobs_silence import limit
+from notebook_cluster.protocol.awake import AwakeClock
+from notebook_cluster.protocol.node import NodeSilent
+from notebook_cluster.protocol.peer import PeerSample
+
+if TYPE_CHECKING:
+    from notebook_cluster.coordinator.service import Coordinator
+
+HEARTBEAT = 1.0
+"""Seconds between two words of a node that is well."""
+SUSPICIOUS = 2.0
+"""Seconds without a sign after which something may be wrong: a node that is well gives one each second."""
+WITHOUT_PYTHON = 60.0
+"""Seconds in which processor time counts although the runtime says nothing."""
+_ENOUGH = 0.02
+"""Seconds of processor time that are progress: two ticks of the system's clock."""
+
+
+@dataclass
+class _Signs:
+    incarnation: int
+    heard: float
+    """When something showed progress; ``said``: when the process itself last said something."""
+    said: float
+    processor: float = 0.0
+    stopped: bool = False
+
+
+class SignsOfLife:
+    """Of all nodes that are in. Times are those of a clock that stands still when this process does."""
+
+    def __init__(self, hub: "Coordinator") -> None:
+        self._hub = hub
+        self._clock = AwakeClock()
+        self._signs: dict[str, _Signs] = {}
+        self._sampled: dict[str, float] = {}
+        self._marked: dict[str, int] = {}
+        """Nodes -> incarnation: the others were told that they make no progress."""
+
+    def said(self, node: str) -> None:
+        """The process of ``node`` said something."""
+        signs = self._of(node)
+        if signs is not None:
+            signs.heard = signs.said = self._now()
+            signs.stopped = False
+
+    def got_numbers(self, sender: str) -> None:
+        """Numbers of ``sender`` came to another node, since that one said so last."""
+        signs = self._of(sender)
+        if signs is not None:
+            signs.heard = max(signs.heard, self._now() - HEARTBEAT)
+
+    def on_sample(self, peer: str, sample: PeerSample) -> None:
+        """What the agent of ``peer`` reads of its kernels each second."""
+        now = self._sampled[peer] = self._now()
+        for row in sample.nodes:
+            node = self._hub.state.nodes.get(row.node)
+            signs = self._of(row.node) if node is not None and node.peer == peer else None
+            if signs is None:
+                continue
+            signs.stopped = row.stopped
+            if row.cpu_seconds is None or row.cpu_seconds - signs.processor >= _ENOUGH:
+                signs.processor = row.cpu_seconds or 0.0
+                if now - signs.said < WITHOUT_PYTHON and not row.stopped:
+                    signs.heard = now
+
+    def tick(self) -> float:
+        """Look at all; the time without pauses of this process."""
+        now = self._now()
+        for node in self._hub.state.roster_nodes():
+            self._of(node.name)
+        for peer in self._hub.state.peers:
+            self._wait_for_backlog(peer, now)
+        self._signs = {name: signs for name, signs in self._signs.items() if name in self._hub.state.nodes}
+        self._tell_others()
+        return now
+
+    def silence(self, node: str) -> float:
+        """Seconds without a sign of ``node``."""
+        signs = self._signs.get(node)
+        return self._now() - signs.heard if signs is not None else 0.0
+
+    def said_nothing_for(self, node: str) -> float:
+        """Seconds since the process of ``node`` itself last said something."""
+        signs = self._signs.get(node)
+        return self._now() - signs.said if signs is not None else 0.0
+
+    def silent(self) -> dict[str, tuple[float, str]]:
+        """Nodes that gave no sign for a moment: seconds, and why."""
+        found = {name: self.silence(name) for name in self._signs}
+        return {name: (seconds, self._why(name)) for name, seconds in found.items() if seconds > SUSPICIOUS}
+
+    # ---- inside ----------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self._clock.read(time.monotonic())
+
+    def _of(self, name: str) -> _Signs | None:
+        """The signs of a node that is in; those of a new process begin now."""
+        node = self._hub.state.nodes.get(name)
+        if node is None or not node.is_in:
+            self._signs.pop(name, None)
+            return None
+        signs = self._signs.get(name)
+        if signs is None or signs.incarnation != node.incarnation:
+            now = self._now()
+            signs = self._signs[name] = _Signs(node.incarnation, now, now)
+        return signs
+
+    def _wait_for_backlog(self, peer: str, now: float) -> None:
+        """Bytes come, but no samples: these, like what its nodes say, are behind other things on a slow link."""
+        link = self._hub.peers.links.get(peer)
+        sampled = self._sampled.setdefault(peer, now)
+        behind = SUSPICIOUS < now - sampled < WITHOUT_PYTHON
+        if link is None or not behind or link.dialer.silence > SUSPICIOUS:
+            return
+        for node in self._hub.state.roster_nodes():
+            signs = self._signs.get(node.name)
+            if node.peer == peer and signs is not None:
+                signs.heard = now
+
+    def _why(self, name: str) -> str:
+        peer = self._hub.state.nodes[name].peer
+        link = self._hub.peers.links.get(peer)
+        if link is None or link.dialer.silence > SUSPICIOUS:
+            return f"nothing is heard from {peer}"
+        return "its process is stopped" if self._signs[name].stopped else "its process gets no processor time"
+
+    def _tell_others(self) -> None:
+        """Collectives wait no longer for a node that makes no progress, and may again when it does."""
+        for name, signs in self._signs.items():
+            most = limit(self._hub.rounds.patience_for(name))
+            if self.silence(name) < most:
+                if self._marked.pop(name, None) is not None:
+                    self._say(name, signs.incarnation, "")
+            elif self._marked.get(name) != signs.incarnation:
+                self._marked[name] = signs.incarnation
+                self._say(name, signs.incarnation, f"has made no progress for {most:.0f} s ({self._why(name)})")
+
+    def _say(self, name: str, incarnation: int, reason: str) -> None:
+        for other in self._hub.state.roster_nodes():
+            if other.name != name:
+                self._hub.members.send(other.name, NodeSilent(node=name, incarnation=incarnation, reason=reason))
