@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster import security
@@ -146,6 +146,7 @@ _VALUES = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(_KEYS, _VALUES, max_size=6), st.sampled_from([VEGA, VEGA_LITE, PLOTLY]))
 def test_any_json_is_refused_or_passes_and_nothing_else_is_raised(chart: dict[str, Any], mime: str) -> None:
     refusal = ""
