@@ -1,21 +1,26 @@
 """The coordinator's pure parts: what the state is after events, and what a log gives back."""
 
 import math
+import os
 import random
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from notebook_cluster.coordinator import events as e
+from notebook_cluster.coordinator import jobs_commit, kept_rounds, rounds
 from notebook_cluster.coordinator.outputs import CellOutputs, batches, hint_missing_name
 from notebook_cluster.coordinator.remains import LastView, last_run, read_view, write_view
-from notebook_cluster.coordinator.runlog import RunLog, read_log
+from notebook_cluster.coordinator.runlog import RunLog, has_crashed, read_log
 from notebook_cluster.coordinator.series import SeriesStore
 from notebook_cluster.coordinator.series_file import GROWTH, SeriesFile, read_series
 from notebook_cluster.coordinator.state import State, apply, roster
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Output
+from tests.explorer import World
 from tests.fake_cluster import cluster_view
 
 
@@ -117,12 +122,12 @@ def test_a_log_gives_the_state_back(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run.jsonl")
     for event in events:
         log.event(event, durable=isinstance(event, e.DURABLE))
-    log.round({"type": "Commit", "round": 1})
+    log.round({"kind": "cell", "job": "model"})
     log.received({"key": 17})
     log.close()
     recovered = read_log(tmp_path / "run.jsonl")
     assert recovered.state == after(*events)
-    assert recovered.rounds == [{"type": "Commit", "round": 1}]
+    assert recovered.rounds == [{"kind": "cell", "job": "model"}]
     assert recovered.received == {"key": 17}
     assert (tmp_path / "run.jsonl").stat().st_mode & 0o777 == 0o600
 
@@ -144,6 +149,44 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -
     (tmp_path / "run.jsonl").write_text('{"time": 1}\nnonsense\n{"time": 2}\n')
     with pytest.raises(ValueError, match="line 2 is not readable"):
         read_log(tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("end", [b'{"time": 3', b"\0\0\0\0", b"\0\0\0\n", b'{"time": 3, "round": {"kind": "se\n'])
+def test_a_torn_end_costs_nothing_else_and_is_cut_away(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "run.jsonl"
+    whole = b'{"time": 1, "received": {"key": 1}}\n{"time": 2, "received": {"key": 2}}\n'
+    path.write_bytes(whole + end)
+    assert not has_crashed(path)
+    assert read_log(path).received == {"key": 2}
+    assert path.read_bytes() == whole
+
+
+def test_what_is_kept_of_a_log_says_the_same_as_all_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    logs = [[plain(record) for record in World(seed).run().log] for seed in range(300)]
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(jobs_commit, "KEPT_HASHES", 2)
+    monkeypatch.setattr(kept_rounds, "_COMMITS", jobs_commit.KEPT_ROUNDS)
+    left_out = 0
+    for seed, records in enumerate(logs):
+        log = RunLog(tmp_path / f"{seed}.jsonl")
+        for record in records:
+            log.round(record)
+        log.close()
+        seen: list[dict[str, Any]] = []
+        kept = read_log(log.path, on_round=seen.append).rounds
+        left_out += len(records) - len(kept)
+        assert seen == [record for record in records if record["kind"] in ("commit", "void")]
+        assert recovered_from(kept) == recovered_from(records), f"seed {seed}"
+    assert left_out > 300
+
+
+def recovered_from(records: list[dict[str, Any]]) -> rounds.RoundsState:
+    nodes = tuple((f"n{rank}", 1) for rank in range(4))
+    return rounds.apply(rounds.new_state(), rounds.Recovered(tuple(records), nodes, 1.0, 10**6, 0, ()))[0]
+
+
+def plain(record: dict[str, Any]) -> dict[str, Any]:
+    return dict(msgspec.json.decode(msgspec.json.encode(record)))
 
 
 def stream(node: str, text: str) -> Output:

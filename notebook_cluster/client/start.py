@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from notebook_cluster.coordinator.remains import LastRun
 
 START_TIMEOUT = 20.0
+"""Seconds without a sign of a coordinator that starts, after which it is ended."""
+SLOW_START = 3.0
+"""Seconds between two lines about a start that takes long."""
 PEERS_VARIABLE = "NOTEBOOK_CLUSTER_PEERS"
 """Names or HOST:PORT of peers to know of without mDNS, commas between; ``all`` adds them too."""
 
@@ -82,13 +85,12 @@ def _only_one(directory: Path) -> Iterator[None]:
 
 def _crashed(directory: Path) -> bool:
     """True when the last coordinator here ended without saying so."""
-    from notebook_cluster.coordinator.runlog import read_log
+    from notebook_cluster.coordinator.runlog import has_crashed
 
-    path = directory / "run.jsonl"
-    if not path.exists():
-        return False
-    state = read_log(path).state
-    return state.stopped is None and bool(state.nodes)
+    try:
+        return has_crashed(directory / "run.jsonl")
+    except (ValueError, OSError) as error:
+        raise ClusterError(f"cluster {directory.name!r} cannot go on from its run log: {error}") from None
 
 
 def read_last_run(name: str) -> "LastRun":
@@ -145,29 +147,78 @@ def ensure_coordinator(
             "--directory": directory, "--lease": str(lease), "--agent-lease": str(agent_lease),
             "--known": os.environ.get(PEERS_VARIABLE, "") if known is None else known,
         }  # fmt: skip
-        return _spawn(name, runtime, resume, options), resume
+        return _spawn(name, runtime, resume, options, on_progress), resume
 
 
-def _spawn(name: str, runtime: Path, resume: bool, options: dict[str, str]) -> ConnectionFile:
-    path = runtime / "connection.json"
-    path.unlink(missing_ok=True)
+def _spawn(
+    name: str, runtime: Path, resume: bool, options: dict[str, str], on_progress: Callable[[str], None]
+) -> ConnectionFile:
+    """Start the coordinator's process and return when it answers. One that does not is ended: there is never a second
+    beside it."""
+    (runtime / "connection.json").unlink(missing_ok=True)
+    log_path = runtime / "coordinator.log"
+    said, says = os.pipe()
     command = [
         sys.executable, "-m", "notebook_cluster.coordinator", "--cluster", name, "--runtime", str(runtime),
         *(f"{option}={value}" for option, value in options.items()), *(["--resume"] if resume else []),
+        f"--progress={says}",
     ]  # fmt: skip
-    log_path = runtime / "coordinator.log"
-    with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True, cwd="/"
-        )
-    deadline = time.monotonic() + START_TIMEOUT
+    try:
+        with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as errors:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True, cwd="/",
+                pass_fds=[says],
+            )  # fmt: skip
+    except BaseException:
+        os.close(said)
+        raise
+    finally:
+        os.close(says)
+    try:
+        file, how = _wait_for_answer(name, process, said, on_progress)
+    except BaseException:
+        _end(process)
+        raise
+    finally:
+        os.close(said)
+    if file is not None:
+        return file
+    last = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()][-1:]
+    raise ClusterError(f"the coordinator of cluster {name!r} {how}: {''.join(last)} (whole log: {log_path})")
+
+
+def _wait_for_answer(
+    name: str, process: "subprocess.Popen[bytes]", said: int, on_progress: Callable[[str], None]
+) -> tuple[ConnectionFile | None, str]:
+    """The connection file of ``process``, or None and what became of it. While it says how far it is, it is waited
+    for."""
+    os.set_blocking(said, False)
+    path = runtime_directory() / "clusters" / name / "connection.json"
+    deadline, tell_at = time.monotonic() + START_TIMEOUT, time.monotonic() + SLOW_START
     while time.monotonic() < deadline:
         if path.exists():
             file = read_connection(name)
             if file is not None and file.pid == process.pid:
-                return file
+                return file, ""
+        with contextlib.suppress(BlockingIOError):
+            lines = os.read(said, 65536).decode(errors="replace").splitlines()
+            if lines:
+                deadline = time.monotonic() + START_TIMEOUT
+                if time.monotonic() >= tell_at:
+                    tell_at = time.monotonic() + SLOW_START
+                    on_progress(f"the coordinator of cluster {name!r} is {lines[-1]}")
         if process.poll() is not None:
-            break
+            return None, "did not start"
         time.sleep(0.005)
-    last = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()][-1:]
-    raise ClusterError(f"the coordinator of cluster {name!r} did not start: {''.join(last)} (whole log: {log_path})")
+    _end(process)
+    return None, f"said nothing for {START_TIMEOUT:g} s and was ended"
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a coordinator that nobody has seen yet, and wait for that."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -3,11 +3,13 @@
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 
 from notebook_cluster.coordinator.service import Coordinator
 from notebook_cluster.coordinator.settings import Settings, check_settings
+from notebook_cluster.coordinator.single import AnotherRuns, Progress, lock
 
 
 def main() -> int:
@@ -20,14 +22,31 @@ def main() -> int:
     parser.add_argument("--agent-lease", type=float, default=600.0)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--known", default="", help="peers to know of without mDNS: HOST:PORT,NAME,...")
+    parser.add_argument("--progress", type=int, default=-1, help="file descriptor for lines about the start")
     settings = Settings(**vars(parser.parse_args()))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     check_settings(settings)
 
-    async def run() -> None:
-        await Coordinator(settings).run()
+    progress = Progress(settings.progress)
 
-    asyncio.run(run())
+    async def run() -> None:
+        coordinator = Coordinator(settings, progress)
+        progress.close()
+        await coordinator.run()
+
+    try:
+        held = lock(settings.runtime, settings.cluster, progress)
+    except AnotherRuns as error:
+        print(error, file=sys.stderr)
+        return 1
+    try:
+        asyncio.run(run())
+    except (ValueError, OSError) as error:
+        logging.getLogger(__name__).exception("the coordinator ends")
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        os.close(held)
     return 0
 
 

@@ -212,3 +212,12 @@ class LogLine(msgspec.Struct, omit_defaults=True):
     event: Event | None = None
     round: dict[str, Any] | None = None
     received: dict[str, int] | None = None
+
+
+class StoredLine(msgspec.Struct):
+    """A :class:`LogLine` as it is read: what it says of rounds is left as it stands, for whoever looks into it."""
+
+    time: float
+    event: Event | None = None
+    round: msgspec.Raw = msgspec.Raw()
+    received: dict[str, int] | None = None

@@ -74,10 +74,8 @@ def last_run(folder: Path) -> LastRun | None:
     last = read_view(folder)
     if last is None:
         return None
-    recovered = read_log(folder / LOG_FILE)
     rounds = Rounds()
-    for record in recovered.rounds:
-        rounds.replay(record)
+    recovered = read_log(folder / LOG_FILE, on_round=rounds.replay)
     cells = [cell_view(cell) for cell in recovered.state.cells.values()]
     store = SeriesStore()
     store.take_over(read_series(folder / SERIES_FILE))

@@ -116,8 +116,6 @@ class RoundsHost:
 
     def recover(self, records: list[dict[str, Any]]) -> None:
         """After a restart of the coordinator: what was committed, and the open round."""
-        for record in records:
-            self.history.committed.replay(record)
         nodes = tuple((node.name, node.incarnation) for node in self._hub.state.roster_nodes())
         cell = self._hub.state.running()
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()

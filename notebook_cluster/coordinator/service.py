@@ -24,6 +24,7 @@ from notebook_cluster.coordinator.deadlocks import Deadlocks
 from notebook_cluster.coordinator.door import Door
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.global_model import GlobalModels
+from notebook_cluster.coordinator.history import Rounds
 from notebook_cluster.coordinator.incoming import Incoming
 from notebook_cluster.coordinator.inputs import Inputs
 from notebook_cluster.coordinator.introspection import Introspection
@@ -40,6 +41,7 @@ from notebook_cluster.coordinator.runlog import RunLog, read_log
 from notebook_cluster.coordinator.series import SeriesStore
 from notebook_cluster.coordinator.settings import Settings
 from notebook_cluster.coordinator.signs_of_life import SignsOfLife
+from notebook_cluster.coordinator.single import Progress
 from notebook_cluster.coordinator.state import State, apply
 from notebook_cluster.coordinator.streaming import Streaming
 from notebook_cluster.coordinator.transfers import Transfers
@@ -64,7 +66,14 @@ STATE_PERIOD = 0.25
 class Coordinator:
     """The process of one cluster: what its parts share, and its life from the first view to the last."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, progress: Progress | None = None) -> None:
+        """``progress`` hears how far reading the log is.
+
+        Raises:
+            ValueError: the log is damaged; one line.
+            OSError: the folder cannot be written.
+        """
+        progress = progress or Progress()
         self.settings = settings
         self.recovered_sequences: dict[str, int] = {}
         self.state = State()
@@ -84,8 +93,11 @@ class Coordinator:
         path = settings.runtime / "run.jsonl"
         identity = load_identity(data_directory())
         self._announcement = announce("coordinator", identity.public_key, settings.cluster)
-        recovered = read_log(path) if settings.resume else None
-        if recovered is None and path.exists():
+        committed = Rounds()
+        recovered = None
+        if settings.resume:
+            recovered = read_log(path, on_round=committed.replay, on_progress=progress.read)
+        elif path.exists():
             os.replace(path, settings.runtime / "run.previous.jsonl")
         self.log = RunLog(path)
         self._make_parts(identity)
@@ -93,6 +105,7 @@ class Coordinator:
             self.state = recovered.state
             self.recovered_sequences = recovered.received
             self._round_records = recovered.rounds
+            self.rounds.history.committed = committed
             self.memory.recall()
         else:
             self.streaming.discard_old()
@@ -200,6 +213,7 @@ class Coordinator:
         self.cells.recover()
         self.members.restart_unsettled()
         self.rounds.recover(self._round_records)
+        self._round_records = []
         self.peers.check_trust()
         local = self.state.peers.get(LOCAL)
         if local is not None and local.pid is not None and psutil.pid_exists(local.pid):

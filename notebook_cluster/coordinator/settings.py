@@ -19,6 +19,8 @@ class Settings(msgspec.Struct):
     resume: bool = False
     known: str = ""
     """Peers that the notebook's environment names (NOTEBOOK_CLUSTER_PEERS): HOST:PORT or names, commas between."""
+    progress: int = -1
+    """File descriptor for lines about how far the start is; -1 for none."""
 
 
 def known_peers(text: str) -> tuple[str, ...]:
