@@ -131,6 +131,10 @@ class FakeCluster:
         self.calls.append(("restart", node))
         raise RuntimeError(f"node {node!r} did not come back: <img src=x onerror=alert(1)>")
 
+    def skip(self, node: str) -> int:
+        self.calls.append(("skip", node))
+        return 3
+
     def interrupt(self, force: bool = False) -> list[str]:
         self.calls.append(("interrupt", force))
         return [] if force else ["mini"]

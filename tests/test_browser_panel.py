@@ -198,6 +198,23 @@ def test_stop_cell_again_kills_what_was_still_busy(page: "Page", lab: Lab) -> No
     page.get_by_text("[('interrupt', False), ('interrupt', True)]").wait_for(timeout=PATIENCE)
 
 
+def test_a_cell_that_a_node_replays_is_shown_and_can_be_skipped(page: "Page", lab: Lab) -> None:
+    replaying = (
+        "from tests.fake_cluster import node_view\n"
+        "cluster._added = [node_view(3, 'attic', condition='replaying', replaying='replaying cell 2 of 3, 40 s',\n"
+        "    left_out='without cell 1, which was skipped: %cluster restart attic --all-cells runs it again')]\n"
+        "while len(cluster.calls) < 1: time.sleep(0.02)\nprint(cluster.calls)\ncluster._added = []"
+    )
+    run(page, lab, "skip.ipynb", replaying)
+    attic = page.locator(".nbc-node[data-node=attic]")
+    attic.get_by_text("replaying cell 2 of 3, 40 s").wait_for(timeout=PATIENCE)
+    assert attic.get_by_text("without cell 1, which was skipped: %cluster restart attic").is_visible()
+    assert page.get_by_role("button", name="Skip the cell that").count() == 1  # nowhere else
+    page.get_by_role("button", name="Skip the cell that attic replays").click()
+    page.get_by_text("Cell 3 skipped on attic").wait_for(timeout=PATIENCE)
+    page.get_by_text("[('skip', 'attic')]").wait_for(timeout=PATIENCE)
+
+
 def test_stop_cluster_leaves_a_picture_that_is_saved_and_no_thread(page: "Page", lab: Lab) -> None:
     run(page, lab, "stop.ipynb", WAIT_FOR_THREAD)
     wait_for_curves(page, 6)

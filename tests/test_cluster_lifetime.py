@@ -192,7 +192,7 @@ def test_a_replay_cut_off_by_the_coordinators_death_is_done_again(work: Path) ->
     restart = threading.Thread(target=restart_until_the_end)
     restart.start()
     watcher = Cluster.attach("test")
-    wait_until(lambda: node(watcher.state(), "local-2").condition == "rejoining", 60, "the replay to begin")
+    wait_until(lambda: node(watcher.state(), "local-2").condition == "replaying", 60, "the replay to begin")
     watcher.close()
     kill(cluster.connection.file.pid)
     restart.join(20)

@@ -29,7 +29,14 @@ def test_a_cell_that_ends_a_nodes_process_does_not_end_its_next_kernel_for_ever(
         "node 'local-2' did not start: exit code 3 while it replayed cell 2: "
         "%cluster restart local-2 leaves that cell out"
     )
-    assert "local-2 is back" in notebook.works("%cluster restart local-2")
+    lacks = "without cell 2, whose replay ended its kernel: %cluster restart local-2 --all-cells runs it again"
+    assert f"local-2 is back, with the cluster's earlier cells replayed, {lacks}\n" in notebook.works(
+        "%cluster restart local-2"
+    )
+    assert f"local-2 runs {lacks}" in notebook.works("%cluster status")
+    assert f"; local-2 runs {lacks}" in error_of(notebook, "%%on 1 --no-replay\nraise ValueError('no')")
+    assert error_of(notebook, "%cluster skip local-2") == "node 'local-2' replays no cell now: nothing to skip"
+    assert "exclude each other" in error_of(notebook, "%cluster restart local-2 --all-cells --no-replay")
     assert notebook.works("%%on_all\nx") == "[all 2 nodes]\nOut: 5"
 
 

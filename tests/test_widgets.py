@@ -551,3 +551,13 @@ def test_bytes_saved_are_said_where_any_were(sent: int, data_parallel: int, save
     job = msgspec.structs.replace(state.jobs[0], bytes_sent=sent, bytes_data_parallel=data_parallel)
     facts = {fact["label"]: fact for fact in panel_model(msgspec.structs.replace(state, jobs=[job]))["facts"]}
     assert (facts["Saved"]["value"] if "Saved" in facts else None) == saved
+
+
+@pytest.mark.parametrize("render", [render_text, render_html])
+def test_what_a_node_replays_and_does_without_is_shown_while_the_cluster_is_there(render: Callable[..., str]) -> None:
+    lacks = "without cell 1, which was skipped: %cluster restart attic --all-cells runs it again"
+    changes: dict[str, Any] = {"condition": "replaying", "replaying": "replaying cell 2 of 3, 40 s", "left_out": lacks}
+    view = cluster_view(nodes=[node_view(0, "attic", **changes)])
+    assert "replaying cell 2 of 3, 40 s" in render(view)
+    assert lacks in render(view)
+    assert "cell 2 of 3" not in render(view, ended="stopped")

@@ -27,7 +27,17 @@ export interface NodeView {
   device: string;
   device_name: string;
   incarnation: number;
-  condition: 'starting' | 'ok' | 'suspect' | 'lost' | 'asleep' | 'dead' | 'rejoining' | 'refused' | 'stopping';
+  condition:
+    | 'starting'
+    | 'ok'
+    | 'suspect'
+    | 'lost'
+    | 'asleep'
+    | 'dead'
+    | 'replaying'
+    | 'rejoining'
+    | 'refused'
+    | 'stopping';
   reason: string;
   log_tail: string[];
   busy: boolean;
@@ -49,6 +59,8 @@ export interface NodeView {
   waiting: string;
   threads: number;
   threads_chosen: boolean;
+  replaying: string;
+  left_out: string;
 }
 
 /** For whom a round was waited. */

@@ -152,6 +152,7 @@ class Kernel:
             asked=self._asked,
             reason=self._end_reason if self.unwanted.is_set() else self.process.reason(),
             log_tail=self.log_lines(LOG_TAIL_LINES),
+            by_itself=not self.unwanted.is_set() and self.process.ended_by_itself(),
         )
 
     def tell_left_out(self) -> None:

@@ -123,6 +123,10 @@ class KernelProcess:
         except ValueError:
             return f"killed by signal {-code}"
 
+    def ended_by_itself(self) -> bool:
+        """False where somebody asked it to end, as a machine does that shuts down."""
+        return self.return_code not in (None, -signal.SIGTERM, -signal.SIGHUP)
+
     def log_lines(self, count: int) -> list[str]:
         """The last ``count`` lines of the kernel's stdout and stderr."""
         return read_tail(self._options.log, count)

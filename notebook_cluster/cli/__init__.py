@@ -8,7 +8,8 @@ command (ssh, systemd, srun).
 - :mod:`.share`: offer this machine; :mod:`.introduction`, :mod:`.terminal`, :mod:`.keyboard`, :mod:`.picker`: what its
   person sees and types
 - :mod:`.pair`, :mod:`.trust`: trust a peer, see who is trusted, take trust back
-- :mod:`.look`: ``peers``, ``status``, ``report``; :mod:`.steer`: ``stop``, ``detach``; :mod:`.doctor`; :mod:`.tables`
+- :mod:`.look`: ``peers``, ``status``, ``report``; :mod:`.steer`: ``stop``, ``detach``, ``skip``; :mod:`.doctor`;
+  :mod:`.tables`
 
 Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.
 """

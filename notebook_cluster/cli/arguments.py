@@ -51,6 +51,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     stop.add_argument("cluster", metavar="CLUSTER")
     detach = _command(commands, "steer", "detach", "free the notebook cell that waits; what runs goes on")
     detach.add_argument("cluster", metavar="CLUSTER")
+    skip = _command(commands, "steer", "skip", "end the replay of the earlier cell that a node runs now")
+    skip.add_argument("cluster", metavar="CLUSTER")
+    skip.add_argument("node", metavar="NODE")
     doctor = _command(commands, "doctor", "doctor", "say what is wrong with network, clocks and versions")
     doctor.add_argument("cluster", nargs="?", metavar="CLUSTER")
     doctor.add_argument(

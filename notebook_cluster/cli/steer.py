@@ -1,4 +1,4 @@
-"""``notebook-cluster stop`` and ``notebook-cluster detach``."""
+"""``notebook-cluster stop``, ``notebook-cluster detach`` and ``notebook-cluster skip``."""
 
 import argparse
 
@@ -19,6 +19,14 @@ def detach(options: argparse.Namespace) -> int:
     with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
         cluster.detach()
     print(f"cells that waited for {options.cluster} are free; what runs goes on: %cluster attach {options.cluster}")
+    return 0
+
+
+def skip(options: argparse.Namespace) -> int:
+    """End the replay of the earlier cell that a node runs now."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cell = cluster.skip(options.node)
+    print(f"cell {cell} is skipped on {options.node}: %cluster restart {options.node} --all-cells runs it again")
     return 0
 
 

@@ -76,8 +76,11 @@ class AsyncCluster:
     async def remove(self, node: str) -> None:
         await self._request(v.RemoveNode(node=node))
 
-    async def restart(self, node: str, replay: bool = True) -> None:
-        await self._request(v.RestartNode(node=node, replay=replay))
+    async def restart(self, node: str, replay: bool = True, *, all_cells: bool = False) -> None:
+        await self._request(v.RestartNode(node=node, replay=replay, all_cells=all_cells))
+
+    async def skip(self, node: str) -> int:
+        return await self._request(v.SkipReplay(node=node), int)  # type: ignore[no-any-return]
 
     async def checkpoint(self, name: str, job: str = "") -> str:
         return await self._request(v.SaveCheckpoint(name=name, job=job), str)  # type: ignore[no-any-return]

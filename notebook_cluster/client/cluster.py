@@ -368,9 +368,15 @@ class Cluster(Moving):
         """End a node and take it out of the cluster."""
         wait(self._request(v.RemoveNode(node=node)))
 
-    def restart(self, node: str, replay: bool = True) -> None:
-        """A new kernel under the same name; cells are replayed, then it joins the running one."""
-        wait(self._request(v.RestartNode(node=node, replay=replay)))
+    def restart(self, node: str, replay: bool = True, *, all_cells: bool = False) -> None:
+        """A new kernel under the same name; cells are replayed, then it joins the running one. ``all_cells``: also
+        those that its kernels did without since their replay ended one, or was skipped."""
+        wait(self._request(v.RestartNode(node=node, replay=replay, all_cells=all_cells)))
+
+    def skip(self, node: str) -> int:
+        """End the replay of the earlier cell that ``node`` runs now, not of the next ones. Returns its number."""
+        number: int = wait(self._request(v.SkipReplay(node=node), int))
+        return number
 
     def checkpoint(self, name: str, job: str = "") -> str:
         """Save a checkpoint of the last committed round; returns its folder, on the machine of its writer."""

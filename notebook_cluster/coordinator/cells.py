@@ -4,6 +4,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from notebook_cluster.coordinator import canary
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.collected import Collected
@@ -183,6 +185,7 @@ class Cells:
         for name in ready:
             self.runs.start(cell, name, metadata)
         self._starting.leave_out(cell)
+        self._hub.replay.say_left_out(cell.id, ready)
         if any(cell.id in view.background for view in self._hub.views.views.values()):
             self.changed(cell.id)  # nobody waits, but somebody shows where it runs
 
@@ -198,6 +201,8 @@ class Cells:
         cell = self._hub.state.cells.get(event.cell)
         if cell is None or cell.status != "running":
             return
+        if event.status == "error" and (lacks := self._hub.replay.lacks(event.node)):
+            event = msgspec.structs.replace(event, reason=lacks)
         self._hub.record(event)
         self.notices.node_ended(event)
         self._hub.rounds.cell_left(event.cell, event.node, event.status)

@@ -71,6 +71,8 @@ class NodeStarting(Message, frozen=True):
 
     node: str
     incarnation: int
+    all_cells: bool = False
+    """It runs the earlier cells that its predecessors did without."""
 
 
 class NodeUp(Message, frozen=True):
@@ -104,6 +106,20 @@ class NodeReturned(Message, frozen=True):
 
     node: str
     incarnation: int
+
+
+LeftOutWhy = Literal["died", "skipped", "stopped", ""]
+"""Its replay ended the kernel, or a person skipped or stopped it; empty: it was run after all."""
+
+
+class ReplayLeftOut(Message, frozen=True):
+    """The node does without an earlier cell: what that leaves behind is not there. So do its next kernels, unless it
+    was Stop that ended the replay."""
+
+    node: str
+    incarnation: int
+    cell: int
+    why: LeftOutWhy
 
 
 class NodeRemoved(Message, frozen=True):
@@ -186,6 +202,7 @@ Event = (
     | NodeSettled
     | NodeDown
     | NodeReturned
+    | ReplayLeftOut
     | NodeRemoved
     | CellSubmitted
     | CellStarted

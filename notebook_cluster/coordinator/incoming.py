@@ -86,7 +86,10 @@ class Incoming:
             case p.NodeRefused():
                 members.node_down(message.node, message.incarnation, message.reason, [], dead=True)
             case p.NodeEnded():
-                members.node_down(message.node, message.incarnation, message.reason, message.log_tail, dead=True)
+                members.node_down(
+                    message.node, message.incarnation, message.reason, message.log_tail, dead=True,
+                    by_itself=message.by_itself,
+                )  # fmt: skip
             case p.LogLines():
                 for future in self._waiting_logs.pop(message.node, []):
                     if not future.done():

@@ -4,6 +4,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from notebook_cluster.coordinator import left_out
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.node import GlobalMeasured, Telemetry
 from notebook_cluster.protocol.state import NodeView
@@ -117,7 +118,7 @@ class Measurements:
             elif condition == "lost" and link is not None and link.asleep:
                 condition, reason = "asleep", link.why
             elif condition == "ok" and node.name in replaying:
-                condition = "rejoining"
+                condition = "replaying"
             elif condition == "ok" and facts.get("refused"):
                 condition, reason = "refused", facts["refused"]
             accelerator = node.device not in ("", "cpu")
@@ -135,6 +136,8 @@ class Measurements:
                     temperature=_finite(measured.temperature) if measured is not None else None, step=telemetry.step,
                     loss=telemetry.loss, scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
                     waiting=telemetry.waiting, threads=telemetry.threads, threads_chosen=telemetry.threads_chosen,
+                    replaying=self._hub.replay.progress(node.name),
+                    left_out="" if condition == "dead" else left_out.describe(node.name, node.left_out),
                     **{name: value for name, value in facts.items() if name != "refused"},
                 )
             )  # fmt: skip

@@ -52,11 +52,11 @@ class Members:
 
     # ---- requests of views
 
-    def order(self, name: str) -> None:
-        """Order a new incarnation of the node's kernel."""
+    def order(self, name: str, *, all_cells: bool = False) -> None:
+        """Order a new incarnation of the node's kernel; ``all_cells``: it is spared none."""
         node = self._hub.state.nodes[name]
         incarnation = node.incarnation + 1
-        self._hub.record(e.NodeStarting(node=name, incarnation=incarnation))
+        self._hub.record(e.NodeStarting(node=name, incarnation=incarnation, all_cells=all_cells))
         self._ready[name] = asyncio.get_running_loop().create_future()
         self._ready[name].add_done_callback(lambda future: future.cancelled() or future.exception())
         self._send_start(self._hub.state.nodes[name])
@@ -70,17 +70,20 @@ class Members:
 
     async def wait(self, names: list[str]) -> None:
         """Return when these nodes, just ordered, answer. RequestError: why one does not."""
-        futures = [self._ready[name] for name in names if name in self._ready]
-        done, pending = await asyncio.wait(futures, timeout=START_TIMEOUT) if futures else (set(), set())
-        if pending:
-            late = ", ".join(name for name in names if not self._ready[name].done())
-            raise RequestError(
-                f"{late} did not start within {START_TIMEOUT:g} s: see %cluster logs {late.split(',')[0]}"
-            )
-        for future in done:
+        futures = {name: self._ready[name] for name in names if name in self._ready}
+        late = list(futures)
+        while late:
+            await asyncio.wait([futures[name] for name in late], timeout=START_TIMEOUT)
+            late = [name for name, future in futures.items() if not future.done()]
+            # What a kernel replays may take as long as it took then.
+            if not set(late) <= set(self._hub.replay.names()):
+                raise RequestError(
+                    f"{', '.join(late)} did not start within {START_TIMEOUT:g} s: see %cluster logs {late[0]}"
+                )
+        for future in futures.values():
             future.result()
 
-    def restart(self, name: str, why: str = "restarted", *, replay: bool = True) -> None:
+    def restart(self, name: str, why: str = "restarted", *, replay: bool = True, all_cells: bool = False) -> None:
         """End the node's kernel, if it runs, and start the next incarnation under the same name."""
         node = self._hub.state.nodes[name]
         link = self._hub.peers.links.get(node.peer)
@@ -92,7 +95,7 @@ class Members:
             self.node_down(name, node.incarnation, why, [], dead=True)
         if not replay:
             self._no_replay.add(name)
-        self.order(name)
+        self.order(name, all_cells=all_cells)
 
     def recover(self) -> None:
         """After a restart of the coordinator: what its predecessor decided and may not have sent, again. Agents and
@@ -108,9 +111,9 @@ class Members:
             if node.is_in and not node.settled and node.peer in self._hub.peers.links:
                 self.restart(node.name, "its replay was cut off when the coordinator ended")
 
-    async def restart_and_wait(self, name: str, replay: bool) -> None:
+    async def restart_and_wait(self, name: str, replay: bool, all_cells: bool) -> None:
         self.known(name)
-        self.restart(name, replay=replay)
+        self.restart(name, replay=replay, all_cells=all_cells)
         await self.wait([name])
 
     def known(self, name: str) -> Node:
@@ -221,9 +224,10 @@ class Members:
         self._hub.dirty()
 
     def node_down(
-        self, name: str, incarnation: int, reason: str, log_tail: list[str], *, dead: bool, level: Level = "error"
-    ) -> None:
-        """A node's process ended, or its peer's link is lost."""
+        self, name: str, incarnation: int, reason: str, log_tail: list[str], *, dead: bool, level: Level = "error",
+        by_itself: bool = False,
+    ) -> None:  # fmt: skip
+        """A node's process ended (``by_itself``: nobody had ended it), or its peer's link is lost."""
         node = self._hub.state.nodes.get(name)
         if node is None or node.incarnation != incarnation or node.condition == "dead":
             return
@@ -231,7 +235,7 @@ class Members:
         self._hub.record(e.NodeDown(node=name, incarnation=incarnation, dead=dead, reason=reason, log_tail=log_tail))
         self._hub.tell(level if reason not in ("removed", "stopped") else "info", f"{name}: {reason}")
         future = self._ready.get(name)
-        replayed = self._hub.replay.died(name) if dead and reason not in ("removed", "restarted") else None
+        replayed = self._hub.replay.died(name) if by_itself else None
         if dead and future is not None and not future.done():
             tail = f" ({log_tail[-1]})" if log_tail else ""
             if replayed is not None:
@@ -279,6 +283,13 @@ class Members:
 
     def _returned(self, node: Node) -> None:
         self._hub.record(e.NodeReturned(node=node.name, incarnation=node.incarnation))
+        if self._hub.state.nodes[node.name].is_in and not node.settled:
+            # Nobody knows which of the earlier cells it has run.
+            waiting = self._ready.pop(node.name, None)
+            self.restart(node.name, "its replay was cut off while its peer was away")
+            if waiting is not None and not waiting.done():
+                self._ready[node.name] = waiting
+            return
         self._hub.tell("info", f"{node.name} is back with what it held")
         self.announce()
         self._hub.rounds.members_changed(node.name)

@@ -99,7 +99,9 @@ class Requests:
             case v.RemoveNode():
                 hub.members.remove(body.node)
             case v.RestartNode():
-                await hub.members.restart_and_wait(body.node, body.replay)
+                await hub.members.restart_and_wait(body.node, body.replay, body.all_cells)
+            case v.SkipReplay():
+                return await hub.replay.skip(body.node)
             case v.ReadNodeLog():
                 node = hub.members.known(body.node)
                 return await hub.incoming.read_log(node.peer, node.name, body.lines)

@@ -39,6 +39,8 @@ class Node(msgspec.Struct, frozen=True):
     hello: NodeHello | None = None
     settled: bool = False
     """It holds what the cells before left behind: its replay is over."""
+    left_out: dict[int, e.LeftOutWhy] = {}
+    """Earlier cells that its kernel does without."""
 
     @property
     def is_in(self) -> bool:
@@ -190,10 +192,11 @@ def apply(state: State, event: e.Event) -> State:
             added = Node(event.node, event.peer, event.device, state.next_order, event.directory)
             return _change(state, nodes={**state.nodes, event.node: added}, next_order=state.next_order + 1)
         case e.NodeStarting():
-            left = state.nodes[event.node].is_in
+            before = state.nodes[event.node]
+            kept = {} if event.all_cells else {cell: why for cell, why in before.left_out.items() if why != "stopped"}
             return _node(
-                state, event.node, moved=left, incarnation=event.incarnation, condition="starting", reason="",
-                log_tail=(), hello=None, settled=False,
+                state, event.node, moved=before.is_in, incarnation=event.incarnation, condition="starting", reason="",
+                log_tail=(), hello=None, settled=False, left_out=kept,
             )  # fmt: skip
         case e.NodeUp() if _current(state, event.node, event.incarnation):
             return _node(
@@ -210,6 +213,9 @@ def apply(state: State, event: e.Event) -> State:
         case e.NodeReturned() if _current(state, event.node, event.incarnation):
             back = state.nodes[event.node].hello is not None
             return _node(state, event.node, moved=back, condition="ok" if back else "starting", reason="")
+        case e.ReplayLeftOut() if _current(state, event.node, event.incarnation):
+            others = {cell: why for cell, why in state.nodes[event.node].left_out.items() if cell != event.cell}
+            return _node(state, event.node, left_out=others | ({event.cell: event.why} if event.why else {}))
         case e.NodeRemoved():
             moved = state.nodes[event.node].is_in
             nodes = {name: node for name, node in state.nodes.items() if name != event.node}
@@ -239,8 +245,8 @@ def apply(state: State, event: e.Event) -> State:
             statuses = {**cell.nodes, event.node: event.status}
             return _cell(state, event.cell, nodes=statuses, results={**cell.results, event.node: event})
         case e.CellFinished():
-            others = tuple(number for number in state.unfinished if number != event.cell)
-            return _cell(_change(state, unfinished=others), event.cell, status=event.status, ended=event.time)
+            unended = tuple(number for number in state.unfinished if number != event.cell)
+            return _cell(_change(state, unfinished=unended), event.cell, status=event.status, ended=event.time)
         case e.Stopped():
             return _change(state, stopped=event.reason)
     return state

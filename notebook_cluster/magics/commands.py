@@ -123,9 +123,23 @@ def _restart(session: Session, call: Invocation) -> None:
     cluster = session.require()
     node = find_node(call.argument, cluster.state().nodes)
     replay = not call.options.get("no_replay", False)
+    all_cells = call.options.get("all_cells", False)
+    if all_cells and not replay:
+        raise UsageError("%cluster restart: --all-cells and --no-replay exclude each other")
     _say(f"restarting {node} ...")
-    cluster.restart(node, replay=replay)
-    _say(f"{node} is back" + (", with the cluster's earlier cells replayed" if replay else ", with an empty namespace"))
+    cluster.restart(node, replay=replay, all_cells=all_cells)
+    if not replay:
+        _say(f"{node} is back, with an empty namespace")
+        return
+    left_out = next((row.left_out for row in cluster.state().nodes if row.name == node), "")
+    _say(f"{node} is back, with the cluster's earlier cells replayed" + (f", {left_out}" if left_out else ""))
+
+
+def _skip(session: Session, call: Invocation) -> None:
+    cluster = session.require()
+    node = find_node(call.argument, cluster.state().nodes)
+    cell = cluster.skip(node)
+    _say(f"cell {cell} is skipped on {node}: %cluster restart {node} --all-cells runs it again")
 
 
 def _peers(session: Session, call: Invocation) -> None:
@@ -280,6 +294,7 @@ _COMMANDS: dict[str, Callable[[Session, Invocation], Any]] = {
     "doctor": _doctor,
     "remove": _remove,
     "restart": _restart,
+    "skip": _skip,
     "peers": _peers,
     "status": _status,
     "panel": _panel,

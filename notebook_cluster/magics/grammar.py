@@ -160,7 +160,16 @@ COMMANDS: dict[str, Command] = {
             ),
         ),
         Command("remove", "take a node out and end its kernel", "NODE"),
-        Command("restart", "a new kernel under the same name", "NODE", (Option("no-replay", _NO_REPLAY),)),
+        Command(
+            "restart",
+            "a new kernel under the same name",
+            "NODE",
+            (
+                Option("no-replay", _NO_REPLAY),
+                Option("all-cells", "also run earlier cells that it did without"),
+            ),
+        ),
+        Command("skip", "end the replay of the earlier cell that a node runs now", "NODE"),
         Command("peers", "machines found on the network, and why one cannot be added"),
         Command(
             "doctor",

@@ -85,6 +85,8 @@ def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> 
     missing = _missing_name(result, notebook_names)
     if missing and "%push" not in text:
         text += f"; {missing!r} is in the notebook but not there: %push {missing} sends it"
+    if result.error_name and result.reason:
+        text += f"; {_one_line(result.reason)}"
     return [text]
 
 

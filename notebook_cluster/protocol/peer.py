@@ -121,6 +121,8 @@ class NodeEnded(Message, frozen=True):
     reason: str
     """``killed by SIGKILL (out of memory?)``, ``exit code 1``, ``stopped``, ``agent ended`` ..."""
     log_tail: list[str] = []
+    by_itself: bool = False
+    """It crashed, exited or was killed for want of memory: nobody had asked it to end."""
 
 
 class InterruptNode(Message, frozen=True):

@@ -5,7 +5,10 @@ from typing import Literal
 
 from notebook_cluster.protocol.wire import Message
 
-NodeCondition = Literal["starting", "ok", "suspect", "lost", "asleep", "dead", "rejoining", "refused", "stopping"]
+NodeCondition = Literal[
+    "starting", "ok", "suspect", "lost", "asleep", "dead", "replaying", "rejoining", "refused", "stopping"
+]
+"""``rejoining``: what ``replaying`` was called in what older runs left."""
 PeerCondition = Literal["found", "connecting", "connected", "suspect", "lost", "asleep", "untrusted", "refused"]
 
 
@@ -48,6 +51,10 @@ class NodeView(Message, frozen=True):
     """That libraries take on its processor; 0: not known yet."""
     threads_chosen: bool = False
     """By the user; otherwise they are its share of the machine's cores."""
+    replaying: str = ""
+    """``replaying cell 2 of 3, 40 s``: it runs earlier cells before it joins the running one; or empty."""
+    left_out: str = ""
+    """``without cell 2, which was skipped: ...``, with the way out: earlier cells that it did not run; or empty."""
 
 
 def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:

@@ -171,6 +171,15 @@ class RestartNode(Message, frozen=True):
 
     node: str
     replay: bool = True
+    all_cells: bool = False
+    """Also those that its kernels did without since their replay ended one, or was skipped."""
+
+
+class SkipReplay(Message, frozen=True):
+    """Interrupt the earlier cell that this node replays; it goes on with the next one. Reply value: the cell's number,
+    or an error that says why not."""
+
+    node: str
 
 
 class ReadNodeLog(Message, frozen=True):
@@ -223,6 +232,7 @@ AnyRequest = (
     | Examine
     | RemoveNode
     | RestartNode
+    | SkipReplay
     | ReadNodeLog
     | GetState
     | GetSeries
@@ -298,7 +308,7 @@ class NodeResult(Message, frozen=True):
     error_name: str = ""
     error_value: str = ""
     reason: str = ""
-    """Why it was lost, with the way out."""
+    """Why it was lost, or what may be the cause of its error, with the way out."""
     log_tail: list[str] = []
     user_expressions: dict[str, Any] = {}
 

@@ -31,9 +31,10 @@ _STARTING = {
     "add": "Adding {target}…",
     "remove": "Removing {target}…",
     "restart": "Restarting {target}…",
+    "skip": "Skipping the cell that {target} replays…",
 }
 _STILL_BUSY = "Still busy: "
-_NEEDS_TARGET = frozenset({"checkpoint", "add", "remove", "restart"})
+_NEEDS_TARGET = frozenset({"checkpoint", "add", "remove", "restart", "skip"})
 
 
 @dataclass
@@ -125,6 +126,8 @@ class Actions:
             case "restart":
                 self._cluster.restart(target)
                 return plain(f"{target} restarted")
+            case "skip":
+                return plain(f"Cell {self._cluster.skip(target)} skipped on {target}")
         self._cluster.stop()
         return "The cluster was stopped"
 

@@ -28,8 +28,8 @@ _MOST = 1e12
 _UP = ("ok", "suspect", "refused")
 """Conditions of nodes that are there and work, or could."""
 _NODE_LEVELS = {
-    "ok": "good", "starting": "info", "rejoining": "info", "stopping": "info", "suspect": "warning", "asleep": "asleep",
-    "refused": "warning",
+    "ok": "good", "starting": "info", "replaying": "info", "rejoining": "info", "stopping": "info",
+    "suspect": "warning", "asleep": "asleep", "refused": "warning",
 }  # fmt: skip
 _PEER_LEVELS = {
     "connected": "good", "found": "info", "connecting": "info", "suspect": "warning", "untrusted": "muted",
@@ -228,6 +228,8 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
         "reason": plain(node.reason),
         "log": [plain(line, 160) for line in node.log_tail[-3:]],
         "waiting": plain(node.waiting, 80) if busy and not ended else "",
+        "replaying": "" if ended else plain(node.replaying, 80),
+        "left_out": "" if ended else plain(node.left_out),
         "memory": {
             "kind": "memory" if node.memory_kind == "unified" else node.memory_kind,
             "used": byte_count(node.memory_used) if node.memory_used else ABSENT,

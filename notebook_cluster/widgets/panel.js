@@ -161,18 +161,20 @@ function nodeCard(ask) {
   const [rank, name, condition] = [element("span", "nbc-rank", { title: "rank" }), element("span", "nbc-node-name nbc-cut nbc-grow"), pill()];
   const [device, meter, figures] = [element("div", "nbc-small nbc-muted nbc-cut"), memoryMeter(), numbers()];
   const vitals = element("div", "nbc-small nbc-muted");
-  const [extra, checkpoint, waiting] = [0, 1, 2].map(() => element("div", "nbc-small nbc-muted nbc-cut"));
-  const [reason, log] = [element("div", "nbc-reason"), element("div", "nbc-log nbc-code")];
+  const [extra, checkpoint, waiting, replaying] = [0, 1, 2, 3].map(() => element("div", "nbc-small nbc-muted nbc-cut"));
+  const [reason, leftOut, log] = [element("div", "nbc-reason"), element("div", "nbc-reason nbc-warning"), element("div", "nbc-log nbc-code")];
+  const skip = button("Skip", { className: "nbc-quiet", act: () => ask("skip", current.name, `Skipping the cell that ${current.name} replays…`) });
   const restart = button("Restart", { className: "nbc-quiet", sure: "Restart?", act: () => ask("restart", current.name, `Restarting ${current.name}…`) });
   const remove = button("Remove", { className: "nbc-quiet nbc-danger", sure: "Remove?", act: () => ask("remove", current.name, `Removing ${current.name}…`) });
   const root = element("div", "nbc-node", { role: "listitem" }, [
     element("div", "nbc-row", {}, [rank, name, condition.root]), device, vitals, ...meter.roots, figures.root, checkpoint, waiting,
-    reason, log, element("div", "nbc-row nbc-foot", {}, [extra, element("span", "nbc-grow"), restart, remove]),
+    replaying, reason, leftOut, log, element("div", "nbc-row nbc-foot", {}, [extra, element("span", "nbc-grow"), skip, restart, remove]),
   ]);
   const update = (node) => {
     current = node;
     root.style.setProperty("--nbc-rank", node.colour);
     writeAttribute(root, "data-node", node.name);
+    skip.nbcName(`Skip the cell that ${node.name} replays`, "");
     restart.nbcName(`Restart ${node.name}`, `Really restart ${node.name}?`);
     remove.nbcName(`Remove ${node.name}`, `Really remove ${node.name}?`);
     write(rank, node.rank);
@@ -189,8 +191,14 @@ function nodeCard(ask) {
     write(waiting, `Waiting: ${node.waiting}`);
     write(reason, node.reason);
     reason.className = `nbc-reason nbc-${node.level}`;
+    write(replaying, node.replaying);
+    write(leftOut, node.left_out);
     write(log, node.log.join("\n"));
-    for (const [part, visible] of [[vitals, node.vitals], [waiting, node.waiting], [reason, node.reason], [log, node.log.length]]) show(part, Boolean(visible));
+    const parts = [
+      [vitals, node.vitals], [waiting, node.waiting], [replaying, node.replaying], [skip, node.replaying], [reason, node.reason],
+      [leftOut, node.left_out], [log, node.log.length],
+    ];
+    for (const [part, visible] of parts) show(part, Boolean(visible));
   };
   return { root, update };
 }

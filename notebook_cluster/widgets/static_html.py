@@ -129,8 +129,12 @@ def _node(node: dict[str, Any]) -> str:
     ]
     if node["waiting"]:
         parts.append(text_block("nbc-small nbc-muted nbc-cut", f"Waiting: {node['waiting']}"))
+    if node["replaying"]:
+        parts.append(text_block("nbc-small nbc-muted nbc-cut", node["replaying"]))
     if node["reason"]:
         parts.append(text_block(f"nbc-reason nbc-{node['level']}", node["reason"]))
+    if node["left_out"]:
+        parts.append(text_block("nbc-reason nbc-warning", node["left_out"]))
     if node["extra"]:
         parts.append(text_block("nbc-small nbc-muted nbc-cut nbc-foot", node["extra"]))
     if node["log"]:

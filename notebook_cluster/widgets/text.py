@@ -72,7 +72,7 @@ def _nodes(nodes: list[dict[str, Any]], curves: Curves) -> list[str]:
     rows = [["rank", "node", "device", "memory", "peak", "step", "loss", "round", "state", ""]]
     for node in nodes:
         memory = node["memory"]
-        state = node["condition"] + (f": {node['reason']}" if node["reason"] else "")
+        state = node["replaying"] or node["condition"] + (f": {node['reason']}" if node["reason"] else "")
         rows.append(
             [node["rank"], node["name"], node["device"], f"{memory['used']} of {memory['total']}", memory["peak"]]
             + [node["step"], node["loss"], node["round"], state, sparkline(curves.get(node["name"], "loss").value)]
@@ -82,6 +82,7 @@ def _nodes(nodes: list[dict[str, Any]], curves: Curves) -> list[str]:
         for node in nodes
         if (parts := [part for part in (node["vitals"], _wait(node), node["extra"], _saved(node)) if part])
     ]
+    details += [f"  {node['name']} runs {node['left_out']}" for node in nodes if node["left_out"]]
     return [*aligned(rows, right={0, 3, 4, 5, 6, 7}), *details]
 
 

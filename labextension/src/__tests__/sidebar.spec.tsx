@@ -96,6 +96,14 @@ it('adds to the cluster that is chosen', async () => {
   expect(answers.asked[0].cluster).toBe('second');
 });
 
+it('says how far a replay is, and what a node does without', () => {
+  const left_out = 'without cell 1, which was skipped: %cluster restart mini --all-cells runs it again';
+  const nodes = [node('mini', 0, { condition: 'replaying', replaying: 'replaying cell 2 of 3, 40 s', left_out })];
+  const host = sidebar(overview({ clusters: [cluster('lesson', { nodes })] }));
+  const hints = [...host.querySelectorAll('.nbc-side-node .nbc-side-hint')].map(hint => hint.textContent);
+  expect(hints).toEqual(['replaying cell 2 of 3, 40 s', left_out]);
+});
+
 it('shows names with HTML as they are', () => {
   const evil = '<img src=x onerror="window.hacked = 1">';
   const nodes = [node(evil, 0, { condition: 'lost', reason: evil, device_name: evil, checkpoint: evil })];

@@ -30,7 +30,7 @@ interface ICluster extends IHandling {
 const MARKS: Partial<Record<NodeView['condition'], string>> = {
   ok: '●',
   starting: '◔',
-  rejoining: '◔',
+  replaying: '◔',
   suspect: '▲',
   asleep: '◌',
   stopping: '◌'
@@ -234,10 +234,11 @@ function Node({ node, state, curves, send }: INode): React.JSX.Element {
       </div>
       {node.condition !== 'ok' && (
         <p className="nbc-side-hint">
-          {node.condition}
+          {node.replaying || node.condition}
           {node.reason && `: ${node.reason}`}
         </p>
       )}
+      {node.left_out && <p className="nbc-side-hint">{node.left_out}</p>}
       <div className="nbc-side-line">
         <Memory node={node} />
         <Sparkline line={{ name: node.name, colour: rankColour(node.rank), points }} label={`loss ${loss}`} />

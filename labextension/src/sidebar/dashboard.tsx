@@ -157,7 +157,8 @@ function Row({ node, state }: { node: NodeView; state: ClusterView }): React.JSX
         <Note text={vitalsOf(node, state.peers)} />
       </td>
       <td>
-        {node.reason ? `${node.condition}: ${node.reason}` : node.condition}
+        {node.replaying || (node.reason ? `${node.condition}: ${node.reason}` : node.condition)}
+        <Note text={node.left_out} />
         <Note text={node.busy && node.waiting ? `waiting: ${node.waiting}` : ''} />
       </td>
       <td>
