@@ -15,6 +15,7 @@ import { Connection } from './sidebar/connection';
 import { Dashboard } from './sidebar/dashboard';
 import { dragCluster } from './sidebar/dragging';
 import { clusterIcon } from './sidebar/icon';
+import { offerInNotebooks } from './sidebar/offering';
 import { jupyterServer } from './sidebar/server';
 import { StatusItem } from './sidebar/statusItem';
 import { Store } from './sidebar/store';
@@ -66,6 +67,9 @@ function activate(
   notebooks?.widgetAdded.connect((_, { content: { rendermime } }) => {
     rendermime.addFactory(panelFactory(rendermime), RANK);
   });
+  if (notebooks) {
+    offerInNotebooks(notebooks, store, open);
+  }
   addCommands({ app, store, act, notebooks, show, open: openTab }, palette, menus);
   if (statusBar) {
     void addStatusItem(statusBar, settings, store, show);
