@@ -28,16 +28,7 @@ export interface NodeView {
   device_name: string;
   incarnation: number;
   condition:
-    | 'starting'
-    | 'ok'
-    | 'suspect'
-    | 'lost'
-    | 'asleep'
-    | 'dead'
-    | 'replaying'
-    | 'rejoining'
-    | 'refused'
-    | 'stopping';
+    'starting' | 'ok' | 'suspect' | 'lost' | 'asleep' | 'dead' | 'replaying' | 'rejoining' | 'refused' | 'stopping';
   reason: string;
   log_tail: string[];
   busy: boolean;

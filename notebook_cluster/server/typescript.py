@@ -62,9 +62,13 @@ def _interface(struct: Any) -> str:
 
 
 def _declared(name: str, space: str, indent: str, members: list[str]) -> str:
-    """One declaration as prettier writes it: a union that is too long for a line has a line for each member."""
+    """One declaration as prettier writes it: a union that is too long for the line goes into the next one, or, too long
+    for that as well, has a line for each member."""
     line = f"{name}{space}{' | '.join(members)};"
-    if len(line) > WIDTH:
+    below = f"{indent}  {' | '.join(members)};"
+    if len(line) > WIDTH and len(below) <= WIDTH:
+        line = f"{name}\n{below}"
+    elif len(line) > WIDTH:
         line = name + "".join(f"\n{indent}  | {member}" for member in members) + ";"
     return line + "\n"
 
