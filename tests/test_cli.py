@@ -69,3 +69,49 @@ def test_help_loads_nothing_that_is_slow() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "--until HH:MM" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["trust"]])
+def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(arguments) == 0
+    shown = capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([*arguments, "--help"])
+    assert shown.out == capsys.readouterr().out
+    assert shown.err == ""
+    assert shown.out.startswith("usage: notebook-cluster")
+
+
+def test_help_shows_magics_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    assert "In a notebook: %load_ext notebook_cluster, then %cluster start." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["shaer"], "there is no command 'shaer' (did you mean 'share'?). There are: share, peers, "),
+        (["xyzzy"], "there is no command 'xyzzy'. There are: share, peers, "),
+        (
+            ["share", "--nmae", "mini"],
+            "there is no option --nmae (did you mean '--name'?): see notebook-cluster share -",
+        ),
+        (["share", "--nmae=mini"], "there is no option --nmae (did you mean '--name'?): see notebook-cluster share"),
+        (["share", "-name", "mini"], "there is no option -name (did you mean '--name'?): see notebook-cluster share"),
+        (["share", "--xyzzy"], "there is no option --xyzzy: see notebook-cluster share --help"),
+        (["pair", "--cod", "tiger-lamp-42", "mini"], "there is no option --cod (did you mean '--code'?)"),
+        (["trust", "lits"], "there is no action 'lits' (did you mean 'list'?). There are: list, remove"),
+        (["trust", "list", "--data-dri", "x"], "there is no option --data-dri (did you mean '--data-dir'?)"),
+        (["--versoin"], "there is no option --versoin (did you mean '--version'?): see notebook-cluster --help"),
+        (["stop", "lesson", "other"], "unrecognized arguments: other: see notebook-cluster stop --help"),
+        (["share", "--port", "-5"], "'-5' is not a port"),
+    ],
+)
+def test_what_is_mistyped_is_answered_with_what_was_meant(
+    capsys: pytest.CaptureFixture[str], typed: list[str], said: str
+) -> None:
+    assert main(typed) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert shown.err.count("\n") == 1

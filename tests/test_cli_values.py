@@ -14,7 +14,6 @@ from notebook_cluster.cli.values import next_time
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["COMMAND", "--help"]),
         (["shar"], ["shar", "share"]),
         (["share", "--nam", "mini"], ["--nam"]),
         (["share", "--name", "a/b"], ["a/b", "letters"]),
@@ -51,7 +50,6 @@ from notebook_cluster.cli.values import next_time
         (["pair", "mini"], ["--code"]),
         (["pair", "a/b", "--code", "tiger-lamp-42"], ["'a/b'", "HOST:PORT"]),
         (["pair", "mini", "--code", "x"], ["'x'"]),
-        (["trust"], ["list|remove"]),
         (["trust", "remove"], ["NAME|OWNER|FINGERPRINT"]),
         (["doctor", "--packages", "../x"], ["'../x'", "package"]),
     ],

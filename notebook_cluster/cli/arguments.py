@@ -4,34 +4,29 @@ import argparse
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 from notebook_cluster.cli import values
+from notebook_cluster.cli.parser import Parser, UsageError
 from notebook_cluster.protocol import VERSION
 from notebook_cluster.protocol.names import is_distribution
+
+__all__ = ["UsageError", "parse"]
 
 Command = Callable[[argparse.Namespace], int]
 
 
-class UsageError(ValueError):
-    """What was typed is not known; the text is one line with the way out."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}: see {self.prog} --help")
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options of one command; ``load()`` gives the function that runs it. UsageError for anything unknown."""
-    parser = _Parser(
+    """The options of one command; ``load()`` gives the function that runs it, or shows its help where one has to be
+    named. UsageError for anything unknown."""
+    parser = Parser(
         prog="notebook-cluster",
         description="Train one model on the machines you already have, from a Jupyter notebook.",
-        epilog="In a notebook: %%load_ext notebook_cluster, then %%cluster start.",
+        epilog="In a notebook: %load_ext notebook_cluster, then %cluster start.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"notebook-cluster {VERSION}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(load=lambda: _help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _share(_command(commands, "share", "share", "offer this machine to clusters"))
 
     peers = _command(commands, "look", "peers", "list the peers and clusters of this network")
@@ -39,7 +34,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     pair = _command(commands, "pair", "pair", "let your notebooks use a peer that shows a code")
     pair.add_argument("peer", metavar="PEER|HOST:PORT", type=values.peer_or_address)
     pair.add_argument("--code", type=values.code, required=True, help="what 'notebook-cluster share' shows there")
-    _trust(_command(commands, "trust", "trust", "see who is trusted, and take trust back"))
+    trust = _command(commands, "trust", "trust", "see who is trusted, and take trust back")
+    _trust(trust)
 
     status = _command(commands, "look", "status", "show a running cluster, or all of them")
     status.add_argument("cluster", nargs="?", metavar="CLUSTER")
@@ -61,7 +57,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="compare the versions of these packages on all peers",
     )  # fmt: skip
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if getattr(options, "action", "") is None:
+        options.load = lambda: _help(trust)
+    return options
+
+
+def _help(parser: argparse.ArgumentParser) -> Command:
+    def run(options: argparse.Namespace) -> int:
+        parser.print_help()
+        return 0
+
+    return run
 
 
 def _share(share: argparse.ArgumentParser) -> None:
@@ -115,7 +122,7 @@ def _share_with(group: "argparse._ArgumentGroup") -> None:
 
 
 def _trust(trust: argparse.ArgumentParser) -> None:
-    actions = trust.add_subparsers(title="actions", metavar="list|remove", dest="action", required=True)
+    actions = trust.add_subparsers(title="actions", metavar="list|remove", dest="action")
     shown = "show who is trusted on this machine, in both directions"
     listing = actions.add_parser("list", help=shown, description=shown, allow_abbrev=False)
     taken = "trust somebody no more: in force at once, also for what runs"
@@ -128,7 +135,7 @@ def _trust(trust: argparse.ArgumentParser) -> None:
 
 
 def _command(
-    commands: "argparse._SubParsersAction[_Parser]", module: str, name: str, summary: str
+    commands: "argparse._SubParsersAction[Parser]", module: str, name: str, summary: str
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     parser.allow_abbrev = False

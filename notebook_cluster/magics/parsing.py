@@ -3,7 +3,6 @@
 argparse is not used: it ends the process on an error and cannot say "did you mean".
 """
 
-import difflib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
+from notebook_cluster.protocol.names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,6 @@ def help_text() -> str:
         lines.append(f"{command.prefix + command.name + ' ' + command.argument:<30} {command.help}")
         lines += [f"    {option.usage:<26} {option.help}" for option in command.options]
     return "\n".join(lines)
-
-
-def did_you_mean(word: str, known: Sequence[str] | dict[str, Any]) -> str:
-    """`` (did you mean 'start'?)``, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _split(line: str) -> list[str]:

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 from notebook_cluster.magics.cells import run_cell, visible_names
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.parsing import Invocation, did_you_mean
+from notebook_cluster.magics.parsing import Invocation
 from notebook_cluster.magics.progress import Progress, amount
 from notebook_cluster.magics.session import Session
 from notebook_cluster.magics.targets import resolve
+from notebook_cluster.protocol.names import did_you_mean
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster, Packed

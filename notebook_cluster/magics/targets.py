@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.parsing import did_you_mean
+from notebook_cluster.protocol.names import did_you_mean
 from notebook_cluster.protocol.state import NodeView, by_rank
 
 DEVICE_WORDS = ("cuda", "mps", "rocm", "cpu")

@@ -1,6 +1,9 @@
-"""Names of clusters, peers, nodes and checkpoints: short, printable, safe in paths and HTML. And of packages."""
+"""Names of clusters, peers, nodes and checkpoints: short, printable, safe in paths and HTML. And of packages.
+And what was meant by a name that is not known."""
 
+import difflib
 import re
+from collections.abc import Iterable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
@@ -35,3 +38,9 @@ def is_distribution(name: object) -> bool:
 def distribution_name(name: str) -> str:
     """``name`` of a package as they are compared (PEP 503): ``Foo_Bar`` and ``foo-bar`` are one."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'start'?)``, or nothing when no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
