@@ -1,6 +1,7 @@
 """Stop in a notebook whose kernel gets SIGINT from its parent, as from a Jupyter server; and what a SIGINT means."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -41,6 +42,54 @@ def test_stop_ends_the_cell_with_what_it_had_shown(notebook: SharedNotebook, bod
     assert cell.error.value.endswith(" was stopped")
     assert "begun" in cell.shown
     assert "[all 2 nodes]\nOut: 2" in notebook.works("%%on_all --no-replay\n1 + 1")
+
+
+TRAINS = """
+import sys, threading, torch
+sync = nc.DiLoCo(torch.nn.Linear(2, 1), every=2, name="stopped")
+def watch(main=threading.get_ident()):
+    looks = []
+    while len(looks) < 20 or len(set(looks[-20:])) > 1:
+        time.sleep(0.01)
+        frame = sys._current_frames()[main]
+        looks.append((id(frame), frame.f_lasti))
+    print("rests", flush=True)
+def train():
+    for step in range(10**9):
+        if step == 3 and rank == 0:
+            time.sleep(600)
+        if step == 2:
+            threading.Thread(target=watch, daemon=True).start()
+        sync.step()
+train()
+"""
+OTHERS = re.compile(r"notebook_cluster|threading\.py|IPython|ipykernel|site-packages")
+
+
+@pytest.mark.parametrize(
+    ("body", "until", "lines"),
+    [
+        (TRAINS, "begun\nrests", ["train()", "sync.step()", "time.sleep(600)"]),
+        ("def receive():\n    nc.recv(1 - rank)\nreceive()", "begun", ["receive()", "nc.recv(1 - rank)"]),
+        ("import threading\nthreading.Event().wait()", "begun", ["threading.Event().wait()"]),
+    ],
+)
+def test_traceback_of_a_stop_has_the_lines_of_the_cell_only(
+    notebook: SharedNotebook, body: str, until: str, lines: list[str]
+) -> None:
+    cell = stopped(notebook, body, until)
+    shown = cell.shown[cell.shown.index("Traceback") :]
+    assert [line for line in lines if line not in shown] == []
+    assert OTHERS.findall(shown) == []
+    assert "KeyboardInterrupt" in shown
+
+
+def test_error_in_a_step_keeps_the_line_of_the_cell_and_the_message(notebook: SharedNotebook) -> None:
+    make = "import torch\nsync = nc.DiLoCo(torch.nn.Linear(2, 1), every=1, name='wrong')"
+    cell = notebook.kernel.run(f"%%on_all --no-replay\n{make}\nsync.step(loss='much')")
+    assert cell.error is not None
+    assert "sync.step(loss='much')" in cell.shown
+    assert "ValueError: loss='much': pass one number" in cell.shown.rpartition("sync.step(loss='much')")[2]
 
 
 def test_stop_cancels_what_waits_behind_another_cell_and_leaves_that_one_alone(notebook: SharedNotebook) -> None:

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from notebook_cluster.client import Cluster, ClusterError, find_peers
+from notebook_cluster.client.peers import nobody_came
 from notebook_cluster.link import PairingHost
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
@@ -73,6 +74,34 @@ def test_a_code_makes_a_strangers_machine_usable_once_and_for_all(strangers: Str
         assert (row.condition, row.trusted) == ("connected", True)
     with running_cluster("second") as cluster:
         assert cluster.add(mini.name) == [mini.name]
+
+
+def test_a_start_that_finds_only_peers_that_are_not_trusted_names_each_and_the_way_out(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("first", local=0) as cluster:
+        wait_heard(cluster, mini, lambda row: row.pairing)
+    said: list[str] = []
+    known = [f"127.0.0.1:{mini.port}"]
+    with running_cluster("second", local=1, peers=["all"], known=known, on_progress=said.append):
+        line = next(line for line in said if line.startswith("peers that were found"))
+        assert f"{mini.name}: it is not paired with you yet: %cluster add {mini.name} --code CODE" in line
+
+
+def test_a_start_with_nobody_around_says_what_to_do_next() -> None:
+    own = PeerView(name="local", key="k", address="", condition="connected", found_by="local", trusted=True)
+    alone = nobody_came([own], False)
+    assert alone == (
+        "no other machine shares itself on this network yet: run `notebook-cluster share` there, then "
+        "%cluster add NAME --code CODE with the name and the code that it shows"
+    )
+    assert nobody_came([own], True).endswith("there with this code, and it joins as soon as it is found")
+    peers = [
+        PeerView(name=f"p{number}", key="k", address="a:1", condition="refused", found_by="mdns", trusted=False,
+                 reason=f"reason {number}")
+        for number in range(5)
+    ]  # fmt: skip
+    assert nobody_came([own, *peers[:1]], False) == "peers that were found may not be used yet: p0: reason 0"
+    assert nobody_came(peers, False).endswith("p2: reason 2; and 2 more (%cluster peers)")
 
 
 def test_a_wrong_code_says_how_many_tries_are_left(strangers: Strangers) -> None:

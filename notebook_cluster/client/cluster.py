@@ -10,6 +10,7 @@ from typing import Any
 
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.moving import Moving
+from notebook_cluster.client.peers import nobody_came
 from notebook_cluster.client.start import ensure_coordinator, read_connection, running_clusters
 from notebook_cluster.client.stream import CellStream, wait
 from notebook_cluster.protocol import comms, introspection
@@ -21,10 +22,6 @@ from notebook_cluster.protocol.state import CellView, ClusterView, Series
 
 ANSWER_TIMEOUT = 0.5
 """Seconds that completion and inspection wait."""
-_NOBODY = {
-    False: "none that may be used (%cluster peers says why not)",
-    True: "none that may be used or has this code open (%cluster peers says why not)",
-}
 
 
 def add_request(peer: str, count: int, code: str, expect: int = 0) -> v.AddNodes:
@@ -157,8 +154,11 @@ class Cluster(Moving):
             pending[peer] = self._request(add_request(peer, 0, code, max(expect, 0)), list[str])
         for peer, future in pending.items():
             added = wait(future)
-            where = "peers that were found" if peer == "all" else peer
-            say(f"{where}: {', '.join(added) if added else _NOBODY[bool(code)]}")
+            if added or peer != "all":
+                where = "peers that were found" if peer == "all" else peer
+                say(f"{where}: {', '.join(added) or 'no node came'}")
+            else:
+                say(nobody_came(self.state().peers, bool(code)))
         # Also those that were found late, or joined by themselves.
         there = len(self.state().nodes) if nodes else 0
         if nodes > there:

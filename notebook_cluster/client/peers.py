@@ -4,9 +4,13 @@ import asyncio
 import concurrent.futures
 import os
 import time
+from collections.abc import Sequence
 
 from notebook_cluster.client.start import PEERS_VARIABLE
 from notebook_cluster.protocol.state import PeerView
+
+_MOST_NAMED = 3
+"""Peers of which one line says why they are not used."""
 
 
 def find_peers(seconds: float = 1.0) -> list[PeerView]:
@@ -27,6 +31,24 @@ async def _look(seconds: float) -> list[PeerView]:
         return watch.views()
     finally:
         await watch.close()
+
+
+def nobody_came(peers: Sequence[PeerView], code: bool) -> str:
+    """A line for a start that found no peer to use: what is so, and what to do next.
+
+    Args:
+        peers: all that the cluster knows of; the private agent of this machine is none that was found.
+        code: a code was given, with which peers are paired.
+    """
+    found = [peer for peer in peers if peer.found_by != "local"]
+    if not found:
+        begin = "no other machine shares itself on this network yet: run `notebook-cluster share` there"
+        if code:
+            return f"{begin} with this code, and it joins as soon as it is found"
+        return f"{begin}, then %cluster add NAME --code CODE with the name and the code that it shows"
+    named = [f"{peer.name}: {peer.reason or peer.condition}" for peer in found[:_MOST_NAMED]]
+    more = f"; and {len(found) - _MOST_NAMED} more (%cluster peers)" if len(found) > _MOST_NAMED else ""
+    return f"peers that were found may not be used yet: {'; '.join(named)}{more}"
 
 
 class PeerWatch:
