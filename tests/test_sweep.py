@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import Cluster
+from notebook_cluster.protocol.views import CellChanged, CellEnded
 from tests.cluster import Watcher, run, running_cluster, text_of
 from tests.conftest import shared_folders, wait_until
 from tests.training_cells import SETUP, job
@@ -205,3 +206,22 @@ for turn in range(6):
     said = watcher.text("local-3")
     assert "[restarted] the other nodes are done with sync object 1 of this cell: here it exchanges nothing" in said
     assert job(cluster, "restarted").hash_mismatches == 0
+
+
+def test_what_goes_on_is_said_once_for_all_nodes(cluster: Cluster) -> None:
+    source = """
+print("of its own:", rank)
+print(STRATEGIES["DiLoCo"].turn("said", 0.01, 6, fresh=False))
+"""
+    run(cluster, source)
+    line = (
+        "training 'said' goes on at round 2: parameters and outer momentum go on; the optimizer, the scheduler and the "
+        "data begin anew (fresh=True starts over)"
+    )
+    stream, notes = cluster.execute(source), list[str]()
+    while not isinstance(event := stream.get(60), CellEnded):
+        notes += [event.note] if isinstance(event, CellChanged) and event.note else []
+        assert event is not None
+    assert event.status == "ok"
+    assert notes == [line]
+    assert [told.text for told in cluster.state().events if "'said' goes on" in told.text] == [line]

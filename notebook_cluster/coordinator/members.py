@@ -164,6 +164,8 @@ class Members:
                 self._hub.deadlocks.on_blocked(node.name, node.incarnation, body)
             case InterruptSeen():
                 self._hub.cells.runs.interrupt_seen(node.name, body.cell)
+            case NodeLog(cell=True):
+                self._hub.cells.notices.told(node.name, body.level, body.text)
             case NodeLog():
                 self._hub.tell(body.level, f"{node.name}: {body.text}")
             case Variables():

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.state import Cell
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 GATHER_SECONDS = 0.4
 """Nodes that fail or wait together are one line, and a cell that ends right away needs none."""
+MOST_TOLD = 400
+"""Characters of a line of a node."""
 MOST_NOTICES = 20
 """Of one cell; the curves and the panel show the rest."""
 _MOST_NAMES = 6
@@ -52,6 +54,22 @@ class Notices:
             self._look_soon()
         else:
             self._waiting.pop(node, None)
+
+    def told(self, node: str, level: Literal["info", "warning", "error"], text: str) -> None:
+        """A line of a node about what all do: shown once. Another line about the same thing (up to the colon) is that
+        of the node alone."""
+        running = self._hub.state.running()
+        if running is None or running.nodes.get(node) != "running":
+            return
+        self._begin(running.id)
+        text = text[:MOST_TOLD]
+        if text in self._said or len(self._said) >= MOST_NOTICES:
+            return
+        about = text.partition(":")[0]
+        shown = f"{node}: {text}" if any(said.partition(":")[0] == about for said in self._said) else text
+        self._said.add(text)
+        self._hub.tell(level, shown)
+        self._hub.cells.changed(running.id, shown)
 
     def _begin(self, cell: int) -> None:
         if cell != self._cell:

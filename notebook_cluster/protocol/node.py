@@ -245,6 +245,8 @@ class NodeLog(Message, frozen=True):
 
     level: Literal["info", "warning", "error"]
     text: str
+    cell: bool = False
+    """Of all nodes of the running cell: it is shown in the cell too, once where several say the same."""
 
 
 ToNodeBody = (

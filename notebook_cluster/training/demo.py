@@ -92,8 +92,12 @@ class DeMo(RoundSync):
         self._momentum.begin(
             layout.size - layout.buffers, layout.hash("momentum"), None if self._from_start else before
         )
+        self._goes_on = bool(self._momentum.state)
         self._job.own = self._momentum
         return MomentumReplica(parameters, fragments, self._momentum, self._strategy.beta)
+
+    def _momentum_goes_on(self) -> bool:
+        return self._goes_on or super()._momentum_goes_on()
 
     @property
     def lr(self) -> float:

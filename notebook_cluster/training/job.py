@@ -86,6 +86,8 @@ class Job:
         """Set while the main thread is in no training loop: a checkpoint then need not wait for its next sync call."""
         self.own: object | None = None
         """What a strategy keeps on this node alone and the next sync object goes on with; main thread only."""
+        self.made_with: tuple[Callable[[], object], Callable[[], object]] = (lambda: None, lambda: None)
+        """Weak references to the model and the optimizer that the last sync object was given; main thread only."""
         self._runs = (0, 0)
         """The cell in which a sync object registered last, and how many did in it."""
         self._member = member.new_member(name, runtime.name, runtime.incarnation)

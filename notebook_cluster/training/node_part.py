@@ -74,6 +74,11 @@ def unpack(data: bytes, optimizer: Any) -> dict[str, float]:
     return counters
 
 
+def holds_state(data: bytes) -> bool:
+    """An optimiser's state is in ``data``, which :func:`unpack` has taken."""
+    return "skeleton" in _metadata(data)
+
+
 def has_optimizer(data: bytes, round: int) -> bool:
     """An optimiser's state after ``round`` is in ``data``, which :func:`pack` made."""
     try:

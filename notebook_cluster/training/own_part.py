@@ -6,7 +6,7 @@ from typing import Any
 
 from notebook_cluster.training import mlx_optimizer, torch_optimizer
 from notebook_cluster.training.job import Job
-from notebook_cluster.training.node_part import OtherFrameworkError, PartError, pack, unpack
+from notebook_cluster.training.node_part import OtherFrameworkError, PartError, holds_state, pack, unpack
 from notebook_cluster.training.progress import Progress
 
 
@@ -30,6 +30,8 @@ class OwnPart:
         self._restore, self._warn, self._shared = restore, warn, shared
         self.holds: Callable[[], bool] = lambda: True
         """False while another node has the optimiser's state, the only one there is."""
+        self.restored = False
+        """The optimiser has the state that was saved."""
         self._young = True
         """No round has counted work of this node since its optimiser began, or began anew."""
 
@@ -74,11 +76,13 @@ class OwnPart:
     def _unpack_shared(self, data: bytes, own: bytes | None) -> dict[str, Any]:
         """Put the state in ``data`` into the optimiser; where it is of another framework, the one of this node."""
         try:
-            return unpack(data, self._optimizer)
+            counters = unpack(data, self._optimizer)
         except OtherFrameworkError:
             if not own or own == data:
                 raise
-            return unpack(own, self._optimizer)
+            data, counters = own, unpack(own, self._optimizer)
+        self.restored = self._optimizer is not None and holds_state(data)
+        return counters
 
     def take_over(self) -> bool | None:
         """Put the optimiser's state in that came with the state of another node; False: none came, or it does not

@@ -13,6 +13,7 @@ from typing import Any
 
 from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.protocol.names import check_name
+from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training import vectors
@@ -20,6 +21,7 @@ from notebook_cluster.training.arguments import SERVER, Strategy, check_optimize
 from notebook_cluster.training.device_encoding import encoder_of
 from notebook_cluster.training.exchanges import Exchanges
 from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.training.going_on import GoingOn
 from notebook_cluster.training.job import Description, Job
 from notebook_cluster.training.measuring import Measuring
 from notebook_cluster.training.parameters import WithGradients
@@ -57,10 +59,13 @@ class RoundSync(Exchanges):
             descent=strategy.descent,
         )
         job.owner = self
+        self._going_on: GoingOn | None = GoingOn(job, model, optimizer)
         super().__init__(runtime, job, strategy, optimizer, restore=bool(self._resume))
         self._replica = self._make_replica(parameters, fragments)
         self._description = Description(layout, strategy.as_settings())
         self._evaluating = False
+        self._held_hash = ""
+        """Of the state held here when it registered."""
         if not runtime.replaying():
             self._register()
 
@@ -193,6 +198,7 @@ class RoundSync(Exchanges):
             self._take_notices()
             self._receive()
             start = self._start()
+            self._held_hash = start.state_hash if start.held else ""
             register = registration(
                 self._strategy,
                 self._description.layout,
@@ -209,7 +215,29 @@ class RoundSync(Exchanges):
                 self._runtime.at_cell_end(self._cell_ended)
                 self._job.begin(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._pump(lambda: self._ready or self._passing, f"{self._job.name} to start")
+        self._say_what_goes_on()
         self._fresh, self._resume = False, ""
+
+    def _say_what_goes_on(self) -> None:
+        """Once, where this object begins with a state of before. Used again in a later cell it is as it was."""
+        going_on, self._going_on = self._going_on, None
+        replica, state_hash = self._replica, self._held_hash
+        held = bool(state_hash) and replica.state_hash == state_hash
+        if going_on is None or not replica.started or not replica.round or not (held or self._resume):
+            return
+        text = going_on.line(
+            self._strategy,
+            replica.round,
+            self._resume,
+            lossy=replica.fragments.codec.lossy,
+            restored=self._part.restored,
+            momentum=self._momentum_goes_on(),
+        )
+        self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
+
+    def _momentum_goes_on(self) -> bool:
+        """Of a strategy with a momentum that is each node's own."""
+        return self._part.restored
 
     def _start(self) -> Start:
         held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
