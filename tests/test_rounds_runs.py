@@ -116,6 +116,17 @@ def test_a_node_whose_loop_has_fewer_turns_is_not_waited_for():
     assert set(sent(cluster.feed(rounds.CellLeft(1, "c", "ok")), p.Registered)) == {"a", "b"}
 
 
+def test_a_node_of_the_cell_that_makes_no_sync_object_is_waited_for_once():
+    cluster = Cluster()
+    for name in "ab":
+        cluster.say(name, anew(name, 1))
+    assert set(sent(cluster.feed(rounds.Tick(110.0)), p.Registered)) == {"a", "b"}
+    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.arrive("ab", base="h0a", finishing=True)
+    cluster.prepare("ab")
+    assert set(sent(next_run(cluster, "ab"), p.Registered)) == {"a", "b"}
+
+
 def test_a_late_node_is_waited_for_until_the_grace_is_over_and_then_joins_the_run():
     cluster = finished()
     next_run(cluster, "ab")

@@ -82,12 +82,16 @@ def forget_later(job: Job, node: str) -> None:
 
 
 def missing_registrants(turn: Turn, job: Job) -> list[str]:
-    """Nodes that run the job's cell and have not come to this run of it."""
+    """Nodes that run the job's cell and have not come to this run of it. Who was in none before may be in none at all:
+    it is waited for once, in the first."""
     if not job.registering or turn.state.cell != job.cell:
         return []
-    ready = {name for name, p in job.participants.items() if is_in(job, p)} | job.later.keys() | job.passing
     nodes = turn.state.nodes
-    return turn.by_rank(n for n in turn.state.running - ready if n in nodes and nodes[n].up)
+    expected = turn.state.running
+    if job.run > 1:
+        expected &= {name for name, p in job.participants.items() if p.register.cell == job.cell}
+    ready = {name for name, p in job.participants.items() if is_in(job, p)} | job.later.keys() | job.passing
+    return turn.by_rank(n for n in expected - ready if n in nodes and nodes[n].up)
 
 
 def waits_for_registrants(turn: Turn, job: Job) -> bool:
