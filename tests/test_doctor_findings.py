@@ -54,6 +54,12 @@ def test_a_mac_is_told_its_own_command_for_the_clock() -> None:
     assert "9.0 s behind" in only(f.clocks([mac]), "warning").text
 
 
+def test_it_is_said_where_programs_may_outlive_their_node() -> None:
+    mac = examined("mini", said={"facts": {"platform": "macOS-15.1-arm64"}})
+    assert f.programs([examined("local")]) == []
+    assert "on mini a program that a node starts" in only(f.programs([examined("local"), mac]), "info").text
+
+
 def test_when_all_clocks_differ_alike_it_is_this_machine_that_is_wrong() -> None:
     peers = [examined("local", offset=0.0), examined("mini", offset=3600.2), examined("desk", offset=3600.0)]
     assert "this machine's clock is 1 h 00 min behind those of mini and desk" in only(f.clocks(peers), "warning").text

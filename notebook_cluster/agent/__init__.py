@@ -19,12 +19,14 @@ From the outside in:
 - :mod:`.presence`, :mod:`.sleep`: is somebody here, and was the machine asleep
 - :mod:`.devices`, :mod:`.leases`, :mod:`.sampling`, :mod:`.machine`, :mod:`.resources`: what is here, who uses it, how
   full it is; :mod:`.diagnosis`: what the doctor asks
+- :mod:`.programs`: what kernels have started ends with them
 - :mod:`.watchdog`: ends kernels after a SIGKILL of the agent
 - :mod:`.events`: what the person at the machine is told; :mod:`.sharing_file`: for the same user's other programs
 """
 
 from notebook_cluster.agent.events import SharingEvent, Tell
 from notebook_cluster.agent.limits import Limits
+from notebook_cluster.agent.programs import FOLLOWS_ALL
 from notebook_cluster.agent.running import run_agent
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.agent.settings import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Ready
@@ -33,6 +35,7 @@ from notebook_cluster.agent.sharing_file import SharedMachine, SharingFile, shar
 __all__ = [
     "DEFAULT_CODE_MINUTES",
     "DEFAULT_LEASE_S",
+    "FOLLOWS_ALL",
     "Agent",
     "AgentSettings",
     "Limits",

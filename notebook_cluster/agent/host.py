@@ -225,7 +225,7 @@ class ClusterHost:
                 message, kernel.device, self._resources.devices, self._control.endpoint, self._resources.node_count
             )
             kernel.mark = CellMark(Path(options.environment[CELL_MARK]))
-            process = await kernel.start(self._resources.context, options)
+            process = await kernel.start(self._resources.context, options, self._resources.programs)
         except (Refusal, OSError, ValueError) as error:
             self._refuse(kernel, str(error))
             return

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import zmq
 
 from notebook_cluster.agent.cell_mark import CellMark
+from notebook_cluster.agent.programs import Programs
 from notebook_cluster.agent.relay import KernelRelay
 from notebook_cluster.agent.sampling import KernelSampler
 from notebook_cluster.agent.supervisor import KernelOptions, KernelProcess
@@ -59,13 +60,15 @@ class Kernel:
         self._left_out = 0
         self._left_out_of: Sequence[bytes] = ()
 
-    async def start(self, context: zmq.Context[zmq.Socket[bytes]], options: KernelOptions) -> KernelProcess:
+    async def start(
+        self, context: zmq.Context[zmq.Socket[bytes]], options: KernelOptions, programs: Programs
+    ) -> KernelProcess:
         """Start the process and connect to it; what was sent meanwhile is delivered.
 
         Raises:
             OSError, ValueError: it could not be started.
         """
-        self.process = await KernelProcess.start(options, self._ended)
+        self.process = await KernelProcess.start(options, self._ended, programs)
         self.sampler = KernelSampler(self.process.pid)
         self._relay = KernelRelay(context, self.process.connection, self._deliver, self.process.interrupt)
         early, self._early = self._early, []
@@ -130,6 +133,7 @@ class Kernel:
             self.unwanted.set()
         if self.running:
             assert self.process is not None
+            await asyncio.to_thread(self.process.look_below)
             if grace > 0 and self._relay is not None:
                 self._relay.ask_to_end()
                 try:

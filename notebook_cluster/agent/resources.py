@@ -13,6 +13,7 @@ from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.events import Tell
 from notebook_cluster.agent.leases import DeviceLeases
 from notebook_cluster.agent.machine import machine_id
+from notebook_cluster.agent.programs import Programs
 from notebook_cluster.agent.watchdog import Watchdog
 from notebook_cluster.processors import NodeCount
 from notebook_cluster.protocol.peer import Device
@@ -35,12 +36,17 @@ class Resources:
     tell: Tell
     leases: DeviceLeases = field(default_factory=lambda: DeviceLeases(runtime_directory() / "leases", machine_id()))
     node_count: NodeCount = field(default_factory=lambda: NodeCount(runtime_directory() / "nodes", machine_id()))
+    programs: Programs = field(default_factory=Programs)
     devices_known: asyncio.Event = field(default_factory=asyncio.Event)
     context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     """For the kernels' sockets: one I/O thread less in the way of the link."""
 
+    def __post_init__(self) -> None:
+        self.programs.own(self.watchdog.pid)
+
     def close(self) -> None:
         """End what is left, give everything back; call when no kernel runs."""
+        self.programs.end_orphans()
         self.watchdog.close()
         self.leases.close()
         self.node_count.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from notebook_cluster.agent.events import Tell
+from notebook_cluster.agent.programs import become_reaper
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.agent.settings import AgentSettings, Ready
 
@@ -22,6 +23,8 @@ def run_agent(
 
     Raises as :meth:`Agent.run`.
     """
+
+    become_reaper()
 
     async def serve() -> str:
         agent = Agent(settings, on_event=on_event)

@@ -271,6 +271,7 @@ class Agent:
                 await self._clusters.sample()
                 if look % _LOOK_EVERY == 0:
                     self._clusters.tell_peer_info()
+                    await asyncio.to_thread(self._resources.programs.look)
                     if self._sharing is not None:
                         self._sharing.announcer.check()
             except Exception:

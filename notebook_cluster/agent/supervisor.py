@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from notebook_cluster.agent.programs import MARK, Programs, below
+
 _TAIL_BYTES = 64 * 1024
 _WAKE_AFTER_S = (0.05, 0.5)
 NODE_EXTENSION = "notebook_cluster.node"
@@ -53,7 +57,7 @@ class KernelProcess:
         ended: set once the process is gone.
     """
 
-    def __init__(self, manager: Any, options: KernelOptions) -> None:
+    def __init__(self, manager: Any, options: KernelOptions, programs: Programs) -> None:
         self._manager = manager
         self._process: subprocess.Popen[bytes] = manager.provisioner.process
         self._options = options
@@ -61,10 +65,15 @@ class KernelProcess:
         self.connection: dict[str, object] = manager.get_connection_info()
         self.ended = asyncio.Event()
         self.return_code: int | None = None
+        self._programs = programs
+        self._below: list[psutil.Process] = []
+        programs.add(self.pid, options.environment.get(MARK, ""))
 
     @classmethod
-    async def start(cls, options: KernelOptions, on_end: "Callable[[KernelProcess], None]") -> "KernelProcess":
-        """Start a kernel; ``on_end`` is called on the loop when its process is gone.
+    async def start(
+        cls, options: KernelOptions, on_end: "Callable[[KernelProcess], None]", programs: Programs
+    ) -> "KernelProcess":
+        """Start a kernel; ``on_end`` is called on the loop when its process, and all that it has started, is gone.
 
         Raises:
             OSError: the process could not be started.
@@ -76,15 +85,16 @@ class KernelProcess:
         quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         descriptor = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            await manager.start_kernel(
-                stdout=descriptor,
-                stderr=descriptor,
-                cwd=str(options.directory),
-                env=quiet | inherited | options.environment,
-            )
+            with programs.starting():
+                await manager.start_kernel(
+                    stdout=descriptor,
+                    stderr=descriptor,
+                    cwd=str(options.directory),
+                    env=quiet | inherited | options.environment,
+                )
+                kernel = cls(manager, options, programs)
         finally:
             os.close(descriptor)
-        kernel = cls(manager, options)
         loop = asyncio.get_running_loop()
         # jupyter_client polls; waiting in a thread tells at once on every system.
         threading.Thread(target=kernel._wait, args=(loop, on_end), name=f"kernel-{kernel.pid}", daemon=True).start()
@@ -105,6 +115,10 @@ class KernelProcess:
         loop = asyncio.get_running_loop()
         for delay in _WAKE_AFTER_S:
             loop.call_later(delay, self._signal, signal.SIGWINCH)
+
+    def look_below(self) -> None:
+        """Before it is ended: note what it has started, which may leave no other trace once it is gone."""
+        self._below = below(self.pid)
 
     def kill(self) -> None:
         """SIGKILL to the kernel and everything in its process group."""
@@ -140,6 +154,7 @@ class KernelProcess:
         code = self._process.wait()
         # What the kernel started goes with it (worker processes of a data loader).
         self._kill_group()
+        self._programs.end_those_of(self.pid, self._below)
         try:
             loop.call_soon_threadsafe(self._ended, code, on_end)
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""Ends the kernels, and all that they started, when the agent dies without a chance to do so itself (SIGKILL).
+"""Ends the kernels, and what they started, when the agent dies without a chance to do so itself (SIGKILL).
 
 A shell process waits on a pipe from the agent: each line adds or drops a process group. When the pipe closes, because
 the agent ended in whatever way, the groups that are left are killed and the agent's socket folder is removed.
@@ -17,6 +17,12 @@ while read -r action group; do
   esac
 done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
+# Also what they have started in sessions of its own, as long as it has kept its environment.
+for place in /proc/[0-9]*; do
+  if grep -qaF "NOTEBOOK_CLUSTER_CELL_MARK=$1/" "$place/environ" 2>/dev/null; then
+    kill -s KILL "${place#/proc/}" 2>/dev/null
+  fi
+done
 rm -rf -- "$1"
 """
 
@@ -38,6 +44,11 @@ class Watchdog:
             cwd="/",
             start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Of the shell."""
+        return self._process.pid
 
     def add(self, group: int) -> None:
         """Kill process group ``group`` when the agent ends."""

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from notebook_cluster.agent.admission import Refusal
 from notebook_cluster.agent.devices import Devices
+from notebook_cluster.agent.programs import MARK
 from notebook_cluster.agent.supervisor import KernelOptions, read_tail
 from notebook_cluster.processors import NodeCount, count_nodes, thread_variables, threads_for
 from notebook_cluster.protocol.peer import StartNode
 
 NODES = "NOTEBOOK_CLUSTER_NODES"
 """The variable that says where all agents of this user tell how many nodes they run."""
-CELL_MARK = "NOTEBOOK_CLUSTER_CELL_MARK"
+CELL_MARK = MARK
 """The variable that names the file of :class:`.CellMark`."""
 _KEPT_LOGS = 3
 _MAX_LOG_LINES = 10_000

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from notebook_cluster.agent import AgentSettings, Ready
+from notebook_cluster.agent import FOLLOWS_ALL, AgentSettings, Ready
 from notebook_cluster.security import fingerprint, trusted_coordinators
 
 _QR_BORDER = 2
@@ -90,7 +90,9 @@ def _who(settings: AgentSettings) -> Iterator[str]:
 
 
 def _how_to_stop(settings: AgentSettings) -> Iterator[str]:
-    yield "Stop with Ctrl-C: that ends every kernel that was started here."
+    yield "Stop with Ctrl-C: that ends every kernel that was started here, and what it has started."
+    if not FOLLOWS_ALL:
+        yield "(This system cannot follow a program that leaves its environment behind as well: that one would go on.)"
     typical = settings.directory.parent.name == "agents"
     option = "" if typical else f" --data-dir {settings.directory}"
     yield f"Take trust back: notebook-cluster trust list{option}, then notebook-cluster trust remove OWNER{option}"

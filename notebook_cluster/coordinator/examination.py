@@ -87,6 +87,7 @@ class Examination:
             lambda: network.links(states) + network.reception(peers, self._hub.state.reception),
             lambda: network.paths(peers, self._ways(peers), relayed),
             lambda: f.clocks(peers),
+            lambda: f.programs(peers),
             lambda: versions.versions(peers, wanted),
             lambda: network.speeds(peers) + network.between_nodes(measured, pairs),
             lambda: network.rounds(self._hub.rounds.views(), network.slowest_way(peers, measured)),

@@ -243,6 +243,18 @@ def set_clock(system: str) -> str:
             return "sudo timedatectl set-ntp true"
 
 
+def programs(peers: Sequence[Examined]) -> list[Finding]:
+    """Where a program may outlive the node that has started it."""
+    found = [peer.name for peer in peers if peer.system not in ("", "Linux")]
+    if not found:
+        return []
+    text = (
+        f"on {listed(found)} a program that a node starts, and that leaves session and environment behind, goes on "
+        "after the node: only Linux lets an agent know such programs"
+    )
+    return [say("programs", "info", text, "look there for what nodes have left running")]
+
+
 def frames(peers: Sequence[Examined]) -> list[Finding]:
     """Frames that were dropped, by cause."""
     dropped = {peer.name: +Counter(peer.dropped) for peer in peers}
