@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from notebook_cluster.client import Cluster
-from tests.cluster import Watcher, kernel_pid, run, running_cluster, stopped
+from tests.cluster import Watcher, kernel_pid, node, run, running_cluster, stopped
 from tests.conftest import Agents, wait_until
 from tests.training_cells import SETUP, commits, counted
 
@@ -66,6 +66,9 @@ def test_rounds_go_on_without_a_stopped_kernel_which_is_named_and_brings_its_wor
     wait_until(lambda: len(commits(trio)) >= 3, 60, "three rounds")
     with stopped(pid):
         wait_until(without(trio, "local-2", 3), 40, "rounds without the stopped node")
+        shown = node(trio.state(), "local-2")
+        assert shown.condition == "suspect"
+        assert "no progress" in shown.reason
     last = len(commits(trio))
     wait_until(lambda: any("local-2" in counted(row) for row in commits(trio)[last:]), 60, "a round with it again")
     (work / "enough").touch()

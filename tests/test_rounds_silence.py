@@ -84,6 +84,16 @@ def test_the_patience_of_the_job_counts():
     assert sent(quiet(cluster, 125.0, c=25.0), p.Seal)
 
 
+@pytest.mark.parametrize("patience", [-1.0, 0.0])
+def test_a_patience_that_no_node_of_ours_would_say_is_the_usual_one(patience):
+    cluster = Cluster()
+    for name in "abc":
+        cluster.say(name, register("h0", patience=patience))
+    cluster.arrive("ab")
+    assert not sent(quiet(cluster, 103.0, c=3.0), p.Seal)
+    assert sent(quiet(cluster, 104.0, c=4.0), p.Seal)
+
+
 def test_nodes_with_unlike_patience_are_named():
     cluster = Cluster("ab")
     cluster.say("a", register())

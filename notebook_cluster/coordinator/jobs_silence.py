@@ -6,7 +6,7 @@ back. Nobody else hears of it, it keeps its rank and its place in the cell. How 
 """
 
 from notebook_cluster.coordinator.jobs_state import Job, Turn, change
-from notebook_cluster.protocol.rounds import RoundQuery
+from notebook_cluster.protocol.rounds import LEAST_PATIENCE, PATIENCE, RoundQuery
 
 SHARE = 0.8
 """Of the patience: a sign of life is up to a second old when it comes, and what follows takes a moment, too."""
@@ -14,7 +14,8 @@ SHARE = 0.8
 
 def limit(patience: float) -> float:
     """Seconds of silence after which a node is left out, so that nobody waits longer than ``patience``."""
-    return SHARE * patience
+    usable = patience >= LEAST_PATIENCE  # what comes from a node may be any number, or none
+    return SHARE * (patience if usable else PATIENCE)
 
 
 def settle_silence(turn: Turn, job: Job, silent: dict[str, tuple[float, str]]) -> None:

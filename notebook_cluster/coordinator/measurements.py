@@ -115,6 +115,8 @@ class Measurements:
             reason = node.reason
             if condition == "ok" and link is not None and link.condition == "suspect":
                 condition = "suspect"
+            elif condition == "ok" and (trouble := self._hub.signs.trouble(node.name)):
+                condition, reason = "suspect", trouble
             elif condition == "lost" and link is not None and link.asleep:
                 condition, reason = "asleep", link.why
             elif condition == "ok" and node.name in replaying:

@@ -1,17 +1,19 @@
 """When each node last gave a sign of progress: what the rounds and the collectives wait by.
 
-A sign is a message of the node's process (its runtime says Heartbeat each second), numbers of it that another node got
-over the mesh, and, for at most a minute without either, processor time that its agent reads: a first
+A sign is a message of the node's process (its runtime says Heartbeat each second) and, for at most a minute without
+one, numbers of it that another node got over the mesh, or processor time that its agent reads: a first
 ``torch.compile``, or C code that keeps Python's lock. While bytes come from an agent, but no sample of it, what it has
 to say waits behind other things, and nobody is to blame. A process that is stopped, or gets no processor time, and a
 peer of which nothing is heard give no signs.
 """
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from notebook_cluster.coordinator.jobs_silence import limit
+from notebook_cluster.coordinator.peer_link import duration
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.node import NodeSilent
 from notebook_cluster.protocol.peer import PeerSample
@@ -23,10 +25,14 @@ HEARTBEAT = 1.0
 """Seconds between two words of a node that is well."""
 SUSPICIOUS = 2.0
 """Seconds without a sign after which something may be wrong: a node that is well gives one each second."""
+BEHIND, JUST_NOW = 3.0, 0.5
+"""Seconds since the last sample of an agent, and since a byte of it: what it says is on its way. An agent that ends is
+never so far behind in the half second after its last byte."""
 WITHOUT_PYTHON = 60.0
 """Seconds in which processor time counts although the runtime says nothing."""
 _ENOUGH = 0.02
-"""Seconds of processor time that are progress: two ticks of the system's clock."""
+"""Seconds of processor time from one sample to the next that are progress: two ticks of the system's clock. Threads of
+libraries that wait need less."""
 
 
 @dataclass
@@ -35,7 +41,8 @@ class _Signs:
     heard: float
     """When something showed progress; ``said``: when the process itself last said something."""
     said: float
-    processor: float = 0.0
+    processor: float = math.inf
+    """Its processor time at the last sample."""
     stopped: bool = False
 
 
@@ -59,9 +66,9 @@ class SignsOfLife:
 
     def got_numbers(self, sender: str) -> None:
         """Numbers of ``sender`` came to another node, since that one said so last."""
-        signs = self._of(sender)
-        if signs is not None:
-            signs.heard = max(signs.heard, self._now() - HEARTBEAT)
+        signs, now = self._of(sender), self._now()
+        if signs is not None and now - signs.said < WITHOUT_PYTHON:
+            signs.heard = max(signs.heard, now - HEARTBEAT)
 
     def on_sample(self, peer: str, sample: PeerSample) -> None:
         """What the agent of ``peer`` reads of its kernels each second."""
@@ -72,10 +79,10 @@ class SignsOfLife:
             if signs is None:
                 continue
             signs.stopped = row.stopped
-            if row.cpu_seconds is None or row.cpu_seconds - signs.processor >= _ENOUGH:
-                signs.processor = row.cpu_seconds or 0.0
-                if now - signs.said < WITHOUT_PYTHON and not row.stopped:
-                    signs.heard = now
+            worked = row.cpu_seconds is None or row.cpu_seconds - signs.processor >= _ENOUGH
+            signs.processor = row.cpu_seconds or 0.0
+            if worked and not row.stopped and now - signs.said < WITHOUT_PYTHON:
+                signs.heard = now
 
     def tick(self) -> float:
         """Look at all; the time without pauses of this process."""
@@ -103,6 +110,12 @@ class SignsOfLife:
         found = {name: self.silence(name) for name in self._signs}
         return {name: (seconds, self._why(name)) for name, seconds in found.items() if seconds > SUSPICIOUS}
 
+    def trouble(self, node: str) -> str:
+        """``has made no progress for 12 s (its process is stopped)`` of a node that nobody waits for; else empty."""
+        if node not in self._marked or node not in self._signs:
+            return ""
+        return f"has made no progress for {duration(self.silence(node))} ({self._why(node)})"
+
     # ---- inside ----------------------------------------------------------------------------------------------
 
     def _now(self) -> float:
@@ -124,8 +137,8 @@ class SignsOfLife:
         """Bytes come, but no samples: these, like what its nodes say, are behind other things on a slow link."""
         link = self._hub.peers.links.get(peer)
         sampled = self._sampled.setdefault(peer, now)
-        behind = SUSPICIOUS < now - sampled < WITHOUT_PYTHON
-        if link is None or not behind or link.dialer.silence > SUSPICIOUS:
+        behind = BEHIND < now - sampled < WITHOUT_PYTHON
+        if link is None or not behind or link.dialer.silence > JUST_NOW:
             return
         for node in self._hub.state.roster_nodes():
             signs = self._signs.get(node.name)
@@ -141,6 +154,7 @@ class SignsOfLife:
 
     def _tell_others(self) -> None:
         """Collectives wait no longer for a node that makes no progress, and may again when it does."""
+        self._marked = {name: number for name, number in self._marked.items() if name in self._signs}
         for name, signs in self._signs.items():
             most = limit(self._hub.rounds.patience_for(name))
             if self.silence(name) < most:

@@ -11,6 +11,8 @@ from notebook_cluster.protocol.wire import Message
 
 PATIENCE = 5.0
 """Seconds that nodes wait for one that makes no progress, where people say nothing else."""
+LEAST_PATIENCE = 3.0
+"""What a node that is well may need for a sign of life on a busy machine."""
 
 
 def server_of(seal: "Seal") -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from notebook_cluster.codecs import CODEC_NAMES
 from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.rounds import PATIENCE
+from notebook_cluster.protocol.rounds import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.training.mlx_optimizer import is_mlx_optimizer
 from notebook_cluster.training.outer import Descent
 from notebook_cluster.training.outer_settings import float_bits
@@ -19,9 +19,6 @@ from notebook_cluster.training.schedule import Seconds
 DEFAULT_GRACE = 5.0
 """Seconds that the rest has once a quorum is at the boundary."""
 
-
-LEAST_PATIENCE = 3.0
-"""Seconds: what a healthy node may need for a sign of life on a busy machine."""
 
 ALLREDUCE, SERVER = "allreduce", "server"
 """Whose optimiser makes the steps of data-parallel training: each node's own, or that of one node for all."""
