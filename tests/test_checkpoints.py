@@ -178,6 +178,25 @@ def test_the_room_imports_no_torch() -> None:
     assert checkpoints.__doc__ is not None
 
 
+def test_the_folder_of_all_checkpoints_is_closed_for_others_also_one_that_is_there(tmp_path: Path) -> None:
+    for there in (False, True):
+        folder = tmp_path / str(there) / "checkpoints"
+        if there:
+            folder.mkdir(parents=True)
+            folder.chmod(0o755)
+        save(folder, "digits", contents(1))
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_linked_folder_of_checkpoints_keeps_its_mode(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    shared.chmod(0o755)
+    (tmp_path / "checkpoints").symlink_to(shared)
+    save(tmp_path / "checkpoints", "digits", contents(1))
+    assert shared.stat().st_mode & 0o777 == 0o755
+
+
 # ---- what was kept in the folders of other clusters ------------------------------------------------------------
 
 

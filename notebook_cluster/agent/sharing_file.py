@@ -37,7 +37,8 @@ class SharingFile:
         self._path: Path | None = None
 
     def ready(self, ready: Ready) -> None:
-        """The agent can be reached."""
+        """The agent can be reached. What agents left that were killed goes."""
+        shared_machines()
         self._write(
             SharedMachine(
                 name=ready.name, pid=ready.pid, started=psutil.Process(ready.pid).create_time(),

@@ -4,6 +4,7 @@ import math
 import os
 import platform
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -75,7 +76,8 @@ def save(directory: Path, name: str, contents: Contents, on_step: Step | None = 
     temporary: Path | None = None
     try:
         step("folder")
-        home.mkdir(parents=True, exist_ok=True)
+        _make_private(directory)
+        home.mkdir(exist_ok=True)
         _remove_left_over(home)
         temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{os.getpid()}-", dir=home))
         manifest_hash = _fill(temporary, home, name, contents, step)
@@ -89,6 +91,16 @@ def save(directory: Path, name: str, contents: Contents, on_step: Step | None = 
     for old in _readable(home)[KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
     return folder, manifest_hash
+
+
+def _make_private(directory: Path) -> None:
+    """Make the folder of all checkpoints, readable by this user only: what is in it is somebody's data. One that is
+    there already is closed for others, unless it is a link or another user's."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.lstat()
+    mine = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    if mine and stat.S_ISDIR(status.st_mode) and status.st_mode & 0o077:
+        directory.chmod(0o700)
 
 
 def _fill(folder: Path, home: Path, name: str, contents: Contents, step: Step) -> str:

@@ -4,7 +4,8 @@ May import: ``client``, ``agent``, ``coordinator`` (which peers there are), ``di
 ``security``, ``protocol``, ``widgets`` (the plain-text renderer). Called by: people, and by anything that can start a
 command (ssh, systemd, srun).
 
-- :mod:`.arguments`: what may be typed; :mod:`.parser`: what is said of the rest; :mod:`.values`: how each value is read
+- :mod:`.arguments`: what may be typed; :mod:`.parser`: what is said of the rest; :mod:`.values`: how each value is
+  read; :mod:`.secret_code`: where a code comes from
 - :mod:`.share`: offer this machine; :mod:`.introduction`, :mod:`.terminal`, :mod:`.keyboard`, :mod:`.picker`: what its
   person sees and types
 - :mod:`.pair`, :mod:`.trust`: trust a peer, see who is trusted, take trust back

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from notebook_cluster.cli import values
 from notebook_cluster.cli.parser import Parser, UsageError
+from notebook_cluster.cli.secret_code import add_code_options
 from notebook_cluster.protocol import VERSION
 from notebook_cluster.protocol.names import is_distribution
 
@@ -33,7 +34,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     peers.add_argument("--seconds", type=values.seconds, default=2.0, help="how long to listen (%(default)g)")
     pair = _command(commands, "pair", "pair", "let your notebooks use a peer that shows a code")
     pair.add_argument("peer", metavar="PEER|HOST:PORT", type=values.peer_or_address)
-    pair.add_argument("--code", type=values.code, required=True, help="what 'notebook-cluster share' shows there")
+    add_code_options(pair, "what 'notebook-cluster share' shows there (default: it is asked for)")
     trust = _command(commands, "trust", "trust", "see who is trusted, and take trust back")
     _trust(trust)
 
@@ -104,10 +105,7 @@ def _share(share: argparse.ArgumentParser) -> None:
 
 
 def _share_with(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "--code", type=values.code, default=None,
-        help="accept this code from any number of people (default: made-up codes, each good for one)",
-    )  # fmt: skip
+    add_code_options(group, "accept this code from any number of people (default: made-up codes, each good for one)")
     group.add_argument(
         "--code-minutes", type=values.minutes, default=None, metavar="M",
         help="how long --code is accepted (default: 120)",

@@ -6,6 +6,7 @@ import time
 
 import zmq
 
+from notebook_cluster.cli.secret_code import ASK, read_code
 from notebook_cluster.cli.values import default_name
 from notebook_cluster.coordinator.candidates import Candidate
 from notebook_cluster.coordinator.finding import Finding
@@ -18,9 +19,12 @@ from notebook_cluster.security import Trusted, data_directory, fingerprint, load
 
 def pair(options: argparse.Namespace) -> int:
     """Pair with a peer by name or address, and trust it from now on."""
+    if options.code is None and options.code_file is None:
+        options.code = ASK
+    code = read_code(options, runs_long=False)
     trust = Trust()
     try:
-        partner = asyncio.run(_pair(options.peer, options.code, trust))
+        partner = asyncio.run(_pair(options.peer, code, trust))
     except (PairingError, RequestError) as error:
         raise RuntimeError(str(error)) from None
     address = f"{partner.host}:{partner.port}"

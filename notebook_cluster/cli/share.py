@@ -17,6 +17,7 @@ from notebook_cluster.agent import (
 from notebook_cluster.agent.log import log_to_file, log_to_terminal
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.keyboard import is_terminal
+from notebook_cluster.cli.secret_code import read_code
 from notebook_cluster.cli.terminal import Terminal
 from notebook_cluster.security import agent_directory, private_directory
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 def share(options: argparse.Namespace) -> int:
     """Run a shared agent in this process; returns when it was stopped."""
+    options.code = read_code(options)
     interactive = is_terminal()
     _check_together(options, interactive)
     directory = options.data_dir.expanduser().resolve() if options.data_dir else agent_directory(options.name)
@@ -89,7 +91,7 @@ def _settings(options: argparse.Namespace, directory: Path) -> AgentSettings:
         directory=directory,
         port=options.port,
         lease=options.lease or DEFAULT_LEASE_S,
-        code=options.code or "",
+        code=options.code,
         code_minutes=options.code_minutes or DEFAULT_CODE_MINUTES,
         pairing=not options.no_code,
         dial=options.dial or "",

@@ -41,8 +41,8 @@ async def _perform(hub: Hub, action: Action) -> Any:
         case "share_on":
             if action.code:
                 raise ClusterError(
-                    "a code of your own is for a terminal: notebook-cluster share --code CODE; leave it out here and "
-                    "one is made up"
+                    "a code of your own is for a terminal: notebook-cluster share --code; leave it out here and one "
+                    "is made up"
                 )
             return await threads.act(sharing.share_on)
         case "share_off":
