@@ -33,11 +33,8 @@ def plotly(trace: Chart | None = None, **layout: Any) -> Chart:
 
 
 def _encoded(properties: Chart, kind: str = "symbol") -> Chart:
-    return {
-        "type": kind,
-        "from": {"data": "t"},
-        "encode": {"enter": {"x": {"value": 9}, "y": {"value": 9}} | properties},
-    }
+    place = {"x": {"value": 9}, "y": {"value": 9}}
+    return {"type": kind, "from": {"data": "t"}, "encode": {"enter": place | properties}}
 
 
 def hostile_vega(there: str) -> list[Chart]:
@@ -84,6 +81,10 @@ def hostile_vega(there: str) -> list[Chart]:
         vega(data=[{"name": "t", "values": _ROWS, "on": [{"trigger": "a", "insert": "b"}]}]),
         vega(data=[{"name": "t", "values": "a,b\n1,2", "format": {"type": "csv"}}]),
         vega(data=[{"name": "t", "values": [{"__proto__": {"url": there}}]}]),
+        vega({"encode": {"url": {"fill": {"value": "red"}}}}),
+        vega(_encoded({"url": {"value": there}})),
+        vega(_encoded({"shape": {"value": there}}, "IMAGE")),
+        vega(data=[{"name": "t", "transform": [{"type": "extent", "field": "x", "signal": "cursor"}]}]),
         vega(URL=there),
         vega(**{"url ": there}),
     ]
@@ -221,9 +222,12 @@ def harmless() -> list[tuple[str, Chart]]:
     )  # fmt: skip
     bars = {"type": "bar", "cornerRadius": 2}
     count = {"x": {"field": "c", "type": "nominal"}, "y": {"aggregate": "count", "title": "how many"}}
+    extent = [{"type": "extent", "field": "x", "signal": "span_of_x"}]
+    bins = [{"type": "bin", "field": "x", "extent": {"signal": "span_of_x"}, "as": ["from", "to"]}]
+    data = [{"name": "t", "values": _ROWS, "transform": extent}, {"name": "b", "source": "t", "transform": bins}]
     return [
         (VEGA_LITE, altair),
         (VEGA_LITE, vega_lite(mark=bars, encoding=count, title="of $5 at http://example.org")),
-        (VEGA, vega(_encoded({"fill": {"value": "red"}, "x": {"signal": "10 * datum.x"}}))),
+        (VEGA, vega(_encoded({"fill": {"value": "red"}, "x": {"signal": "10 * datum.x"}}), data=data)),
         (PLOTLY, plotly({"hovertemplate": "<b>%{x}</b><br>c=<unk><extra></extra>"}, title={"text": "x < 3, $5"})),
     ]

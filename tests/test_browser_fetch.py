@@ -2,6 +2,9 @@
 the notebook's own server; and charts with their data in them are drawn."""
 
 import json
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser import PATIENCE, Lab, needs_chromium, open_notebook, run_all, running_lab, wait_for_kernel
+from tests.browser import PATIENCE, Lab, needs_chromium, open_notebook, run_all, running_lab, save, wait_for_kernel
 from tests.conftest import wait_until
 from tests.hostile_charts import (
     PLOTLY,
@@ -199,10 +202,15 @@ def test_nothing_that_a_node_displays_fetches_and_its_charts_are_drawn(
         "canary.txt",
     ]
     charts = hostile(there) + [case for address in ours for case in hostile(address)[::3]]
+    # The tooltips of vega-embed would show the picture of a column with this name.
+    tooltip = vega_lite(
+        data={"values": [{"x": 1, "y": 1, "image": there, "title": "x"}]},
+        mark={"type": "point", "filled": True, "size": 50_000, "tooltip": {"content": "data"}},
+    )
     embed = {"embed_options": {"config": there, "patch": there, "loader": {"baseURL": there}}}
     cells = [
         START,
-        show(charts, "node", {}), show([(VEGA_LITE, vega_lite())], "node", embed), show(list(harmless()), "node", {}),
+        show(charts, "node", {}), show([(VEGA_LITE, tooltip)], "node", embed), show(list(harmless()), "node", {}),
         markup(MARKUP, there), markup(MARKUP, f"{lab.url}/files/canary.txt"),
         markup(WIDGETS, there), markup(WIDGETS, f"{lab.url}/files/canary.txt"),
     ]  # fmt: skip
@@ -219,10 +227,35 @@ def test_nothing_that_a_node_displays_fetches_and_its_charts_are_drawn(
     wait_for_kernel(page, timeout=180)
     page.wait_for_function(DRAWN, timeout=PATIENCE)
     wait_until(lambda: any("?own" in path for path in fetched))
+    assert outputs.get_by_text("the rest is left out").count() == 0
+    charted = page.locator(".jp-CodeCell").nth(2)
+    assert charted.locator(".vega-actions a").all_text_contents() == ["Save as PNG"]
+    charted.locator("canvas").scroll_into_view_if_needed()
+    charted.locator("canvas").hover()
+    page.wait_for_function(
+        "() => document.querySelectorAll('.jp-CodeCell')[2].querySelector('[title*=image]') !== null"
+    )
+    save(page)
     page.screenshot(path=tmp_path / "fetch.png", full_page=True)
-    assert [path for path in fetched if "own" not in path] == []
-    canaries = [url for url in requested if "canary" in url and "?own" not in url and "%3Fown" not in url]
-    assert canaries == []
+    assert of_nodes(fetched) == []
+    assert of_nodes(requested) == []
+
+    # The same in a page of nbconvert, which cleans nothing.
+    nbconvert = [sys.executable, "-m", "nbconvert", "--to", "html", str(lab.folder / "fetch.ipynb")]
+    subprocess.run(nbconvert, check=True, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    converted = page.context.new_page()
+    converted.on("request", lambda request: requested.append(request.url))
+    converted.route(re.compile("^http"), lambda route: route.abort())
+    requested.clear()
+    converted.goto((lab.folder / "fetch.html").as_uri())
+    assert converted.locator(".jp-OutputArea-output").get_by_text("node markup is there").count() == 2
+    assert of_nodes(requested) == []
+    converted.close()
+
+
+def of_nodes(addresses: list[str]) -> list[str]:
+    """Those of ``addresses`` that only nodes have named."""
+    return [address for address in addresses if "canary" in address and not re.search(r"(\?|%3F)own", address)]
 
 
 DRAWN = """() => {

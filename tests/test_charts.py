@@ -78,7 +78,8 @@ def test_schema_and_embedding_are_written_here() -> None:
 def test_config_of_plotly_is_written_here() -> None:
     config = {"plotlyServerURL": THERE, "topojsonURL": THERE, "responsive": True, "showSendToCloud": True}
     safe = safe_chart(PLOTLY, plotly() | {"config": config})
-    assert safe["config"] == {"responsive": True, "displaylogo": False, "showLink": False}
+    off = ("displaylogo", "showLink", "showEditInChartStudio", "showSendToCloud")
+    assert safe["config"] == {"responsive": True, **dict.fromkeys(off, False)}
 
 
 def test_figure_of_plotly_express_with_its_template_passes() -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 MOST_DEPTH = 50
-MOST_VALUES = 500_000
-"""Objects, lists and their entries of one chart, where a list of numbers counts as one."""
+MOST_VALUES = 250_000
+"""Objects, lists and their entries of one chart, where a list of numbers counts as one: at most a second
+of the coordinator."""
 _MOST_KEY = 1_000
 _MOST_SHOWN = 60
 _FORBIDDEN = frozenset(("__proto__", "constructor", "prototype"))

@@ -18,7 +18,9 @@ from notebook_cluster.security.chart_words import (
 )
 from notebook_cluster.security.tex import is_plain_tex
 
-_CONFIG: dict[str, Any] = {"displaylogo": False, "showLink": False}
+_CONFIG: dict[str, Any] = {
+    "displaylogo": False, "showLink": False, "showEditInChartStudio": False, "showSendToCloud": False,
+}  # fmt: skip
 _KEPT_CONFIG = frozenset(("responsive", "displayModeBar", "scrollZoom", "staticPlot"))
 _PICTURE = re.compile(r"data:image/(?:png|jpeg|gif);base64,[A-Za-z0-9+/=\s]*")
 _TAGS = re.compile(r"</?[\w|.-]{1,40}\s?/?>", re.ASCII)

@@ -34,6 +34,10 @@ _STREAM = re.compile(
 _STREAM_KEYS = frozenset(("source", "type", "marktype", "markname", "consume", "throttle", "debounce"))
 _TOGGLE = re.compile(r"(?:true|false|event\.(?:shift|alt|ctrl|meta)Key)")
 _WORD = re.compile(r"[A-Za-z][\w-]{0,60}")
+_ENCODED = frozenset(
+    ("enter", "update", "exit", "hover", "axis", "domain", "entries", "gradient", "grid", "labels", "legend",
+     "subtitle", "symbols", "ticks", "title")
+)  # fmt: skip
 _INPUTS = frozenset(("range", "checkbox", "radio", "select"))
 _INPUT_TEXTS = frozenset(("name",))
 _INPUT_NUMBERS = frozenset(("min", "max", "step", "debounce"))
@@ -278,16 +282,26 @@ class VegaReader(_VegaReader):
                 raise refused(path, entry)
             self.value(entry, path)
 
+    def transform(self, value: Any, path: str) -> None:
+        """Steps of a computation; what ``extent`` finds has a name for expressions."""
+        for step in value if isinstance(value, list) else [value]:
+            if isinstance(step, dict) and isinstance(step.get("signal"), str):
+                self.name(step["signal"], path)
+            self.value(step, path)
+
     def encode(self, value: Any, path: str) -> None:
-        """Sets of properties of a mark, by the moment in which they hold."""
+        """Sets of properties: of a mark by the moment in which they hold, of an axis or a legend by their parts."""
         if not isinstance(value, dict):
             raise refused(path, value)
         for key, entry in value.items():
+            if key not in _ENCODED:
+                raise refused(f"{path}.{key}", entry)
             self.value(entry, f"{path}.{key}")
 
     special: ClassVar[Mapping[str, Callable[[Any, Any, str], None]]] = {
         **_COMMON, "signal": _VegaReader.expression, "update": _VegaReader.expression, "init": _VegaReader.expression,
-        "events": _VegaReader.stream, "on": listened, "encode": encode, "ops": _VegaReader.words_of,
+        "events": _VegaReader.stream, "on": listened, "encode": encode, "transform": transform,
+        "ops": _VegaReader.words_of,
     }  # fmt: skip
 
 
