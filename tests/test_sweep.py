@@ -7,7 +7,7 @@ import pytest
 
 from notebook_cluster.client import Cluster
 from notebook_cluster.protocol.views import CellChanged, CellEnded
-from tests.cluster import Watcher, run, running_cluster, text_of
+from tests.cluster import Watcher, kill, run, running_cluster, text_of
 from tests.conftest import shared_folders, wait_until
 from tests.training_cells import SETUP, job
 
@@ -225,3 +225,33 @@ print(STRATEGIES["DiLoCo"].turn("said", 0.01, 6, fresh=False))
     assert event.status == "ok"
     assert notes == [line]
     assert [told.text for told in cluster.state().events if "'said' goes on" in told.text] == [line]
+
+
+@pytest.mark.usefixtures("work")
+def test_a_coordinator_killed_in_mid_loop_and_started_again_changes_no_turn() -> None:
+    cell = """
+for turn in range(12):
+    print(STRATEGIES["DiLoCo"].turn("killed", LRS[turn % 2], 7), flush=True)
+    if turn in (3, 7) and rank == 1:
+        pathlib.Path(f"turn-{turn}").touch()
+"""
+    first = Cluster.start("killed", local=3)
+    try:
+        run(first, SETUP + LOOP)
+        number = first.execute(cell).cell
+        for turn in (3, 7):
+            wait_until(Path(f"turn-{turn}").exists, 60, f"turn {turn}")
+            kill(first.connection.file.pid)
+            first.close()
+            first = Cluster.start("killed")
+        watcher = Watcher(first.watch(number))
+        ended = watcher.wait_end(60)
+        assert {name: result.status for name, result in ended.results.items()} == dict.fromkeys(NAMES, "ok")
+        texts = {watcher.text(name) for name in NAMES}
+        assert len(texts) == 1, texts
+        rows = texts.pop().split()
+        assert rows == rows[:2] * 6
+        assert {row.partition(":")[0] for row in rows} == {"0"}
+    finally:
+        first.stop()
+        first.close()
