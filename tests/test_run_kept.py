@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec import structs
 
 from notebook_cluster.client import Cluster, read_last_run
 from notebook_cluster.coordinator.remains import LastRun
@@ -56,8 +57,22 @@ class Seen(NamedTuple):
 
 
 def look(cluster: Cluster) -> Seen:
-    series = {(one.node, one.job, one.name): one for one in cluster.series()}
-    return Seen(cluster.state(), series, cluster.history())
+    return Seen(cluster.state(), by_name(cluster.series()), cluster.history())
+
+
+def by_name(series: list[Series]) -> dict[tuple[str, str, str], Series]:
+    """The curves, with the runs of a job one after the other."""
+    found: dict[tuple[str, str, str], Series] = {}
+    for one in sorted(series, key=lambda one: one.run):
+        key = one.node, one.job, one.name
+        if key not in found:
+            found[key] = one
+        else:
+            before = found[key]
+            found[key] = structs.replace(
+                before, step=before.step + one.step, time=before.time + one.time, value=before.value + one.value
+            )
+    return found
 
 
 def steps_of(cluster: Cluster, node: str) -> int:
@@ -125,12 +140,12 @@ def test_what_is_reported_inside_global_model_is_the_curve_of_the_job(kept: Kept
 
 def test_the_loss_of_the_global_model_is_not_in_the_curve_of_a_node(kept: Kept) -> None:
     for name in NODES:
-        assert kept.trained.series[name, "", "loss"].value == [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]
+        assert kept.trained.series[name, "model", "loss"].value == [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]
     assert [node.scalars for node in kept.trained.state.nodes] == [{"accuracy": 0.5}] * 2
 
 
 def test_curves_outlive_a_coordinator_that_was_killed(kept: Kept) -> None:
-    for key in (GLOBAL, ("local", "", "loss"), ("local-2", "", "loss"), ("local", "", "memory")):
+    for key in (GLOBAL, ("local", "model", "loss"), ("local-2", "model", "loss"), ("local", "", "memory")):
         before, after = kept.killed.series[key], kept.back.series[key]
         count = len(before.value)
         assert count > 0
@@ -140,7 +155,7 @@ def test_curves_outlive_a_coordinator_that_was_killed(kept: Kept) -> None:
 
 def test_nothing_is_twice_in_the_curves_of_a_restarted_coordinator(kept: Kept) -> None:
     for name in NODES:
-        curve = kept.end.series[name, "", "loss"]
+        curve = kept.end.series[name, "model", "loss"]
         second = curve.step[6:]
         assert second[0] == 1
         assert second == sorted(set(second))
@@ -166,8 +181,7 @@ def test_after_the_stop_the_run_is_still_there_for_a_report(kept: Kept) -> None:
     assert stopped.ended.endswith(": stopped")
     assert [node.name for node in stopped.state().nodes] == ["local", "local-2"]
     assert {(one.node, one.job, one.name) for one in stopped.series()} == kept.end.series.keys()
-    loss = next(one for one in stopped.series() if (one.node, one.job, one.name) == GLOBAL)
-    assert loss.value == kept.end.series[GLOBAL].value
+    assert by_name(stopped.series())[GLOBAL].value == kept.end.series[GLOBAL].value
     assert [one.round for one in stopped.history().rounds] == [one.round for one in kept.end.history.rounds]
     assert [one.name for one in stopped.history().checkpoints] == ["last"]
     assert [one.peer for one in stopped.history().peers] == ["local"]

@@ -157,6 +157,7 @@ export interface Curve {
   step: number[];
   time: (number | null)[];
   value: (number | null)[];
+  run: number;
 }
 
 /** Points of a cluster's curves, at most one message a second and cluster. */

@@ -23,6 +23,7 @@ MOST_NAME = 64
 class _Round(msgspec.Struct):
     """What was told of one round; ``shown``: it is in the curves."""
 
+    run: int
     round: int
     step: int
     time: float
@@ -47,13 +48,14 @@ class GlobalModels:
             return
         values = {name: v for name, v in list(message.values.items())[:MOST_VALUES] if len(name) <= MOST_NAME}
         open_round = self._rounds.get(message.job)
-        if open_round is not None and message.round < open_round.round <= committed:
+        same = open_round is not None and open_round.run == message.run
+        if open_round is not None and same and message.round < open_round.round <= committed:
             return  # it is late: the next round has its point already
-        if open_round is not None and (open_round.round != message.round or node in open_round.told):
+        if open_round is not None and (not same or open_round.round != message.round or node in open_round.told):
             self._show(message.job, open_round)
             open_round = None
         if open_round is None:
-            open_round = _Round(message.round, message.step, when, time.monotonic())
+            open_round = _Round(message.run, message.round, message.step, when, time.monotonic())
             self._rounds[message.job] = open_round
         open_round.told[node] = values
         if not self._waits_for(open_round):
@@ -90,7 +92,7 @@ class GlobalModels:
         for name in dict.fromkeys(name for values in one.told.values() for name in values):
             found = [values[name] for values in one.told.values() if name in values]
             mean = sum(found) / len(found)
-            self._hub.series.add("", name, one.step, one.time, mean, job=job)
+            self._hub.series.add("", name, one.step, one.time, mean, job=job, run=one.run)
             if name == "loss":
                 self._losses[job] = one.round, mean
         self._hub.dirty()

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from notebook_cluster.coordinator import left_out
 from notebook_cluster.protocol import peer as p
-from notebook_cluster.protocol.node import GlobalMeasured, Telemetry
+from notebook_cluster.protocol.node import GlobalMeasured, RunLosses, Telemetry
+from notebook_cluster.protocol.runs import IN_A_CELL
 from notebook_cluster.protocol.state import NodeView
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 CLOCK_WAS_SET = 12 * 3600.0
 MOST_DEVICES = 64
+MOST_RUNS = 16
+"""Of which one message tells losses."""
 
 
 class Measurements:
@@ -35,15 +38,23 @@ class Measurements:
             return
         if new.waiting != before.waiting:
             self._hub.cells.notices.on_waiting(name, new.waiting)
-        ahead = self._clock_difference(name, new.history[-1][1]) if new.history else 0.0
-        for step, when, loss in new.history:
-            if math.isfinite(when):  # a loss that is not finite is a gap in the curve
-                self._hub.series.add(name, "loss", step, when + ahead, loss)
+        for told in [RunLosses(job="", run=0, points=new.history), *new.losses[:MOST_RUNS]]:
+            if told.job and not self._is_run(told):
+                continue
+            ahead = self._clock_difference(name, told.points[-1][1]) if told.points else 0.0
+            for step, when, loss in told.points:
+                if math.isfinite(when):  # a loss that is not finite is a gap in the curve
+                    self._hub.series.add(name, "loss", step, when + ahead, loss, job=told.job, run=told.run)
         if new.step is not None:
             for scalar, value in new.scalars.items():
                 if new.step != before.step or not _same(value, before.scalars.get(scalar)):
                     self._hub.series.add(name, scalar, new.step, time.time(), value)
         self._hub.dirty()
+
+    def _is_run(self, told: RunLosses) -> bool:
+        """It is of a job that there is, and of a cell that was."""
+        newest = (max(self._hub.state.cells, default=0) + 1) * IN_A_CELL
+        return self._hub.rounds.committed(told.job) is not None and 0 <= told.run < newest
 
     def on_global(self, name: str, message: GlobalMeasured) -> None:
         """What a node has measured of a global model."""

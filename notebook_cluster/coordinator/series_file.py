@@ -31,10 +31,13 @@ class _Piece(msgspec.Struct, array_like=True):
     time: list[float]
     value: list[float | None]
     seen: int = 0
+    run: int = 0
 
 
 def _line(series: list[Series]) -> bytes:
-    return msgspec.json.encode([_Piece(s.node, s.job, s.name, s.step, s.time, list(s.value), s.seen) for s in series])
+    return msgspec.json.encode(
+        [_Piece(s.node, s.job, s.name, s.step, s.time, list(s.value), s.seen, s.run) for s in series]
+    )
 
 
 def read_series(path: Path) -> list[Series]:
@@ -56,7 +59,7 @@ def read_series(path: Path) -> list[Series]:
             value = [math.nan if one is None else one for one in piece.value]
             found.append(
                 Series(node=piece.node, job=piece.job, name=piece.name, step=piece.step, time=piece.time, value=value,
-                       seen=piece.seen)
+                       seen=piece.seen, run=piece.run)
             )  # fmt: skip
     return found
 

@@ -93,8 +93,9 @@ def report(*, loss: Any = None, step: int | None = None, samples_per_s: Any = No
     Raises:
         TypeError: a value is no number; names it.
     """
-    if "waiting" in scalars:
-        raise TypeError("report: the name 'waiting' is taken: use another one")
+    for name in ("waiting", "run"):
+        if name in scalars:
+            raise TypeError(f"report: the name {name!r} is taken: use another one")
     block = open_block()
     if block is not None:
         numbers = {name: as_number(name, value) for name, value in scalars.items()}

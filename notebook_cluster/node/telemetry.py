@@ -10,12 +10,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.protocol.node import Telemetry
+from notebook_cluster.protocol.node import RunLosses, Telemetry
 
 PERIOD = 0.25
 """Seconds between two messages, and between two reads of a value that lies on an accelerator (a read waits for it)."""
 MAX_HISTORY = 50
 MAX_SCALARS = 64
+MAX_RUNS = 16
+"""Of which losses are told at once."""
+Run = tuple[str, int]
+"""A job and its run; ("", 0): what nc.report() says."""
+_NO_RUN: Run = ("", 0)
 
 
 def as_number(name: str, value: Any) -> float | Any:
@@ -59,7 +64,8 @@ class TelemetryKeeper:
         self._samples_per_s: float | None = None
         self._waiting = ""
         self._threads, self._threads_chosen = 0, False
-        self._history: deque[tuple[int, float, float]] = deque(maxlen=10_000)
+        self._histories: dict[Run, deque[tuple[int, float, float]]] = {}
+        self._unread_run = _NO_RUN
         self._memory: tuple[int | None, int | None] = (None, None)
         self._changed = False
         self._sent_at = 0.0
@@ -72,6 +78,7 @@ class TelemetryKeeper:
         loss: Any = None,
         samples_per_s: Any = None,
         waiting: str | None = None,
+        run: Run | None = None,
         scalars: dict[str, Any] | None = None,
     ) -> None:
         """Keep the newest values; nothing is kept when one of them is refused (TypeError)."""
@@ -88,19 +95,20 @@ class TelemetryKeeper:
             self._samples_per_s = float(as_number("samples_per_s", samples_per_s))
         if waiting is not None:
             self._waiting = waiting
-        self._keep(numbers)
+        self._keep(numbers, run or _NO_RUN)
         self._changed = True
 
-    def _keep(self, numbers: dict[str, Any]) -> None:
+    def _keep(self, numbers: dict[str, Any], run: Run) -> None:
         now = time.monotonic()
         for name, value in numbers.items():
             if isinstance(value, (int, float)):
                 self._newest[name] = value
                 self._unread.pop(name, None)
                 if name == "loss":
-                    self._history.append((self._step or 0, time.time(), float(value)))
+                    self._note(run, float(value))
             else:
                 self._unread[name] = value
+                self._unread_run = run if name == "loss" else self._unread_run
         if self._unread and now - self._read_at >= PERIOD:
             self._read_at = now
             self._read_waiting()
@@ -111,7 +119,14 @@ class TelemetryKeeper:
         for name, value in unread.items():
             number = self._newest[name] = _read(name, value)
             if name == "loss":
-                self._history.append((self._step or 0, time.time(), number))
+                self._note(self._unread_run, number)
+
+    def _note(self, run: Run, loss: float) -> None:
+        """A point of the curve of ``run``."""
+        history = self._histories.get(run)
+        if history is None:
+            history = self._histories[run] = deque(maxlen=10_000)
+        history.append((self._step or 0, time.time(), loss))
 
     def set_waiting(self, text: str) -> None:
         """What the main thread waits for, or ``""`` (any thread)."""
@@ -144,16 +159,30 @@ class TelemetryKeeper:
         self._changed = False
         self._sent_at = now
         newest = dict(self._newest)
+        histories = self._take_histories()
         self._send(
             Telemetry(
                 step=self._step, loss=newest.pop("loss", None), scalars=newest, samples_per_s=self._samples_per_s,
-                memory_used=self._memory[0], memory_peak=self._memory[1], history=self._take_history(),
-                waiting=self._waiting, threads=self._threads, threads_chosen=self._threads_chosen,
+                memory_used=self._memory[0], memory_peak=self._memory[1], waiting=self._waiting,
+                threads=self._threads, threads_chosen=self._threads_chosen,
+                history=histories.pop(_NO_RUN, []),
+                losses=[RunLosses(job=job, run=run, points=points) for (job, run), points in histories.items()],
             )
         )  # fmt: skip
 
-    def _take_history(self) -> list[tuple[int, float, float]]:
-        points = [self._history.popleft() for _ in range(len(self._history))]
+    def _take_histories(self) -> dict[Run, list[tuple[int, float, float]]]:
+        """The points of the newest runs since the last call. The main thread may add a run meanwhile."""
+        found = {}
+        for run in list(self._histories)[-MAX_RUNS:]:
+            points = self._take_history(self._histories[run])
+            if points:
+                found[run] = points
+        for run in list(self._histories)[:-MAX_RUNS]:
+            del self._histories[run]
+        return found
+
+    def _take_history(self, history: deque[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
+        points = [history.popleft() for _ in range(len(history))]
         if len(points) <= MAX_HISTORY:
             return points
         # Evenly thinned; the newest point always stays.

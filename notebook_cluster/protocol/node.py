@@ -160,6 +160,15 @@ class HoldOutput(Message, frozen=True):
     hold: bool
 
 
+class RunLosses(Message, frozen=True):
+    """What ``sync.step`` was told of one run of a job (:mod:`.runs`): (step, time, loss), thinned to at most 50
+    points."""
+
+    job: str
+    run: int
+    points: list[tuple[int, float, float]]
+
+
 class Telemetry(Message, frozen=True):
     """Node, at most 4 a second: the newest values of nc.report() and of the training loop."""
 
@@ -171,7 +180,9 @@ class Telemetry(Message, frozen=True):
     """Bytes that torch or mlx hold on the accelerator; None on cpu."""
     memory_peak: int | None = None
     history: list[tuple[int, float, float]] = []
-    """(step, time, loss) since the last Telemetry, thinned to at most 50 points."""
+    """(step, time, loss) that nc.report() was told since the last Telemetry, thinned to at most 50 points."""
+    losses: list[RunLosses] = []
+    """The same of sync.step()."""
     waiting: str = ""
     """``all_reduce #3 for desk``, ``round 12``: what the node's main thread waits for."""
     threads: int = 0
@@ -207,6 +218,8 @@ class GlobalMeasured(Message, frozen=True):
     time: float
     values: dict[str, float]
     """``loss`` and scalars."""
+    run: int = 0
+    """Of the job."""
 
 
 class Blocked(Message, frozen=True):

@@ -67,13 +67,16 @@ class Curve(Message, frozen=True):
     """Points of one curve: ``loss``, ``memory`` (bytes) or a reported scalar. The lists are equally long."""
 
     node: str
-    """Empty: what was measured of the global model of ``job``, which is empty for a node."""
+    """Empty: what was measured of the global model of ``job``."""
     job: str
+    """Empty where it is of none."""
     name: str
     step: list[int]
     time: list[float]
     """Seconds since 1970."""
     value: list[float]
+    run: int = 0
+    """Of ``job``: a larger number was begun later."""
 
 
 class Series(Message, frozen=True):

@@ -173,7 +173,8 @@ class ClusterView(Message, frozen=True):
 class Series(Message, frozen=True):
     """One curve. ``name``: ``loss``, ``memory`` (bytes) or a reported scalar. At most 2,000 points, thinned.
 
-    A curve is that of a node, or that of the global model of a training job; then ``node`` is empty.
+    A curve is that of a node, or that of the global model of a training job; then ``node`` is empty. The loss that
+    ``sync.step`` is told has a job as well, and a run of it.
     """
 
     node: str
@@ -184,3 +185,5 @@ class Series(Message, frozen=True):
     seen: int = 0
     """How many measured points these stand for; 0: each for itself."""
     job: str = ""
+    run: int = 0
+    """Of the job: a larger number was begun later (:mod:`.runs`); 0: not of a run, or of a cluster of before."""

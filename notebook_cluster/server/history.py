@@ -3,14 +3,15 @@
 from itertools import pairwise
 
 from notebook_cluster.protocol import state
+from notebook_cluster.protocol.runs import forgotten
 from notebook_cluster.protocol.sidebar import Curve
 from notebook_cluster.protocol.thinning import ThinnedCurve, extremes
 
 SENT_POINTS = 200
 """Of a curve, to a browser that connects."""
 MAX_CURVES = 512
-Key = tuple[str, str, str]
-"""Node, job, name."""
+Key = tuple[str, str, int, str]
+"""Node, job, run, name."""
 
 
 class History:
@@ -27,16 +28,20 @@ class History:
         self._all, self._fresh = {}, {}
         self._overlaps = self._whole = True
         for curve in series[:MAX_CURVES]:
-            points = self._all[curve.node, curve.job, curve.name] = ThinnedCurve()
+            points = self._all[curve.node, curve.job, curve.run, curve.name] = ThinnedCurve()
             points.extend(curve.step, curve.time, curve.value, curve.seen)
 
     def add(self, series: list[state.Series]) -> None:
         """New points."""
         overlaps, self._overlaps = self._overlaps, False
         for curve in series:
-            key = curve.node, curve.job, curve.name
-            if key not in self._all and len(self._all) >= MAX_CURVES:
-                continue
+            key = curve.node, curve.job, curve.run, curve.name
+            if key not in self._all:
+                for old in forgotten([*self._all, key]):
+                    self._all.pop(old, None)
+                    self._fresh.pop(old, None)
+                if len(self._all) >= MAX_CURVES:
+                    continue
             known, fresh = self._all.setdefault(key, ThinnedCurve()), self._fresh.setdefault(key, ThinnedCurve())
             after = known.time[-1] if overlaps and known.time else float("-inf")
             for row in zip(curve.step, curve.time, curve.value, strict=True):
@@ -62,7 +67,7 @@ class History:
 def _chosen(key: Key, points: ThinnedCurve, indices: list[int]) -> Curve:
     step, time, value = points.step, points.time, points.value
     return Curve(
-        node=key[0], job=key[1], name=key[2], step=[step[index] for index in indices],
+        node=key[0], job=key[1], run=key[2], name=key[3], step=[step[index] for index in indices],
         time=[time[index] for index in indices], value=[value[index] for index in indices],
     )  # fmt: skip
 

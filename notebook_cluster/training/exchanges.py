@@ -16,6 +16,7 @@ from msgspec import structs
 from notebook_cluster.collectives import Deadlock
 from notebook_cluster.protocol.node import EndWait
 from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
+from notebook_cluster.protocol.runs import run_number
 from notebook_cluster.training import member_types as types
 from notebook_cluster.training.arguments import Strategy
 from notebook_cluster.training.host_encoding import Background
@@ -36,10 +37,12 @@ class Exchanges:
     """What a strategy needs of rounds; :class:`~.sync.RoundSync` adds what people call."""
 
     _replica: Replica
+    _run: tuple[int, int]
+    """The cell in which it registered last, and which of its sync objects under this name it was there."""
 
     def __init__(self, runtime: Runtime, job: Job, strategy: Strategy, optimizer: Any, *, restore: bool) -> None:
         self._runtime, self._job, self._strategy = runtime, job, strategy
-        self._progress = Progress(runtime)
+        self._progress = Progress(runtime, job.name, run_number(self._run[0], max(self._run[1] - 1, 0)))
         self._part = OwnPart(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
         self._schedule = Schedule(strategy.every, strategy.fragments)
         self._background = Background()

@@ -13,13 +13,13 @@ from notebook_cluster.protocol.node import GlobalMeasured
 
 
 class Measuring:
-    """One block in which the model holds the global parameters of ``job`` after round ``round``.
+    """One block in which the model holds the global parameters of run ``run`` of ``job`` after round ``round``.
 
     ``step``: steps that this node had taken when it took over that round.
     """
 
-    def __init__(self, job: str, round: int, step: int) -> None:
-        self._job, self._round, self._step = job, round, step
+    def __init__(self, job: str, run: int, round: int, step: int) -> None:
+        self._job, self._run, self._round, self._step = job, run, round, step
         self._values: dict[str, Any] = {}
 
     def note(self, values: dict[str, Any], step: int | None = None) -> None:
@@ -39,7 +39,10 @@ class Measuring:
             _blocks.open.remove(self)
         if self._values:
             values = {name: float(v.item() if hasattr(v, "item") else v) for name, v in self._values.items()}
-            send(GlobalMeasured(job=self._job, round=self._round, step=self._step, time=time.time(), values=values))
+            told = GlobalMeasured(
+                job=self._job, run=self._run, round=self._round, step=self._step, time=time.time(), values=values
+            )  # fmt: skip
+            send(told)
 
 
 class _Blocks(threading.local):

@@ -12,10 +12,11 @@ RATE_SECONDS = 0.5
 
 
 class Progress:
-    """Counts steps and samples and reports them."""
+    """Counts steps and samples of one run of a job and reports them."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, job: str = "", run: int = 0) -> None:
         self.step = 0
+        self.job, self.run = job, run
         self._runtime = runtime
         self._read_at = 0.0
         self._rate_from = self._waits_from = time.monotonic()
@@ -33,9 +34,10 @@ class Progress:
         value = self._value(loss, now)
         elapsed = now - self._rate_from
         if elapsed < RATE_SECONDS:
-            self._runtime.report(step=self.step, loss=value)
+            self._runtime.report(step=self.step, loss=value, run=(self.job, self.run))
             return
-        self._runtime.report(step=self.step, loss=value, samples_per_s=self._samples / elapsed)
+        rate = self._samples / elapsed
+        self._runtime.report(step=self.step, loss=value, samples_per_s=rate, run=(self.job, self.run))
         self._rate_from, self._samples = now, 0.0
 
     def waiting(self, what: str) -> None:

@@ -42,7 +42,6 @@ class RoundSync(Exchanges):
         runtime = current_runtime()
         job = _job_of(runtime, strategy.name)
         self._run = runtime.cell(), 0 if runtime.replaying() else job.next_run(runtime.cell())
-        """The cell in which it registered last, and which of its sync objects under this name it was there."""
         parameters = parameters_of(model)
         layout = parameters.layout
         trained, count = layout.size - layout.buffers, strategy.fragments
@@ -132,7 +131,7 @@ class RoundSync(Exchanges):
         Raises:
             TrainingError: the model is not on yet, or this block is inside another one of the same job.
         """
-        block = Measuring(self._job.name, self._replica.round, self._round_step)
+        block = Measuring(self._job.name, self._progress.run, self._replica.round, self._round_step)
         if self._idle():
             with block.opened(lambda message: None):
                 yield

@@ -5,7 +5,9 @@ Pure data, used by the plotly figure and by the static pictures.
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from notebook_cluster.protocol.runs import forgotten, places
 from notebook_cluster.protocol.state import Series
 from notebook_cluster.protocol.thinning import ThinnedCurve, extremes
 
@@ -29,24 +31,47 @@ class Curve(ThinnedCurve):
         return [(moment - start, value) for moment, value in zip(self.time, self.value, strict=False)]
 
 
+Key = tuple[str, str, int, str]
+"""Node (empty: the global model), job and run (empty and 0: of none), name."""
+
+
+class LossCurve(NamedTuple):
+    """The loss of a node, or of the global model, in one run of a job."""
+
+    node: str
+    job: str
+    run: int
+    curve: Curve
+    newest: bool
+    """No run of this job was begun later."""
+    of_run: str
+    """``generator``, ``model run 2``; empty where nothing else is drawn."""
+    dash: int
+    """0, 1, 2 ... for the jobs in the order in which they appeared: several are told apart by more than their names."""
+
+
 class Curves:
     """All curves in the order in which they appeared: of nodes, and of the global models of jobs."""
 
     def __init__(self, series: Iterable[Series] = ()) -> None:
-        self._curves: dict[tuple[str, str, str], Curve] = {}
+        self._curves: dict[Key, Curve] = {}
         for one in series:
-            key = one.node, one.job, one.name
+            key = one.node, one.job, one.run, one.name
             self._curves.setdefault(key, Curve()).extend(one.step, one.time, one.value, one.seen)
         self._history_ends = {key: max(curve.time, default=0.0) for key, curve in self._curves.items()}
 
     def add_new(self, series: Iterable[Series]) -> None:
         """Append points of SeriesAdded events, except those that the first series held already."""
         for one in series:
-            key = one.node, one.job, one.name
+            key = one.node, one.job, one.run, one.name
             end = self._history_ends.get(key, -math.inf)
             rows = [row for row in zip(one.step, one.time, one.value, strict=False) if row[1] > end]
             if rows:
-                curve = self._curves.setdefault(key, Curve())
+                if key not in self._curves:
+                    self._curves[key] = Curve()
+                    for old in forgotten(self._curves):
+                        del self._curves[old]
+                curve = self._curves.get(key) or Curve()
                 for row in rows:
                     curve.add(*row)
 
@@ -56,30 +81,60 @@ class Curves:
             Series(
                 node=node,
                 job=job,
+                run=run,
                 name=name,
                 step=list(curve.step),
                 time=list(curve.time),
                 value=list(curve.value),
                 seen=curve.seen,
             )
-            for (node, job, name), curve in self._curves.items()
+            for (node, job, run, name), curve in self._curves.items()
         ]
 
     def get(self, node: str, name: str) -> Curve:
-        """The curve, or an empty one."""
-        return self._curves.get((node, "", name)) or Curve()
+        """The curve that was begun last, or an empty one."""
+        found = [curve for key, curve in self._curves.items() if (key[0], key[3]) == (node, name) and curve.time]
+        return max(found, key=lambda curve: curve.time[0], default=Curve())
 
     def nodes(self) -> list[str]:
         """Names of the nodes that have a curve, each once."""
-        return list(dict.fromkeys(node for node, job, _ in self._curves if not job))
+        return list(dict.fromkeys(node for node, _, _, _ in self._curves if node))
+
+    def losses(self) -> list[LossCurve]:
+        """Of nodes: every run of every job, those begun first first."""
+        return self._losses(of_nodes=True)
+
+    def model_losses(self) -> list[LossCurve]:
+        """Of the global models, likewise."""
+        return self._losses(of_nodes=False)
+
+    def _losses(self, *, of_nodes: bool) -> list[LossCurve]:
+        keys = [key for key in self._curves if key[3] == "loss" and bool(key[0]) == of_nodes]
+        runs: dict[str, list[int]] = {}
+        for _, job, run, _ in keys:
+            runs.setdefault(job, []).append(run)
+        numbers, jobs = {job: places(of_job) for job, of_job in runs.items()}, list(runs)
+        found = []
+        for key in sorted(keys, key=lambda key: (key[2], jobs.index(key[1]))):
+            node, job, run, _ = key
+            several = len(numbers[job]) > 1
+            named = f"{job or 'nc.report'} run {numbers[job][run]}" if several else job or "nc.report"
+            found.append(
+                LossCurve(
+                    node, job, run, self._curves[key], run == max(numbers[job]),
+                    named if several or len(jobs) > 1 else "", jobs.index(job),
+                )
+            )  # fmt: skip
+        return found
 
     def of_model(self, job: str, name: str) -> Curve:
-        """The curve of what was measured of the global model of ``job``, or an empty one."""
-        return self._curves.get(("", job, name)) or Curve()
+        """The curve of what was measured of the global model in the newest run of ``job``, or an empty one."""
+        found = {key[2]: curve for key, curve in self._curves.items() if (key[0], key[1], key[3]) == ("", job, name)}
+        return found[max(found)] if found else Curve()
 
     def models(self) -> list[str]:
         """Names of the jobs whose global model's loss was measured, each once."""
-        return list(dict.fromkeys(job for _, job, name in self._curves if job and name == "loss"))
+        return list(dict.fromkeys(job for node, job, _, name in self._curves if not node and name == "loss"))
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:

@@ -1,5 +1,5 @@
 """The plotly curves of a panel: loss over steps and over time, memory over time, one colour per rank, and the loss of
-the global model where it was measured.
+the global model where it was measured. The newest run of each job is drawn plainly, the ones before it faint.
 
 Loading plotly takes about a second and its widget ships about 5 MB of script, so a panel makes its figure on its own
 thread when the first point is there.
@@ -15,9 +15,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from notebook_cluster.widgets.columns import Column, by_step, by_time, thin
-from notebook_cluster.widgets.curves import Curves
+from notebook_cluster.widgets.curves import Curve, Curves, LossCurve
 from notebook_cluster.widgets.formatting import global_label, plain
 from notebook_cluster.widgets.palette import GLOBAL, rank_colour
+from notebook_cluster.widgets.run_lines import run_label
 
 POINTS_PER_CURVE = 300
 POINTS_IN_ALL = 7500
@@ -28,6 +29,10 @@ _LARGEST = 3e38
 _INK = "#8b949e"
 _GRID = "rgba(139, 148, 158, 0.22)"
 _CHARTS = 3
+EARLIER_RUNS = 2
+"""Of each job, beside the newest; a report has all that are kept."""
+_DASHES = ("solid", "dash", "dashdot", "longdash")
+_FAINT = 0.3
 _MEMORY_UNITS = ((1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
 
@@ -61,6 +66,8 @@ class CurvesFigure:
         # panel.js makes it do.
         self.widget._config = {**self.widget._config, "responsive": True}
         self._nodes: dict[str, int] = {}
+        self._others: dict[tuple[str, str, int], int] = {}
+        """(Node, job, run) -> where the traces of its loss begin, beside those of the node."""
         self._models: dict[str, int] = {}
         self._drawn: dict[int, tuple[Any, ...]] = {}
 
@@ -78,7 +85,12 @@ class CurvesFigure:
         new_models = [job for job in jobs if job not in self._models]
         for job in new_models:
             self._add_model(job, global_label(job, jobs))
-        limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // (_CHARTS * max(len(self._nodes), 1)), 40))
+        main, others = _drawn_runs(curves.losses())
+        new_runs = [one for one in others if _key(one) not in self._others]
+        for one in new_runs:
+            self._add_run(one)
+        traces = _CHARTS * len(self._nodes) + 2 * len(self._others)
+        limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // max(traces, 1), 40))
         memory = {node: by_time(curves.get(node, "memory"), started) for node in self._nodes}
         most = (float(y.max(initial=0.0, where=numpy.isfinite(y))) for _, y in memory.values())
         scale, unit = _unit(max(most, default=0.0))
@@ -86,12 +98,19 @@ class CurvesFigure:
         across = 60.0 if minutes else 1.0
         with self.widget.batch_update():
             for node, index in self._nodes.items():
-                colour, loss = rank_colour(ranks.get(node)), curves.get(node, "loss")
+                colour = rank_colour(ranks.get(node))
+                loss = main[node].curve if node in main else Curve()
                 self._show(index, *thin(*by_step(loss), limit), colour)
                 seconds, losses = thin(*by_time(loss, started), limit)
                 self._show(index + 1, seconds / across, losses, colour)
+                if node in main and self.widget.data[index + 2].name != _label(run_label(main[node])):
+                    for chart in range(_CHARTS):
+                        self.widget.data[index + chart].name = _label(run_label(main[node]))
                 seconds, used = thin(*memory[node], limit)
                 self._show(index + 2, seconds / across, used / scale, colour)
+            shown = {_key(one): one for one in others}
+            for key, index in self._others.items():
+                self._show_run(index, shown.get(key), rank_colour(ranks.get(key[0])), started, across, limit)
             for job, index in self._models.items():
                 loss = curves.of_model(job, "loss")
                 self._show(index, *thin(*by_step(loss), limit))
@@ -102,9 +121,9 @@ class CurvesFigure:
                 if self.widget.layout.annotations[place].text != title:
                     self.widget.layout.annotations[place].text = title
         self._remember()
-        if new or new_models:
+        if new or new_models or new_runs:
             self.widget.send_state(["_widget_data", "_widget_layout"])
-        return bool(new or new_models)
+        return bool(new or new_models or new_runs)
 
     def _remember(self) -> None:
         """Keep up to date what a new view or a reloaded page reads: plotly leaves it as it was at the beginning.
@@ -120,6 +139,32 @@ class CurvesFigure:
         common = {"mode": "lines", "name": _label(node), "legendgroup": node, "x": [], "y": []}
         traces = [go.Scatter(**common, showlegend=chart == _CHARTS - 1) for chart in range(_CHARTS)]
         self.widget.add_traces(traces, rows=[1] * _CHARTS, cols=list(range(1, _CHARTS + 1)))
+
+    def _add_run(self, one: LossCurve) -> None:
+        """Two more traces of a node's loss: of an earlier run, or of another job."""
+        self._others[_key(one)] = len(self.widget.data)
+        line = {"dash": _DASHES[one.dash % len(_DASHES)], "width": 2}
+        common = {"mode": "lines", "legendgroup": one.node, "x": [], "y": [], "line": line}
+        traces = [go.Scatter(**common, showlegend=False) for _ in range(_CHARTS - 1)]
+        self.widget.add_traces(traces, rows=[1] * len(traces), cols=list(range(1, _CHARTS)))
+
+    def _show_run(
+        self, index: int, one: LossCurve | None, colour: str, started: float, across: float, limit: int
+    ) -> None:
+        """Where it is not drawn any more its traces stay, without points."""
+        curve = Curve() if one is None else one.curve
+        self._show(index, *thin(*by_step(curve), limit), colour)
+        seconds, losses = thin(*by_time(curve, started), limit)
+        self._show(index + 1, seconds / across, losses, colour)
+        if one is None:
+            return
+        faint = not one.newest
+        for chart, trace in enumerate(self.widget.data[index : index + 2]):
+            if trace.name != _label(run_label(one)):
+                trace.name = _label(run_label(one))
+            if trace.opacity != (_FAINT if faint else 1.0):
+                trace.opacity = _FAINT if faint else 1.0
+                trace.showlegend = not faint and chart == 0
 
     def _add_model(self, job: str, label: str) -> None:
         """The traces of the global model of ``job``: its loss, a dot for each time it was measured."""
@@ -142,8 +187,31 @@ class CurvesFigure:
         # Arrays travel as binary buffers, a sixth of the size of JSON numbers; 24 bits are finer than a screen.
         trace.x = x.astype(numpy.float64 if len(x) and x[-1] > _EXACT_STEPS else numpy.float32)
         trace.y = numpy.clip(numpy.where(numpy.isfinite(y), y, numpy.nan), -_LARGEST, _LARGEST).astype(numpy.float32)
-        if colour:
-            trace.line = {"color": colour, "width": 2}
+        if colour and trace.line.color != colour:
+            trace.line.color, trace.line.width = colour, 2
+
+
+def _key(one: LossCurve) -> tuple[str, str, int]:
+    return one.node, one.job, one.run
+
+
+def _drawn_runs(losses: list[LossCurve]) -> tuple[dict[str, LossCurve], list[LossCurve]]:
+    """What the traces of each node show, the newest run of its first job, and what is drawn beside it."""
+    main: dict[str, LossCurve] = {}
+    others: list[LossCurve] = []
+    for one in losses:
+        if one.newest and (one.node not in main or one.dash < main[one.node].dash):
+            others += [main[one.node]] if one.node in main else []
+            main[one.node] = one
+        elif one.newest:
+            others.append(one)
+    earlier: dict[tuple[str, str], list[LossCurve]] = {}
+    for one in losses:
+        if not one.newest:
+            earlier.setdefault((one.node, one.job), []).append(one)
+    for runs in earlier.values():
+        others += runs[-EARLIER_RUNS:]
+    return main, others
 
 
 def _label(name: str) -> str:

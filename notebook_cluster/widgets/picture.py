@@ -13,12 +13,18 @@ _POINTS = 200
 
 
 class Line(NamedTuple):
-    """One curve of a picture; ``colour`` is ``#rrggbb``. ``dotted``: a broken line with a dot at each point."""
+    """One curve of a picture; ``colour`` is ``#rrggbb``. ``dotted``: a broken line with a dot at each point. ``faint``:
+    of an earlier run. ``dash``: 0 solid, else another pattern for each number."""
 
     label: str
     colour: str
     points: Sequence[Point]
     dotted: bool = False
+    faint: bool = False
+    dash: int = 0
+
+
+_DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
 
 def svg_chart(title: str, horizontal: str, lines: Sequence[Line], *, from_zero: bool = False) -> str:
@@ -46,7 +52,7 @@ def svg_chart(title: str, horizontal: str, lines: Sequence[Line], *, from_zero: 
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{_tick(tick)}</text>')
     for tick in across.ticks():
         parts.append(f'<text x="{across.place(tick):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_tick(tick)}</text>')
-    parts += [_path(line, across, upward) for line in lines]
+    parts += [_path(line, across, upward) for line in sorted(lines, key=lambda line: not line.faint)]
     return "".join([*parts, "</svg>"])
 
 
@@ -79,9 +85,13 @@ def _path(line: Line, across: _Axis, upward: _Axis) -> str:
             dots.append(f"M{place}h0")
         pen_down = math.isfinite(y)
     stroke = f'fill="none" stroke="{_escaped(line.colour)}" stroke-linejoin="round" stroke-linecap="round"'
+    stroke += ' stroke-opacity="0.3"' if line.faint else ""
     title = f"<title>{_escaped(line.label)}</title>"
     if not line.dotted:
-        return f'<path d="{"".join(commands)}" {stroke} stroke-width="1.8">{title}</path>'
+        dash = _DASHES[line.dash % len(_DASHES)]
+        stroke += f' stroke-dasharray="{dash}"' if dash else ""
+        width = "1.2" if line.faint else "1.8"
+        return f'<path d="{"".join(commands)}" {stroke} stroke-width="{width}">{title}</path>'
     return (
         f'<path d="{"".join(commands)}" {stroke} stroke-width="1.8" stroke-dasharray="1 5">{title}</path>'
         f'<path d="{"".join(dots)}" {stroke} stroke-width="5">{title}</path>'

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from notebook_cluster.protocol.history import RoundView
 from notebook_cluster.protocol.state import ClusterView
-from notebook_cluster.widgets.curves import Curves, Point
+from notebook_cluster.widgets.curves import Curve, Curves, Point
 from notebook_cluster.widgets.formatting import global_label, plain
 from notebook_cluster.widgets.palette import GLOBAL, rank_colour
 from notebook_cluster.widgets.picture import Line, svg_chart
+from notebook_cluster.widgets.run_lines import run_line, run_notes
 from notebook_cluster.widgets.static_html import block, text_block
 
 _MEAN = "mean of the nodes"
@@ -23,29 +24,37 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
     colours = {node.name: rank_colour(node.rank) for node in state.nodes}
     jobs = curves.models()
     names = [node for node in curves.nodes() if curves.get(node, "loss").value or curves.get(node, "memory").value]
+    losses = curves.losses()
 
-    def lines(name: str, *, steps: bool = False, scale: float = 1.0) -> list[Line]:
+    def memory() -> list[Line]:
         found = []
         for node in names:
-            curve = curves.get(node, name)
-            points = curve.by_step() if steps else curve.by_time(state.started)
+            points = curves.get(node, "memory").by_time(state.started)
             colour = colours.get(node, rank_colour(None))
-            found.append(Line(plain(node, 64), colour, [(x, y / scale) for x, y in points]))
-        if name == "loss":
-            for job in jobs:
-                curve = curves.of_model(job, name)
-                points = curve.by_step() if steps else curve.by_time(state.started)
-                found.append(Line(global_label(job, jobs), GLOBAL, points, dotted=True))
+            found.append(Line(plain(node, 64), colour, [(x, y / 1e9) for x, y in points]))
         return found
 
-    by_step = lines("loss", steps=True)
-    mean = _mean([line for line in by_step if not line.dotted])
+    def lines(*, steps: bool) -> list[Line]:
+        def points(curve: Curve) -> list[Point]:
+            return curve.by_step() if steps else curve.by_time(state.started)
+
+        found = [
+            run_line(one, colours.get(one.node, rank_colour(None)))._replace(points=points(one.curve)) for one in losses
+        ]
+        for one in curves.model_losses():
+            label = global_label(one.job, jobs) + ("" if one.newest else f", {one.of_run}")
+            found.append(Line(label, GLOBAL, points(one.curve), dotted=True, faint=not one.newest))
+        return found
+
+    by_step = lines(steps=True)
+    newest = {one.job for one in losses}
+    mean = _mean([line for line in by_step if not line.dotted and not line.faint]) if len(newest) == 1 else []
     if mean:
         by_step.append(Line(_MEAN, _MEAN_COLOUR, mean))
     drawn = [
         svg_chart("Loss", "steps", by_step),
-        _over_time("Loss", lines("loss")),
-        _over_time("Memory (GB)", lines("memory", scale=1e9), from_zero=True),
+        _over_time("Loss", lines(steps=False)),
+        _over_time("Memory (GB)", memory(), from_zero=True),
         svg_chart("Longest wait (seconds)", "rounds", _wait_lines(rounds), from_zero=True),
     ]
     shown = [chart for chart in drawn if chart]
@@ -58,7 +67,8 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
         block("nbc-key", [block("nbc-swatch", [], style=f"background:{colour}"), text_block("", name)])
         for name, colour in legend
     ]
-    return [block("nbc-keys", keys), block("nbc-charts", shown)]
+    notes = [text_block("nbc-small nbc-muted", text) for text in run_notes(losses)]
+    return [block("nbc-keys", keys), *notes, block("nbc-charts", shown)]
 
 
 def _over_time(title: str, lines: list[Line], *, from_zero: bool = False) -> str:

@@ -12,6 +12,7 @@ from notebook_cluster.widgets.formatting import global_label
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.palette import GLOBAL, rank_colour
 from notebook_cluster.widgets.picture import Line, svg_chart
+from notebook_cluster.widgets.run_lines import run_line, run_notes
 
 _FEW_POINTS = 3
 """A cluster that has just started has so few: two dots on large axes say nothing."""
@@ -185,11 +186,13 @@ def _charts(state: ClusterView, curves: Curves) -> str:
     loss, over_time, memory = [], [], []
     for node in curves.nodes():
         colour = rank_colour(ranks.get(node))
-        curve = curves.get(node, "loss")
-        loss.append(Line(node, colour, curve.by_step()))
-        over_time.append(Line(node, colour, curve.by_time(state.started)))
         points = curves.get(node, "memory").by_time(state.started)
         memory.append(Line(node, colour, [(seconds, value / 1e9) for seconds, value in points]))
+    losses = curves.losses()
+    for one in losses:
+        line = run_line(one, rank_colour(ranks.get(one.node)))
+        loss.append(line._replace(points=one.curve.by_step()))
+        over_time.append(line._replace(points=one.curve.by_time(state.started)))
     jobs = curves.models()
     for job in jobs:
         curve, label = curves.of_model(job, "loss"), global_label(job, jobs)
@@ -202,4 +205,5 @@ def _charts(state: ClusterView, curves: Curves) -> str:
         if any(len(line.points) >= _FEW_POINTS for line in lines)
     ]
     note = [text_block("nbc-small nbc-muted", "Dotted: the global model, where it was measured")] if jobs else []
+    note += [text_block("nbc-small nbc-muted", text) for text in run_notes(losses)]
     return "".join([block("nbc-charts", charts), *note]) if any(charts) else ""

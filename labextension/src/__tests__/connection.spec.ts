@@ -102,7 +102,7 @@ it('thins a long curve and keeps its ends', () => {
   let curves = new Map() as ReturnType<typeof extend>;
   for (let start = 0; start < 2000; start += 100) {
     const time = Array.from({ length: 100 }, (_, index) => start + index);
-    curves = extend(curves, [{ node: 'desk', job: '', name: 'loss', step: time, time, value: time }]);
+    curves = extend(curves, [{ node: 'desk', job: '', run: 0, name: 'loss', step: time, time, value: time }]);
   }
   const points = [...curves.values()][0];
   expect(points.length).toBeLessThanOrEqual(400);

@@ -2,7 +2,8 @@
 
 import * as React from 'react';
 
-import type { ClusterView, NodeView, PeerView } from '../generated';
+import type { ClusterView, Curve, NodeView, PeerView } from '../generated';
+import { newestLoss } from '../sidebar/curves';
 import { Dashboard } from '../sidebar/dashboard';
 import { factsOf, vitalsOf } from '../sidebar/facts';
 import { duration } from '../sidebar/format';
@@ -113,4 +114,23 @@ it.each([
   [null, '–']
 ])('writes %p seconds as %p', (seconds, text) => {
   expect(duration(seconds)).toBe(text);
+});
+
+it('draws earlier runs faint, tells jobs apart, and shows the newest run of a node in the sidebar', () => {
+  const at = (time: number, given: Curve): Curve => ({ ...given, time: given.time.map(one => time + (one ?? 0)) });
+  const series = [
+    at(0, curve('desk', 'loss', [9, 8], 'gan', 1001)),
+    at(10, curve('desk', 'loss', [4, 3], 'gan', 2001)),
+    at(9, curve('desk', 'loss', [7, 6], 'critic', 2001))
+  ];
+  const tab = dashboard({ nodes: [node('desk', 0)] });
+  act(() => store.extend({ type: 'Series', cluster: 'lesson', reset: true, series }));
+  const chart = tab.querySelector('.nbc-dash-chart')!;
+  const names = [...chart.querySelectorAll('.nbc-dash-legend li')].map(item => item.textContent!.trim());
+  expect(names).toEqual(['desk, gan run 1', 'desk, gan run 2', 'desk, critic']);
+  const paths = [...chart.querySelectorAll('path[stroke]')];
+  expect(paths.map(path => path.getAttribute('stroke-opacity'))).toEqual(['0.3', null, null]);
+  expect(paths.map(path => path.getAttribute('stroke-dasharray'))).toEqual([null, null, '10 5']);
+  const { curves } = store.state();
+  expect(newestLoss(curves.get('lesson')!, 'desk').map(point => point.value)).toEqual([4, 3]);
 });

@@ -76,10 +76,11 @@ export function overview(changes: Partial<Overview> = {}): Overview {
   return { type: 'Overview', peers: [], clusters: [], sharing, server: { version: '0.1.0', protocol: 1 }, ...changes };
 }
 
-export function curve(nodeName: string, name: string, value: (number | null)[], job = ''): Curve {
+export function curve(nodeName: string, name: string, value: (number | null)[], job = '', run = 0): Curve {
   return {
     node: nodeName,
     job,
+    run,
     name,
     step: value.map((_, index) => index),
     time: value.map((_, index) => index),

@@ -5,7 +5,7 @@ import * as React from 'react';
 import type { ClusterRow, ClusterView, NodeView } from '../generated';
 import type { Request } from './connection';
 import { Act, Button, Problem, useAction, usePull } from './controls';
-import { Curves, curveKey, newest } from './curves';
+import { Curves, newest, newestLoss } from './curves';
 import { isUp } from './facts';
 import { ago, byteCount, number, plural } from './format';
 import { rankColour } from './palette';
@@ -200,7 +200,7 @@ interface INode {
 }
 
 function Node({ node, state, curves, send }: INode): React.JSX.Element {
-  const points = curves.get(curveKey(node.name, 'loss')) ?? [];
+  const points = newestLoss(curves, node.name);
   const loss = number(node.loss ?? newest(points));
   const [cluster, target] = [state.name, node.name];
   return (

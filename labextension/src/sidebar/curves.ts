@@ -14,16 +14,62 @@ export type Curves = ReadonlyMap<string, readonly IPoint[]>;
 
 const MOST_POINTS = 400;
 
-/** The key of curve `name` of a node, or of the global model of `job`. Neither name holds a line break. */
-export function curveKey(node: string, name: string, job = ''): string {
-  return `${node}\n${job}\n${name}`;
+/** The key of curve `name` of a node, or of the global model of `job`, in a run of it. No name holds a line break. */
+export function curveKey(node: string, name: string, job = '', run = 0): string {
+  return `${node}\n${job}\n${run}\n${name}`;
+}
+
+/** The loss of a node, or (`node` empty) of the global model, in one run of a job. */
+export interface ILoss {
+  readonly node: string;
+  readonly job: string;
+  readonly run: number;
+  readonly points: readonly IPoint[];
+  /** No run of this job was begun later. */
+  readonly newest: boolean;
+  /** `generator`, `model run 2`; empty where nothing else is drawn. */
+  readonly ofRun: string;
+  /** 0, 1, 2 ... for the jobs in the order in which they appeared. */
+  readonly dash: number;
+}
+
+/** The losses of the nodes, or of the global models: every run of every job, those begun first first. */
+export function lossesIn(curves: Curves, ofNodes: boolean): readonly ILoss[] {
+  const rows = [...curves]
+    .map(([key, points]) => ({ parts: key.split('\n'), points }))
+    .filter(({ parts }) => parts[3] === 'loss' && (parts[0] !== '') === ofNodes)
+    .map(({ parts, points }) => ({ node: parts[0], job: parts[1], run: Number(parts[2]), points }));
+  const jobs = [...new Set(rows.map(row => row.job))];
+  const runs = new Map(
+    jobs.map(job => [
+      job,
+      [...new Set(rows.filter(row => row.job === job).map(row => row.run))].sort((one, other) => one - other)
+    ])
+  );
+  return rows
+    .map(row => {
+      const ofJob = runs.get(row.job) ?? [];
+      const name = row.job || 'nc.report';
+      const named = ofJob.length > 1 ? `${name} run ${ofJob.indexOf(row.run) + 1}` : name;
+      const newest = row.run === ofJob[ofJob.length - 1];
+      const ofRun = ofJob.length > 1 || jobs.length > 1 ? named : '';
+      return { ...row, newest, ofRun, dash: jobs.indexOf(row.job) };
+    })
+    .sort((one, other) => one.run - other.run || one.dash - other.dash);
+}
+
+/** The loss of `node` that was begun last. */
+export function newestLoss(curves: Curves, node: string): readonly IPoint[] {
+  const begun = lossesIn(curves, true).filter(loss => loss.node === node && loss.points.length > 0);
+  begun.sort((one, other) => one.points[0].time - other.points[0].time);
+  return begun.length ? begun[begun.length - 1].points : [];
 }
 
 /** `curves` with what `news` adds. Points that are known are left out; a long curve loses every second point. */
 export function extend(curves: Curves, news: readonly Curve[]): Curves {
   const next = new Map(curves);
   for (const curve of news) {
-    const key = curveKey(curve.node, curve.name, curve.job);
+    const key = curveKey(curve.node, curve.name, curve.job, curve.run);
     const known = next.get(key) ?? [];
     const newest = known.length ? known[known.length - 1].time : -Infinity;
     const count = Math.min(curve.step.length, curve.time.length, curve.value.length);

@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import type { ClusterView, EventView, NodeView } from '../generated';
 import { Memory, progress } from './clusters';
-import { Curves, curveKey } from './curves';
+import { Curves, curveKey, lossesIn, newestLoss } from './curves';
 import { Facts, rateOf, vitalsOf, Waits } from './facts';
 import { ABSENT, ago, byteCount, duration, integer, number } from './format';
 import { rankColour } from './palette';
@@ -12,6 +12,7 @@ import { Across, ILine, IRange, pathOf, rangeOf } from './sparkline';
 import { curvesOf, Store } from './store';
 import { Banner } from './view';
 
+const DASHES = [undefined, '10 5', '3 4', '12 4 3 4'];
 const WIDTH = 600;
 const HEIGHT = 180;
 
@@ -52,24 +53,34 @@ export function Dashboard({
 }
 
 function Charts({ cluster, curves }: { cluster: ClusterView; curves: Curves }): React.JSX.Element {
-  const lines = (name: string): ILine[] =>
-    cluster.nodes.map(node => ({
-      name: node.name,
-      colour: rankColour(node.rank),
-      points: curves.get(curveKey(node.name, name)) ?? []
+  const memory: ILine[] = cluster.nodes.map(node => ({
+    name: node.name,
+    colour: rankColour(node.rank),
+    points: curves.get(curveKey(node.name, 'memory')) ?? []
+  }));
+  const ranks = new Map(cluster.nodes.map(node => [node.name, node.rank]));
+  const lines: ILine[] = lossesIn(curves, true)
+    .filter(({ node }) => ranks.has(node))
+    .map(({ node, points, newest, ofRun, dash }) => ({
+      name: ofRun ? `${node}, ${ofRun}` : node,
+      colour: rankColour(ranks.get(node) ?? null),
+      points,
+      faint: !newest,
+      dash
     }));
   // Drawn last, so that it lies above those of the nodes.
-  const globals: ILine[] = cluster.jobs.flatMap(job => {
-    const points = curves.get(curveKey('', 'loss', job.name)) ?? [];
-    const name = cluster.jobs.length > 1 ? `global model of ${job.name}` : 'global model';
-    return points.length ? [{ name, colour: 'var(--jp-ui-font-color1)', points }] : [];
+  const globals: ILine[] = lossesIn(curves, false).map(({ job, points, newest, ofRun }) => {
+    const name = cluster.jobs.length > 1 ? `global model of ${job}` : 'global model';
+    return { name: newest ? name : `${name}, ${ofRun}`, colour: 'var(--jp-ui-font-color1)', points, faint: !newest };
   });
-  const losses = [...lines('loss'), ...globals];
+  const without = cluster.nodes.filter(node => newestLoss(curves, node.name).length === 0);
+  const silent: ILine[] = without.map(node => ({ name: node.name, colour: rankColour(node.rank), points: [] }));
+  const losses = [...lines.filter(line => line.faint), ...lines.filter(line => !line.faint), ...silent, ...globals];
   return (
     <div className="nbc-dash-charts">
       <Chart title="Loss" lines={losses} format={number} />
       <Chart title="Loss by step" lines={losses} format={number} across="step" />
-      <Chart title="Memory" lines={lines('memory')} format={byteCount} />
+      <Chart title="Memory" lines={memory} format={byteCount} />
     </div>
   );
 }
@@ -97,14 +108,20 @@ export function Chart({ title, lines, format, across = 'time' }: IChart): React.
           <svg role="img" aria-label={label} viewBox={`0 -4 ${WIDTH} ${HEIGHT + 8}`} preserveAspectRatio="none">
             <path className="nbc-dash-grid" d={`M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT}H${WIDTH}`} />
             {lines.map(line => (
-              <path key={line.name} d={pathOf(line.points, range, WIDTH, HEIGHT, across)} stroke={line.colour} />
+              <path
+                key={line.name}
+                d={pathOf(line.points, range, WIDTH, HEIGHT, across)}
+                stroke={line.colour}
+                strokeOpacity={line.faint ? 0.3 : undefined}
+                strokeDasharray={DASHES[(line.dash ?? 0) % DASHES.length]}
+              />
             ))}
           </svg>
           <span className="nbc-dash-high">{format(range.high)}</span>
           <span className="nbc-dash-low">{format(range.low)}</span>
           <ul className="nbc-dash-legend">
             {lines.map(line => (
-              <li key={line.name}>
+              <li key={line.name} className={line.faint ? 'nbc-dash-faint' : undefined}>
                 <span style={{ background: line.colour }} /> {line.name}
               </li>
             ))}

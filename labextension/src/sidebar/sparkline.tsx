@@ -9,6 +9,10 @@ export interface ILine {
   readonly name: string;
   readonly colour: string;
   readonly points: readonly IPoint[];
+  /** Of an earlier run. */
+  readonly faint?: boolean;
+  /** 0: solid, else another pattern for each number. */
+  readonly dash?: number;
 }
 
 /** What a chart has from left to right. */

@@ -1,0 +1,181 @@
+"""Curves of several sync objects, and of several trainings under one name, are several curves."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.client import Cluster
+from notebook_cluster.coordinator.series import SeriesStore
+from notebook_cluster.coordinator.series_file import SeriesFile, read_series
+from notebook_cluster.protocol.runs import KEPT_RUNS, places, run_number
+from notebook_cluster.protocol.state import Series
+from notebook_cluster.server.history import History
+from notebook_cluster.widgets import render_html
+from notebook_cluster.widgets.curves import Curves
+from notebook_cluster.widgets.report_charts import charts
+from tests.cluster import run, running_cluster
+from tests.conftest import wait_until
+from tests.fake_cluster import cluster_view
+from tests.training_cells import SETUP
+
+TWO = """first, second = make_model(50), make_model(60)
+syncs = nc.DiLoCo(first, every=2, name="generator"), nc.DiLoCo(second, every=2, name="critic")
+for step in range(4):
+    for index, sync in enumerate(syncs):
+        sync.step(loss=100.0 * index + step, samples=8)
+"""
+
+SWEEP = """for turn in range(2):
+    model = make_model(50)
+    sync = nc.DiLoCo(model, every=2, name="generator", fresh=True)
+    for step in range(3):
+        sync.step(loss=10.0 * turn + step, samples=8)
+        if step == 1:
+            with sync.global_model():
+                nc.report(loss=50.0 + turn)
+    sync.finish()
+nc.report(loss=7.0, step=1)
+"""
+
+
+def losses(cluster: Cluster) -> dict[tuple[str, str], list[list[float]]]:
+    """(Node, job) -> the losses of its runs, oldest first."""
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for one in sorted(cluster.series(), key=lambda one: one.run):
+        if one.name == "loss":
+            found.setdefault((one.node, one.job), []).append(one.value)
+    return found
+
+
+def test_each_sync_object_and_each_training_has_a_curve(
+    jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(jupyter_dirs)
+    with running_cluster(local=2) as cluster:
+        run(cluster, SETUP)
+        run(cluster, TWO)
+        run(cluster, SWEEP)
+        wait_until(lambda: ("local-2", "") in losses(cluster) and ("local", "") in losses(cluster), 60, "the last loss")
+        wait_until(lambda: len(losses(cluster).get(("", "generator"), ())) == 2, 60, "the global model's losses")
+        first = [0.0, 1.0, 2.0, 3.0]
+        for node in ("local", "local-2"):
+            found = losses(cluster)
+            assert found[node, "generator"] == [first, [0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]
+            assert found[node, "critic"] == [[100.0, 101.0, 102.0, 103.0]]
+            assert found[node, ""] == [[7.0]]
+        assert losses(cluster)["", "generator"] == [[50.0], [51.0]]
+        runs = {one.run for one in cluster.series() if one.job == "generator" and one.node == "local"}
+        assert {one.run for one in cluster.series() if one.job == "generator" and one.node == "local-2"} == runs
+
+
+# ---- where they are kept and drawn, without a cluster -------------------------------------------------------------
+
+
+def curve(node: str, job: str = "", run: int = 0, values: tuple[float, ...] = (2.0, 1.0), start: float = 0.0) -> Series:
+    steps = list(range(1, len(values) + 1))
+    return Series(
+        node=node, job=job, run=run, name="loss", step=steps, time=[start + step for step in steps], value=list(values)
+    )  # fmt: skip
+
+
+def test_runs_are_numbered_alike_on_all_nodes_and_in_order() -> None:
+    numbers = [run_number(2, 0), run_number(2, 1), run_number(3, 0), run_number(3, 5000)]
+    assert numbers == sorted(set(numbers))
+    assert run_number(3, 9999) < run_number(4, 0)
+    assert places([numbers[2], numbers[0], numbers[0]]) == {numbers[0]: 1, numbers[2]: 2}
+
+
+def test_curves_of_before_are_read_and_new_ones_outlive_the_coordinator(tmp_path: Path) -> None:
+    path = tmp_path / "series.jsonl"
+    path.write_text('[["desk","","loss",[1,2],[1.0,2.0],[3.0,2.0],2],["","m","loss",[1],[1.0],[5.0]]]\n')
+    store = SeriesStore()
+    store.take_over(read_series(path))
+    file = SeriesFile(path, store)
+    store.add("desk", "loss", 1, 50.0, 9.0, job="m", run=4001)
+    store.add("desk", "loss", 1, 60.0, math.nan, job="m", run=5001)
+    file.append(store.take_fresh())
+    file.close()
+    found = {(one.node, one.job, one.run): one.value for one in read_series(path)}
+    assert found["desk", "", 0] == [3.0, 2.0]
+    assert found["", "m", 0] == [5.0]
+    assert found["desk", "m", 4001] == [9.0]
+    assert math.isnan(found["desk", "m", 5001][0])
+
+
+def test_only_the_newest_runs_of_a_job_are_kept() -> None:
+    store, curves, history = SeriesStore(), Curves(), History()
+    history.begin([])
+    for number in range(1, 40):
+        for node in ("desk", "mini"):
+            store.add(node, "loss", 1, float(number), 1.0, job="m", run=number)
+    store.add("desk", "loss", 1, 99.0, 1.0, job="m", run=1)  # late
+    store.add("desk", "memory", 1, 1.0, 1.0)
+    curves.add_new(store.take_fresh())
+    history.add(store.all())
+    for series in (store.all(), curves.series(), history.all()):
+        kept = {one.run for one in series if one.name == "loss"}
+        assert kept == set(range(40 - KEPT_RUNS, 40)), series
+        assert any(one.name == "memory" for one in series)
+
+
+def test_the_newest_run_of_each_job_is_plain_and_the_others_have_names() -> None:
+    curves = Curves(
+        [curve("desk", "gan", 1001), curve("desk", "gan", 2001, start=9), curve("desk", "critic", 2001, start=10)]
+    )
+    found = {(one.job, one.run): (one.newest, one.of_run, one.dash) for one in curves.losses()}
+    assert found == {
+        ("gan", 1001): (False, "gan run 1", 0),
+        ("gan", 2001): (True, "gan run 2", 0),
+        ("critic", 2001): (True, "critic", 1),
+    }
+    assert curves.get("desk", "loss").time[0] == 11
+    assert curves.nodes() == ["desk"]
+    (alone,) = Curves([curve("desk", "model", 1001)]).losses()
+    assert (alone.newest, alone.of_run, alone.dash) == (True, "", 0)
+    (before,) = Curves([curve("desk")]).losses()
+    assert (before.newest, before.of_run) == (True, "")
+
+
+def test_pictures_draw_earlier_runs_faint_and_say_which() -> None:
+    state = cluster_view()
+    name = state.nodes[0].name
+    series = [
+        curve(name, "m", 1001, (3.0, 2.0, 2.5), state.started),
+        curve(name, "m", 2001, (3.0, 1.0, 0.5), state.started + 9),
+    ]
+    for page in ("".join(charts(state, Curves(series), [])), render_html(state, series)):
+        assert page.count('stroke-opacity="0.3"') == 2  # over steps and over time
+        assert f"<title>{name}, m run 1</title>" in page
+        assert f"<title>{name}, m run 2</title>" in page
+        assert "Loss: m run 2; Faint: m run 1" in page
+    both = [*series, curve(name, "critic", 2001, (4.0, 4.0, 4.0), state.started + 9)]
+    page = "".join(charts(state, Curves(both), []))
+    assert "Loss: m run 2 (solid), critic (dashed); Faint: m run 1" in page
+    assert page.count('stroke-dasharray="7 4"') == 2
+
+
+def test_the_panel_adds_a_curve_for_each_run_and_job() -> None:
+    pytest.importorskip("plotly")
+    from notebook_cluster.widgets.figure import CurvesFigure
+
+    figure, one = CurvesFigure(), curve("desk", "gan", 1001, (3.0, 2.0))
+    assert figure.draw(Curves([one]), {"desk": 0}, 0.0)
+    data = figure.widget.data
+    assert [trace.name for trace in data] == ["desk"] * 3
+    two = [one, curve("desk", "gan", 2001, (1.0, 0.5), 9.0), curve("desk", "critic", 2001, (7.0, 8.0), 9.0)]
+    assert figure.draw(Curves(two), {"desk": 0}, 0.0)
+    assert not figure.draw(Curves(two), {"desk": 0}, 0.0)
+    shown = {
+        (trace.name, trace.opacity, trace.line.dash)
+        for trace in figure.widget.data
+        if trace.y is not None and len(trace.y)
+    }
+    assert shown == {
+        ("desk, gan run 2", None, None), ("desk, critic", 1.0, "dash"), ("desk, gan run 1", 0.3, "solid"),
+    }  # fmt: skip
+    by_name = {trace.name: list(trace.y) for trace in figure.widget.data if trace.y is not None and len(trace.y)}
+    assert by_name["desk, gan run 2"] == [1.0, 0.5]
+    assert by_name["desk, gan run 1"] == [3.0, 2.0]
+    legend = [trace.name for trace in figure.widget.data if trace.showlegend]
+    assert legend == ["desk, gan run 2", "desk, critic"]
