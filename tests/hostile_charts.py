@@ -208,6 +208,27 @@ def hostile_plotly(there: str) -> list[Chart]:
     ]
 
 
+def borderline(there: str) -> list[tuple[str, Chart]]:
+    """Charts that pass, with an address in texts or put together by expressions: where a page would be styled with
+    it, it would be fetched."""
+    picture = f"'ur' + 'l({there}#a)'"
+    styles = {name: {"signal": picture} for name in ("fill", "stroke", "font", "shape", "tooltip", "ariaRole", "blend")}
+    marks = {name: {"expr": picture} for name in ("fill", "stroke", "font", "shape", "tooltip", "description", "blend")}
+    look = {"font": {"family": f"x, '{there}'", "shadow": f"1px 1px 1px {there}"}, "text": there}
+    return [
+        (
+            VEGA,
+            vega(_encoded(styles), background={"signal": picture}, title={"text": there, "font": {"signal": picture}}),
+        ),
+        (VEGA, vega(_encoded(styles | {"text": {"value": there}}, "text"), description=there)),
+        (VEGA, vega(signals=[{"name": "background", "update": picture}, {"name": "padding", "update": picture}])),
+        (VEGA_LITE, vega_lite(mark={"type": "point", **marks}, background={"expr": picture}, title=there)),
+        (VEGA_LITE, vega_lite(mark={"type": "text", "text": there, **marks}, description=there)),
+        (PLOTLY, plotly({"name": there, "text": [there, there], "mode": "text", "textfont": look["font"]}, title=look)),
+        (PLOTLY, plotly({"hovertext": [there] * 2}, annotations=[{"x": 1, "y": 1, **look}], paper_bgcolor=there)),
+    ]
+
+
 def harmless() -> list[tuple[str, Chart]]:
     """Charts with their data in them, as libraries write them: they are drawn."""
     brush = {"name": "brush", "select": {"type": "interval", "encodings": ["x"]}}

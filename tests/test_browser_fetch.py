@@ -19,6 +19,7 @@ from tests.hostile_charts import (
     PLOTLY,
     VEGA,
     VEGA_LITE,
+    borderline,
     harmless,
     hostile_plotly,
     hostile_vega,
@@ -208,6 +209,8 @@ def test_nothing_that_a_node_displays_fetches_and_its_charts_are_drawn(
         mark={"type": "point", "filled": True, "size": 50_000, "tooltip": {"content": "data"}},
     )
     embed = {"embed_options": {"config": there, "patch": there, "loader": {"baseURL": there}}}
+    for address in (there, *ours):
+        charts.extend(borderline(address))
     cells = [
         START,
         show(charts, "node", {}), show([(VEGA_LITE, tooltip)], "node", embed), show(list(harmless()), "node", {}),
