@@ -95,6 +95,22 @@ def test_who_is_ahead_of_two_runs_does_not_take_one_from_the_others():
     assert cluster.job.run == 2
 
 
+@pytest.mark.parametrize("run", [2, 3, 1 << 62])
+def test_one_node_alone_takes_no_run_from_others_that_are_slow(run):
+    cluster = Cluster()
+    cluster.say("b", anew("b", run))
+    for now in (115.0, 130.0, 160.0):
+        assert not sent(cluster.feed(rounds.Tick(now)), p.Registered)
+    assert set(sent(next_run(cluster, "ac", run=1), p.Registered)) == {"a", "c"}
+
+
+def test_most_nodes_do_not_wait_for_one_that_makes_no_sync_object():
+    """None of them could register in the first run."""
+    cluster = Cluster()
+    assert not sent(next_run(cluster, "ab") + cluster.feed(rounds.Tick(109.0)), p.Registered)
+    assert set(sent(cluster.feed(rounds.Tick(110.0)), p.Registered)) == {"a", "b"}
+
+
 def test_nodes_of_which_all_could_not_register_are_together_in_the_one_after():
     cluster = finished()
     assert set(sent(next_run(cluster, run=3) + cluster.feed(rounds.Tick(100.5)), p.Registered)) == set("abc")

@@ -15,6 +15,9 @@ from notebook_cluster.coordinator.jobs_runs import (
 from notebook_cluster.coordinator.jobs_state import Job, Participant, Turn, change, holders, is_current, live
 from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
 
+MOST_NAMES, MOST_NAME = 20, 63
+"""Checkpoints of a node that an error names, and the characters of a name."""
+
 
 def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> None:
     """A sync object was made (again). The first registration in a run opens a short wait for the other nodes."""
@@ -215,7 +218,7 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
     rounds = {node: row.resume_round for node, row in found.items() if row.resume_round is not None}
     if not rounds:
         nodes = ", ".join(accepted)
-        there = "".join(f"; {name} has {', '.join(map(repr, row.resume_names))}" for name, row in _others(found))
+        there = "".join(f"; {name} has {', '.join(map(repr, others))}" for name, others in _others(found).items())
         reason = (
             f"checkpoint {job.settings.resume!r} was not found on {nodes}: check the name, or copy its folder there"
             f"{there}"
@@ -230,13 +233,14 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
     new_base(turn, job, newest, found[source].state_hash)
 
 
-def _others(found: dict[str, Register]) -> list[tuple[str, Register]]:
-    """Nodes with other checkpoints than the one that is wanted, one for each list of names."""
-    named: dict[tuple[str, ...], tuple[str, Register]] = {}
+def _others(found: dict[str, Register]) -> dict[str, list[str]]:
+    """Node -> checkpoints that are there beside the one that is wanted; nodes with the same ones once."""
+    named: dict[str, list[str]] = {}
     for node, register in found.items():
-        if register.resume_names:
-            named.setdefault(tuple(register.resume_names), (node, register))
-    return list(named.values())
+        names = [name[:MOST_NAME] for name in register.resume_names[:MOST_NAMES]]
+        if names and names not in named.values():
+            named[node] = names
+    return named
 
 
 _SAME_EVERYWHERE = (

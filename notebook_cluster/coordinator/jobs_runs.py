@@ -104,7 +104,7 @@ def next_run(turn: Turn, job: Job) -> list[tuple[str, int, Register]]:
     """The registrations with which the next run begins; none while somebody waits for none, or this one goes on."""
     waiting = [name for name, (incarnation, _) in job.later.items() if turn.is_up(name, incarnation)]
     due = _of_this_run(job)
-    if due or not waiting or waits_for_registrants(turn, job):
+    if due or not waiting or not _may_leave(turn, job, len(waiting)):
         return due
     here = _still_in(turn, job)
     if job.ended:
@@ -115,6 +115,13 @@ def next_run(turn: Turn, job: Job) -> list[tuple[str, int, Register]]:
         return []
     begin_run(job, job.cell, job.run + 1, turn.state.now)
     return _of_this_run(job)
+
+
+def _may_leave(turn: Turn, job: Job, waiting: int) -> bool:
+    """Whether so many nodes may take the job to a later run. Not from one that others have yet to come to, however long
+    that takes them, unless most of the cell's nodes want it."""
+    missing = missing_registrants(turn, job)
+    return not missing or (not waits_for_registrants(turn, job) and waiting > len(missing))
 
 
 def _of_this_run(job: Job) -> list[tuple[str, int, Register]]:

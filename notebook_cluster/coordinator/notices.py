@@ -62,7 +62,7 @@ class Notices:
         if running is None or running.nodes.get(node) != "running":
             return
         self._begin(running.id)
-        text = text[:MOST_TOLD]
+        text = text.partition("\n")[0][:MOST_TOLD]
         if text in self._said or len(self._said) >= MOST_NOTICES:
             return
         about = text.partition(":")[0]
