@@ -12,6 +12,7 @@ from notebook_cluster.agent import Limits
 from notebook_cluster.agent.devices import CpuProbe, Devices, RocmProbe
 from notebook_cluster.agent.presence import Battery
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.security import Identity, new_identity
 from tests.agent_client import AgentClient, MadeUpSensors, SharedAgent
 from tests.in_loop import in_loop
 from tests.test_devices import make_card
@@ -242,3 +243,73 @@ def test_limits_are_said_in_words() -> None:
         "until 17:00",
     ]
     assert Limits().lines() == []
+
+
+def guest() -> Identity:
+    """Somebody with a key of their own, of whom this machine knows nothing yet."""
+    return new_identity()
+
+
+@in_loop
+async def test_one_owner_at_a_time_has_nodes_and_the_next_is_told_who(jupyter_dirs: Path) -> None:
+    ada, bob = guest(), guest()
+    async with SharedAgent(jupyter_dirs / "mini", code="maple-river-7") as agent:
+        await agent.pair(ada, owner="ada@desk")
+        await agent.pair(bob, owner="bob@tower")
+        async with (
+            AgentClient(agent.where, cluster="1", cluster_name="digits", identity=ada, trusted=False) as first,
+            AgentClient(agent.where, cluster="2", cluster_name="text", identity=ada, trusted=False) as second,
+            AgentClient(agent.where, cluster="3", cluster_name="taken", identity=bob, trusted=False) as other,
+            AgentClient(agent.where, cluster="4", cluster_name="own") as own,
+        ):
+            assert (await first.receive(p.PeerInfo)).limits == []
+            await first.start_node("a")
+            await second.start_node("b")  # the same owner's
+            for client in (other, own):
+                reason = await refusal(client, "c")
+                assert (
+                    "mini is used by ada@desk (cluster digits, text) and is shared with one owner at a time" in reason
+                )
+                assert "--owners 2" in reason
+            first.send(p.StopNode(node="a", incarnation=1))
+            await first.receive(p.NodeEnded)
+            assert "ada@desk (cluster text)" in await refusal(other, "d")
+            second.send(p.StopNode(node="b", incarnation=1))
+            await second.receive(p.NodeEnded)
+            await other.start_node("e")
+            assert "bob@tower (cluster taken)" in await refusal(first, "f")
+
+
+@in_loop
+async def test_several_owners_are_let_in_where_that_is_said(jupyter_dirs: Path) -> None:
+    ada, bob, eve = guest(), guest(), guest()
+    async with SharedAgent(jupyter_dirs / "mini", code="maple-river-7", limits=Limits(owners=2)) as agent:
+        for identity, owner in ((ada, "ada@desk"), (bob, "bob@tower"), (eve, "eve@pad")):
+            await agent.pair(identity, owner=owner)
+        async with (
+            AgentClient(agent.where, cluster="1", identity=ada, trusted=False) as first,
+            AgentClient(agent.where, cluster="2", identity=bob, trusted=False) as second,
+            AgentClient(agent.where, cluster="3", identity=eve, trusted=False) as third,
+        ):
+            said = "at most 2 owners at a time, who can reach each other's kernels"
+            assert (await first.receive(p.PeerInfo)).limits == [said]
+            await first.start_node("a")
+            await second.start_node("b")
+            reason = await refusal(third, "c")
+            assert "ada@desk" in reason
+            assert "bob@tower" in reason
+            assert "shared with 2 owners at a time" in reason
+            assert "--owners 3" in reason
+
+
+@in_loop
+async def test_an_owner_who_is_paired_and_of_this_machine_is_one_owner(jupyter_dirs: Path) -> None:
+    mine = guest()
+    async with SharedAgent(jupyter_dirs / "mini", code="maple-river-7") as agent:
+        await agent.pair(mine, owner="me@here")
+        async with (
+            AgentClient(agent.where, cluster="1", identity=mine) as first,
+            AgentClient(agent.where, cluster="2") as second,
+        ):
+            await first.start_node("a")
+            await second.start_node("b")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from notebook_cluster.agent import Limits
 from notebook_cluster.agent.admission import Refusal
 from notebook_cluster.agent.workplace import checked_environment
 from notebook_cluster.protocol import peer as p
@@ -130,7 +131,7 @@ async def test_node_for_which_too_much_waits_is_ended(jupyter_dirs: Path, monkey
 
 @in_loop
 async def test_coordinators_with_clusters_of_one_name_work_in_folders_of_their_own(jupyter_dirs: Path) -> None:
-    async with SharedAgent(jupyter_dirs / "mini", code="class-of-2026") as agent:
+    async with SharedAgent(jupyter_dirs / "mini", code="class-of-2026", limits=Limits(owners=2)) as agent:
         texts = []
         for owner in ("ada@desk", "bob@desk"):
             identity = new_identity()

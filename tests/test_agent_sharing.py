@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from notebook_cluster.agent import Limits
 from notebook_cluster.link import PairingError
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import TrustStore, fingerprint, new_identity, trusted_coordinators
@@ -127,7 +128,7 @@ async def test_known_owner_with_another_key_is_refused_loudly(jupyter_dirs: Path
 
 @in_loop
 async def test_removed_trust_ends_kernels_and_connection_at_once(jupyter_dirs: Path) -> None:
-    async with SharedAgent(jupyter_dirs / "mini", code="class-of-2026") as agent:
+    async with SharedAgent(jupyter_dirs / "mini", code="class-of-2026", limits=Limits(owners=2)) as agent:
         ada, bob = new_identity(), new_identity()
         await agent.pair(ada)
         await agent.pair(bob, owner="bob@desk")

@@ -104,6 +104,7 @@ def test_sharing_says_how_to_add_it_who_may_run_code_and_how_it_ends(share: Shar
     assert "good for one person, once" in said
     assert "teacher@laptop, paired on 2023-11-1" in said
     assert "can read, change and delete every file" in said
+    assert "One owner at a time: while somebody has nodes here, nobody else gets any" in said
     assert "Limits: at most 2 nodes; 8 GB of memory for all nodes together; on battery only above 30 %." in said
     assert "notebook-cluster trust remove" in said
     assert mini.close(signal.SIGINT) == 0
@@ -139,6 +140,11 @@ def test_a_class_code_and_no_code(share: Share) -> None:
     assert "any number of people" in given.output
     assert "(45 minutes)" in given.output
     given.close()
+    several = share("--owners", "2")
+    several.until("Logs:")
+    assert "Up to 2 owners at a time" in several.output
+    assert "run code in each other's kernels" in several.output
+    several.close()
     none = share("--no-code")
     none.until("Logs:")
     assert "No code is open" in none.output

@@ -21,12 +21,14 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Applicant:
-    """A node that wants to start. ``gone`` is set when it is not wanted any more."""
+    """A node that wants to start. ``gone`` is set when it is not wanted any more; ``owner`` is for people, ``owner_id``
+    the same for all clusters of one owner, and for nobody else's."""
 
     node: str
     cluster: str
     owner: str
     gone: asyncio.Event
+    owner_id: str = ""
 
 
 class Admission:
@@ -54,7 +56,7 @@ class Admission:
         self._tell = tell
         self.used_memory = 0
         self.closed = ""
-        self._admitted: set[Hashable] = set()
+        self._admitted: dict[Hashable, Applicant] = {}
         self._questions: dict[int, asyncio.Future[bool]] = {}
         self._asked = 0
 
@@ -72,7 +74,8 @@ class Admission:
                 f"{self._peer} allows {_nodes(allowed)} at a time and has {_nodes(len(self._admitted))}: remove one "
                 "there, or ask its owner for a higher --max-nodes"
             )
-        self._admitted.add(ticket)
+        self._check_owners(applicant)
+        self._admitted[ticket] = applicant
         memory, used = self.limits.memory_bytes, self.used_memory
         if memory is not None and used >= memory:
             raise Refusal(
@@ -88,7 +91,23 @@ class Admission:
 
     def leave(self, ticket: Hashable) -> None:
         """The node is over."""
-        self._admitted.discard(ticket)
+        self._admitted.pop(ticket, None)
+
+    def _check_owners(self, applicant: Applicant) -> None:
+        """Refusal when as many others as this machine's owner allows have nodes here."""
+        others: dict[str, tuple[str, dict[str, None]]] = {}
+        for there in self._admitted.values():
+            if there.owner_id != applicant.owner_id:
+                others.setdefault(there.owner_id, (there.owner, {}))[1][there.cluster] = None
+        allowed = self.limits.owners
+        if len(others) < allowed:
+            return
+        who = " and ".join(f"{owner} (cluster {', '.join(clusters)})" for owner, clusters in others.values())
+        number = "one owner" if allowed == 1 else f"{allowed} owners"
+        raise Refusal(
+            f"{self._peer} is used by {who} and is shared with {number} at a time: add it when nodes are removed "
+            f"there, or ask its owner to share with --owners {allowed + 1}"
+        )
 
     def objection(self) -> str | None:
         """Why no kernel may run here now, or None."""

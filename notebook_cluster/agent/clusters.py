@@ -59,6 +59,7 @@ class Clusters:
             self._resources,
             self._made,
             owner=self._coordinators.owner(session.key),
+            owner_id=self._coordinators.owner_id(session.key),
             # Two people may give their clusters one name.
             folder=session.cluster_name if own else f"{session.cluster_name}-{fingerprint(session.key)}",
             on_release=lambda host: self._end_soon(host, "stopped", asked=True),

@@ -33,6 +33,12 @@ class Coordinators:
         trusted = self.store.find(key)
         return trusted.owner if trusted is not None else self._here
 
+    def owner_id(self, key: str) -> str:
+        """What all clusters of one owner have in common: the key that was paired, or empty for this user's own, which
+        may be paired as well."""
+        own = self.is_own(key) or key in same_user_keys("coordinator")
+        return "" if own else key
+
     def is_own(self, key: str) -> bool:
         """Whether it came in as this user's, without pairing."""
         return self.store.find(key) is None

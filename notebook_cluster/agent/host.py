@@ -55,6 +55,7 @@ class ClusterHost:
         session: the link's session with the cluster's coordinator.
         number: unique within this agent, keeps socket paths short.
         owner: whose cluster it is, for people.
+        owner_id: the same for all clusters of that owner, see :meth:`.coordinators.Coordinators.owner_id`.
         folder: name of its folders for work and logs.
         on_release: called when the coordinator said that the cluster is over.
     """
@@ -66,12 +67,14 @@ class ClusterHost:
         number: int,
         *,
         owner: str,
+        owner_id: str,
         folder: str,
         on_release: "Callable[[ClusterHost], None]",
     ) -> None:
         self.session = session
         self.name = session.cluster_name
         self.owner = owner
+        self._owner_id = owner_id
         self.kernels: dict[str, Kernel] = {}
         self.was_silent = False
         self._closing = False
@@ -217,7 +220,7 @@ class ClusterHost:
         await self._resources.devices_known.wait()
         try:
             await self._resources.admission.admit(
-                kernel, Applicant(message.node, self.name, self.owner, kernel.unwanted)
+                kernel, Applicant(message.node, self.name, self.owner, kernel.unwanted, self._owner_id)
             )
             kernel.device = self._resources.choose_device(message.device, self.name)
             self._count(kernel)

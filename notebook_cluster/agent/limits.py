@@ -17,6 +17,8 @@ class Limits:
         confirm: the person at the machine is asked before each start.
         until: wall-clock time (seconds since 1970) at which sharing ends.
         files_bytes: of files that each cluster may send here with ``%cluster send``.
+        owners: whose clusters may have kernels at a time. All kernels run as one user of this machine, so those of
+            several owners can read each other's files and run code in each other.
     """
 
     max_nodes: int | None = None
@@ -27,6 +29,7 @@ class Limits:
     confirm: bool = False
     until: float | None = None
     files_bytes: int | None = None
+    owners: int = 1
 
     def __post_init__(self) -> None:
         if self.max_nodes is not None and self.max_nodes < 1:
@@ -35,6 +38,8 @@ class Limits:
             raise ValueError(f"{self.memory_bytes} bytes of memory: it must be above 0")
         if self.files_bytes is not None and self.files_bytes < 0:
             raise ValueError(f"{self.files_bytes} bytes of files: it must be 0 or more")
+        if self.owners < 1:
+            raise ValueError(f"{self.owners} owners at a time: it must be at least 1")
         if self.on_power is not None and not 0 <= self.on_power <= 100:
             raise ValueError(f"battery level {self.on_power:g}: it must be between 0 and 100 percent")
 
@@ -43,6 +48,8 @@ class Limits:
         lines = []
         if self.max_nodes is not None:
             lines.append(f"at most {self.max_nodes} {'node' if self.max_nodes == 1 else 'nodes'}")
+        if self.owners > 1:
+            lines.append(f"at most {self.owners} owners at a time, who can reach each other's kernels")
         if self.devices:
             lines.append(f"only on {', '.join(self.devices)}")
         if self.memory_bytes is not None:

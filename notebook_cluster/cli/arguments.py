@@ -89,6 +89,11 @@ def _share(share: argparse.ArgumentParser) -> None:
     limits = share.add_argument_group("limits (default: none)")
     limits.add_argument("--max-nodes", type=values.count, default=None, metavar="N", help="at most N nodes at a time")
     limits.add_argument(
+        "--owners", type=values.count, default=1, metavar="N",
+        help="nodes of at most N owners at a time (default: 1); those of several run as one user: they can read each "
+        "other's files and run code in each other's kernels",
+    )  # fmt: skip
+    limits.add_argument(
         "--devices", type=values.devices, default=(), metavar="D,D", help="only on these: cpu, cuda, cuda:0 ..."
     )
     limits.add_argument("--memory", type=values.memory, default=None, metavar="8GB", help="for all nodes together")

@@ -84,6 +84,13 @@ def _who(settings: AgentSettings) -> Iterator[str]:
         f"Their code runs as user {user!r}: it can read, change and delete every file that {user!r} can, use the "
         "network and start programs. Give the code only to people whom you would let type here."
     )
+    if settings.limits.owners == 1:
+        yield "One owner at a time: while somebody has nodes here, nobody else gets any (see --owners)."
+    else:
+        yield (
+            f"Up to {settings.limits.owners} owners at a time: all their nodes run as user {user!r}, so they can read "
+            "each other's files and run code in each other's kernels. Allow it only for people who trust each other."
+        )
     limits = settings.limits.lines()
     yield f"Limits: {'; '.join(limits)}." if limits else "Limits: none (see notebook-cluster share --help)."
     yield f"Their code starts in a folder of its own under {settings.directory / 'work'}."

@@ -85,6 +85,7 @@ def _settings(options: argparse.Namespace, directory: Path) -> AgentSettings:
         on_power=options.on_power,
         confirm=options.confirm,
         until=options.until,
+        owners=options.owners,
     )
     return AgentSettings(
         name=options.name,
