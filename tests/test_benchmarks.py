@@ -198,6 +198,16 @@ def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left:
     assert (int8["overlap"], sparse["overlap"], sparse["formula"]) == (0, 5, 1.0)
 
 
+@pytest.mark.namespaces
+@pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
+def test_patience_measures_gaps_between_rounds_and_names_who_is_left_out(no_processes_left: str) -> None:
+    few = ["--nodes", "3", "--repeats", "1", "--seconds", "12", "--cases", "cable-pulled", "encoding"]
+    cable, encoding = printed("patience", *few, timeout=240)
+    assert (cable["case"], cable["named"], len(cable["longest_gap_s"])) == ("cable-pulled", ["book"], 1)
+    assert cable["longest_gap_s"][0] < cable["seconds"]
+    assert (encoding["rounds"], encoding["left_out"], encoding["named"]) == (6, 0, [])
+
+
 @pytest.mark.parametrize(
     ("program", "options", "words"),
     [
@@ -208,6 +218,7 @@ def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left:
         ("links", ["--rate", "0mbit"], "rate '0mbit'"),
         ("links", ["--nodes", "1"], "--nodes is at least 2"),
         ("links", ["--cases", "topk"], "invalid choice: 'topk'"),
+        ("patience", ["--nodes", "2"], "--nodes is at least 3"),
     ],
 )
 def test_programs_with_links_say_what_is_wrong_with_an_option(program: str, options: list[str], words: str) -> None:
