@@ -139,11 +139,16 @@ def test_pairing_reads_its_code_from_standard_input_where_none_is_given(jupyter_
 def test_what_killed_agents_left_goes_when_the_next_one_starts(agents: Agents) -> None:
     folder = runtime_directory() / "sharing"
     agents("one", "two")
+    pids = [agents.pid(name) for name in ("one", "two")]
+    files = [folder / f"{pid}.json" for pid in pids]
+    wait_until(lambda: all(file.exists() for file in files), 60, "both files")
     for name in ("one", "two"):
         agents.end(name, signal.SIGKILL)
-    assert len(list(folder.iterdir())) == 2
+    assert all(file.exists() for file in files)
+    # It may have been killed while it wrote.
+    (folder / f".{pids[0]}.json.abcd1234").touch()
     # A process that got the id of a killed agent is not that agent.
-    reused = next(folder.iterdir())
+    reused = files[0]
     (folder / f"{os.getpid()}.json").write_bytes(reused.read_bytes())
     agents("three")
     wait_until(

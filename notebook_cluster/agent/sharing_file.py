@@ -70,7 +70,13 @@ class SharingFile:
 def shared_machines() -> list[SharedMachine]:
     """What this user's running agents say, the oldest first. Files of processes that have ended are removed."""
     found: list[SharedMachine] = []
-    for path in _folder().glob("[0-9]*.json"):
+    folder = _folder()
+    for path in folder.glob(".[0-9]*.json.*"):
+        # An agent was killed while it wrote.
+        with contextlib.suppress(OSError, ValueError):
+            if not psutil.pid_exists(int(path.name.split(".")[1])):
+                path.unlink()
+    for path in folder.glob("[0-9]*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             said = msgspec.json.decode(path.read_bytes(), type=SharedMachine)
             if _runs(said):
