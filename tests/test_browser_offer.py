@@ -77,7 +77,7 @@ def test_nothing_is_offered_to_who_has_run_the_cells(page: "Page") -> None:
 
 def test_after_a_reload_in_mid_training_the_tab_of_the_cluster_is_offered_once(page: "Page") -> None:
     reload(page)
-    offer(page).get_by_text("Cluster lesson is running cell 1; what it puts out is not shown here.").wait_for(
+    offer(page).get_by_text("Cluster lesson is running cell 1; its output is not shown here.").wait_for(
         timeout=PATIENCE
     )
     assert page.locator(".jp-Dialog").count() == 0

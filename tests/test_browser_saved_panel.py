@@ -94,12 +94,15 @@ def test_a_panel_that_was_saved_in_mid_training_is_a_picture_where_its_kernel_is
     page.get_by_role("button", name="Stop cluster").click()
     confirm(page.get_by_role("button", name="Really stop cluster"))
     page.locator(PICTURE).get_by_text("ended at").wait_for(timeout=PATIENCE)
+    assert page.get_by_text("as it was on").count() == 0
     # The file is as it was while the cluster ran.
     shut_down_kernels(page)
     page.evaluate("window.jupyterapp.shell.currentWidget.context.model.dirty = false")
     open_notebook(page, "mid.ipynb")
     page.locator(PICTURE).locator(".nbc-node").nth(1).wait_for(timeout=PATIENCE)
     page.locator(PICTURE).locator("svg.nbc-chart path").first.wait_for(state="attached", timeout=PATIENCE)
+    # Nobody takes it for how things are.
+    page.locator(PICTURE).get_by_text("as it was on 20").wait_for(timeout=PATIENCE)
     assert page.get_by_text(NOT_FOUND).count() == 0
     assert page.get_by_text("Loading widget").is_hidden()
     assert page.locator(LIVE).count() == 0

@@ -282,8 +282,10 @@ def _gist(state: ClusterView) -> tuple[object, ...]:
 def _static_bundle(state: ClusterView, series: Sequence[Series] = (), ended: str = "") -> dict[str, str]:
     # It is saved with the notebook: no code stands in it.
     state = msgspec.structs.replace(state, invitation="")
+    # Whoever opens the file later must not take it for how things are.
+    moment = "" if ended else f"as it was on {time.strftime('%Y-%m-%d at %H:%M:%S', time.localtime(state.now))}"
     return {
-        "text/html": render_html(state, series, ended=ended),
+        "text/html": render_html(state, series, ended=ended, moment=moment),
         "text/plain": render_text(state, series, ended=ended),
     }
 

@@ -20,14 +20,14 @@ WAITS = "Who was waited for"
 _NUMBERS = (("step", "Step"), ("loss", "Loss"), ("round", "Round"), ("wait", "Wait"))
 
 
-def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str = "") -> str:
+def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str = "", moment: str = "") -> str:
     """``state`` as one ``<div>`` with its style, the node cards and, from ``series``, loss and memory curves as SVG.
 
-    ``ended`` says why the cluster is no more, where that is so. Every text is escaped; there is no script and nothing
-    is loaded from elsewhere.
+    ``ended`` says why the cluster is no more, where that is so; ``moment`` when it was so, for a picture that is kept.
+    Every text is escaped; there is no script and nothing is loaded from elsewhere.
     """
     model = panel_model(state, ended)
-    body = [_head(model), block("nbc-facts", [_fact(fact) for fact in model["facts"]])]
+    body = [_head(model, moment), block("nbc-facts", [_fact(fact) for fact in model["facts"]])]
     if model["invitation"]:
         # This is saved with the notebook, and whoever reads that must not get the code.
         body.append(text_block("nbc-small nbc-muted", "Peers may join with a code: %cluster status shows it."))
@@ -79,10 +79,12 @@ def text_block(classes: str, text: str, **attributes: str) -> str:
     return block(classes, [html.escape(text, quote=True)], **attributes)
 
 
-def _head(model: dict[str, Any]) -> str:
+def _head(model: dict[str, Any], moment: str) -> str:
+    said = [text_block("nbc-small nbc-muted", moment)] if moment else []
     return block(
         "nbc-row nbc-wrap",
-        [text_block("nbc-title nbc-cut", model["name"]), text_block(f"nbc-pill nbc-{model['level']}", model["status"])],
+        [text_block("nbc-title nbc-cut", model["name"]), text_block(f"nbc-pill nbc-{model['level']}", model["status"])]
+        + said,
     )
 
 

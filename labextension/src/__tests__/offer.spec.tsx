@@ -23,7 +23,7 @@ it('offers to show a running cell in the notebook whose kernel is free, or in a 
 
 it('does not offer a cell to a kernel that is busy', () => {
   const host = draw(<Offer cluster={cluster('lesson', RUNNING).state!} isBusy {...calls} />);
-  expect(host.textContent).toContain('is running cell 3; what it puts out is not shown here.');
+  expect(host.textContent).toContain('is running cell 3; its output is not shown here.');
   expect(() => button(host, 'Show it here')).toThrow();
 });
 

@@ -23,7 +23,7 @@ export function Offer({ cluster, isBusy, onShow, onOpen, onClose }: IOffer): Rea
   return (
     <div className="nbc-offer" role="group" aria-label={`Offer to show cluster ${name}`}>
       <span role="status" title={isBusy ? 'The kernel of this notebook is busy until the cell has ended.' : undefined}>
-        {`Cluster ${name} ${what}${isBusy ? '; what it puts out is not shown here' : ''}.`}
+        {`Cluster ${name} ${what}${isBusy ? '; its output is not shown here' : ''}.`}
       </span>
       {!isBusy && <Button label="Show it here" title="Put its panel into a new cell and run that" onPress={onShow} />}
       <Button label="Dashboard" name={`Dashboard of ${name}`} title="Show it in a tab" onPress={onOpen} />
