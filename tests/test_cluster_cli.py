@@ -36,6 +36,21 @@ def test_status_shows_the_nodes_of_one_cluster_or_of_all(notebook: NotebookKerne
         assert {"local", "local-2"} <= set(shown.split())
 
 
+def test_skip_ends_the_replay_of_a_cell(notebook: NotebookKernel) -> None:
+    nothing = run_command("skip", "lesson", "local-2")
+    assert nothing.stderr == "notebook-cluster: node 'local-2' replays no cell now: nothing to skip\n"
+    notebook.works("%%on_all\nimport os, time\nwhile os.path.exists('hold'): time.sleep(0.01)")
+    notebook.works("open('hold', 'w').close()")
+    restart = notebook.start("%cluster restart local-2")
+    wait_until(lambda: "replaying cell 1 of 1, " in command("status", "lesson"), 60, "the replay to be shown")
+    assert command("skip", "lesson", "local-2") == (
+        "cell 1 is skipped on local-2: %cluster restart local-2 --all-cells runs it again\n"
+    )
+    assert notebook.until(restart).error is None
+    assert "without cell 1, which was skipped" in restart.shown
+    assert "without cell 1, which was skipped" in command("status", "lesson")
+
+
 def test_detach_frees_the_cell_that_waits_and_the_nodes_go_on(notebook: NotebookKernel) -> None:
     waiting = notebook.until(notebook.start(WAIT), "begun")
     assert "%cluster attach lesson" in command("detach", "lesson")

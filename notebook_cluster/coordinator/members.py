@@ -285,17 +285,27 @@ class Members:
 
     def _returned(self, node: Node) -> None:
         self._hub.record(e.NodeReturned(node=node.name, incarnation=node.incarnation))
-        if self._hub.state.nodes[node.name].is_in and not node.settled:
-            # Nobody knows which of the earlier cells it has run.
-            waiting = self._ready.pop(node.name, None)
-            self.restart(node.name, "its replay was cut off while its peer was away")
-            if waiting is not None and not waiting.done():
-                self._ready[node.name] = waiting
+        # Nobody knows which of the earlier cells it has run.
+        cut_off = self._hub.state.nodes[node.name].is_in and not node.settled
+        if cut_off and self._begins_anew(node.name):
             return
         self._hub.tell("info", f"{node.name} is back with what it held")
         self.announce()
         self._hub.rounds.members_changed(node.name)
         self._hub.cells.node_returned(node.name)
+
+    def _begins_anew(self, name: str) -> bool:
+        """True when a node whose replay was cut off could be restarted; who waits for it waits on."""
+        waiting = self._ready.pop(name, None)
+        try:
+            self.restart(name, "its replay was cut off while its peer was away")
+            return True
+        except RequestError as error:
+            self._hub.tell("error", f"{name} lacks earlier cells, run %cluster restart {name}: {error}")
+            return False
+        finally:
+            if waiting is not None and not waiting.done():
+                self._ready[name] = waiting
 
     def announce(self) -> None:
         """The roster to every node in it, after the change is in the log."""
