@@ -79,6 +79,18 @@ def test_duplicates_are_counted_and_ignored() -> None:
     assert receiver.inbox.duplicates == 1
 
 
+def test_what_is_processed_while_holding_is_acknowledged_later() -> None:
+    sender, receiver = Channel(**LIMITS), Channel(**LIMITS)
+    deliver(receiver, sender.send([b"a"]))
+    receiver.inbox.hold(True)
+    deliver(receiver, [*sender.send([b"b"]), *sender.send([b"c"])])
+    assert (receiver.inbox.received, receiver.inbox.held) == (1, 3)
+    sender.acknowledge(receiver.inbox.received)
+    assert len(sender.outbox) == 2
+    receiver.inbox.hold(False)
+    assert receiver.inbox.received == 3
+
+
 def test_an_acknowledgement_of_what_was_never_sent_is_an_error() -> None:
     with pytest.raises(ProtocolError, match="message 1 is acknowledged but only 0 were sent"):
         Channel(**LIMITS).acknowledge(1)

@@ -183,15 +183,19 @@ def _spawn(
         os.close(said)
     if file is not None:
         return file
-    last = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()][-1:]
-    raise ClusterError(f"the coordinator of cluster {name!r} {how}: {''.join(last)} (whole log: {log_path})")
+    raise ClusterError(f"the coordinator of cluster {name!r} {how or _last_line(log_path)} (whole log: {log_path})")
+
+
+def _last_line(path: Path) -> str:
+    last = [line for line in path.read_text(errors="replace").splitlines() if line.strip()][-1:]
+    return f"did not start: {''.join(last)}"
 
 
 def _wait_for_answer(
     name: str, process: "subprocess.Popen[bytes]", said: int, on_progress: Callable[[str], None]
 ) -> tuple[ConnectionFile | None, str]:
-    """The connection file of ``process``, or None and what became of it. While it says how far it is, it is waited
-    for."""
+    """The connection file of ``process``, or None and what became of it, if it said that. While it says how far it is,
+    it is waited for."""
     os.set_blocking(said, False)
     path = runtime_directory() / "clusters" / name / "connection.json"
     deadline, tell_at = time.monotonic() + START_TIMEOUT, time.monotonic() + SLOW_START
@@ -200,15 +204,19 @@ def _wait_for_answer(
             file = read_connection(name)
             if file is not None and file.pid == process.pid:
                 return file, ""
+        ended = process.poll() is not None  # before what it said last is read
         with contextlib.suppress(BlockingIOError):
             lines = os.read(said, 65536).decode(errors="replace").splitlines()
+            if lines and lines[-1].startswith("error: "):
+                process.wait()
+                return None, f"did not start: {lines[-1].removeprefix('error: ')}"
             if lines:
                 deadline = time.monotonic() + START_TIMEOUT
                 if time.monotonic() >= tell_at:
                     tell_at = time.monotonic() + SLOW_START
                     on_progress(f"the coordinator of cluster {name!r} is {lines[-1]}")
-        if process.poll() is not None:
-            return None, "did not start"
+        if ended:
+            return None, ""
         time.sleep(0.005)
     _end(process)
     return None, f"said nothing for {START_TIMEOUT:g} s and was ended"

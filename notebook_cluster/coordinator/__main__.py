@@ -37,14 +37,15 @@ def main() -> int:
     try:
         held = lock(settings.runtime, settings.cluster, progress)
     except AnotherRuns as error:
-        print(error, file=sys.stderr)
+        progress.fail(str(error))
         return 1
     try:
         asyncio.run(run())
     except (ValueError, OSError) as error:
         logging.getLogger(__name__).exception("the coordinator ends")
-        print(error, file=sys.stderr)
-        return 1
+        progress.fail(str(error))
+        logging.shutdown()
+        os._exit(1)  # nothing to tidy up, and sockets that are open would wait for it
     finally:
         os.close(held)
     return 0

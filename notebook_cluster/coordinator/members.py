@@ -316,8 +316,9 @@ class Members:
         for row in message.nodes:
             self.send(row.name, message)
 
-    def send(self, name: str, message: Message) -> None:
-        """A control message to a node's runtime."""
+    def send(self, name: str, message: Message, *, decided: bool = True) -> None:
+        """A control message to a node's runtime; ``decided`` as of :meth:`.peers.Peers.send`."""
         node = self._hub.state.nodes.get(name)
         if node is not None and node.incarnation:
-            self._hub.peers.send(node.peer, p.ToNode(node=name, incarnation=node.incarnation, body=encode(message)))
+            body = p.ToNode(node=name, incarnation=node.incarnation, body=encode(message))
+            self._hub.peers.send(node.peer, body, decided=decided)

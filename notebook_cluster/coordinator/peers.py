@@ -113,8 +113,14 @@ class Peers:
             link.become("connecting", "")
         link.portable = peer.portable
         dialer.start()
+        dialer.hold(self._hub.log.holding)
 
-    def send(self, name: str, message: Message, buffers: Sequence[bytes] = ()) -> None:
+    def send(self, name: str, message: Message, buffers: Sequence[bytes] = (), *, decided: bool = True) -> None:
+        """To the agent of ``name``, if it is used. What follows from a decision (``decided``) waits until that is in
+        the log."""
+        if decided and self._hub.log.holding:
+            self._hub.log.when_written(lambda: self.send(name, message, buffers))
+            return
         link = self.links.get(name)
         if link is not None:
             link.dialer.send(message, buffers)

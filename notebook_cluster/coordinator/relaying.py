@@ -164,7 +164,8 @@ class Relaying:
             return
         generation = self._hub.state.generation
         if self._way(node, target).add(message.position, header + payload, generation):
-            self._hub.members.send(target.name, replace(message, node=node.name, incarnation=node.incarnation))
+            passed = replace(message, node=node.name, incarnation=node.incarnation)
+            self._hub.members.send(target.name, passed, decided=False)
         else:
             self.dropped += 1
 
@@ -174,7 +175,8 @@ class Relaying:
             self.dropped += 1
             return
         self._way(sender, node).taken(message.total)
-        self._hub.members.send(sender.name, replace(message, node=node.name, incarnation=node.incarnation))
+        passed = replace(message, node=node.name, incarnation=node.incarnation)
+        self._hub.members.send(sender.name, passed, decided=False)
 
     def _measured(self, node: Node, message: PairMeasured) -> None:
         source, answer = self._measuring.get(message.ticket, (None, None))

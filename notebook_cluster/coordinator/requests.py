@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
 
 
+DECISIONS = (v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoint, v.Invite)
+"""What must be in the run log before it is done."""
+
+
 class Requests:
     """Answers views; what :meth:`handle` returns is the value of the reply."""
 
@@ -23,6 +27,8 @@ class Requests:
     async def handle(self, view: View, body: Any) -> Any:
         """Do what ``body`` asks for. RequestError: one line that says why not."""
         hub = self._hub
+        if isinstance(body, DECISIONS) and hub.log.holding:
+            raise RequestError(hub.disk.trouble())
         match body:
             case v.Attach() | v.GetState():
                 if isinstance(body, v.Attach) and hub.views.note_kernel(body.kernel):

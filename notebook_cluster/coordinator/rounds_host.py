@@ -41,24 +41,39 @@ class RoundsHost:
         self.history = History(hub)
 
     def _feed(self, event: Any) -> None:
-        self._state, effects = rounds.apply(self._state, event)
+        """Decide on ``event``: what is decided is in the log, or waits for it, before the state moves. While the log
+        waits for room nothing is decided, so that it stays with this one attempt."""
+        runlog = self._hub.log
+        if runlog.holding:
+            runlog.when_written(lambda: self._feed(event))
+            return
+        state, effects = rounds.apply(self._state, event)
+        for record in [self.history.annotated(effect.record) for effect in effects if isinstance(effect, jobs.Log)]:
+            runlog.round(record)
+        self._state = state
         for effect in effects:
-            match effect:
-                case jobs.Log():
-                    self._hub.log.round(self.history.annotated(effect.record))
-                    if effect.record["kind"] == "commit":
-                        for name in effect.record["commit"]["members"]:
-                            self._facts.setdefault(name, {}).pop("refused", None)
-                case jobs.Send():
-                    if isinstance(effect.message, Refused | RegisterRefused):
-                        self._facts.setdefault(effect.node, {})["refused"] = effect.message.reason
-                    self._hub.members.send(effect.node, effect.message)
-                case jobs.Tell():
-                    self._hub.tell(effect.level, effect.text)
-                case jobs.Relay():
-                    self._hub.relaying.stalled(effect.waiting, effect.waited_for)
-                case jobs.Answer():
-                    self._answer(effect)
+            try:
+                self._carry_out(effect)
+            except Exception as error:
+                log.exception("an effect of the rounds failed: %r", effect)
+                self._hub.tell("error", f"training: {type(error).__name__}: {error}")
+
+    def _carry_out(self, effect: Any) -> None:
+        match effect:
+            case jobs.Log():
+                if effect.record["kind"] == "commit":
+                    for name in effect.record["commit"]["members"]:
+                        self._facts.setdefault(name, {}).pop("refused", None)
+            case jobs.Send():
+                if isinstance(effect.message, Refused | RegisterRefused):
+                    self._facts.setdefault(effect.node, {})["refused"] = effect.message.reason
+                self._hub.members.send(effect.node, effect.message)
+            case jobs.Tell():
+                self._hub.tell(effect.level, effect.text)
+            case jobs.Relay():
+                self._hub.relaying.stalled(effect.waiting, effect.waited_for)
+            case jobs.Answer():
+                self._answer(effect)
 
     # ---- what happens
 
@@ -107,8 +122,10 @@ class RoundsHost:
         self._feed(jobs.HomeNodes(tuple(node.name for node in nodes if node.peer == LOCAL)))
 
     def tick(self, now: float, silent: dict[str, tuple[float, str]]) -> None:
-        """``now`` is the time in which this process ran; ``silent``: see :class:`.jobs.Tick`."""
-        self._feed(jobs.Tick(now, silent))
+        """``now`` is the time in which this process ran; ``silent``: see :class:`.jobs.Tick`. Time in which nothing
+        could be written down counts against nobody."""
+        if not self._hub.log.holding:
+            self._feed(jobs.Tick(now - self._hub.log.held_seconds(), silent))
 
     def patience_for(self, node: str) -> float:
         """See :func:`.rounds.patience_for`."""

@@ -1,8 +1,10 @@
 """The run log: one JSON object a line, appended before a decision leaves this process."""
 
+import contextlib
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,27 +23,34 @@ _PROGRESS_BYTES = 4 << 20
 
 class RunLog:
     """Appends lines to ``path`` (mode 0600). Without ``durable`` a line survives the death of this process;
-    with it also that of the machine (fsync)."""
+    with it also that of the machine (fsync).
+
+    A disk that takes no line ends nothing. From then on lines wait in memory, in order, and so does what was handed to
+    :meth:`when_written`: nobody is told what the log does not say. :meth:`retry` writes the same lines.
+
+    Attributes:
+        trouble: why lines wait; None while none do.
+        on_holding: called with True when lines begin to wait, with False when all are written.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.trouble: OSError | None = None
+        self.on_holding: Callable[[bool], None] = lambda holding: None
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._size = os.fstat(self._file).st_size
         self._encoder = msgspec.json.Encoder()
+        self._waiting: deque[tuple[bytes, bool] | Callable[[], None]] = deque()
+        self._since = self._held = 0.0
 
-    def _append(self, line: LogLine, durable: bool) -> None:
-        data = self._encoder.encode(line) + b"\n"
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-            if durable:
-                os.fsync(self._file)
-        except OSError:
-            # Half a line would be glued to the next one.
-            os.ftruncate(self._file, self._size)
-            raise
-        self._size += len(data)
+    @property
+    def holding(self) -> bool:
+        """True while lines wait."""
+        return bool(self._waiting)
+
+    def held_seconds(self) -> float:
+        """How long lines have waited in all: time in which nothing could be decided."""
+        return self._held + (time.monotonic() - self._since if self.trouble is not None else 0.0)
 
     def event(self, event: Event, *, durable: bool) -> None:
         self._append(LogLine(time=time.time(), event=event), durable)
@@ -52,7 +61,66 @@ class RunLog:
 
     def received(self, sequences: dict[str, int]) -> None:
         """The last link message of each peer (by key) whose effect is in the log."""
-        self._append(LogLine(time=time.time(), received=sequences), False)
+        if not self._waiting:
+            self._append(LogLine(time=time.time(), received=sequences), False)
+
+    def when_written(self, call: Callable[[], None]) -> None:
+        """``call`` once every line so far is written: now, or after :meth:`retry`."""
+        if self._waiting:
+            self._waiting.append(call)
+        else:
+            call()
+
+    def retry(self) -> None:
+        """Write what waits, as much as the disk takes. What is called meanwhile may add lines of its own: they come
+        before what waited behind it."""
+        waiting, self._waiting = self._waiting, deque()
+        while waiting and not self._waiting:
+            entry = waiting.popleft()
+            if isinstance(entry, tuple):
+                self._write_or_wait(*entry)
+                continue
+            try:
+                entry()
+            except Exception:
+                log.exception("what waited for the run log failed")
+        self._waiting.extend(waiting)
+        if self.trouble is not None and not self._waiting:
+            self._held, self.trouble = self.held_seconds(), None
+            self.on_holding(False)
+
+    def _append(self, line: LogLine, durable: bool) -> None:
+        data = self._encoder.encode(line) + b"\n"
+        if self._waiting:
+            self._waiting.append((data, durable))
+        else:
+            self._write_or_wait(data, durable)
+
+    def _write_or_wait(self, data: bytes, durable: bool) -> None:
+        try:
+            self._write(data, durable)
+        except OSError as error:
+            self._waiting.append((data, durable))
+            first, self.trouble = self.trouble is None, error
+            if first:
+                self._since = time.monotonic()
+                self.on_holding(True)
+
+    def _write(self, data: bytes, durable: bool) -> None:
+        if self.trouble is not None:
+            # Half a line may be there: the next one would be glued to it.
+            os.ftruncate(self._file, self._size)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            if durable:
+                os.fsync(self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(data)
 
     def close(self) -> None:
         os.close(self._file)

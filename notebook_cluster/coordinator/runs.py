@@ -130,7 +130,9 @@ class Runs:
         node = self._hub.state.nodes.get(run.node)
         if node is None:
             return
-        self._hub.peers.send(node.peer, InterruptNode(node=run.node, incarnation=run.incarnation, cell=run.cell))
+        self._hub.peers.send(
+            node.peer, InterruptNode(node=run.node, incarnation=run.incarnation, cell=run.cell), decided=False
+        )
         asyncio.get_running_loop().call_later(SEEN_GRACE, self._insist, run)
 
     def interrupt_seen(self, node: str, cell: int) -> None:
@@ -142,7 +144,7 @@ class Runs:
         node = self._hub.state.nodes.get(run.node)
         if node is None or run.interrupt_seen or run.done.done():
             return
-        self._hub.peers.send(node.peer, InterruptNode(node=run.node, incarnation=run.incarnation))
+        self._hub.peers.send(node.peer, InterruptNode(node=run.node, incarnation=run.incarnation), decided=False)
 
     def interrupt_all(self) -> None:
         for run in list(self._runs.values()):

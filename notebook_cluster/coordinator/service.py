@@ -21,6 +21,7 @@ from notebook_cluster.coordinator.admission import Admission
 from notebook_cluster.coordinator.cells import Cells, cell_view
 from notebook_cluster.coordinator.comms import Comms
 from notebook_cluster.coordinator.deadlocks import Deadlocks
+from notebook_cluster.coordinator.disk import Disk
 from notebook_cluster.coordinator.door import Door
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.global_model import GlobalModels
@@ -85,6 +86,7 @@ class Coordinator:
         self._stopping = asyncio.Event()
         self._agent_started = asyncio.Event()
         self._stop_reason = ""
+        self._tick_failed = ""
         self._last_needed = time.monotonic()
         self._received: dict[str, int] = {}
         self._received_time = 0.0
@@ -119,6 +121,9 @@ class Coordinator:
                 time=time.time(),
             )
         )  # fmt: skip
+        self.disk = Disk(self)
+        if self.log.holding:
+            raise OSError(f"cluster {settings.cluster!r} cannot start: {self.disk.trouble(self.log.trouble)}")
 
     def _make_parts(self, identity: Identity) -> None:
         """Each part gets this hub and finds the others through it."""
@@ -185,14 +190,14 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, f"ended by {signal.Signals(number).name}")
-        address = self.views.start()
+        # An error up to here ends this process alone: the agents keep what they have for the next one.
+        self._write_connection_file(self.views.start())
+        if self.settings.resume and self.state.nodes:
+            self._resume()
+        else:
+            self.spawn(self._start_agent())
+        self.spawn(self.peers.browse())
         try:
-            if self.settings.resume and self.state.nodes:
-                self._resume()
-            else:
-                self.spawn(self._start_agent())
-            self._write_connection_file(address)
-            self.spawn(self.peers.browse())
             await self._tick_until_stopped()
         finally:
             await self._close()
@@ -228,19 +233,35 @@ class Coordinator:
             view_secret_key=self.views.view_identity.secret_key, pid=os.getpid(), epoch=self.state.epoch,
             protocol=PROTOCOL_VERSION, version=VERSION, run_log=str(self.log.path),
         )  # fmt: skip
-        write_private(self.settings.runtime / "connection.json", msgspec.json.encode(connection))
+        try:
+            write_private(self.settings.runtime / "connection.json", msgspec.json.encode(connection))
+        except OSError as error:
+            raise OSError(f"cluster {self.settings.cluster!r} cannot start: {self.disk.trouble(error)}") from error
 
     async def _tick_until_stopped(self) -> None:
         while not self._stopping.is_set():
             try:
                 await asyncio.wait_for(self._stopping.wait(), STATE_PERIOD)
             except TimeoutError:
-                self._tick()
+                self._tick_safely()
+
+    def _tick_safely(self) -> None:
+        """Whatever one look stumbles over, the cluster goes on; it is said once."""
+        try:
+            self._tick()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if text != self._tick_failed:
+                log.exception("a look at the cluster failed")
+                self.tell("error", f"the coordinator stumbled: {text} (see {self.settings.runtime}/coordinator.log)")
+            self._tick_failed = text
 
     def _tick(self) -> None:
         now = time.monotonic()
+        self.log.retry()
         self.rounds.tick(self.signs.tick(), self.signs.silent())
-        self.deadlocks.tick(now)
+        if not self.log.holding:
+            self.deadlocks.tick(now)
         received = self.peers.received()
         if received != self._received and now - self._received_time > RECEIVED_PERIOD:
             self._received, self._received_time = received, now
@@ -284,17 +305,10 @@ class Coordinator:
         self._stopping.set()
         reason = self._stop_reason or "ended"
         log.info("cluster %s ends: %s", self.settings.cluster, reason)
-        self.global_models.close()
-        # What a view shows last is what stays of the run in the notebook.
-        if fresh := self.memory.keep(time.monotonic()):
-            self.views.send_live(v.SeriesAdded(series=fresh))
-        self.views.send_live(v.StateChanged(state=self.view()))
-        self.memory.close(reason)
-        running = self.state.running()
-        if running is not None:
-            self.views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))
-        self.views.send_live(v.Closing(reason=reason))
-        self.record(e.Stopped(reason=reason, time=time.time()))
+        try:
+            self._say_goodbye(reason)
+        except Exception:
+            log.exception("the end could not be written down")  # the agents are told all the same
         await self._let_agent_connect()
         links = [link for link in self.peers.links.values() if link.is_open]
         for link in links:
@@ -315,7 +329,22 @@ class Coordinator:
         self.rounds.close()
         await self.views.close()
         withdraw(self._announcement)
+        if self.log.holding:
+            log.error("the end of the run is not in its log: %s", self.disk.trouble())
         self.log.close()
+
+    def _say_goodbye(self, reason: str) -> None:
+        self.global_models.close()
+        # What a view shows last is what stays of the run in the notebook.
+        if fresh := self.memory.keep(time.monotonic()):
+            self.views.send_live(v.SeriesAdded(series=fresh))
+        self.views.send_live(v.StateChanged(state=self.view()))
+        running = self.state.running()
+        if running is not None:
+            self.views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))
+        self.views.send_live(v.Closing(reason=reason))
+        self.memory.close(reason)
+        self.record(e.Stopped(reason=reason, time=time.time()))
 
     async def _let_agent_connect(self) -> None:
         """An agent that was just started hears of the end over its link, once that is there."""

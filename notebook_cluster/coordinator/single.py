@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -38,6 +39,12 @@ class Progress:
         if now >= self._due:
             self._due = now + _PROGRESS_PERIOD
             self.say(f"reading its run log, {done / 1e6:.0f} of {size / 1e6:.0f} MB")
+
+    def fail(self, text: str) -> None:
+        """Why there is no coordinator; also to stderr, whose file may be on a disk that is full."""
+        self.say(f"error: {text}")
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """It is over."""

@@ -106,17 +106,19 @@ class Inbox:
     Attributes:
         received: last sequence number whose message is processed; this is what is acknowledged.
         held: last one that arrived without a gap.
+        holding: ``received`` stays as it is, see :meth:`hold`.
     """
 
     def __init__(self, received: int, message_bytes: int) -> None:
         self._message_bytes = message_bytes
         self.duplicates = 0
         self.malformed = 0
+        self.holding = False
         self.reset(received)
 
     def reset(self, received: int) -> None:
         """The other side's numbering goes on after ``received``; what was incomplete is forgotten."""
-        self.received = self.held = received
+        self.received = self.held = self._processed = received
         self._announced = received
         self._ahead: dict[int, Item] = {}
         self._ahead_bytes = 0
@@ -150,7 +152,14 @@ class Inbox:
 
     def processed(self, sequence: int) -> None:
         """The message with this number has been processed and may be acknowledged."""
-        self.received = max(self.received, sequence)
+        self._processed = max(self._processed, sequence)
+        self.hold(self.holding)
+
+    def hold(self, holding: bool) -> None:
+        """Whether messages that are processed are acknowledged later, not now."""
+        self.holding = holding
+        if not holding:
+            self.received = self._processed
 
     def announce(self, sent: int) -> None:
         """The other side says that it sent everything up to ``sent``."""

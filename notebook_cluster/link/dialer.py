@@ -129,8 +129,14 @@ class Dialer(LinkEnd):
     @property
     def received(self) -> int:
         """Last incoming sequence number that is processed, and inside ``on_message`` that of the message at hand: write
-        it into the log with what the message changed."""
-        return self._conversation.handling or self._channel.inbox.received
+        it into the log with what the message changed. While acknowledgements are held, the last acknowledged one."""
+        inbox = self._channel.inbox
+        return inbox.received if inbox.holding else self._conversation.handling or inbox.received
+
+    def hold(self, holding: bool) -> None:
+        """Acknowledge nothing from now on, the message at hand included, and all of it later: what messages change
+        cannot be written down now, so the agent has to keep them."""
+        self._channel.inbox.hold(holding)
 
     def start(self) -> None:
         """Begin to connect; call inside the running loop."""
