@@ -35,7 +35,7 @@ SWEEP = """for turn in range(2):
             with sync.global_model():
                 nc.report(loss=50.0 + turn)
     sync.finish()
-nc.report(loss=7.0, step=1)
+nc.report(loss=7.0, step=1, run=3)  # a number of one's own may have that name
 """
 
 
@@ -65,6 +65,7 @@ def test_each_sync_object_and_each_training_has_a_curve(
             assert found[node, "critic"] == [[100.0, 101.0, 102.0, 103.0]]
             assert found[node, ""] == [[7.0]]
         assert losses(cluster)["", "generator"] == [[50.0], [51.0]]
+        assert {one.value[-1] for one in cluster.series() if one.name == "run"} == {3.0}
         runs = {one.run for one in cluster.series() if one.job == "generator" and one.node == "local"}
         assert {one.run for one in cluster.series() if one.job == "generator" and one.node == "local-2"} == runs
 

@@ -93,7 +93,7 @@ def report(*, loss: Any = None, step: int | None = None, samples_per_s: Any = No
     Raises:
         TypeError: a value is no number; names it.
     """
-    for name in ("waiting", "run"):
+    for name in ("waiting", "of_run"):
         if name in scalars:
             raise TypeError(f"report: the name {name!r} is taken: use another one")
     block = open_block()

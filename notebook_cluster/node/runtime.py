@@ -221,11 +221,11 @@ class NodeRuntime:
         loss: float | None = None,
         samples_per_s: float | None = None,
         waiting: str | None = None,
-        run: tuple[str, int] | None = None,
+        of_run: tuple[str, int] | None = None,
         **scalars: float,
     ) -> None:
         self._telemetry.report(
-            step=step, loss=loss, samples_per_s=samples_per_s, waiting=waiting, run=run, scalars=scalars
+            step=step, loss=loss, samples_per_s=samples_per_s, waiting=waiting, run=of_run, scalars=scalars
         )
 
     def set_threads(self, threads: int, chosen: bool) -> None:

@@ -34,10 +34,10 @@ class Progress:
         value = self._value(loss, now)
         elapsed = now - self._rate_from
         if elapsed < RATE_SECONDS:
-            self._runtime.report(step=self.step, loss=value, run=(self.job, self.run))
+            self._runtime.report(step=self.step, loss=value, of_run=(self.job, self.run))
             return
         rate = self._samples / elapsed
-        self._runtime.report(step=self.step, loss=value, samples_per_s=rate, run=(self.job, self.run))
+        self._runtime.report(step=self.step, loss=value, samples_per_s=rate, of_run=(self.job, self.run))
         self._rate_from, self._samples = now, 0.0
 
     def waiting(self, what: str) -> None:

@@ -94,11 +94,11 @@ class Runtime(Protocol):
         loss: float | None = None,
         samples_per_s: float | None = None,
         waiting: str | None = None,
-        run: tuple[str, int] | None = None,
+        of_run: tuple[str, int] | None = None,
         **scalars: float,
     ) -> None:
-        """Newest values for the panel; cheap enough for every step. ``run``: the job and its run that the loss is of;
-        None: what nc.report() says."""
+        """Newest values for the panel; cheap enough for every step. ``of_run``: the job and its run that the loss
+        is of; None: what nc.report() says."""
 
 
 _current: Runtime | None = None
