@@ -100,6 +100,28 @@ def test_a_hundred_megabytes_of_two_nodes_are_folded_and_whole_in_text_files(not
             assert all(line == LINE.format(number) for number, line in zip(range(MANY_LINES), file, strict=False))
 
 
+@pytest.mark.parametrize("separator", ["\\n", "."])
+def test_one_print_of_a_hundred_megabytes_is_whole_in_the_text_file(notebook: SharedNotebook, separator: str) -> None:
+    before = memory(notebook)
+    size, last = 100_000_000, "the end"
+    source = f"text = ('x' * 99 + '{separator}') * {size // 100}\nprint(text + '{last}')\ndel text"
+    for _ in range(2):
+        cell = notebook.kernel.until(notebook.start(f"%%on local --no-replay\n{source}"), timeout=180)
+        assert cell.error is None, cell.error
+        shown = cell.shown + "".join(cell.displays.values())
+        assert "left out: the link was full" not in shown
+        assert last in shown
+        with notebook.attach() as view:
+            path = Path(view.text_file(view.state().cell.id, "local"))
+        assert path.stat().st_size == size + len(last) + 1
+        with path.open("rb") as file:
+            assert file.read(200) == (b"x" * 99 + (b"\n" if separator == "\\n" else b".")) * 2
+            file.seek(-108, 2)
+            assert file.read() == b"x" * 99 + (b"\n" if separator == "\\n" else b".") + b"the end\n"
+    grown = {name: size - before[name] for name, size in memory(notebook).items() if not name.startswith("kernel")}
+    assert max(grown.values()) < MORE_MEMORY, grown
+
+
 def test_stop_ends_a_flood(notebook: SharedNotebook) -> None:
     cell = notebook.start("%%on_all --no-replay\nprint('from', nc.node(), flush=True)\nwhile True: print('x' * 79)")
     notebook.kernel.until(cell, "lines folded")

@@ -2,7 +2,7 @@
 
 ipykernel's streams take whatever is written and keep it in memory. The agent says when that is more than the link takes
 (:class:`.HoldOutput`); until it says that the link is free again, whoever writes from the main thread or through the
-kernel's file descriptors waits. Stop ends such a wait.
+kernel's file descriptors waits. Stop ends such a wait. A long text goes in pieces, so that all of it fits.
 """
 
 import functools
@@ -18,6 +18,10 @@ from notebook_cluster.protocol.node import HoldOutput
 BELIEVED_SECONDS = 10.0
 """An agent that holds says so again every 2 s."""
 _SLICE = 0.1
+PIECE = 1 << 18
+"""Characters that are handed on at once."""
+_PAUSE = 0.01
+"""Seconds between two of them: 25 MB/s is more than is read, and leaves an agent that is behind the time to say so."""
 
 
 class OutputGate:
@@ -53,10 +57,21 @@ class OutputGate:
             self._open.set()
 
     def _write(self, stream: Any, write: Callable[[str], int | None], text: str) -> int | None:
+        self._wait(stream)
+        if not isinstance(text, str) or len(text) <= PIECE or os.getpid() != self._pid:
+            return write(text)
+        # In one message it would be more than the link takes, and all of it left out.
+        for start in range(0, len(text), PIECE):
+            self._wait(stream)
+            write(text[start : start + PIECE])
+            stream.flush()
+            time.sleep(_PAUSE)
+        return len(text)
+
+    def _wait(self, stream: Any) -> None:
         if not self._open.is_set() and self._may_wait(stream):
             while not self._open.wait(_SLICE) and time.monotonic() < self._until:
                 pass
-        return write(text)
 
     def _may_wait(self, stream: Any) -> bool:
         """Not the threads that send what was written, or that hear that it goes on; nor a forked child."""
