@@ -338,7 +338,7 @@ async def test_an_action_over_rest_answers_when_it_is_done(server: Any, jp_fetch
         ({"action": "remove", "cluster": "shown"}, "remove needs the name of a node as target"),
         ({"action": "add", "cluster": "shown", "target": "local", "value": -1}, "use a number of nodes from 0 to 64"),
         ({"action": "start", "cluster": "../up"}, "cluster name '../up' is not usable"),
-        ({"action": "share_on", "code": "my-own-code"}, "notebook-cluster share --code CODE"),
+        ({"action": "share_on", "code": "my-own-code"}, "notebook-cluster share --code;"),
     ],
 )
 async def test_what_cannot_be_done_is_said_in_one_line(connect: Connect, fields: dict[str, Any], said: str) -> None:
