@@ -76,7 +76,7 @@ class Hub:
             self.relaying.on_node(self.state.nodes[name], decode(encode(message), FromNodeBody))
             self.on_the_way = max([self.on_the_way, *(way.size for way in self.relaying._ways.values())])
 
-    def send(self, name: str, message: Any) -> None:
+    def send(self, name: str, message: Any, *, decided: bool = True) -> None:
         """To a node."""
         with self._lock:
             if self.held is not None and isinstance(message, RelayFrame | RelayTaken):

@@ -47,7 +47,6 @@ from notebook_cluster.cli.values import next_time
         (["share", "--until", "noon"], ["'noon'", "17:00"]),
         (["share", "--confirm"], ["--confirm", "terminal"]),
         (["share", "--join"], ["--join", "--dial", "terminal"]),
-        (["pair", "mini"], ["--code"]),
         (["pair", "a/b", "--code", "tiger-lamp-42"], ["'a/b'", "HOST:PORT"]),
         (["pair", "mini", "--code", "x"], ["'x'"]),
         (["trust", "remove"], ["NAME|OWNER|FINGERPRINT"]),

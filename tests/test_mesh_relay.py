@@ -252,7 +252,7 @@ def test_the_coordinator_passes_frames_on_between_nodes_of_its_roster_only(
     with cluster_with_closed("mini", "desk", "lost", closed="desk") as (_, hub):
         hub.state.nodes["lost"] = msgspec.structs.replace(hub.state.nodes["lost"], condition="lost")
         sent: list[object] = []
-        hub.members.send = lambda name, message: sent.append(message)
+        hub.members.send = lambda name, message, decided=True: sent.append(message)
         good = {"node": "desk", "incarnation": 1, "header": b"h", "payload": b"p", "position": 2}
         hub.relaying.on_node(hub.state.nodes[sender], RelayFrame(**{**good, **changes}))  # type: ignore[arg-type]
         assert hub.relaying.dropped == 1
@@ -262,7 +262,7 @@ def test_the_coordinator_passes_frames_on_between_nodes_of_its_roster_only(
 def test_the_coordinator_names_the_sender_as_it_knows_it() -> None:
     with cluster_with_closed("mini", "desk", closed="desk") as (_, hub):
         sent: list[tuple[str, object]] = []
-        hub.members.send = lambda name, message: sent.append((name, message))
+        hub.members.send = lambda name, message, decided=True: sent.append((name, message))
         message = RelayFrame(node="desk", incarnation=1, header=b"h", payload=b"p", position=2)
         hub.relaying.on_node(hub.state.nodes["mini"], message)
         assert sent == [("desk", RelayFrame(node="mini", incarnation=1, header=b"h", payload=b"p", position=2))]
@@ -271,7 +271,7 @@ def test_the_coordinator_names_the_sender_as_it_knows_it() -> None:
 def test_a_node_that_ignores_the_window_cannot_fill_the_coordinator() -> None:
     with cluster_with_closed("mini", "desk", closed="desk") as (_, hub):
         passed: list[object] = []
-        hub.members.send = lambda name, message: passed.append(message)
+        hub.members.send = lambda name, message, decided=True: passed.append(message)
         payload = bytes(1 << 20)
         for number in range(20):
             hub.relaying.on_node(

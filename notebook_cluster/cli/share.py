@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 def share(options: argparse.Namespace) -> int:
     """Run a shared agent in this process; returns when it was stopped."""
-    options.code = read_code(options)
     interactive = is_terminal()
     _check_together(options, interactive)
+    options.code = read_code(options)
     directory = options.data_dir.expanduser().resolve() if options.data_dir else agent_directory(options.name)
     settings = _settings(options, private_directory(directory))
     chosen: tuple[FoundCluster, str] | None = None
@@ -63,9 +63,10 @@ def share(options: argparse.Namespace) -> int:
 
 def _check_together(options: argparse.Namespace, interactive: bool) -> None:
     """UsageError for options that do not go together, or that need a person at a terminal."""
-    if options.no_code and options.code and not options.dial:
+    code = options.code or options.code_file
+    if options.no_code and code and not options.dial:
         raise UsageError("--no-code and --code exclude each other: leave one of them out")
-    if options.code_minutes and (not options.code or options.dial):
+    if options.code_minutes and (not code or options.dial):
         raise UsageError("--code-minutes is how long this machine's own --code is accepted: give that code as well")
     if options.join and options.dial:
         raise UsageError("--join and --dial exclude each other: --join lets you choose, --dial goes to an address")
