@@ -78,7 +78,11 @@ def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
     assert sparse["bits_per_parameter"] < 0.2
 
 
-def test_threads_compares_an_unmodified_cell_with_one_that_sets_its_threads(no_processes_left: str) -> None:
+def test_threads_compares_an_unmodified_cell_with_one_that_sets_its_threads(
+    no_processes_left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)  # benchmarks.links sets some: they would count as the user's
     found = printed("threads", "--nodes", "1", "2", "--runs", "1", "--steps", "3")
     assert [line["nodes"] for line in found] == [1, 2]
     for line in found:
