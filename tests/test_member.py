@@ -767,12 +767,25 @@ def test_a_restarted_coordinator_is_told_everything():
     assert messages(effects, Prepared) == [prepared]
 
 
-def test_a_node_that_waits_for_its_registration_registers_again_after_a_restart():
+def registering():
+    """A node that has registered and was not answered yet."""
     node = Node()
     register = Register(
         job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
         every="100 steps", state_hash=BASE,
     )  # fmt: skip
     node.feed(m.Begin(register, WHOLE, THETA, ZEROS))
-    effects = node.control(RoundQuery(job="model"))
+    return node
+
+
+def test_a_node_that_waits_for_its_registration_registers_again_after_a_restart():
+    effects = registering().control(RoundQuery(job="model"))
     assert [type(e.message) for e in effects] == [Register, RoundStatus]
+
+
+def test_a_node_that_left_before_it_was_answered_does_not_register_again():
+    """Its cell is over: the others would wait for it in every round."""
+    node = registering()
+    node.feed(m.LeaveRounds("interrupted"))
+    (status,) = (effect.message for effect in node.control(RoundQuery(job="model")))
+    assert (status.left, status.joining, status.holds) == (True, False, False)

@@ -241,6 +241,29 @@ def test_who_waits_for_the_next_run_is_in_the_log():
     assert set(sent(next_run(cluster, "ac"), p.Registered)) == set("abc")
 
 
+@pytest.mark.parametrize(("cell", "running"), [(1, "bc"), (0, "")], ids=["in the cell", "after it"])
+def test_who_left_while_it_waited_for_the_next_run_is_not_in_it_after_a_restart(cell, running):
+    """With its own model it would begin a run that nobody else is in."""
+    cluster = begun()
+    for name in "bc":
+        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.say("a", anew("a", 2))
+    cluster.say("a", p.Leave(job="model", reason="interrupted"))
+    cluster.feed(rounds.CellLeft(1, "a", "interrupted"))
+    cluster.arrive("bc", base="h0a", finishing=True)
+    cluster.prepare("bc")
+    for name in set("bc") - set(running):
+        cluster.feed(rounds.CellLeft(1, name, "ok"))
+    cluster.restart(cell=cell, running=running)
+    cluster.status("a", 0, "h0a", left=True, holds=False)
+    for name in "bc":
+        cluster.status(name, 1, "h1", left=True)
+    assert (cluster.job.run, cluster.job.state_hash) == (1, "h1")
+    if running:
+        next_run(cluster, "bc")
+        assert {name for name, one in cluster.job.participants.items() if one.active} == {"b", "c"}
+
+
 def test_a_run_goes_on_after_a_restart_at_its_own_number():
     cluster = finished()
     next_run(cluster)

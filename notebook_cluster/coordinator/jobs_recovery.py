@@ -168,6 +168,7 @@ def recover(turn: Turn, event: Recovered) -> None:
         _replay(turn, record)
     for job in state.jobs.values():
         job.first_register, job.tickets = event.now, event.tickets
+        _forget_who_left(job, event)
         up = [name for name, p in job.participants.items() if turn.is_up(name, p.incarnation)]
         job.awaited = frozenset(up)
         for name in turn.by_rank(up):
@@ -176,6 +177,12 @@ def recover(turn: Turn, event: Recovered) -> None:
             if job.open is not None and name in job.open.waiting:
                 turn.send(name, job.open.seal)
             turn.send(name, RoundQuery(job=job.name))
+
+
+def _forget_who_left(job: Job, event: Recovered) -> None:
+    """The log says who came to a later run, not who went while it waited. Whoever still does says so again."""
+    running = event.running if event.cell == job.cell else ()
+    job.later = {name: entry for name, entry in job.later.items() if name in running}
 
 
 def _replay(turn: Turn, record: dict[str, Any]) -> None:

@@ -234,7 +234,8 @@ def _status(state: MemberState, effects: list[Effect]) -> None:
     register = state.register
     if register is None:
         return
-    if state.joining:
+    joining = state.joining and not state.left
+    if joining:
         effects.append(SendControl(register))
     prepared = state.exchange.prepared if state.exchange is not None else None
     phase = state.phase
@@ -248,11 +249,11 @@ def _status(state: MemberState, effects: list[Effect]) -> None:
                 attempt=state.exchange.seal.attempt if state.exchange is not None else 0,
                 prepared_round=prepared.round if prepared is not None else None,
                 prepared_state_hash=prepared.state_hash if prepared is not None else "",
-                arrived=None if state.joining else current_arrival(state),
+                arrived=None if joining else current_arrival(state),
                 holds=state.holds,
                 left=state.left or phase == "idle",
                 cell=register.cell,
-                joining=state.joining,
+                joining=joining,
             )
         )
     )
