@@ -18,6 +18,7 @@ from notebook_cluster.protocol.rounds import (
     Refused,
     Register,
     Registered,
+    RegisterRefused,
     RoundQuery,
     RoundStatus,
     Seal,
@@ -781,6 +782,15 @@ def registering():
 def test_a_node_that_waits_for_its_registration_registers_again_after_a_restart():
     effects = registering().control(RoundQuery(job="model"))
     assert [type(e.message) for e in effects] == [Register, RoundStatus]
+
+
+def test_a_refusal_that_comes_twice_is_told_once():
+    """The second would be raised in the next cell."""
+    node = Node().ready()
+    node.arrive()
+    refused = RegisterRefused(job="model", reason="the job stops")
+    assert of(node.control(refused), m.Fail) == [m.Fail("the job stops")]
+    assert node.control(refused) == []
 
 
 def test_a_node_that_left_before_it_was_answered_does_not_register_again():

@@ -350,6 +350,44 @@ def test_a_node_out_of_reach_when_the_job_stopped_hears_of_it_when_it_is_back():
     assert not cluster.job.participants["c"].active
 
 
+def test_work_that_was_on_its_way_when_the_job_stopped_is_in_no_round():
+    cluster = Cluster()
+    for name in "abc":
+        cluster.say(name, register("h0", quorum=2))
+    cluster.arrive("ab")
+    for attempt in (1, 2):
+        cluster.prepare("b", attempt=attempt, state_hash="odd")
+        cluster.prepare("a", attempt=attempt)
+    effects = cluster.arrive("c")
+    assert not sent(effects, p.Seal)
+    assert "twice" in sent(effects, p.RegisterRefused, "c")[0].reason
+
+
+def test_who_had_left_when_the_job_stopped_and_works_on_in_the_cell_is_told():
+    cluster = Cluster().train()
+    cluster.say("c", p.Leave(job="model", reason="interrupted"))
+    cluster.arrive("ab")
+    for attempt in (1, 2):
+        cluster.prepare("b", attempt=attempt, state_hash="odd")
+        cluster.prepare("a", attempt=attempt)
+    effects = cluster.arrive("c")
+    assert "twice" in sent(effects, p.RegisterRefused, "c")[0].reason
+    assert not sent(effects, p.Seal)
+
+
+def test_a_round_of_each_run_is_played_once_more():
+    """Models made with the same seed begin every run with the same state."""
+    cluster = Cluster("ab")
+    for run in (1, 2):
+        for name in "ab":
+            cluster.say(name, register("h0", run=run, fresh=True))
+        first = cluster.job.attempt_floor + 1
+        cluster.arrive("ab", finishing=True)
+        cluster.prepare("b", attempt=first, state_hash="odd")
+        assert not told(cluster.prepare("a", attempt=first), "error")
+        assert sent(cluster.prepare("ab", attempt=first + 1), p.Commit).keys() == {"a", "b"}
+
+
 @pytest.mark.parametrize(("states", "commits"), [("xxy", "x"), ("xyy", "y"), ("xyz", ""), ("xxyy", ""), ("xyyyz", "y")])
 def test_more_than_half_of_the_prepared_members_decide(states, commits):
     names = "abcde"[: len(states)]

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from notebook_cluster.coordinator.jobs_runs import is_in, is_over, tell_over
 from notebook_cluster.coordinator.jobs_state import Job, Turn, change, is_current
+from notebook_cluster.coordinator.jobs_unlike import refuse_stopped
 from notebook_cluster.protocol.rounds import Arrived, Member, Prepared, Refused, RegisterRefused, Stalled
 from notebook_cluster.training.gradient_flags import byte_count
 
@@ -19,6 +20,9 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
     if is_over(job, register):
         tell_over(turn, job, node, register)
     if not is_in(job, participant) or participant.joining:
+        return
+    if job.stopped:  # it crossed the word of that
+        refuse_stopped(turn, job, node, job.stopped)
         return
     if (message.schema_hash, message.codec) != (register.schema_hash, register.codec):
         reason = f"the model of {node!r} changed after it registered: make the sync object again"

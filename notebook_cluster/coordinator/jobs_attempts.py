@@ -154,8 +154,8 @@ def _agree(turn: Turn, job: Job, attempt: Open) -> None:
     seal, outcome = attempt.seal, agreed(turn, attempt)
     if outcome is not None:
         commit(turn, job, attempt, outcome)
-    elif job.unlike != (job.cell, seal.round, seal.base_hash):
-        job.unlike = (job.cell, seal.round, seal.base_hash)
+    elif job.unlike != (seal.round, seal.base_hash):
+        job.unlike = (seal.round, seal.base_hash)
         tell_once_more(turn, job, attempt)
         _seal(turn, job, turn.by_rank(attempt.waiting))
     else:

@@ -41,7 +41,7 @@ def begin_run(job: Job, cell: int, run: int, now: float) -> None:
     """Nobody takes part yet; what the nodes hold stays."""
     if cell > job.cell:
         job.later, job.passing = {}, frozenset()
-    job.cell, job.run, job.ended, job.stopped = cell, run, False, ""
+    job.cell, job.run, job.ended, job.stopped, job.unlike = cell, run, False, "", (0, "")
     job.registering, job.first_register = True, now
     job.open, job.cohort, job.quorum_since = None, frozenset(), None
     for name in job.participants:

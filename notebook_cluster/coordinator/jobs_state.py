@@ -149,8 +149,8 @@ class Job(msgspec.Struct):
     """Since when a quorum is at the boundary and the others were told so."""
     outer_differs: tuple[str, ...] = ()
     """Nodes that wanted other outer settings than the lowest rank when that was last told."""
-    unlike: tuple[int, int, str] = (0, 0, "")
-    """(cell, round, hash of the state before it) of the round that was played again because its nodes computed
+    unlike: tuple[int, str] = (0, "")
+    """(round, hash of the state before it) of the round of this run that was played again because its nodes computed
     different states."""
     stopped: str = ""
     """Why the job goes on no more in its cell."""

@@ -127,7 +127,7 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
             _commit(state, message, effects)
         case Registered():
             registered(state, message, effects)
-        case RegisterRefused() if answers(state, message.run):
+        case RegisterRefused() if answers(state, message.run) and state.phase != "idle":
             out_of_rounds(state)
             effects.extend([CancelFetch(), Fail(message.reason)])
         case RunOver() if answers(state, message.run, message.cell):

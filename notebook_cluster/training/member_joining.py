@@ -52,6 +52,8 @@ def out_of_rounds(state: MemberState) -> None:
 
 
 def boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None:
+    if state.phase == "idle":  # refused, or passed, since it was made
+        return
     state.contribution, state.left = event, False
     state.serial += 1
     if state.phase not in ("registering", "fetching"):
