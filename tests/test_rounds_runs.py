@@ -264,6 +264,15 @@ def test_who_left_while_it_waited_for_the_next_run_is_not_in_it_after_a_restart(
         assert {name for name, one in cluster.job.participants.items() if one.active} == {"b", "c"}
 
 
+def test_a_log_in_which_the_first_that_came_wanted_a_later_run_is_read():
+    """It had caught an error of its own before it registered in the first."""
+    cluster = Cluster()
+    cluster.say("b", anew("b", 2))
+    cluster.restart()
+    assert cluster.job.later.keys() == {"b"}
+    assert set(sent(next_run(cluster, "ac", run=1), p.Registered)) == {"a", "c"}
+
+
 def test_a_run_goes_on_after_a_restart_at_its_own_number():
     cluster = finished()
     next_run(cluster)

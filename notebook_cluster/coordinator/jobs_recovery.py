@@ -187,19 +187,20 @@ def _forget_who_left(job: Job, event: Recovered) -> None:
 
 def _replay(turn: Turn, record: dict[str, Any]) -> None:
     name, kind = record["job"], record["kind"]
-    if kind == "register":
+    if kind in ("register", "later"):
         register = convert(record["register"], Register)
         if name not in turn.state.jobs:
             turn.add(Job(name, register, register.cell))
         job = turn.job(name)
+        if kind == "later":
+            _replay_later(job, record["node"], record["incarnation"], register, turn.state.now)
+            return
         if run_of(register) > (job.cell, job.run):
             begin_run(job, *run_of(register), turn.state.now)
         took_part(job, record["node"], record["incarnation"], register)
         return
     job = turn.job(name)
-    if kind == "later":
-        _replay_later(job, record, turn.state.now)
-    elif kind == "base":
+    if kind == "base":
         job.settings, job.cell = convert(record["settings"], Register), record["cell"]
         job.has_state, job.registering, job.open, job.recent = True, False, None, ()
         job.chain = {record["round"]: record["state_hash"]}
@@ -219,11 +220,10 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
         _replay_commit(job, record)
 
 
-def _replay_later(job: Job, record: dict[str, Any], now: float) -> None:
-    register = convert(record["register"], Register)
+def _replay_later(job: Job, node: str, incarnation: int, register: Register, now: float) -> None:
     if register.cell > job.cell:
         begin_run(job, register.cell, 1, now)
-    job.later = {**job.later, record["node"]: (record["incarnation"], register)}
+    job.later = {**job.later, node: (incarnation, register)}
 
 
 def _replay_commit(job: Job, record: dict[str, Any]) -> None:
