@@ -5,6 +5,7 @@ from statistics import median
 
 from msgspec import structs
 
+from notebook_cluster.coordinator.jobs_impossible import has_bits
 from notebook_cluster.coordinator.jobs_runs import is_in, is_over, tell_over
 from notebook_cluster.coordinator.jobs_state import Job, Turn, change, is_current
 from notebook_cluster.coordinator.jobs_unlike import refuse_stopped
@@ -34,6 +35,8 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
     held = (message.round - 1, message.base_hash)
     if participant.active and participant.held is not None and participant.held[0] > held[0]:
         held = participant.held  # it crossed the COMMIT that is on its way there
+    if message.outer is not None and not has_bits(message.outer):
+        message = structs.replace(message, outer=None)
     if message.contribution == participant.refused:  # it crossed the Refused that is on its way there
         message = structs.replace(message, samples=0.0, steps=0, finite=True, norm=0.0)
     change(job, node, arrived=message, active=True, fetching=None, asked=asked, held=held)

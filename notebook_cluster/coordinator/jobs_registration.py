@@ -2,6 +2,7 @@
 
 from msgspec import to_builtins
 
+from notebook_cluster.coordinator.jobs_impossible import impossible
 from notebook_cluster.coordinator.jobs_runs import (
     begin_run,
     is_in,
@@ -21,6 +22,11 @@ MOST_NAMES, MOST_NAME = 20, 63
 
 def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> None:
     """A sync object was made (again). The first registration in a run opens a short wait for the other nodes."""
+    wrong = impossible(message) or _of_no_cell(turn, message)
+    if wrong:
+        reason = f"{node!r} registers {message.job[:MOST_NAME]!r} with {wrong}: is its notebook-cluster damaged?"
+        turn.send(node, RegisterRefused(job=message.job, reason=reason, run=message.run))
+        return
     if message.job not in turn.state.jobs:
         turn.add(Job(message.job, message, message.cell, first_register=turn.state.now))
     job = turn.job(message.job)
@@ -43,6 +49,11 @@ def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> N
         _refuse(turn, job, node, message, job.stopped)
     else:
         _take_part(turn, job, node, incarnation, message)
+
+
+def _of_no_cell(turn: Turn, register: Register) -> str:
+    """Once it counted, nobody could register before that cell; a coordinator that runs none may know of none."""
+    return f"cell={register.cell}" if 0 < turn.state.cell < register.cell else ""
 
 
 def settle_runs(turn: Turn, job: Job) -> None:

@@ -43,7 +43,7 @@ def tell_mismatches(turn: Turn, job: Job, attempt: Open, winner: Outcome) -> Non
             turn.tell(
                 "error",
                 f"{name!r} computed another state for round {attempt.seal.round}{_means(attempt, outcome, winner)}: "
-                f"{outcome[0][:8]}, not {winner[0][:8]}; it takes the state from {source!r}",
+                f"{_short(outcome)}, not {_short(winner)}; it takes the state from {source!r}",
             )
 
 
@@ -83,10 +83,14 @@ def _who(turn: Turn, job: Job, attempt: Open) -> str:
     groups = outcomes(turn, attempt)
     first = next(iter(groups))
     sides = " and ".join(
-        f"{', '.join(map(repr, names))} ({outcome[0][:8]}){_means(attempt, outcome, first)}"
+        f"{', '.join(map(repr, names))} ({_short(outcome)}){_means(attempt, outcome, first)}"
         for outcome, names in groups.items()
     )
     return f"round {attempt.seal.round} of {job.name!r} came out unlike on {sides}"
+
+
+def _short(outcome: Outcome) -> str:
+    return _printable(outcome[0][:8])
 
 
 def _means(attempt: Open, outcome: Outcome, other: Outcome) -> str:

@@ -37,6 +37,7 @@ from notebook_cluster.coordinator.jobs import (
 from notebook_cluster.coordinator.jobs_arrivals import on_arrived, on_prepared, on_stalled
 from notebook_cluster.coordinator.jobs_attempts import settle_attempt
 from notebook_cluster.coordinator.jobs_gathering import required
+from notebook_cluster.coordinator.jobs_impossible import MOST
 from notebook_cluster.coordinator.jobs_recovery import node_lost, node_up, on_status, recover, settle_holders
 from notebook_cluster.coordinator.jobs_registration import (
     on_joined,
@@ -184,7 +185,7 @@ def _from_member(turn: Turn, event: FromMember) -> tuple[str, ...]:
         return ()
     if isinstance(message, Register):
         on_register(turn, node, event.incarnation, message)
-        return (message.job,)
+        return (message.job,) if message.job in turn.state.jobs else ()
     name: str = getattr(message, "job", "")
     if name not in turn.state.jobs:
         return ()
@@ -225,9 +226,15 @@ def _on_applied(job: Job, node: str, message: Applied) -> None:
         return
     change(job, node, applied=message.round)
     members, settings = max(1, len(job.members)), job.settings
-    job.bytes_sent += message.bytes_sent
+    job.bytes_sent = _total(job.bytes_sent, message.bytes_sent)
     gradients = message.steps * 2 * 4 * settings.parameters * (members - 1) // members
-    job.bytes_data_parallel += gradients // settings.fragments  # every step is counted once with each fragment
+    # every step is counted once with each fragment
+    job.bytes_data_parallel = _total(job.bytes_data_parallel, gradients // settings.fragments)
+
+
+def _total(before: int, more: int) -> int:
+    """It only grows, up to what a view can be told."""
+    return min(before + max(0, more), MOST)
 
 
 # ---- what others ask -----------------------------------------------------------------------------------------
