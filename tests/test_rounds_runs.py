@@ -151,6 +151,19 @@ def test_a_late_node_is_waited_for_until_the_grace_is_over_and_then_joins_the_ru
     assert (answer.round, answer.state_hash, answer.run) == (0, "h0a", 2)
 
 
+def test_the_next_run_does_not_wait_for_a_node_that_makes_no_progress():
+    cluster = begun()
+    for name in "bc":
+        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.feed(rounds.Tick(104.0, {"c": (4.0, "its process is stopped")}))
+    cluster.arrive("ab", base="h0a", finishing=True)
+    cluster.prepare("ab")
+    assert set(sent(next_run(cluster, "ab"), p.Registered)) == {"a", "b"}
+    assert sent(cluster.feed(rounds.Tick(104.3)), p.RoundQuery).keys() == {"c"}
+    assert sent(cluster.status("c", 0, "h0a"), p.RunOver)["c"].run == 1
+    assert sent(next_run(cluster, "c"), p.Registered)["c"].run == 2
+
+
 # ---- joiners -------------------------------------------------------------------------------------------------
 
 

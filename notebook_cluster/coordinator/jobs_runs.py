@@ -82,15 +82,15 @@ def forget_later(job: Job, node: str) -> None:
 
 
 def missing_registrants(turn: Turn, job: Job) -> list[str]:
-    """Nodes that run the job's cell and have not come to this run of it. Who was in none before may be in none at all:
-    it is waited for once, in the first."""
+    """Nodes that run the job's cell, make progress, and have not come to this run of it. Who was in none before may be
+    in none at all: it is waited for once, in the first."""
     if not job.registering or turn.state.cell != job.cell:
         return []
     nodes = turn.state.nodes
     expected = turn.state.running
     if job.run > 1:
         expected &= {name for name, p in job.participants.items() if p.register.cell == job.cell}
-    ready = {name for name, p in job.participants.items() if is_in(job, p)} | job.later.keys() | job.passing
+    ready = {name for name, p in job.participants.items() if is_in(job, p) or p.away} | job.later.keys() | job.passing
     return turn.by_rank(n for n in expected - ready if n in nodes and nodes[n].up)
 
 
