@@ -296,6 +296,20 @@ def test_a_run_goes_on_after_a_restart_at_its_own_number():
     assert set(sent(cluster.arrive(base="h0a"), p.Seal)) == set("abc")
 
 
+def test_that_a_run_was_finished_without_a_last_round_is_in_the_log():
+    cluster = begun()
+    for name in "bc":
+        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.arrive(base="h0a", finishing=True, samples=0.0)
+    assert sent(cluster.effects, p.Finished).keys() == set("abc")
+    cluster.restart()
+    for name in "abc":
+        cluster.status(name, 0, "h0a", left=True)
+    restarted(cluster)
+    next_run(cluster, "c", run=1)
+    assert sent(next_run(cluster, "a"), p.RunOver)["c"].run == 1
+
+
 def test_a_log_of_before_runs_had_numbers_is_read():
     cluster = finished()
     for record in cluster.log:

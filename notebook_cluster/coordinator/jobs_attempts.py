@@ -38,10 +38,12 @@ def _settle_arrivals(turn: Turn, job: Job) -> None:
     if not finishing or any(arrived.samples or arrived.more for arrived in arrivals):
         _seal(turn, job, names)
     elif not _coming(turn, job, names):
+        if not job.ended:
+            turn.log("ended", job)
+        job.ended = True
         for name in names:
             turn.send(name, Finished(job=job.name, round=job.round))
             change(job, name, active=False, arrived=None)
-        job.ended = True
 
 
 def _coming(turn: Turn, job: Job, names: list[str]) -> bool:

@@ -209,6 +209,8 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
         job.settings, job.registering = convert(record["settings"], Register), False
     elif kind == "stop":
         job.stopped, job.open = record["reason"], None
+    elif kind == "ended":
+        job.ended = True
     elif kind == "void":
         go_back(job, record["round"] - 1, record["state_hash"], record["attempt_floor"])
     elif kind == "seal":
