@@ -649,6 +649,35 @@ def test_an_older_word_that_is_heard_again_does_not_take_the_state_from_a_node_t
     assert (sent(effects, p.Registered, "a")[0].round, sent(effects, p.Registered, "a")[0].source) == (1, None)
 
 
+def test_the_first_round_waits_for_those_that_still_fetch_the_state_after_a_restart_too():
+    cluster = Cluster()
+    for name in "abc":
+        cluster.say(name, register(f"h{name}"))
+    cluster.restart()
+    cluster.status("a", 0, "ha")
+    for name in "bc":
+        cluster.say(name, register(f"h{name}"))
+        cluster.status(name, 0, f"h{name}", joining=True, holds=False)
+    assert not sent(cluster.arrive("a", base="ha"), p.Seal)
+    for name in "bc":
+        cluster.say(name, p.Joined(job="model", round=0, state_hash="ha"))
+    assert set(sent(cluster.arrive("bc", base="ha"), p.Seal)) == set("abc")
+
+
+def test_who_fetched_the_state_when_a_round_was_over_is_not_waited_for_after_a_restart():
+    cluster = Cluster().train("ab")
+    cluster.feed(rounds.Tick(111.0))
+    cluster.arrive("ab")
+    cluster.prepare("ab")
+    cluster.say("c", register("hc"))
+    cluster.restart()
+    for name in "ab":
+        cluster.status(name, 1, "h1")
+    cluster.say("c", register("hc"))
+    cluster.status("c", 0, "hc", joining=True, holds=False)
+    assert set(sent(cluster.arrive("ab", number=2, base="h1"), p.Seal)) == {"a", "b"}
+
+
 def test_counters_survive_the_restart():
     cluster = Cluster("ab").train("ab")
     cluster.arrive("ab")

@@ -205,8 +205,10 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
         job.has_state, job.registering, job.open, job.recent = True, False, None, ()
         job.chain = {record["round"]: record["state_hash"]}
         go_back(job, record["round"], record["state_hash"], record["attempt_floor"])
+        job.cohort = _registered(job)
     elif kind == "cell":
         job.settings, job.registering = convert(record["settings"], Register), False
+        job.cohort = _registered(job)
     elif kind == "stop":
         job.stopped, job.open = record["reason"], None
     elif kind == "ended":
@@ -222,6 +224,10 @@ def _replay(turn: Turn, record: dict[str, Any]) -> None:
         _replay_commit(job, record)
 
 
+def _registered(job: Job) -> frozenset[str]:
+    return frozenset(name for name, participant in job.participants.items() if is_in(job, participant))
+
+
 def _replay_later(job: Job, node: str, incarnation: int, register: Register, now: float) -> None:
     if register.cell > job.cell:
         begin_run(job, register.cell, 1, now)
@@ -233,6 +239,7 @@ def _replay_commit(job: Job, record: dict[str, Any]) -> None:
     incarnations = {member["name"]: member["incarnation"] for member in record["members"]}
     slices, outer = convert(record["slices"], list[Slice]), convert(record["outer"], OuterSettings)
     advance_to(job, commit, list(incarnations), slices, outer)
+    job.cohort = frozenset()  # they had the state, or it went on without them
     for member in commit.members:
         if member in job.participants and job.participants[member].incarnation == incarnations[member]:
             change(job, member, counted=commit.round)
