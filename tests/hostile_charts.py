@@ -42,7 +42,22 @@ def hostile_vega(there: str) -> list[Chart]:
     image = {"url": {"value": there}, "width": {"value": 20}, "height": {"value": 20}}
     computed = {"url": {"signal": f"'{there}?' + datum.x"}, "width": {"value": 20}, "height": {"value": 20}}
     listens = {"events": "body:keydown", "update": "event.key"}
+    cursor = f"'ur' + 'l({there}), auto'"
+    page = "datum.mark.group.context.dataflow._el.ownerDocument.body.innerHTML"
+    found = [{"type": "formula", "as": "cursor", "expr": cursor}, {"type": "formula", "as": "k", "expr": "1"}]
+    tables = [{"name": "t", "values": _ROWS}, {"name": "u", "values": [{"k": 1}], "transform": found}]
+    lookup = {"type": "lookup", "from": "u", "key": "k", "fields": ["x"], "values": ["cursor"]}
+    pictures = [{"name": "t", "values": [{"marktype": "image", "items": [{"url": there}]}]}]
     return [
+        vega({"transform": [{"type": "formula", "as": "cursor", "expr": cursor}]}),
+        vega({"transform": {"type": "formula", "as": {"signal": "'cur' + 'sor'"}, "expr": cursor}}),
+        vega({"transform": [{"type": "formula", "as": "href", "expr": f"'{there}'"}]}),
+        vega({"transform": [{"type": "formula", "as": "items", "expr": "data('t')"}], "type": "group"}, data=pictures),
+        vega({"transform": [{"type": "formula", "as": "text", "expr": page}]}),
+        vega({"transform": [lookup]}, data=tables),
+        vega({"type": "group", "marks": [{"type": "text", "transform": [lookup | {"as": ["cursor"]}]}]}, data=tables),
+        vega(_encoded({"mark": {"signal": "data('t')[0]"}}), data=pictures),
+        vega(axes=[{"scale": "x", "encode": {"labels": {"update": {"mark": {"signal": "data('t')[0]"}}}}}]),
         vega(data=[{"name": "t", "url": there}]),
         vega(data=[{"name": "t", "url": {"signal": f"'{there}'"}}]),
         vega(data=[{"name": "t", "values": _ROWS, "format": {"type": "json"}, "async": True, "url": there}]),
@@ -246,9 +261,12 @@ def harmless() -> list[tuple[str, Chart]]:
     extent = [{"type": "extent", "field": "x", "signal": "span_of_x"}]
     bins = [{"type": "bin", "field": "x", "extent": {"signal": "span_of_x"}, "as": ["from", "to"]}]
     data = [{"name": "t", "values": _ROWS, "transform": extent}, {"name": "b", "source": "t", "transform": bins}]
+    axis = {"scale": "s", "orient": "bottom", "encode": {"labels": {"update": {"fill": {"value": "red"}}}}}
+    drawn = [{"type": "formula", "as": "size", "expr": "datum.datum.x * 100"}, {"type": "force", "as": ["x", "y"]}]
     return [
         (VEGA_LITE, altair),
         (VEGA_LITE, vega_lite(mark=bars, encoding=count, title="of $5 at http://example.org")),
+        (VEGA, vega({"transform": drawn}, axes=[axis], scales=[{"name": "s", "type": "linear", "range": "width"}])),
         (VEGA, vega(_encoded({"fill": {"value": "red"}, "x": {"signal": "10 * datum.x"}}), data=data)),
         (PLOTLY, plotly({"hovertemplate": "<b>%{x}</b><br>c=<unk><extra></extra>"}, title={"text": "x < 3, $5"})),
     ]

@@ -269,5 +269,5 @@ DRAWN = """() => {
     const cell = document.querySelectorAll('.jp-CodeCell')[3];
     const canvases = [...cell.querySelectorAll('.vega-embed canvas')];
     const lines = cell.querySelectorAll('.js-plotly-plot .trace');
-    return canvases.length === 3 && canvases.every(drawn) && lines.length === 1;
+    return canvases.length === 4 && canvases.every(drawn) && lines.length === 1;
 }"""

@@ -34,10 +34,20 @@ _STREAM = re.compile(
 _STREAM_KEYS = frozenset(("source", "type", "marktype", "markname", "consume", "throttle", "debounce"))
 _TOGGLE = re.compile(r"(?:true|false|event\.(?:shift|alt|ctrl|meta)Key)")
 _WORD = re.compile(r"[A-Za-z][\w-]{0,60}")
-_ENCODED = frozenset(
-    ("enter", "update", "exit", "hover", "axis", "domain", "entries", "gradient", "grid", "labels", "legend",
-     "subtitle", "symbols", "ticks", "title")
-)  # fmt: skip
+_SETS = frozenset(("enter", "update", "exit", "hover"))
+_PARTS = frozenset(
+    ("axis", "domain", "entries", "gradient", "grid", "labels", "legend", "subtitle", "symbols", "ticks", "title")
+)
+"""Of an axis, a legend or a title; each has sets of its own."""
+_OF_PARTS = frozenset(("name", "interactive", "style", "align", "zindex"))
+_NO_CHANNELS = frozenset(("mark", "bounds", "group", "datum", "items"))
+"""How the renderer finds what is drawn: an item with another ``mark`` could be a picture from an address."""
+_WRITTEN = """
+x x2 xc y y2 yc x0 x1 y0 y1 vx vy fx fy width height size angle theta radius startAngle endAngle padAngle innerRadius
+outerRadius path shape opacity fill fillOpacity stroke strokeOpacity strokeWidth align baseline dx dy font fontSize
+fontStyle fontWeight limit text id index k key value bin bin0 bin1 unit unit0 unit1
+"""
+"""What a transform of a mark may write: into the drawn item itself, so also its cursor, its link, what is in it."""
 _INPUTS = frozenset(("range", "checkbox", "radio", "select"))
 _INPUT_TEXTS = frozenset(("name",))
 _INPUT_NUMBERS = frozenset(("min", "max", "step", "debounce"))
@@ -285,8 +295,11 @@ class VegaReader(_VegaReader):
     def transform(self, value: Any, path: str) -> None:
         """Steps of a computation; what ``extent`` finds has a name for expressions."""
         for step in value if isinstance(value, list) else [value]:
-            if isinstance(step, dict) and isinstance(step.get("signal"), str):
-                self.name(step["signal"], path)
+            if isinstance(step, dict):
+                if isinstance(step.get("signal"), str):
+                    self.name(step["signal"], path)
+                if not path.endswith("data.transform"):
+                    _check_written(step, path)
             self.value(step, path)
 
     def encode(self, value: Any, path: str) -> None:
@@ -294,15 +307,32 @@ class VegaReader(_VegaReader):
         if not isinstance(value, dict):
             raise refused(path, value)
         for key, entry in value.items():
-            if key not in _ENCODED:
+            if key in _PARTS and isinstance(entry, dict):
+                for name in entry.keys() & _OF_PARTS:
+                    self.entry(name, entry[name], f"{path}.{key}.{name}")
+                self.encode({name: entry[name] for name in entry.keys() - _OF_PARTS}, f"{path}.{key}")
+            elif key not in _SETS or not isinstance(entry, dict):
                 raise refused(f"{path}.{key}", entry)
-            self.value(entry, f"{path}.{key}")
+            else:
+                for name in entry.keys() & _NO_CHANNELS:
+                    raise refused(f"{path}.{key}.{name}", entry[name])
+                self.value(entry, f"{path}.{key}")
 
     special: ClassVar[Mapping[str, Callable[[Any, Any, str], None]]] = {
         **_COMMON, "signal": _VegaReader.expression, "update": _VegaReader.expression, "init": _VegaReader.expression,
         "events": _VegaReader.stream, "on": listened, "encode": encode, "transform": transform,
         "ops": _VegaReader.words_of,
     }  # fmt: skip
+
+
+def _check_written(step: dict[str, Any], path: str) -> None:
+    """ChartRefused where ``step``, of a mark, writes anything but what :data:`_WRITTEN` names."""
+    names = step.get("as")
+    if names is None and step.get("type") == "lookup":
+        raise refused(f"{path}.as", names, "must be there: name what is written")
+    for name in names if isinstance(names, list) else [names]:
+        if name is not None and not (isinstance(name, str) and name in _WRITTEN.split()):
+            raise refused(f"{path}.as", name, "is not what a mark may compute of itself: compute it in 'data'")
 
 
 def _has_objects(entries: list[Any]) -> bool:

@@ -39,7 +39,8 @@ _NAMES = (
 )
 _KNOWN_FUNCTIONS = frozenset(_FUNCTIONS.split())
 _KNOWN_NAMES = frozenset(_NAMES.split())
-_MEMBERS = re.compile(r"__|constructor|prototype|toString|valueOf", re.IGNORECASE)
+_MEMBERS = re.compile(r"__|constructor|prototype|toString|valueOf|dataflow|ownerDocument|defaultView", re.IGNORECASE)
+"""The last three lead from a drawn item to the page around it."""
 
 
 class ExpressionRefused(ValueError):
