@@ -133,6 +133,15 @@ def test_depth_and_number_of_values_are_bounded_before_anything_recurses(
         safe_chart(mime, {"data": [{"values": [{"x": 1.5}] * 2_000}]})
 
 
+def test_list_of_numbers_counts_as_one_value() -> None:
+    numbers = [0.5, 1] * 100_000
+    scatter = plotly({"type": "scattergl", "x": numbers, "y": numbers, "marker": {"color": numbers}})
+    assert safe_chart(PLOTLY, scatter)["data"] == scatter["data"]
+    numbers.append(float("inf"))
+    with pytest.raises(ChartRefused, match="not JSON"):
+        safe_chart(PLOTLY, plotly({"x": numbers[-3:]}))
+
+
 @pytest.mark.parametrize("value", [None, [], "x", 3, True, {"data": float("nan")}, {1: 2}])
 def test_what_is_no_json_object_is_refused(value: Any) -> None:
     for mime in (VEGA, VEGA_LITE, PLOTLY):

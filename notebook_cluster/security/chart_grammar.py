@@ -50,7 +50,7 @@ def check_bounds(value: Any) -> None:
             if isinstance(entry, dict):
                 _check_keys(entry)
                 below.extend(entry.values())
-            elif isinstance(entry, list) and not all(type(number) is int for number in entry):
+            elif isinstance(entry, list) and not all(_is_number(number) for number in entry):
                 below.extend(entry)
         count += len(below)
         if count > MOST_VALUES:
@@ -59,6 +59,11 @@ def check_bounds(value: Any) -> None:
         if not level:
             return
     raise ChartRefused(f"it is nested more than {MOST_DEPTH} deep: show a picture (PNG)")
+
+
+def _is_number(value: Any) -> bool:
+    kind = type(value)
+    return kind is int or (kind is float and value - value == 0)
 
 
 def _is_simple(value: Any) -> bool:
