@@ -45,6 +45,12 @@ def test_start_again_attaches() -> None:
         again.close()
 
 
+def test_a_cluster_may_have_the_longest_name() -> None:
+    with running_cluster("n" * 63, local=1) as cluster:
+        assert [node.name for node in cluster.state().nodes] == ["local"]
+        assert cluster.invite().code
+
+
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_start_while_the_cluster_is_ending_gives_a_running_one(how: str) -> None:
     ending = Cluster.start("test", local=2)

@@ -112,7 +112,8 @@ class Coordinator:
         else:
             self.streaming.discard_old()
             self.memory.forget()
-        cluster_id = self.state.cluster_id or f"{settings.cluster}-{secrets.token_hex(8)}"
+        # An id is a name as well: what is put after a long name must not make it too long.
+        cluster_id = self.state.cluster_id or f"{settings.cluster[:40]}-{secrets.token_hex(8)}"
         # Epochs also grow over fresh starts, so an agent never obeys a coordinator that was replaced.
         epoch = max(self.state.epoch + 1, time.time_ns() // 1_000_000)
         self.record(
