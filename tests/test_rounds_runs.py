@@ -317,3 +317,16 @@ def test_a_log_of_before_runs_had_numbers_is_read():
         record.get("settings", {}).pop("run", None)
     cluster.restart()
     assert (cluster.job.run, cluster.job.round, cluster.job.state_hash) == (1, 1, "h1")
+
+
+def test_views_are_told_first_of_the_model_that_is_trained_now_or_was_last():
+    cluster = Cluster("ab")
+    cluster.say("a", register(job="encoder"))
+    cluster.say("b", register(job="encoder"))
+    cluster.feed(rounds.CellStarted(2, ("a", "b")))
+    for job in ("head", "zebra"):
+        cluster.say("a", register(job=job, cell=2))
+        cluster.say("b", register(job=job, cell=2))
+    assert [view.name for view in rounds.job_views(cluster.state)] == ["head", "zebra", "encoder"]
+    cluster.say("a", register(job="encoder", cell=2))
+    assert [view.name for view in rounds.job_views(cluster.state)] == ["encoder", "head", "zebra"]

@@ -250,9 +250,11 @@ def patience_for(state: RoundsState, node: str) -> float:
 
 
 def job_views(state: RoundsState) -> list[JobView]:
-    """Every job as plain data, by name."""
+    """Every job as plain data: first those of the newest cell, and of these the ones that are not finished, by name. So
+    the first one is what is trained now, or was trained last."""
     turn = Turn(state)
-    return [_view(turn, job) for _, job in sorted(turn.state.jobs.items())]
+    jobs = sorted(turn.state.jobs.values(), key=lambda job: (-job.cell, job.ended, job.name))
+    return [_view(turn, job) for job in jobs]
 
 
 def _view(turn: Turn, job: Job) -> JobView:

@@ -157,6 +157,7 @@ class ClusterView(Message, frozen=True):
     nodes: list[NodeView]
     peers: list[PeerView]
     jobs: list[JobView]
+    """First what is trained now, or was trained last."""
     cell: CellView | None
     queued: int
     events: list[EventView]

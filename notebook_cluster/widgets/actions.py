@@ -115,7 +115,8 @@ class Actions:
                 return self._interrupt()
             case "checkpoint":
                 name = as_name(target, "checkpoint")
-                self._cluster.checkpoint(name)
+                job, _, _ = target.rpartition("-round-")  # as the panel names it, else it is for the only job
+                self._cluster.checkpoint(name, job)
                 return f"Checkpoint {name} saved"
             case "add":
                 added = self._cluster.add(target, code=code)
