@@ -215,6 +215,26 @@ def test_a_cell_that_a_node_replays_is_shown_and_can_be_skipped(page: "Page", la
     page.get_by_text("[('skip', 'attic')]").wait_for(timeout=PATIENCE)
 
 
+def test_in_a_narrow_panel_numbers_are_read_whole_and_buttons_stay_at_the_right(page: "Page", lab: Lab) -> None:
+    reported = (
+        "from tests.fake_cluster import node_view\n"
+        "scalars = {'validation_accuracy': 0.98, 'validation_loss_of_all': 0.12}\n"
+        "cluster._added = [node_view(3, 'attic', scalars=scalars)]"
+    )
+    page.set_viewport_size({"width": 560, "height": 1000})
+    run(page, lab, "narrow.ipynb", reported)
+    attic = page.locator(".nbc-node[data-node=attic]")
+    numbers = attic.get_by_text("validation_loss_of_all 0.1200")
+    numbers.wait_for(timeout=PATIENCE)
+    assert numbers.evaluate("element => element.scrollWidth <= element.clientWidth")
+    # Of each group of buttons the last one is at the edge, whichever line it is in.
+    right = "element => element.getBoundingClientRect().right"
+    edges = "element => element.getBoundingClientRect().right - parseFloat(getComputedStyle(element).paddingRight) - 1"
+    for box, name in ((attic, "Remove attic"), (page.locator(".nbc-panel"), "Stop cluster")):
+        assert abs(box.get_by_role("button", name=name).evaluate(right) - box.evaluate(edges)) < 2
+    page.set_viewport_size({"width": 1280, "height": 1000})
+
+
 def test_stop_cluster_leaves_a_picture_that_is_saved_and_no_thread(page: "Page", lab: Lab) -> None:
     run(page, lab, "stop.ipynb", WAIT_FOR_THREAD)
     wait_for_curves(page, 6)

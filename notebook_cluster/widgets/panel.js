@@ -161,14 +161,14 @@ function nodeCard(ask) {
   const [rank, name, condition] = [element("span", "nbc-rank", { title: "rank" }), element("span", "nbc-node-name nbc-cut nbc-grow"), pill()];
   const [device, meter, figures] = [element("div", "nbc-small nbc-muted nbc-cut"), memoryMeter(), numbers()];
   const vitals = element("div", "nbc-small nbc-muted");
-  const [extra, checkpoint, waiting, replaying] = [0, 1, 2, 3].map(() => element("div", "nbc-small nbc-muted nbc-cut"));
+  const [extra, checkpoint, waiting, replaying] = ["nbc-wide", "nbc-cut", "nbc-cut", "nbc-cut"].map((kind) => element("div", `nbc-small nbc-muted ${kind}`));
   const [reason, leftOut, log] = [element("div", "nbc-reason"), element("div", "nbc-reason nbc-warning"), element("div", "nbc-log nbc-code")];
   const skip = button("Skip", { className: "nbc-quiet", act: () => ask("skip", current.name, `Skipping the cell that ${current.name} replays…`) });
   const restart = button("Restart", { className: "nbc-quiet", sure: "Restart?", act: () => ask("restart", current.name, `Restarting ${current.name}…`) });
   const remove = button("Remove", { className: "nbc-quiet nbc-danger", sure: "Remove?", act: () => ask("remove", current.name, `Removing ${current.name}…`) });
   const root = element("div", "nbc-node", { role: "listitem" }, [
     element("div", "nbc-row", {}, [rank, name, condition.root]), device, vitals, ...meter.roots, figures.root, checkpoint, waiting,
-    replaying, reason, leftOut, log, element("div", "nbc-row nbc-foot", {}, [extra, element("span", "nbc-grow"), skip, restart, remove]),
+    replaying, reason, leftOut, log, element("div", "nbc-row nbc-wrap nbc-foot", {}, [extra, element("span", "nbc-row nbc-buttons", {}, [skip, restart, remove])]),
   ]);
   const update = (node) => {
     current = node;
@@ -420,7 +420,7 @@ function render({ model, el }) {
   const stopCell = button("Stop cell", { act: () => ask("interrupt", "", "Interrupting the running cell…") });
   const save = button("Checkpoint now", { act: () => ask("checkpoint", model.get("state").checkpoint_name, "Saving a checkpoint…") });
   const stop = button("Stop cluster", { className: "nbc-danger", sure: "End all its kernels?", act: () => ask("stop", "", "Stopping the cluster…") });
-  const head = element("div", "nbc-row nbc-wrap", {}, [name, status.root, element("span", "nbc-grow"), stopCell, save, stop]);
+  const head = element("div", "nbc-row nbc-wrap", {}, [name, status.root, element("span", "nbc-row nbc-wrap nbc-buttons", {}, [stopCell, save, stop])]);
   const answers = element("div", "nbc-answers", { role: "status", "aria-live": "polite" });
   const notice = element("div", "nbc-answer nbc-warning", { role: "note" });
   const invited = invitation();

@@ -139,7 +139,7 @@ def _node(node: dict[str, Any]) -> str:
     if node["left_out"]:
         parts.append(text_block("nbc-reason nbc-warning", node["left_out"]))
     if node["extra"]:
-        parts.append(text_block("nbc-small nbc-muted nbc-cut nbc-foot", node["extra"]))
+        parts.append(text_block("nbc-small nbc-muted nbc-wide nbc-foot", node["extra"]))
     if node["log"]:
         parts.append(text_block("nbc-log nbc-code", "\n".join(node["log"])))
     return block("nbc-node", parts, role="listitem", style=f"--nbc-rank:{node['colour']}")
