@@ -150,6 +150,32 @@ def test_dashboard_and_sidebar_open_by_command_and_by_the_line_in_the_status_bar
     side.wait_for(timeout=PATIENCE)
 
 
+def test_a_node_that_starts_or_replays_cells_has_not_the_colour_of_one_that_is_lost(page: "Page") -> None:
+    mark = page.locator(".nbc-side-mark").first
+    colours = {}
+    for condition in ("ok", "starting", "replaying", "suspect", "lost"):
+        colours[condition] = mark.evaluate(
+            """(mark, condition) => {
+                const copy = mark.parentElement.appendChild(mark.cloneNode());
+                copy.dataset.condition = condition;
+                const { color } = getComputedStyle(copy);
+                copy.remove();
+                return color;
+            }""",
+            condition,
+        )
+    assert colours["starting"] == colours["replaying"]
+    assert len(set(colours.values())) == 4
+
+
+def test_the_line_in_the_status_bar_leaves_room_for_others_and_is_whole_on_hover(page: "Page") -> None:
+    line = page.locator(".nbc-side-status")
+    assert line.get_attribute("title") == f"{line.inner_text()}\nShow the clusters"
+    line.evaluate("line => { line.style.fontSize = '60px' }")
+    assert line.evaluate("line => line.offsetWidth < 0.46 * innerWidth && line.scrollWidth > line.clientWidth")
+    line.evaluate("line => { line.style.fontSize = '' }")
+
+
 def test_the_setting_takes_the_line_out_of_the_status_bar_and_puts_it_back(page: "Page", lab: Lab) -> None:
     page.evaluate("void window.jupyterapp.commands.execute('settingeditor:open', { query: 'Notebook cluster' })")
     box = page.get_by_role("checkbox", name="Show the cluster in the status bar")

@@ -47,11 +47,17 @@ export function Cluster({ row, curves, act, onOpen, onInsert, onDrag }: ICluster
     <section className="nbc-side-cluster" aria-label={`cluster ${row.name}`}>
       <h3>
         {state ? (
-          <span className="nbc-side-name nbc-mod-pulled" title="Drag it into a notebook" onPointerDown={pull}>
+          <span
+            className="nbc-side-name nbc-mod-pulled"
+            title={`Drag ${row.name} into a notebook`}
+            onPointerDown={pull}
+          >
             {row.name}
           </span>
         ) : (
-          <span className="nbc-side-name">{row.name}</span>
+          <span className="nbc-side-name" title={row.name}>
+            {row.name}
+          </span>
         )}
         <span className="nbc-side-progress">{state ? progress(state) : row.condition}</span>
       </h3>
@@ -209,7 +215,7 @@ function Node({ node, state, curves, send }: INode): React.JSX.Element {
         <span className="nbc-side-mark" data-condition={node.condition} aria-hidden="true">
           {MARKS[node.condition] ?? FAILED}
         </span>
-        <span className="nbc-side-name" title={node.peer}>
+        <span className="nbc-side-name" title={`${node.name} on ${node.peer}`}>
           {node.name}
         </span>
         <span className="nbc-side-device" title={node.device_name}>

@@ -98,11 +98,17 @@ function Peer({ peer, target, isHere, cluster, clusters, act }: IPeer): React.JS
   return (
     <li className="nbc-side-peer" aria-label={`peer ${peer.name}`}>
       <div className="nbc-side-line">
-        <span className="nbc-side-name" title={peer.address}>
+        <span className="nbc-side-name" title={`${peer.name}, ${peer.address}`}>
           {peer.name}
         </span>
         <span className="nbc-side-device">{[isHere && 'this computer', peer.device].filter(Boolean).join(', ')}</span>
-        {isIn ? <span className="nbc-side-in">in {cluster}</span> : !needsCode && button}
+        {isIn ? (
+          <span className="nbc-side-in" title={`in ${cluster}`}>
+            in {cluster}
+          </span>
+        ) : (
+          !needsCode && button
+        )}
       </div>
       {needsCode && (
         <CodeField peer={peer} code={code} onType={setCode} onEnter={() => void (code.trim() && add())}>

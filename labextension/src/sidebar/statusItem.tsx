@@ -19,9 +19,10 @@ export function StatusItem({ store, onPress }: { store: Store; onPress: () => vo
     return null;
   }
   const text = state.link === 'live' ? progress(shown) : 'no connection';
+  const line = `${meant ? '' : `${clusters.length} clusters · `}${shown.name}: ${text}`;
   return (
-    <button type="button" className="nbc-side-status" title="Show the clusters" onClick={onPress}>
-      {`${meant ? '' : `${clusters.length} clusters · `}${shown.name}: ${text}`}
+    <button type="button" className="nbc-side-status" title={`${line}\nShow the clusters`} onClick={onPress}>
+      {line}
     </button>
   );
 }
