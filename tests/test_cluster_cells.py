@@ -158,6 +158,7 @@ def test_a_restarted_node_replays_the_cells_silently(cluster: Cluster) -> None:
     cluster.restart("local-2")
     row = node(cluster.state(), "local-2")
     assert (row.incarnation, row.rank, row.condition) == (2, 1, "ok")
+    assert [event.level for event in cluster.state().events if event.text == "local-2: restarted"] == ["info"]
     assert run(cluster, "print(x)") == {"local": "42\n", "local-2": "42\n"}
 
 

@@ -235,7 +235,7 @@ class Members:
             return
         was_in = node.is_in
         self._hub.record(e.NodeDown(node=name, incarnation=incarnation, dead=dead, reason=reason, log_tail=log_tail))
-        self._hub.tell(level if reason not in ("removed", "stopped") else "info", f"{name}: {reason}")
+        self._hub.tell(level if reason not in ("removed", "restarted", "stopped") else "info", f"{name}: {reason}")
         future = self._ready.get(name)
         replayed = self._hub.replay.died(name) if by_itself else None
         if dead and future is not None and not future.done():
