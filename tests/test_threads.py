@@ -100,6 +100,14 @@ def test_a_number_that_the_user_has_set_in_a_cell_stays(cluster: Cluster) -> Non
     assert run(cluster, "print(torch.get_num_threads())", ("local-2",)) == {"local-2": f"{threads_for(2)}\n"}
 
 
+def test_a_library_that_only_looks_whether_torch_is_there_does_not_hide_its_import(cluster: Cluster) -> None:
+    run(cluster, "import importlib.util\nassert importlib.util.find_spec('torch') is not None")
+    run(cluster, f"import torch\ntorch.set_num_threads({threads_for(2)})", ("local",))
+    code = "import sys; print('_TorchFinder' in [type(finder).__name__ for finder in sys.meta_path])"
+    assert run(cluster, code) == {"local": "False\n", "local-2": "True\n"}
+    wait_until(lambda: shown(cluster, "local") == (threads_for(2), True))
+
+
 def test_a_variable_that_the_user_has_set_in_a_cell_stays(cluster: Cluster) -> None:
     run(cluster, "import os\nos.environ['OMP_NUM_THREADS'] = '3'", ("local",))
     cluster.add("local")
@@ -180,3 +188,26 @@ def test_the_quota_of_a_container_counts_where_it_is_less_than_the_affinity(
     }
     assert usable_cores(machine(tmp_path / "hyper-threads", "", topology)) == 4
     assert [threads_for(nodes, 8) for nodes in (1, 2, 3, 8, 20)] == [8, 4, 2, 1, 1]
+
+
+def test_which_hardware_threads_are_one_core_is_not_read_again_at_every_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(256)), raising=False)
+    files = [f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in range(256)]
+    root = machine(tmp_path, "0::/\n", {name: f"{cpu % 128},{cpu % 128 + 128}" for cpu, name in enumerate(files)})
+    read: list[Path] = []
+    text = Path.read_text
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return text(path)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    assert usable_cores(root) == 128
+    assert len(read) > 256
+    read.clear()
+    assert usable_cores(root) == 128
+    assert len(read) < 10
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 128}, raising=False)
+    assert usable_cores(root) == 2

@@ -138,23 +138,29 @@ def _libraries() -> list[Any]:
 
 
 class _TorchFinder:
-    """Calls ``on_import`` with torch when it has been imported, once."""
+    """Calls ``on_import`` with torch when it has been imported, once. Libraries look whether torch is there long before
+    they import it (``importlib.util.find_spec``): such a look is not the import."""
 
     def __init__(self, on_import: Callable[[ModuleType], None]) -> None:
         self._on_import = on_import
+        self._looks = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._looks:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._looks = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looks = False
         if spec is None or spec.loader is None:
-            sys.meta_path.insert(0, self)  # it may be installed later
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             self._on_import(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
