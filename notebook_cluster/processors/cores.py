@@ -1,8 +1,9 @@
 """The cores that this process may use."""
 
+import functools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
@@ -20,15 +21,16 @@ def usable_cores(root: Path = _ROOT) -> int:
     of its control group (``docker run --cpus 2``) where that is less. macOS knows neither: the performance cores.
     """
     if hasattr(os, "sched_getaffinity"):
-        cores = _physical(os.sched_getaffinity(0), root)
+        cores = _physical(frozenset(os.sched_getaffinity(0)), root)
     else:
         cores = (_performance_cores() if sys.platform == "darwin" else None) or os.cpu_count() or 1
     quota = _quota(root)
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
-def _physical(processors: Iterable[int], root: Path) -> int:
-    """How many cores ``processors`` are; each its own where the system does not say."""
+@functools.lru_cache(maxsize=16)
+def _physical(processors: frozenset[int], root: Path) -> int:
+    """How many cores ``processors`` are; each its own where the system does not say. One file each: not every cell."""
     found = set()
     for processor in processors:
         siblings = root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
