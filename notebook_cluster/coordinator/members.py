@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 90.0
 MOST_IPC = 200
-MOST_REASON = 2000
 """Characters of an ipc address; those of our nodes have about 50."""
+MOST_REASON = 2000
+"""Characters of why an agent has ended kernels."""
 MOST_HEARD = 1000
 Level = Literal["info", "warning", "error"]
 
