@@ -7,11 +7,9 @@ from notebook_cluster.agent.admission import Refusal
 from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.programs import MARK
 from notebook_cluster.agent.supervisor import KernelOptions, read_tail
-from notebook_cluster.processors import NodeCount, count_nodes, thread_variables, threads_for
+from notebook_cluster.processors import PLACE, NodeCount, count_nodes, thread_variables, threads_for
 from notebook_cluster.protocol.peer import StartNode
 
-NODES = "NOTEBOOK_CLUSTER_NODES"
-"""The variable that says where all agents of this user tell how many nodes they run."""
 CELL_MARK = MARK
 """The variable that names the file of :class:`.CellMark`."""
 _KEPT_LOGS = 3
@@ -61,7 +59,7 @@ class Workplace:
             "NOTEBOOK_CLUSTER_SOCKETS": str(self.mesh_sockets),
             "NOTEBOOK_CLUSTER_WORK": str(self._directory / "work"),
             CELL_MARK: str(self.mesh_sockets / f"cell-{self._started}"),
-            NODES: node_count.place,
+            PLACE: node_count.place,
         }
         given = checked_environment(message.environment)
         own |= thread_variables(os.environ | given, threads_for(count_nodes(node_count.place)))

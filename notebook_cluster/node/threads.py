@@ -16,10 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from notebook_cluster.processors import count_nodes, thread_variables, threads_for, variables_of_ours
-
-PLACE = "NOTEBOOK_CLUSTER_NODES"
-"""The variable that says where agents tell how many nodes they run."""
+from notebook_cluster.processors import PLACE, count_nodes, thread_variables, threads_for, variables_of_ours
 
 
 class NodeThreads:

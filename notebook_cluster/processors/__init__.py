@@ -13,7 +13,7 @@ the start of each cell).
 """
 
 from notebook_cluster.processors.cores import threads_for, usable_cores
-from notebook_cluster.processors.counting import NodeCount, count_nodes
+from notebook_cluster.processors.counting import PLACE, NodeCount, count_nodes
 from notebook_cluster.processors.variables import thread_variables, variables_of_ours
 
-__all__ = ["NodeCount", "count_nodes", "thread_variables", "threads_for", "usable_cores", "variables_of_ours"]
+__all__ = ["PLACE", "NodeCount", "count_nodes", "thread_variables", "threads_for", "usable_cores", "variables_of_ours"]

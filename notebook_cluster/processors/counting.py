@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Hashable
 from pathlib import Path
 
+PLACE = "NOTEBOOK_CLUSTER_NODES"
+"""The variable that tells a node where all agents of its user say how many nodes they run."""
 _WIDTH = 8
 _MOST = 10_000
 
