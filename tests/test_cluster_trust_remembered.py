@@ -1,12 +1,14 @@
 """Peers that are known from the last time, and what has changed at their address since."""
 
 import json
-import time
+import re
 from pathlib import Path
 
 import pytest
 
-from notebook_cluster.client import ClusterError
+from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.client.cluster import add_request
+from notebook_cluster.coordinator.peers import CONNECT_TIMEOUT
 from notebook_cluster.security import Trusted, fingerprint, new_identity, trusted_peers
 from tests.cluster import running_cluster
 from tests.conftest import wait_until
@@ -37,6 +39,13 @@ def forgets_this_user(stranger: Stranger) -> None:
 
 def key_of(stranger: Stranger) -> str:
     return str(json.loads((stranger.home / "agent" / "identity.json").read_bytes())["public_key"])
+
+
+def why_not(cluster: Cluster, address: str) -> str:
+    """Why ``address`` cannot be added, said before the wait for a machine that does not answer would be over."""
+    error = cluster.connection.request(add_request(address, 1, ""), list[str]).exception(CONNECT_TIMEOUT)
+    assert isinstance(error, ClusterError)
+    return str(error)
 
 
 def test_a_remembered_peer_that_removed_its_trust_is_paired_again_by_its_name(strangers: Strangers, work: Path) -> None:
@@ -90,12 +99,9 @@ def test_another_machine_at_the_address_of_a_remembered_peer_is_named_at_once(
     address = desk.pairing if typed == "pairing" else f"127.0.0.1:{desk.port}"
     code = desk.code
     with running_cluster(local=0) as cluster:
-        began = time.monotonic()
-        with pytest.raises(ClusterError) as caught:
-            cluster.add(address)
-        assert time.monotonic() - began < 10
+        said = why_not(cluster, address)
         for part in (desk.name, fingerprint(key_of(desk)), "'attic'", fingerprint(old), "--code CODE"):
-            assert part in str(caught.value), str(caught.value)
+            assert part in said, said
         assert cluster.add(address, code=code) == [desk.name]
     # Now two that were paired have this address: the one that is there is meant.
     with running_cluster(local=0) as cluster:
@@ -123,7 +129,4 @@ def test_a_program_that_is_no_agent_at_the_address_of_a_remembered_peer_is_named
     desk = silent(strangers, "desk", work / "silent", "--port", str(port), "--no-code")
     assert desk.port == port
     with running_cluster(local=0) as cluster:
-        began = time.monotonic()
-        with pytest.raises(ClusterError, match=r"'attic' .*another key or another program"):
-            cluster.add(f"127.0.0.1:{port}")
-        assert time.monotonic() - began < 10
+        assert re.search(r"'attic' .*another key or another program", why_not(cluster, f"127.0.0.1:{port}"))
