@@ -180,3 +180,26 @@ def test_the_panel_adds_a_curve_for_each_run_and_job() -> None:
     assert by_name["desk, gan run 1"] == [3.0, 2.0]
     legend = [trace.name for trace in figure.widget.data if trace.showlegend]
     assert legend == ["desk, gan run 2", "desk, critic"]
+
+
+def test_a_search_over_settings_adds_no_traces_without_end() -> None:
+    """Of many runs those that are drawn no more leave their traces to the next: no view is drawn anew for each."""
+    pytest.importorskip("plotly")
+    from notebook_cluster.widgets.figure import EARLIER_RUNS, CurvesFigure
+
+    figure, curves, anew = CurvesFigure(), Curves(), []
+    for number in range(1, 13):
+        news = [
+            curve(node, "sweep", number, (float(number), float(number) + 0.5), 10.0 * number)
+            for node in ("desk", "mini")
+        ]
+        curves.add_new(news)
+        anew.append(figure.draw(curves, {"desk": 0, "mini": 1}, 0.0))
+    assert anew == [True] * (1 + EARLIER_RUNS) + [False] * (11 - EARLIER_RUNS)
+    assert len(figure.widget.data) == 2 * (3 + 2 * EARLIER_RUNS)
+    drawn = [trace for trace in figure.widget.data if trace.y is not None and len(trace.y)]
+    assert {(trace.legendgroup, trace.opacity, *trace.y) for trace in drawn} == {
+        (node, None if number == 12 else 0.3, number, number + 0.5)
+        for node in ("desk", "mini")
+        for number in (10.0, 11.0, 12.0)
+    }

@@ -7,6 +7,7 @@ thread when the first point is there.
 
 import math
 import re
+from collections.abc import Container
 from copy import deepcopy
 from typing import Any
 
@@ -86,7 +87,8 @@ class CurvesFigure:
         for job in new_models:
             self._add_model(job, global_label(job, jobs))
         main, others = _drawn_runs(curves.losses())
-        new_runs = [one for one in others if _key(one) not in self._others]
+        shown = {_key(one): one for one in others}
+        new_runs = [one for one in others if _key(one) not in self._others and not self._take_over(one, shown)]
         for one in new_runs:
             self._add_run(one)
         traces = _CHARTS * len(self._nodes) + 2 * len(self._others)
@@ -108,7 +110,6 @@ class CurvesFigure:
                         self.widget.data[index + chart].name = _label(run_label(main[node]))
                 seconds, used = thin(*memory[node], limit)
                 self._show(index + 2, seconds / across, used / scale, colour)
-            shown = {_key(one): one for one in others}
             for key, index in self._others.items():
                 self._show_run(index, shown.get(key), rank_colour(ranks.get(key[0])), started, across, limit)
             for job, index in self._models.items():
@@ -147,6 +148,15 @@ class CurvesFigure:
         common = {"mode": "lines", "legendgroup": one.node, "x": [], "y": [], "line": line}
         traces = [go.Scatter(**common, showlegend=False) for _ in range(_CHARTS - 1)]
         self.widget.add_traces(traces, rows=[1] * len(traces), cols=list(range(1, _CHARTS)))
+
+    def _take_over(self, one: LossCurve, shown: Container[tuple[str, str, int]]) -> bool:
+        """Give it the traces of a run of its node and job that is drawn no more, if there are any: a search over
+        settings makes hundreds of runs, and a view is drawn anew for each new trace."""
+        for key in self._others:
+            if key[:2] == (one.node, one.job) and key not in shown:
+                self._others[_key(one)] = self._others.pop(key)
+                return True
+        return False
 
     def _show_run(
         self, index: int, one: LossCurve | None, colour: str, started: float, across: float, limit: int
