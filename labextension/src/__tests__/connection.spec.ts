@@ -1,4 +1,4 @@
-import { extend } from '../sidebar/curves';
+import { extend, lossesIn } from '../sidebar/curves';
 import { Connection, IServer } from '../sidebar/connection';
 import { Store } from '../sidebar/store';
 import { cluster, curve, overview, Socket } from './overviews';
@@ -113,4 +113,15 @@ it('thins a long curve and keeps its ends', () => {
 it('leaves out points that it has', () => {
   const curves = extend(extend(new Map(), [curve('desk', 'loss', [3, 2])]), [curve('desk', 'loss', [3, 2, 1])]);
   expect([...curves.values()][0].map(point => point.value)).toEqual([3, 2, 1]);
+});
+
+it('keeps the newest runs of each job, as the server does', () => {
+  let curves = extend(new Map(), [curve('desk', 'memory', [1]), curve('desk', 'loss', [1], 'critic', 1001)]);
+  for (let run = 1; run <= 20; run++) {
+    curves = extend(curves, [curve('desk', 'loss', [3, 2], 'sweep', run), curve('', 'loss', [3], 'sweep', run)]);
+  }
+  const runs = lossesIn(curves, true).filter(({ job }) => job === 'sweep');
+  expect(runs.map(({ run }) => run)).toEqual([13, 14, 15, 16, 17, 18, 19, 20]);
+  expect(lossesIn(curves, false)).toHaveLength(8);
+  expect(curves.size).toBe(2 + 16);
 });

@@ -13,6 +13,8 @@ export interface IPoint {
 export type Curves = ReadonlyMap<string, readonly IPoint[]>;
 
 const MOST_POINTS = 400;
+/** Of each job, the newest, as `protocol/runs.py` keeps them: what a page shows is the same after it is loaded again. */
+const KEPT_RUNS = 8;
 
 /** The key of curve `name` of a node, or of the global model of `job`, in a run of it. No name holds a line break. */
 export function curveKey(node: string, name: string, job = '', run = 0): string {
@@ -65,7 +67,10 @@ export function newestLoss(curves: Curves, node: string): readonly IPoint[] {
   return begun.length ? begun[begun.length - 1].points : [];
 }
 
-/** `curves` with what `news` adds. Points that are known are left out; a long curve loses every second point. */
+/**
+ * `curves` with what `news` adds. Points that are known are left out; a long curve loses every second point, and a job
+ * its oldest runs.
+ */
 export function extend(curves: Curves, news: readonly Curve[]): Curves {
   const next = new Map(curves);
   for (const curve of news) {
@@ -84,7 +89,26 @@ export function extend(curves: Curves, news: readonly Curve[]): Curves {
       next.set(key, thin([...known, ...added]));
     }
   }
+  forgetRuns(next);
   return next;
+}
+
+/** Take the curves out whose run is not one of its job's newest. */
+function forgetRuns(curves: Map<string, readonly IPoint[]>): void {
+  const runs = new Map<string, Set<number>>();
+  for (const key of curves.keys()) {
+    const [, job, run] = key.split('\n');
+    runs.set(job, (runs.get(job) ?? new Set()).add(Number(run)));
+  }
+  for (const [job, numbers] of runs) {
+    const old = new Set([...numbers].sort((one, other) => other - one).slice(KEPT_RUNS));
+    for (const key of old.size ? [...curves.keys()] : []) {
+      const parts = key.split('\n');
+      if (parts[1] === job && old.has(Number(parts[2]))) {
+        curves.delete(key);
+      }
+    }
+  }
 }
 
 /** The newest value that is a number, or null. */
