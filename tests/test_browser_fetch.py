@@ -44,6 +44,8 @@ MARKUP = r"""
 import base64
 from IPython.display import HTML, SVG, Markdown, Latex, GeoJSON, display
 math = r"\style{background-image:url(THERE?math)}{x} \href{THERE?math}{x} \class{x}{y} \require{THERE}"
+# MathJax is told to be safe in notebooks, and lets this style pass.
+math += r" \style{cursor:url(THERE?cursor),auto}{x}"
 forms = [
     "<img src='THERE'>", "<img srcset='THERE 2x'>", "<div style='background:url(THERE)'>x</div>",
     "<table background='THERE'><tr><td background='THERE'>x</td></tr></table>", "<link rel=stylesheet href='THERE'>",
@@ -88,7 +90,7 @@ print("WHO markup is there")
 """
 WIDGETS = r"""
 import ipywidgets as w
-math = r"$\style{background-image:url(THERE?math)}{x} \href{THERE?math}{x}$"
+math = r"$\style{background-image:url(THERE?math)}{x} \href{THERE?math}{x} \style{cursor:url(THERE?widget),auto}{x}$"
 texts = [
     "<img src='THERE'>", "<div style='background:url(THERE)'>x</div>", "THERE", "url(THERE)",
     "image-set('THERE' 1x)", "red;background:url(THERE)", "x\" src=\"THERE", "</style><img src='THERE'>", math,

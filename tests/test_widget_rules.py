@@ -7,7 +7,7 @@ import pytest
 
 from notebook_cluster.coordinator import node_models
 from notebook_cluster.coordinator.node_models import Model, NodeModels
-from notebook_cluster.security.widgets import KINDS, refusal, widget_kind
+from notebook_cluster.security.widgets import KINDS, label_state, refusal, widget_kind
 
 SCRIPT = "<img src=x onerror=alert(1)><b>bold</b>"
 
@@ -70,6 +70,18 @@ def test_the_core_controls_are_relayed_with_all_that_they_say() -> None:
 @pytest.mark.parametrize("model", ["HTMLModel", "HTMLMathModel"])
 def test_html_values_are_cleaned(model: str) -> None:
     assert opened(model, value=SCRIPT)["value"] == "<img><b>bold</b>"
+
+
+def test_mathematics_where_it_is_drawn_loads_nothing() -> None:
+    hostile, plain = r"$\style{cursor:url(http://elsewhere/x),auto}{x}$", r"$\alpha^2$"
+    for model, trait in (("LabelModel", "value"), ("ButtonModel", "description"), ("ValidModel", "readout")):
+        assert "\\style" not in opened(model, **{trait: hostile})[trait]
+        assert opened(model, **{trait: plain})[trait] == plain
+    assert "\\style" not in opened("DropdownModel", _options_labels=[hostile])["_options_labels"][0]
+    assert "\\style" not in label_state(hostile)["value"]
+    assert "mathjax_ignore" in opened("HTMLMathModel", value=hostile)["value"]
+    assert opened("HTMLMathModel", value=plain)["value"] == plain
+    assert opened("TextareaModel", value=hostile)["value"] == hostile
 
 
 def test_a_description_is_text_whatever_the_node_asks_for() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from notebook_cluster.magics.folding import framed
 from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.state import ClusterView, EventView, RoundWait, Series
 from notebook_cluster.protocol.thinning import MAX_POINTS
@@ -23,6 +24,8 @@ from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.picture import Line, svg_chart
 from notebook_cluster.widgets.report import render_report
+from notebook_cluster.widgets.running import running_html
+from notebook_cluster.widgets.static_html import page
 from notebook_cluster.widgets.text import sparkline
 from tests.fake_cluster import cluster_view, node_view, peer_view, series_until
 
@@ -561,3 +564,8 @@ def test_what_a_node_replays_and_does_without_is_shown_while_the_cluster_is_ther
     assert "replaying cell 2 of 3, 40 s" in render(view)
     assert lacks in render(view)
     assert "cell 2 of 3" not in render(view, ended="stopped")
+
+
+def test_texts_in_pages_of_ours_are_no_mathematics() -> None:
+    for markup in (page([], "doctor"), running_html("ok", "$x$"), framed([], "$x$", "")):
+        assert markup.startswith('<div class="mathjax_ignore tex2jax_ignore"')

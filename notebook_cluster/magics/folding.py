@@ -11,6 +11,7 @@ from notebook_cluster.magics import ansi
 from notebook_cluster.magics.results import shortened
 from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
 from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
+from notebook_cluster.security.tex import NO_TEX
 from notebook_cluster.widgets.palette import rank_colour
 
 MOST_BUNDLE_CHARACTERS = 64 * 1024
@@ -137,7 +138,7 @@ def framed(members: Sequence[NodeOutput], title: str, body: str) -> str:
     colour = rank_colour(members[0].rank) if len(members) == 1 else "var(--jp-border-color1,#999)"
     every = escape(", ".join(member.label for member in members)) if len(members) > 1 else ""
     return (
-        f'<div style="border-left:3px solid {colour};padding-left:8px;margin-bottom:2px">'
+        f'<div class="{NO_TEX}" style="border-left:3px solid {colour};padding-left:8px;margin-bottom:2px">'
         f'<div style="font-size:85%;font-weight:600;color:var(--jp-ui-font-color2,#666)" title="{every}">'
         f"{escape(title)}</div>{body}</div>"
     )

@@ -16,7 +16,7 @@ from typing import Any
 from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
 from notebook_cluster.security.chart_grammar import ChartRefused
 from notebook_cluster.security.charts import chart_metadata, is_chart, safe_chart
-from notebook_cluster.security.tex import is_plain_tex
+from notebook_cluster.security.tex import html_without_tex
 
 MAX_BUNDLE_BYTES = 10 * 1000 * 1000
 """A larger display is replaced by a text that says so, a longer text is cut with a marker."""
@@ -85,7 +85,7 @@ def safe_bundle(data: dict[str, Any], widget_view: WidgetView | None = None) -> 
             cleaned = safe_html(text)
             # A page that is made by its script alone would be an empty place, before the text that says what it is.
             if not _SCRIPT.search(text) or _VISIBLE.search(cleaned):
-                kept[mime] = _without_unknown_tex(cleaned)
+                kept[mime] = html_without_tex(cleaned)
         elif is_chart(mime):
             try:
                 kept[mime] = safe_chart(mime, value)
@@ -154,11 +154,6 @@ def safe_html(text: str) -> str:
         url_schemes={"http", "https", "mailto", "data"},
         url_relative="deny",
     )
-
-
-def _without_unknown_tex(safe: str) -> str:
-    """MathJax reads ``safe`` in JupyterLab and in pages of nbconvert, and has commands for styles and links."""
-    return safe if is_plain_tex(safe) else f'<div class="mathjax_ignore tex2jax_ignore">{safe}</div>'
 
 
 def safe_text(text: str) -> str:

@@ -20,6 +20,21 @@ quad qquad displaystyle textstyle limits nolimits begin end degree top bot
 _KNOWN = frozenset(_COMMANDS.split())
 
 
+NO_TEX = "mathjax_ignore tex2jax_ignore"
+"""Classes of HTML that MathJax leaves alone; else it reads all but what is in ``<pre>``, and its safe mode too lets a
+style load a cursor from an address."""
+
+
 def is_plain_tex(text: str) -> bool:
     """Every command in ``text`` is one that only writes; text without a backslash is plain too."""
     return all(name in _KNOWN for name in _COMMAND.findall(text))
+
+
+def without_tex(text: str) -> str:
+    """``text``, which looks the same, without commands where one is not among those that only write."""
+    return text if is_plain_tex(text) else text.replace("\\", "\\\u200b")
+
+
+def html_without_tex(safe: str) -> str:
+    """``safe``, HTML that is cleaned already, as MathJax may read it."""
+    return safe if is_plain_tex(safe) else f'<div class="{NO_TEX}">{safe}</div>'

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from notebook_cluster.security.sanitise import safe_html, safe_output, safe_text
+from notebook_cluster.security.tex import html_without_tex, without_tex
 
 Check = Callable[[Any], Any]
 Reference = Callable[[str], str | None]
@@ -47,11 +48,17 @@ def text(value: Any) -> str | None:
     raise ValueError("no text")
 
 
+def typeset(value: Any) -> str | None:
+    """For places that show text as text, with the mathematics in it."""
+    shown = text(value)
+    return None if shown is None else without_tex(shown)
+
+
 def html(value: Any) -> str:
     """For places that show text as HTML: without script and styles that cover other things."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         raise ValueError("no text, or too long")
-    return safe_html(value)
+    return html_without_tex(safe_html(value))
 
 
 def matching(pattern: re.Pattern[str]) -> Check:

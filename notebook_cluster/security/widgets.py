@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from notebook_cluster.security.sanitise import safe_name
+from notebook_cluster.security.tex import without_tex
 from notebook_cluster.security.widget_checks import (
     REFERENCE,
     Check,
@@ -34,6 +35,7 @@ from notebook_cluster.security.widget_checks import (
     several,
     style,
     text,
+    typeset,
 )
 
 BASE, CONTROLS, OUTPUT = "@jupyter-widgets/base", "@jupyter-widgets/controls", "@jupyter-widgets/output"
@@ -118,7 +120,7 @@ def refusal(state: Mapping[str, Any]) -> str:
 
 def label_state(text: str) -> dict[str, Any]:
     """The state of a Label that says ``text``: what stands where a widget is not relayed."""
-    return {**KINDS[CONTROLS, "LabelModel"].constants(), "value": f"[notebook-cluster: {text}]"}
+    return {**KINDS[CONTROLS, "LabelModel"].constants(), "value": without_tex(f"[notebook-cluster: {text}]")}
 
 
 # ---- the table -------------------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ _tags = several(either(number, text))
 
 _DOM: dict[str, Check] = {"_dom_classes": classes, "tabbable": flag, "tooltip": text}
 _DESCRIBED: dict[str, Check] = {
-    **_DOM, "description": text, "description_allow_html": never_html, "disabled": flag, "placeholder": text,
+    **_DOM, "description": typeset, "description_allow_html": never_html, "disabled": flag, "placeholder": text,
 }  # fmt: skip
 _RANGE: dict[str, Check] = {**_DESCRIBED, "min": number, "max": number, "step": number, "value": number}
 _TYPED: dict[str, Check] = {**_RANGE, "continuous_update": flag}
@@ -141,7 +143,7 @@ _SLIDER: dict[str, Check] = {
 _PROGRESS: dict[str, Check] = {**_RANGE, "bar_style": _word, "orientation": _word}
 _WRITTEN: dict[str, Check] = {**_DESCRIBED, "value": text, "continuous_update": flag, "rows": number}
 _PICKED: dict[str, Check] = {
-    **_DESCRIBED, "_options_labels": several(text), "index": _index, "rows": number, "orientation": _word,
+    **_DESCRIBED, "_options_labels": several(typeset), "index": _index, "rows": number, "orientation": _word,
     "continuous_update": flag, "readout": flag, "behavior": _word,
 }  # fmt: skip
 _TAGS: dict[str, Check] = {
@@ -150,7 +152,7 @@ _TAGS: dict[str, Check] = {
 }  # fmt: skip
 _BUTTON: dict[str, Check] = {**_DESCRIBED, "button_style": _word, "icon": _icon}
 _BOX: dict[str, Check] = {**_DOM, "box_style": _word}
-_PAGES: dict[str, Check] = {**_BOX, "selected_index": number, "titles": several(text)}
+_PAGES: dict[str, Check] = {**_BOX, "selected_index": number, "titles": several(typeset)}
 _DATES: dict[str, Check] = {
     **_DESCRIBED, "value": date, "min": date, "max": date, "step": either(number, _word),
 }  # fmt: skip
@@ -174,7 +176,7 @@ _STYLES = (
 _VIEWS: list[tuple[str, dict[str, Check]]] = [
     ("Checkbox", {**_DESCRIBED, "value": flag, "indent": flag}),
     ("ToggleButton", {**_BUTTON, "value": flag}),
-    ("Valid", {**_DESCRIBED, "value": flag, "readout": text}),
+    ("Valid", {**_DESCRIBED, "value": flag, "readout": typeset}),
     ("Button", _BUTTON),
     ("IntText", _TYPED),
     ("FloatText", _TYPED),
@@ -188,7 +190,7 @@ _VIEWS: list[tuple[str, dict[str, Check]]] = [
     ("Textarea", _WRITTEN),
     ("Password", _WRITTEN),
     ("Combobox", {**_WRITTEN, "options": several(text), "ensure_option": flag}),
-    ("Label", {**_DESCRIBED, "value": text}),
+    ("Label", {**_DESCRIBED, "value": typeset}),
     ("HTML", {**_DESCRIBED, "value": html}),
     ("HTMLMath", {**_DESCRIBED, "value": html}),
     ("Dropdown", _PICKED),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
+from notebook_cluster.security.tex import NO_TEX
 from notebook_cluster.widgets.subshell import Post, reroute
 
 _COLOURS = {"running": "#2f81f7", "ok": "#2da876", "error": "#d9534f", "lost": "#d9534f"}
@@ -13,7 +14,8 @@ _OTHER = "#c9a227"
 def running_html(status: str, text: str) -> str:
     """``text`` behind a dot in the colour of ``status``."""
     return (
-        '<div style="font-family:var(--jp-ui-font-family,sans-serif);font-size:var(--jp-ui-font-size1,13px)">'
+        f'<div class="{NO_TEX}" style="font-family:var(--jp-ui-font-family,sans-serif);'
+        'font-size:var(--jp-ui-font-size1,13px)">'
         f'<span style="color:{_COLOURS.get(status, _OTHER)}">\u25cf</span> {escape(text)}</div>'
     )
 

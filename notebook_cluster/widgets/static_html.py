@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
+from notebook_cluster.security.tex import NO_TEX
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import global_label
 from notebook_cluster.widgets.model import panel_model, peer_row
@@ -62,8 +63,11 @@ def style() -> str:
 
 
 def page(body: Sequence[str], label: str) -> str:
-    """``body``, markup that is escaped already, with the panel's style; ``label`` is what a screen reader calls it."""
-    return f"<div><style>{style()}</style>{block('nbc-panel', body, role='region', aria_label=label)}</div>"
+    """``body``, markup that is escaped already, with the panel's style; ``label`` is what a screen reader calls it.
+
+    Texts of nodes in it are no mathematics: MathJax would read them all.
+    """
+    return block(NO_TEX, [f"<style>{style()}</style>", block("nbc-panel", body, role="region", aria_label=label)])
 
 
 def block(classes: str, children: Sequence[str], **attributes: str) -> str:
