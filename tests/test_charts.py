@@ -133,6 +133,24 @@ def test_depth_and_number_of_values_are_bounded_before_anything_recurses(
         safe_chart(mime, {"data": [{"values": [{"x": 1.5}] * 2_000}]})
 
 
+def test_sequence_that_would_hang_the_page_is_refused() -> None:
+    def of_vega(**numbers: Any) -> dict[str, Any]:
+        return vega(data=[{"name": "t", "transform": [{"type": "sequence", **numbers}]}])
+
+    impute = {"impute": "y", "key": "x", "value": 0, "keyvals": {"stop": 1e12}}
+    for mime, chart in (
+        (VEGA, of_vega(start=0, stop=1e12)),
+        (VEGA, of_vega(start=0, stop={"signal": "1e12"})),
+        (VEGA, of_vega(start=1, stop=0, step=-1e-9)),
+        (VEGA_LITE, vega_lite(data={"sequence": {"start": 0, "stop": 1, "step": 1e-9}})),
+        (VEGA_LITE, vega_lite(transform=[impute])),
+    ):
+        with pytest.raises(ChartRefused):
+            safe_chart(mime, chart)
+    safe_chart(VEGA, of_vega(start=0, stop=100, step=0.1))
+    safe_chart(VEGA_LITE, vega_lite(data={"sequence": {"start": 0, "stop": 12.7, "step": 0.1, "as": "x"}}))
+
+
 def test_list_of_numbers_counts_as_one_value() -> None:
     numbers = [0.5, 1] * 100_000
     scatter = plotly({"type": "scattergl", "x": numbers, "y": numbers, "marker": {"color": numbers}})

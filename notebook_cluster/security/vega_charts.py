@@ -52,6 +52,8 @@ _INPUTS = frozenset(("range", "checkbox", "radio", "select"))
 _INPUT_TEXTS = frozenset(("name",))
 _INPUT_NUMBERS = frozenset(("min", "max", "step", "debounce"))
 _INPUT_LISTS = frozenset(("options", "labels"))
+_LONGEST_SEQUENCE = 100_000
+"""A longer one makes the page hang."""
 _NOT_OURS = frozenset(("event", "item", "group", "view", "window", "document", "this"))
 """A parameter of this name would stand for something else in an expression."""
 _FORMAT_TYPES = frozenset(("number", "time", "utc"))
@@ -170,6 +172,16 @@ class _VegaReader(ChartReader):
         for entry in value if isinstance(value, list) else [value]:
             self.one_word(entry, path)
 
+    def sequence(self, value: Any, path: str) -> None:
+        """From ``start`` to ``stop`` by ``step``: numbers, not too many."""
+        if isinstance(value, dict):
+            start, stop, step = (value.get(key, default) for key, default in (("start", 0), ("stop", 0), ("step", 1)))
+            if any(type(entry) not in (int, float) for entry in (start, stop, step)):
+                raise refused(path, value, "must have numbers as start, stop and step")
+            if step and (stop - start) / step > _LONGEST_SEQUENCE:
+                raise refused(path, value, f"holds more than {_LONGEST_SEQUENCE} numbers: make it shorter")
+        self.value(value, path)
+
     def format_type(self, value: Any, path: str) -> None:
         """Any other would be the name of a function."""
         if value is not None and not (isinstance(value, str) and value in _FORMAT_TYPES):
@@ -235,6 +247,7 @@ _COMMON: dict[str, Callable[[Any, Any, str], None]] = {
     "filter": _VegaReader.expression, "test": _VegaReader.expression, "bind": _VegaReader.bind,
     "cursor": _VegaReader.cursor, "formatType": _VegaReader.format_type, "parse": _VegaReader.parse,
     "style": _VegaReader.style, "value": _VegaReader.given, "data": _VegaReader.data, "op": _VegaReader.words_of,
+    "keyvals": _VegaReader.sequence,
 }  # fmt: skip
 
 
@@ -270,7 +283,7 @@ class VegaLiteReader(_VegaReader):
             self.value(step, path)
 
     special: ClassVar[Mapping[str, Callable[[Any, Any, str], None]]] = {
-        **_COMMON, "transform": transform, "datasets": _VegaReader.datasets, "mark": mark, "on": _VegaReader.stream,
+        **_COMMON, "sequence": _VegaReader.sequence, "transform": transform, "datasets": _VegaReader.datasets, "mark": mark, "on": _VegaReader.stream,
         "clear": _VegaReader.stream, "zoom": _VegaReader.stream, "translate": listening, "toggle": toggle,
         "calculate": _VegaReader.expression, "labelExpr": _VegaReader.expression, "and": _VegaReader.expression,
         "or": _VegaReader.expression, "not": _VegaReader.expression, "aggregate": _VegaReader.words_of,
@@ -298,6 +311,8 @@ class VegaReader(_VegaReader):
             if isinstance(step, dict):
                 if isinstance(step.get("signal"), str):
                     self.name(step["signal"], path)
+                if step.get("type") == "sequence":
+                    self.sequence({key: step[key] for key in step.keys() & {"start", "stop", "step"}}, path)
                 if not path.endswith("data.transform"):
                     _check_written(step, path)
             self.value(step, path)
