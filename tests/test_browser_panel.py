@@ -244,6 +244,10 @@ def test_stop_cluster_leaves_a_picture_that_is_saved_and_no_thread(page: "Page",
     page.get_by_text("threads of panels: 0").wait_for(timeout=PATIENCE)
     assert page.locator(".js-plotly-plot").count() == 0
     assert page.locator(".nbc-button").count() == 0
+    page.set_viewport_size({"width": 900, "height": 1000})  # the third chart has a row of its own
+    widths = "charts => charts.map(chart => Math.round(chart.getBoundingClientRect().width))"
+    assert len(set(page.locator("svg.nbc-chart").evaluate_all(widths))) == 1
+    page.set_viewport_size({"width": 1280, "height": 1000})
     save(page)
     notebook = nbformat.read(lab.folder / "stop.ipynb", 4)
     (output,) = notebook.cells[0].outputs
