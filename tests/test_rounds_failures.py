@@ -678,6 +678,31 @@ def test_who_fetched_the_state_when_a_round_was_over_is_not_waited_for_after_a_r
     assert set(sent(cluster.arrive("ab", number=2, base="h1"), p.Seal)) == {"a", "b"}
 
 
+@pytest.mark.parametrize("silent", [False, True], ids=["lost", "silent"])
+def test_the_only_holder_that_is_back_in_a_later_cell_is_asked_before_anything_is_thrown_away(silent):
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare()
+    for name in "abc":
+        cluster.feed(rounds.CellLeft(1, name, "ok"))
+    for rank, name in enumerate("bc", 1):
+        cluster.lose(name)
+        cluster.incarnations[name] = 2
+        cluster.feed(rounds.NodeUp(name, 2, rank))
+    if silent:
+        cluster.feed(rounds.Tick(104.0, {"a": (4.0, "")}))
+    else:
+        cluster.lose("a", gone=False)
+    cluster.feed(rounds.CellStarted(2, ("b", "c")))
+    for name in "bc":
+        cluster.say(name, register(f"h{name}", cell=2))
+    effects = cluster.feed(rounds.Tick(104.3) if silent else rounds.NodeUp("a", 1, 0))
+    assert sent(effects, p.RoundQuery).keys() == {"a"}
+    assert not sent(effects, p.Registered)
+    answers = sent(cluster.status("a", 1, "h1", left=True), p.Registered)
+    assert {name: (row.round, row.source) for name, row in answers.items()} == {"b": (1, "a"), "c": (1, "a")}
+
+
 def test_counters_survive_the_restart():
     cluster = Cluster("ab").train("ab")
     cluster.arrive("ab")

@@ -27,7 +27,7 @@ def node_up(turn: Turn, name: str, incarnation: int, rank: int) -> None:
         participant = turn.state.jobs[job_name].participants.get(name)
         if participant is not None and participant.incarnation == incarnation:
             job = turn.job(job_name)
-            change(job, name, held=None, arrived=None, fetching=None, away=False)
+            change(job, name, held=None, arrived=None, fetching=None, away=False, asked_where=True)
             turn.send(name, RoundQuery(job=job_name))
 
 
@@ -50,6 +50,7 @@ def node_lost(turn: Turn, name: str, incarnation: int, gone: bool) -> None:
 def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
     """Answer to RoundQuery: take its word for what it holds, and repeat the COMMIT that it may have missed."""
     job.awaited -= {node}
+    change(job, node, asked_where=False)
     if message.joining:
         return  # its Register came just before
     participant = job.participants[node]
@@ -88,11 +89,10 @@ def settle_holders(turn: Turn, job: Job) -> None:
     away = [
         name
         for name, p in job.participants.items()
-        if p.held == (job.round, job.state_hash)
-        and name in nodes
+        if name in nodes
         and nodes[name].incarnation == p.incarnation
-        and (p.away or not nodes[name].up)
         and not nodes[name].gone
+        and (p.asked_where or (p.held == (job.round, job.state_hash) and (p.away or not nodes[name].up)))
     ]
     newest = max((held for held, active, _ in known if active), default=None)
     if newest is not None and (newest == job.round - 1 or not away):

@@ -49,7 +49,7 @@ def _leave_out(turn: Turn, job: Job, name: str, seconds: float, why: str) -> Non
 
 def _take_back(turn: Turn, job: Job, name: str) -> None:
     """Meanwhile rounds went on, or it did: it is asked where it is."""
-    participant = change(job, name, away=False, held=None, arrived=None, fetching=None)
+    participant = change(job, name, away=False, held=None, arrived=None, fetching=None, asked_where=True)
     turn.send(name, RoundQuery(job=job.name))
     if participant.active or participant.joining:
         turn.tell("info", f"{name!r} makes progress again: its work is in a later round of {job.name!r}")

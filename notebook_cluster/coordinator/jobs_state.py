@@ -75,6 +75,8 @@ class Participant(msgspec.Struct, frozen=True):
     """It registered when the others had finished this run."""
     away: bool = False
     """It makes no progress: left out as if its link were lost."""
+    asked_where: bool = False
+    """It is back, and has not said yet what it holds."""
 
 
 class Open(msgspec.Struct, frozen=True):
