@@ -415,6 +415,13 @@ def test_samples_of_all_nodes_that_are_there_are_added_while_a_cell_runs() -> No
     assert "Samples/s" not in {fact["label"] for fact in panel_model(cluster_view(cell=None))["facts"]}
 
 
+def test_who_was_waited_for_in_rounds_before_the_newest_start_is_not_shown() -> None:
+    waits = [RoundWait(round=number, node="mini", seconds=0.5) for number in (4, 5, 1, 2, 1, 2, 3)]
+    state = cluster_view()
+    state = msgspec.structs.replace(state, jobs=[msgspec.structs.replace(state.jobs[0], waits=waits)])
+    assert [row["round"] for row in panel_model(state)["waits"]] == ["3", "2", "1"]
+
+
 def test_who_was_waited_for_is_shown_newest_round_first() -> None:
     waits = [RoundWait(round=1, node="mini", seconds=0.5), RoundWait(round=2, node="desk", seconds=2.0)]
     state = cluster_view()

@@ -177,8 +177,11 @@ def _job_note(job: JobView) -> str:
 
 
 def _waits(job: JobView) -> list[dict[str, Any]]:
-    """For whom the last rounds were waited, newest first; ``fraction`` of the longest wait among them."""
-    longest = max((wait.seconds for wait in job.waits), default=0.0)
+    """For whom the last rounds were waited, newest first; ``fraction`` of the longest wait among them. Where the job
+    began anew, the rounds before have the same numbers: they are left out, as a row is known by its number."""
+    pairs = enumerate(zip(job.waits, job.waits[1:], strict=False), 1)
+    waits = job.waits[max((place for place, (before, wait) in pairs if wait.round <= before.round), default=0) :]
+    longest = max((wait.seconds for wait in waits), default=0.0)
     return [
         {
             "round": integer(wait.round),
@@ -186,7 +189,7 @@ def _waits(job: JobView) -> list[dict[str, Any]]:
             "time": duration(wait.seconds),
             "fraction": round(wait.seconds / longest, 3) if longest > 0 else 0.0,
         }
-        for wait in reversed(job.waits)
+        for wait in reversed(waits)
     ]
 
 

@@ -124,8 +124,9 @@ export function Waits({ job }: { job: JobView }): React.JSX.Element | null {
     <section aria-label="Who was waited for">
       <h3>Who was waited for</h3>
       <ol className="nbc-dash-waits">
-        {[...job.waits].reverse().map(wait => (
-          <li key={wait.round}>
+        {[...job.waits].reverse().map((wait, place) => (
+          // Two rounds have one number where the job began anew.
+          <li key={place}>
             <span className="nbc-side-progress">Round {integer(wait.round)}</span>
             <span className="nbc-side-name">{wait.node}</span>
             <span className="nbc-side-bar" aria-hidden="true">
