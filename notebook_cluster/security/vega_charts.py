@@ -283,7 +283,8 @@ class VegaLiteReader(_VegaReader):
             self.value(step, path)
 
     special: ClassVar[Mapping[str, Callable[[Any, Any, str], None]]] = {
-        **_COMMON, "sequence": _VegaReader.sequence, "transform": transform, "datasets": _VegaReader.datasets, "mark": mark, "on": _VegaReader.stream,
+        **_COMMON, "sequence": _VegaReader.sequence,
+        "transform": transform, "datasets": _VegaReader.datasets, "mark": mark, "on": _VegaReader.stream,
         "clear": _VegaReader.stream, "zoom": _VegaReader.stream, "translate": listening, "toggle": toggle,
         "calculate": _VegaReader.expression, "labelExpr": _VegaReader.expression, "and": _VegaReader.expression,
         "or": _VegaReader.expression, "not": _VegaReader.expression, "aggregate": _VegaReader.words_of,
