@@ -1,6 +1,7 @@
 """A ClusterView as self-contained HTML without script: saved notebooks, nbconvert, viewers without widgets."""
 
 import html
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -58,8 +59,10 @@ def render_peers_html(peers: Sequence[PeerView]) -> str:
 
 @cache
 def style() -> str:
-    """The style sheet shared with the live panel."""
-    return Path(__file__).with_name("panel.css").read_text("utf-8")
+    """The style sheet shared with the live panel, without the white space and comments that each saved output would
+    repeat."""
+    text = re.sub(r"/\*.*?\*/", "", Path(__file__).with_name("panel.css").read_text("utf-8"), flags=re.DOTALL)
+    return re.sub(r"\s*([{};,])\s*", r"\1", re.sub(r"\s+", " ", text)).strip()
 
 
 def page(body: Sequence[str], label: str) -> str:
