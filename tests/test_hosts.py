@@ -230,9 +230,11 @@ def test_hosts_that_cannot_reach_each_other_train_through_the_relay(network: Net
         assert cell.error is None, cell.shown
         trained(notebook, names, 3)
         assert notebook.commits()[-1] == sorted(names)
-        relayed = [line for line in notebook.events() if "relay" in line]
-        print(relayed)
-        assert any("mini" in line and "book" in line for line in relayed)
+        # It is said when both have been seen to live, which may be after a short training.
+        wait_until(
+            lambda: any("relay" in line and "mini" in line and "book" in line for line in notebook.events()),
+            what="the line that says who is relayed",
+        )
 
 
 # ---- the doctor ---------------------------------------------------------------------------------------------------
