@@ -114,6 +114,7 @@ def test_only_the_newest_runs_of_a_job_are_kept() -> None:
     store.add("desk", "memory", 1, 1.0, 1.0)
     curves.add_new(store.take_fresh())
     history.add(store.all())
+    history.add([Series("desk", "loss", [2], [99.0], [1.0], job="m", run=1)])
     for series in (store.all(), curves.series(), history.all()):
         kept = {one.run for one in series if one.name == "loss"}
         assert kept == set(range(40 - KEPT_RUNS, 40)), series

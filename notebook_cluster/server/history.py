@@ -37,10 +37,11 @@ class History:
         for curve in series:
             key = curve.node, curve.job, curve.run, curve.name
             if key not in self._all:
-                for old in forgotten([*self._all, key]):
+                dropped = forgotten([*self._all, key])
+                for old in dropped:
                     self._all.pop(old, None)
                     self._fresh.pop(old, None)
-                if len(self._all) >= MAX_CURVES:
+                if key in dropped or len(self._all) >= MAX_CURVES:
                     continue
             known, fresh = self._all.setdefault(key, ThinnedCurve()), self._fresh.setdefault(key, ThinnedCurve())
             after = known.time[-1] if overlaps and known.time else float("-inf")
