@@ -1,9 +1,11 @@
 """Which waits are a circle: pure, from what nodes say and what rounds lack."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from notebook_cluster.coordinator import rounds
-from notebook_cluster.coordinator.deadlocks import circles, text_of
+from notebook_cluster.coordinator.deadlocks import Deadlocks, circles, text_of
 from notebook_cluster.coordinator.jobs_missing import Gathering, gatherings
 from notebook_cluster.protocol.node import Blocked
 from tests.rounds_helpers import Cluster, register
@@ -21,6 +23,14 @@ def in_round(job: str = "m", number: int = 3, operations: int = 0, **fields: obj
 
 def lacks(*missing: str, here: str = "abc", number: int = 3, quorum: bool = False) -> Gathering:
     return Gathering(number, frozenset(here) - set(missing), frozenset(missing), quorum)
+
+
+def test_names_that_mean_nobody_are_not_looked_through_again_and_again() -> None:
+    hub = SimpleNamespace(state=SimpleNamespace(nodes={"a": None, "b": None}))
+    deadlocks = Deadlocks(hub)  # type: ignore[arg-type]
+    deadlocks.on_blocked("a", 1, collective(2, *["b"] * 1000, *map(str, range(1000))))
+    ((_, _, kept),) = deadlocks._waits.values()
+    assert kept == collective(2, "b")
 
 
 def test_a_collective_against_a_round_is_one() -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from notebook_cluster.coordinator.jobs_missing import Gathering
 from notebook_cluster.protocol.node import Blocked, EndWait
 
@@ -37,7 +39,9 @@ class Deadlocks:
 
     def on_blocked(self, node: str, incarnation: int, message: Blocked) -> None:
         if message.serial:
-            self._waits[node] = (time.monotonic(), incarnation, message)
+            # Looked through at every tick: names that mean nobody, or the same one, are not kept.
+            missing = [name for name in dict.fromkeys(message.missing) if name in self._hub.state.nodes]
+            self._waits[node] = (time.monotonic(), incarnation, replace(message, missing=missing))
         else:
             self._waits.pop(node, None)
 
