@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
+from msgspec.structs import replace
+
 from notebook_cluster.collectives import Collectives, Deadlock
 from notebook_cluster.protocol.node import Blocked, EndWait
 
@@ -105,11 +107,7 @@ class BlockedWaits:
     def _complete(self, message: Blocked) -> Blocked:
         """With its number, and the line of the user's code that the main thread is in."""
         place, at_end = self._place()
-        return Blocked(
-            cell=message.cell, serial=self._serial, operations=message.operations, operation=message.operation,
-            name=message.name, missing=message.missing, job=message.job, round=message.round, place=place,
-            at_end=at_end,
-        )  # fmt: skip
+        return replace(message, serial=self._serial, place=place, at_end=at_end)
 
     def _say_over(self) -> None:
         if self._told is not None:
