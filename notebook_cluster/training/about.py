@@ -19,9 +19,10 @@ def about_this_process(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 def _processor(cpuinfo: Path) -> str:
     try:
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        with cpuinfo.open(errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
     except OSError:
         pass
     return " ".join(filter(None, (platform.system(), platform.processor() or platform.machine())))

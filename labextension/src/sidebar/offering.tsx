@@ -73,7 +73,6 @@ class Offering {
     const clusters = runningClusters(store.state());
     const cluster = clusterOfNotebook(clusters, { kernel: kernel.id, path: panel.context.path });
     if (!cluster || panel.content.widgets.some(cell => cell.node.querySelector(LIVE))) {
-      this.bar?.hide();
       if (this.bar) {
         this.end();
       }
