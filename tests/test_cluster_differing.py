@@ -83,6 +83,24 @@ def test_of_two_that_differ_nobody_is_followed_and_the_job_stops_on_both(pair: C
     assert [record["commit"]["round"] for record in commits(pair, "wrong")] == [1, 2, 3, 4]
 
 
+AGAIN = """
+member_exchange.computed = right
+if rank == 0:
+    spoil("again", 2, 100)
+try:
+    train("again", 8)
+except TrainingError:
+    pass
+member_exchange.computed = right
+print(train("again", 8))
+"""
+
+
+def test_the_next_sync_object_of_the_cell_goes_on_from_the_state_at_which_one_stopped(pair: Cluster) -> None:
+    assert set(run(pair, AGAIN).values()) == {"4\n"}
+    assert [record["commit"]["round"] for record in commits(pair, "again")] == [1, 2, 3, 4]
+
+
 def test_a_sum_that_was_wrong_once_costs_an_attempt_and_no_more(pair: Cluster, work: Path) -> None:
     cell = "member_exchange.computed = right\nif rank == 0: spoil('once', 2, 1)\nprint(train('once', 8))"
     assert set(run(pair, cell).values()) == {"4\n"}
