@@ -27,12 +27,9 @@ pytest_plugins = ["tests.unsteady"]
 
 Value = TypeVar("Value")
 
-TRY_CODES = {
-    "test_agent_dialling", "test_agent_sharing", "test_browser_sidebar", "test_cli_pair", "test_cli_share",
-    "test_cluster_magics", "test_cluster_trust", "test_cluster_trust_door", "test_cluster_trust_health",
-    "test_cluster_trust_liars", "test_refusals", "test_server_sidebar",
-}  # fmt: skip
-"""Files in which a cluster tries a class code on every peer that it finds, or in which such a try would be counted."""
+# Nobody hears those of another worker, or of another run on this network, over mDNS: the kernels and agents that tests
+# start inherit it. Before anything of the package is imported.
+os.environ["NOTEBOOK_CLUSTER_MDNS_GROUP"] = f"tests {uuid.uuid4().hex}"
 
 MARK = "NOTEBOOK_CLUSTER_TEST_MARK"
 """Environment variable with a value unique to one test: every process that the test starts inherits it."""
@@ -44,16 +41,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Several workers: a file stays on one of them, and so do all files of TRY_CODES, one after the other.
-
-    When a worker ends, the rest of its file goes to another one.
-    """
+    """Several workers: a file stays on one of them. When a worker ends, the rest of its file goes to another one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            name = PurePosixPath(nodeid.partition("::")[0]).stem
-            return "codes" if name in TRY_CODES else name
+            return PurePosixPath(nodeid.partition("::")[0]).stem
 
         def remove_node(self, node: Any) -> str | None:
             # The test with which a worker ended (a timeout does that) is not tried in the next one, nor the one after.

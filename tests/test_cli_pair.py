@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from notebook_cluster.discovery import GROUP_VARIABLE
 from notebook_cluster.security import (
     Trusted,
     TrustStore,
@@ -130,6 +131,29 @@ def test_peers_lists_typed_addresses_with_what_is_there(agents: Agents, jupyter_
     assert (listed.returncode, listed.stderr) == (0, "")
     assert any(name in line for line in listed.stdout.splitlines())
     assert any("127.0.0.1:1 " in line for line in listed.stdout.splitlines())
+
+
+def test_a_group_hears_its_own_machines_only_and_is_named(agents: Agents, name: str) -> None:
+    third = {GROUP_VARIABLE: f"room of {name}"}
+    agents(name, environment=third)
+    agents(f"{name}-outside")
+
+    def listed(**group: str) -> str:
+        """Once the machine that is to be heard is."""
+        heard = name if group else f"{name}-outside"
+
+        def said() -> str:
+            text = run_command("peers", "--seconds", "2", **group).stdout
+            return text if heard in text else ""
+
+        return wait_until(said, 60, heard)
+
+    inside, outside = listed(**third), listed()
+    assert f"{name}-outside" not in inside
+    assert {word for word in outside.split() if word.startswith(name)} == {f"{name}-outside"}
+    assert f"announced on the local network (mDNS) (group 'room of {name}' of {GROUP_VARIABLE})" in agents.output(name)
+    lonely = run_command("peers", "--seconds", "0.1", **{GROUP_VARIABLE: "nobody's"})
+    assert f'no peer was heard (group "nobody\'s" of {GROUP_VARIABLE}): run' in lonely.stdout
 
 
 def test_two_peers_of_one_name_are_both_listed_with_the_way_out(agents: Agents, jupyter_dirs: Path, name: str) -> None:

@@ -15,6 +15,15 @@ KEY = new_identity().public_key
 INSTANCE = records.instance_name("mini", KEY)
 
 
+@pytest.mark.parametrize("group", ["", "room 3", "10b", "Überall " * 40])
+def test_a_group_of_any_text_is_a_service_type_that_mdns_allows(group: str) -> None:
+    from zeroconf import service_type_name
+
+    types = records.service_types(group)
+    assert all(service_type_name(service_type) == service_type for service_type in types)
+    assert len({*types, *records.service_types(group + "!")}) == 4
+
+
 def values(**changes: str) -> dict[bytes, bytes | None]:
     made = records.properties(records.PEER, "mini", KEY, {"device": "cpu"}, 4712)
     return {name.encode(): text.encode() for name, text in (made | changes).items()}

@@ -98,6 +98,7 @@ def _listen(seconds: float) -> "list[FoundPeer]":
 async def _peers(found: "Sequence[FoundPeer]") -> list[Finding]:
     from notebook_cluster.coordinator import findings as f
     from notebook_cluster.coordinator import findings_network as network
+    from notebook_cluster.discovery import IN_GROUP
     from notebook_cluster.discovery.reaching import MAX_TARGETS, reach
 
     mine = same_user_keys("agent")
@@ -107,7 +108,7 @@ async def _peers(found: "Sequence[FoundPeer]") -> list[Finding]:
         text = f"this user shares {_HERE} as {f.listed(sorted(set(mine.values())))}"
         findings.append(f.say("sharing", "info", text, "notebook-cluster trust list   # who may use it"))
     if not found:
-        text = f"no peer was heard over mDNS within {LISTEN_S:g} s"
+        text = f"no peer was heard over mDNS within {LISTEN_S:g} s{IN_GROUP}"
         fix = "on another machine of this network: notebook-cluster share   # or add it by HOST:PORT"
         return [*findings, f.say("peers", "info", text, fix)]
     rows = [["name", "address", "device", "trusted by you", "a code is open"]]
@@ -115,7 +116,7 @@ async def _peers(found: "Sequence[FoundPeer]") -> list[Finding]:
         [p.name, p.address, p.device, "yes" if p.public_key in trusted else "no", "yes" if p.pairing_port else "no"]
         for p in found
     ]
-    findings.append(f.say("peers", "ok", f"{len(found)} heard over mDNS", table=rows))
+    findings.append(f.say("peers", "ok", f"{len(found)} heard over mDNS{IN_GROUP}", table=rows))
     findings += f.same_names((peer.name, peer.address, fingerprint(peer.public_key)) for peer in found)
     tried = found[: MAX_TARGETS // 4]
     answers = await reach({peer.instance: [(host, peer.port) for host in peer.hosts[:4]] for peer in tried})

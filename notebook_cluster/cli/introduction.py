@@ -43,8 +43,11 @@ def draw_qr(content: str) -> None:
 
 def how_to_add(ready: Ready, settings: AgentSettings, *, bold: bool) -> Iterator[str]:
     """Lines: name, address and code of this machine, and what to type where."""
+    from notebook_cluster.discovery import IN_GROUP
+
     where = f"{ready.host}:{ready.pairing_port if ready.code else ready.port}"
-    yield f"This machine is shared as {ready.name!r}, port {ready.port}, and announced on the local network (mDNS)."
+    where_heard = f"announced on the local network (mDNS){IN_GROUP}"
+    yield f"This machine is shared as {ready.name!r}, port {ready.port}, and {where_heard}."
     if settings.dial:
         yield f"It goes to the cluster at {settings.dial} by itself, and opens no code of its own."
         return

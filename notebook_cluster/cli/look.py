@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def peers(options: argparse.Namespace) -> int:
     """Listen on the network and print the peers, with the reason why one cannot be added, and the clusters."""
     from notebook_cluster.cli.picker import sorted_clusters
-    from notebook_cluster.discovery import ClusterBrowser
+    from notebook_cluster.discovery import IN_GROUP, ClusterBrowser
 
     browser = ClusterBrowser()
     browser.start()
@@ -32,7 +32,7 @@ def peers(options: argparse.Namespace) -> int:
     if found:
         _print_peers(found)
     else:
-        print("no peer was heard: run 'notebook-cluster share' on another machine of this network")
+        print(f"no peer was heard{IN_GROUP}: run 'notebook-cluster share' on another machine of this network")
     if clusters:
         _print_clusters(clusters)
     return 0

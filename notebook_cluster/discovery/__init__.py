@@ -15,10 +15,19 @@ come on that thread. Nothing that arrives is trusted: a record names a key, and 
 from notebook_cluster.discovery.addresses import local_addresses, reachable_addresses
 from notebook_cluster.discovery.advertiser import Advertiser, ClusterAdvertiser
 from notebook_cluster.discovery.browser import Browser, ClusterBrowser
-from notebook_cluster.discovery.records import CLUSTER_SERVICE_TYPE, SERVICE_TYPE, FoundCluster, FoundPeer
+from notebook_cluster.discovery.records import (
+    CLUSTER_SERVICE_TYPE,
+    GROUP_VARIABLE,
+    IN_GROUP,
+    SERVICE_TYPE,
+    FoundCluster,
+    FoundPeer,
+)
 
 __all__ = [
     "CLUSTER_SERVICE_TYPE",
+    "GROUP_VARIABLE",
+    "IN_GROUP",
     "SERVICE_TYPE",
     "Advertiser",
     "Browser",

@@ -49,8 +49,9 @@ class Browser(RecordBrowser[FoundPeer]):
             return f"no peer is called {name!r}: did you mean {similar[0]!r}?"
         others = f"found are {', '.join(found)}" if found else "no peer at all is found"
         return (
-            f"no peer called {name!r} answers ({others}): run 'notebook-cluster share --name {name}' there, on the "
-            "same network (guest Wi-Fi and firewalls often block mDNS, UDP port 5353), or add it by HOST:PORT"
+            f"no peer called {name!r} answers{records.IN_GROUP} ({others}): run 'notebook-cluster share --name {name}' "
+            "there, on the same network (guest Wi-Fi and firewalls often block mDNS, UDP port 5353), or add it by "
+            "HOST:PORT"
         )
 
 

@@ -1,6 +1,8 @@
 """What a peer or a cluster says about itself over mDNS, and the checks for what others say."""
 
+import hashlib
 import ipaddress
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -9,8 +11,23 @@ from notebook_cluster.protocol import PROTOCOL_VERSION, check_name
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.security import fingerprint, is_key
 
-SERVICE_TYPE = "_nbcluster._tcp.local."
-CLUSTER_SERVICE_TYPE = "_nbcluster-hub._tcp.local."
+GROUP_VARIABLE = "NOTEBOOK_CLUSTER_MDNS_GROUP"
+"""Environment variable: two classes on one network, each with a text of its own in it, do not see each other."""
+GROUP = os.environ.get(GROUP_VARIABLE, "").strip()
+IN_GROUP = f" (group {GROUP!r} of {GROUP_VARIABLE})" if GROUP else ""
+"""For people: whom this process hears and who hears it."""
+
+
+def service_types(group: str) -> tuple[str, str]:
+    """The DNS-SD types of peers and of clusters in ``group``, any text; empty: of those that are in none.
+
+    A type has at most 15 letters, digits and hyphens (RFC 6335, section 5.1), so it names the text by a hash.
+    """
+    name = f"nbc-{hashlib.sha256(group.encode()).hexdigest()[:6]}" if group else "nbcluster"
+    return f"_{name}._tcp.local.", f"_{name}-hub._tcp.local."
+
+
+SERVICE_TYPE, CLUSTER_SERVICE_TYPE = service_types(GROUP)
 _MAX_TEXT = 120
 _MAX_HOSTS = 16
 _MAX_TEXT_BYTES = 1000
