@@ -7,11 +7,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
+import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, list_clusters
 from notebook_cluster.protocol.state import ClusterView, NodeView
 from notebook_cluster.protocol.views import CellEnded, CellOutput, Output
-from tests.conftest import wait_until
+from tests.conftest import shared_folders, wait_until
 
 
 @contextmanager
@@ -24,6 +25,21 @@ def running_cluster(name: str = "test", **options: Any) -> Iterator[Cluster]:
         if cluster.connection.closed is None:
             cluster.stop()
         cluster.close()
+
+
+@contextmanager
+def shared_cluster(**options: Any) -> Iterator[Cluster]:
+    """One cluster for all tests of a file, which run in its folder: starting kernels takes most of a test's time.
+
+    A test that leaves other nodes behind, or restarts one (which replays the cells of the tests before), starts a
+    cluster of its own.
+    """
+    with shared_folders() as root, pytest.MonkeyPatch.context() as patch:
+        work = root / "work"
+        work.mkdir()
+        patch.chdir(work)
+        with running_cluster(**options) as cluster:
+            yield cluster
 
 
 def stop_all() -> None:

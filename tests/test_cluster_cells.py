@@ -9,14 +9,28 @@ from typing import Any
 import pytest
 
 from notebook_cluster.client import AsyncCluster, Cluster, ClusterError
-from tests.cluster import Watcher, node, run, running_cluster, text_of
+from tests.cluster import Watcher, node, run, running_cluster, shared_cluster, text_of
 from tests.conftest import Agents, wait_until
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Of all tests that leave its nodes as they were."""
+    with shared_cluster(local=2) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def cluster(work: Path) -> Iterator[Cluster]:
+def fresh(work: Path) -> Iterator[Cluster]:
     with running_cluster(local=2) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """A file for which a cell waits; there at the test's end in any case."""
+    yield tmp_path / "go"
+    (tmp_path / "go").touch()
 
 
 def test_a_cell_runs_on_every_node_with_its_rank(cluster: Cluster) -> None:
@@ -93,8 +107,8 @@ def test_stop_right_after_the_start_is_not_lost(cluster: Cluster) -> None:
     assert watcher.wait_end().status == "interrupted"
 
 
-def test_a_second_stop_kills_and_respawns_what_ignores_the_first(cluster: Cluster) -> None:
-    run(cluster, "x = 7")
+def test_a_second_stop_kills_and_respawns_what_ignores_the_first(fresh: Cluster) -> None:
+    run(fresh, "x = 7")
     stubborn = """
 import time
 print("started", flush=True)
@@ -104,14 +118,14 @@ while True:
     except KeyboardInterrupt:
         print("no", flush=True)
 """
-    watcher = Watcher(cluster.execute(stubborn, ("local-2",)))
+    watcher = Watcher(fresh.execute(stubborn, ("local-2",)))
     watcher.wait_for("started")
-    cluster.interrupt()
+    fresh.interrupt()
     watcher.wait_for("no")
-    assert cluster.interrupt(force=True) == ["local-2"]
+    assert fresh.interrupt(force=True) == ["local-2"]
     assert watcher.wait_end().status == "interrupted"
-    wait_until(lambda: node(cluster.state(), "local-2").condition == "ok", 60, "local-2 to be back")
-    assert run(cluster, "print(x)", ("local-2",)) == {"local-2": "7\n"}
+    wait_until(lambda: node(fresh.state(), "local-2").condition == "ok", 60, "local-2 to be back")
+    assert run(fresh, "print(x)", ("local-2",)) == {"local-2": "7\n"}
 
 
 def test_cells_of_two_views_queue(cluster: Cluster) -> None:
@@ -124,61 +138,62 @@ def test_cells_of_two_views_queue(cluster: Cluster) -> None:
     second.close()
 
 
-def test_output_streams_while_the_cell_runs_and_a_later_view_sees_it_all(cluster: Cluster) -> None:
+def test_output_streams_while_the_cell_runs_and_a_later_view_sees_it_all(cluster: Cluster, gate: Path) -> None:
     watcher = Watcher(
         cluster.execute(
             "import time, os\nfor i in range(3): print('line', i, flush=True)\n"
-            "while not os.path.exists('go'): time.sleep(0.01)\nprint('end')"
+            f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)\nprint('end')"
         )
     )
     watcher.wait_for("line 2", "local")
     late = Cluster.attach("test")
     again = Watcher(late.watch(watcher.stream.cell))
     again.wait_for("line 0\nline 1\nline 2", "local-2")
-    open("go", "w").close()
+    gate.touch()
     assert watcher.wait_end().status == "ok"
     assert again.wait_end().status == "ok"
     assert again.text("local") == watcher.text("local")
     late.close()
 
 
-def test_detach_frees_the_view_and_the_cell_goes_on(cluster: Cluster) -> None:
-    watcher = Watcher(cluster.execute("import time, os\nwhile not os.path.exists('go'): time.sleep(0.01)\nx = 5"))
+def test_detach_frees_the_view_and_the_cell_goes_on(cluster: Cluster, gate: Path) -> None:
+    waits = f"import time, os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\nx = 5"
+    watcher = Watcher(cluster.execute(waits))
     wait_until(lambda: cluster.state().cell.status == "running", 60, "the cell to run")
     cluster.detach()
     assert watcher.wait_end().status == "detached"
-    open("go", "w").close()
+    gate.touch()
     wait_until(lambda: cluster.state().cell.status == "ok", 60, "the cell to end")
     assert run(cluster, "print(x)")["local"] == "5\n"
 
 
-def test_a_restarted_node_replays_the_cells_silently(cluster: Cluster) -> None:
-    run(cluster, "x = 40")
-    run(cluster, "x += 2; print('loud')")
-    cluster.restart("local-2")
-    row = node(cluster.state(), "local-2")
+def test_a_restarted_node_replays_the_cells_silently(fresh: Cluster) -> None:
+    run(fresh, "x = 40")
+    run(fresh, "x += 2; print('loud')")
+    fresh.restart("local-2")
+    row = node(fresh.state(), "local-2")
     assert (row.incarnation, row.rank, row.condition) == (2, 1, "ok")
-    assert [event.level for event in cluster.state().events if event.text == "local-2: restarted"] == ["info"]
-    assert run(cluster, "print(x)") == {"local": "42\n", "local-2": "42\n"}
+    assert [event.level for event in fresh.state().events if event.text == "local-2: restarted"] == ["info"]
+    assert run(fresh, "print(x)") == {"local": "42\n", "local-2": "42\n"}
 
 
-def test_without_replay_a_restarted_node_is_empty(cluster: Cluster) -> None:
-    run(cluster, "x = 40")
-    cluster.restart("local", replay=False)
-    ended, _ = cluster.run("x", ("local",))
+def test_without_replay_a_restarted_node_is_empty(fresh: Cluster) -> None:
+    run(fresh, "x = 40")
+    fresh.restart("local", replay=False)
+    ended, _ = fresh.run("x", ("local",))
     assert ended.results["local"].error_name == "NameError"
 
 
-def test_a_node_added_later_replays_too(cluster: Cluster) -> None:
-    run(cluster, "x = 3")
-    assert cluster.add("local", 1) == ["local-3"]
-    assert run(cluster, "print(x, world_size)")["local-3"] == "3 3\n"
+def test_a_node_added_later_replays_too(fresh: Cluster) -> None:
+    run(fresh, "x = 3")
+    assert fresh.add("local", 1) == ["local-3"]
+    assert run(fresh, "print(x, world_size)")["local-3"] == "3 3\n"
 
 
-def test_a_removed_node_is_gone_and_ranks_close_up(cluster: Cluster) -> None:
-    cluster.remove("local")
-    assert [(row.name, row.rank) for row in cluster.state().nodes] == [("local-2", 0)]
-    assert run(cluster, "print(rank, world_size)") == {"local-2": "0 1\n"}
+def test_a_removed_node_is_gone_and_ranks_close_up(fresh: Cluster) -> None:
+    fresh.remove("local")
+    assert [(row.name, row.rank) for row in fresh.state().nodes] == [("local-2", 0)]
+    assert run(fresh, "print(rank, world_size)") == {"local-2": "0 1\n"}
 
 
 def test_timeout_interrupts_and_names_the_late_ones(cluster: Cluster) -> None:
@@ -262,7 +277,7 @@ def test_the_only_running_cluster_needs_no_name(cluster: Cluster) -> None:
     other.close()
 
 
-def test_the_async_client_does_the_same(cluster: Cluster) -> None:
+def test_the_async_client_does_the_same(fresh: Cluster) -> None:
     async def use() -> tuple[list[str], str, list[str]]:
         other = await AsyncCluster.attach("test")
         ended, outputs = await other.run("print(rank)")
