@@ -16,8 +16,8 @@ import zmq
 from benchmarks.fuzz_servers import ELEMENTS, JOB, NODE
 from notebook_cluster.link import frames as f
 from notebook_cluster.link.channel import PIECE_BYTES
-from notebook_cluster.link.pairing import ask
 from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.pairing.guest import ask
 from notebook_cluster.protocol import PROTOCOL_VERSION, encode, mesh, pairing, peer
 from notebook_cluster.protocol.node import MeasurePair, NodeAddress, PairMeasured, Roster
 from notebook_cluster.security import Identity, announce, new_identity, withdraw

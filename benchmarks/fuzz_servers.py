@@ -24,10 +24,10 @@ import zmq
 from notebook_cluster.agent import AgentSettings, Ready
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.codecs import WireFormat
-from notebook_cluster.link import PairingHost
 from notebook_cluster.link.pump import Pump
 from notebook_cluster.node.runtime import NodeRuntime
 from notebook_cluster.node.world import CellInfo
+from notebook_cluster.pairing import PairingHost
 from notebook_cluster.protocol import PROTOCOL_VERSION, decode, encode
 from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeHello, Roster
 from notebook_cluster.protocol.pairing import Here

@@ -13,7 +13,8 @@ from typing import Any
 
 import zmq
 
-from notebook_cluster.link import Listener, PairingHost, Session
+from notebook_cluster.link import Listener, Session
+from notebook_cluster.pairing import PairingHost
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION, encode
 from notebook_cluster.protocol.node import NodeHello, Telemetry
 from notebook_cluster.protocol.pairing import Here

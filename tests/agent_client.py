@@ -17,7 +17,8 @@ import zmq
 from notebook_cluster.agent import Agent, AgentSettings, Ready, SharingEvent
 from notebook_cluster.agent.presence import Battery, Sensors
 from notebook_cluster.agent.sleep import SleepWatch
-from notebook_cluster.link import Dialer, LinkSettings, Partner, pair
+from notebook_cluster.link import Dialer, LinkSettings
+from notebook_cluster.pairing import Partner, pair
 from notebook_cluster.protocol import Message
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import Identity, announce, new_identity, withdraw

@@ -5,7 +5,8 @@ from typing import Any, Self
 import zmq
 
 from notebook_cluster.discovery import ClusterAdvertiser
-from notebook_cluster.link import PairingHost, Partner, Reception
+from notebook_cluster.link import Reception
+from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
 from notebook_cluster.security import Gate, OpenCode, new_identity

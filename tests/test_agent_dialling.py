@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import zmq
 
-from notebook_cluster.link import Dialer, LinkSettings, PairingError, PairingHost, Partner, Reception
+from notebook_cluster.link import Dialer, LinkSettings, Reception
+from notebook_cluster.pairing import PairingError, PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.pairing import Here

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from notebook_cluster.agent import Limits
-from notebook_cluster.link import PairingError
+from notebook_cluster.pairing import PairingError
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import TrustStore, fingerprint, new_identity, trusted_coordinators
 from tests.agent_client import AgentClient, SharedAgent

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from notebook_cluster.link import pair
+from notebook_cluster.pairing import pair
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import Trusted, agent_directory, new_identity, trusted_coordinators
 from tests.agent_client import AgentClient
@@ -152,7 +152,7 @@ def test_a_class_code_and_no_code(share: Share) -> None:
 
 
 def test_pairing_and_wrong_codes_are_one_line_each_and_a_new_code_follows(share: Share) -> None:
-    from notebook_cluster.link import PairingError
+    from notebook_cluster.pairing import PairingError
 
     mini = share()
     mini.until("Logs:")

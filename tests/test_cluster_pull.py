@@ -184,7 +184,9 @@ def test_pull_waits_for_the_cell_that_runs(notebook: SharedNotebook, cluster: Cl
 
 def tickets(notebook: SharedNotebook) -> int:
     """Values that mini keeps for who pulls them."""
-    shown = notebook.works("%%on mini\nfrom notebook_cluster.node.shelf import SHELF\nprint(len(SHELF._tickets))")
+    shown = notebook.works(
+        "%%on mini\nfrom notebook_cluster.values.transfer_store import SHELF\nprint(len(SHELF._tickets))"
+    )
     return int(shown.split()[-1])
 
 
@@ -264,8 +266,7 @@ def test_push_refuses_in_one_line(notebook: SharedNotebook, line: str, words: st
 
 def test_a_node_without_the_library_says_what_to_install(notebook: SharedNotebook) -> None:
     notebook.works(
-        "%%on mini\nimport sys\nsys.modules['pandas'] = None\n"
-        "sys.modules.pop('notebook_cluster.node.values_pandas', None)"
+        "%%on mini\nimport sys\nsys.modules['pandas'] = None\nsys.modules.pop('notebook_cluster.values.frames', None)"
     )
     notebook.works("few = pd.DataFrame({'a': [1]})")
     cell = notebook.kernel.run("%push few")

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from notebook_cluster.coordinator import findings as f
-from notebook_cluster.coordinator import findings_network as network
-from notebook_cluster.coordinator import findings_versions as versions
-from notebook_cluster.coordinator.findings import Examined
+from notebook_cluster.doctor import findings as f
+from notebook_cluster.doctor import network, versions
+from notebook_cluster.doctor.findings import Examined
 from notebook_cluster.protocol.node import PairMeasured
 from notebook_cluster.protocol.peer import Diagnosis
 from notebook_cluster.protocol.state import JobView, PeerView

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from notebook_cluster.client import ClusterError, Packed, pack, small_source, take_source
-from notebook_cluster.node.shelf import SHELF, PushFailed
 from notebook_cluster.protocol.transfers import CHUNK_BYTES, ForgetTicket, PartWritten, ReadPart, ValuePart, WritePart
+from notebook_cluster.values.transfer_store import SHELF, PushFailed
 
 
 def run(source):
@@ -128,7 +128,7 @@ def test_the_shelf_forgets_the_oldest_and_what_nobody_asks_for(monkeypatch):
     assert SHELF.pick_up("t39") == b"x"
     with pytest.raises(PushFailed):
         SHELF.pick_up("t0")
-    monkeypatch.setattr("notebook_cluster.node.shelf.KEPT_SECONDS", -1.0)
+    monkeypatch.setattr("notebook_cluster.values.transfer_store.KEPT_SECONDS", -1.0)
     SHELF.tick()
     with pytest.raises(PushFailed):
         SHELF.pick_up("t38")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from notebook_cluster import security
-from notebook_cluster.link import PairingError, PairingHost, ask
+from notebook_cluster.pairing import PairingError, PairingHost, ask
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from tests.in_loop import in_loop, until
 from tests.pairing_guests import CODE, WRONG, Host, hosting

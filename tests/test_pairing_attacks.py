@@ -11,7 +11,10 @@ import pytest
 import zmq
 
 from notebook_cluster import security
-from notebook_cluster.link import PairingError, Pump, pairing_host, visitors
+from notebook_cluster.link import Pump
+from notebook_cluster.pairing import PairingError
+from notebook_cluster.pairing import host as pairing_host
+from notebook_cluster.pairing import pairing_clients as visitors
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, decode, encode
 from notebook_cluster.protocol.pairing import Accepted, Begin, Challenge, Denied, FromGuest, Here, Prove, Who
 from notebook_cluster.security.pairing import PAIRING_IDENTITY

@@ -19,9 +19,9 @@ import zmq
 
 from notebook_cluster.coordinator.viewserver import ViewServer
 from notebook_cluster.link import Listener
-from notebook_cluster.link.pairing import PairingError, PairingHost, pair
 from notebook_cluster.link.reception import Reception
 from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.pairing.guest import PairingError, PairingHost, pair
 from notebook_cluster.protocol import PROTOCOL_VERSION, decode, encode
 from notebook_cluster.protocol.node import NodeAddress, Roster
 from notebook_cluster.protocol.pairing import Begin, Challenge, FromHost, Here, Prove
@@ -122,7 +122,7 @@ MakeServer = Callable[["zmq.Context[zmq.Socket[bytes]]", Identity], AbstractAsyn
 NO_HANDLER = "HANDSHAKE_FAILED_NO_DETAIL"
 SERVERS: dict[str, list[MakeServer]] = {
     "link/door.py": [listener, reception],
-    "link/pairing_port.py": [pairing_host],
+    "pairing/port.py": [pairing_host],
     "mesh/listening.py": [mesh],
     "coordinator/viewserver.py": [view_server],
 }

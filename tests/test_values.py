@@ -15,8 +15,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notebook_cluster.node import values as values_module
-from notebook_cluster.node.values import decode_value, describe, encode_value
+from notebook_cluster.values import encoding as values_module
+from notebook_cluster.values.encoding import decode_value, describe, encode_value
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -265,7 +265,7 @@ def test_a_value_over_the_limit_is_refused_before_it_is_copied(monkeypatch):
 
 
 def test_plain_data_over_its_limit_is_refused(monkeypatch):
-    monkeypatch.setattr("notebook_cluster.node.values_plain.MOST_BYTES", 100)
+    monkeypatch.setattr("notebook_cluster.values.plain.MOST_BYTES", 100)
     with pytest.raises(ValueError, match="make it a numpy array"):
         encode_value(list(range(1000)))
 
@@ -392,7 +392,7 @@ def test_values_are_described_in_a_few_words(value, text):
 
 def test_no_library_is_imported_before_a_value_of_its_kind_is_there():
     code = (
-        "import sys; from notebook_cluster.node.values import decode_value, encode_value; "
+        "import sys; from notebook_cluster.values.encoding import decode_value, encode_value; "
         "decode_value(*encode_value({'a': [1, (2,)]})); "
         "print([name for name in ('numpy', 'torch', 'pandas', 'mlx') if name in sys.modules])"
     )

@@ -1,6 +1,6 @@
 """The long-lived process on a peer: starts and supervises kernels, relays their messages, watches the devices.
 
-May import: ``checkpoints``, ``link``, ``discovery``, ``security``, ``protocol``. Called by: ``cli``
+May import: ``checkpoints``, ``pairing``, ``link``, ``discovery``, ``security``, ``protocol``. Called by: ``cli``
 (``notebook-cluster share``); a coordinator starts its private agent as ``python -m notebook_cluster.agent --private``.
 Never imports torch.
 

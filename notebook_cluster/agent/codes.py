@@ -7,7 +7,7 @@ import zmq
 
 from notebook_cluster.agent.events import EventKind, SharingEvent, Tell
 from notebook_cluster.agent.settings import AgentSettings
-from notebook_cluster.link import PairingHost, Partner
+from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.protocol.pairing import Here
 from notebook_cluster.security import Gate, OpenCode, Trusted, TrustStore, new_code
 

@@ -5,8 +5,9 @@ import time
 import zmq
 
 from notebook_cluster.agent.events import SharingEvent, Tell
-from notebook_cluster.link import DialOut, Listener, PairingError, ask, pair
+from notebook_cluster.link import DialOut, Listener
 from notebook_cluster.link.tcp import host_port
+from notebook_cluster.pairing import PairingError, ask, pair
 from notebook_cluster.security import Trusted, TrustStore, owner
 
 

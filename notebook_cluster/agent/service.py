@@ -22,7 +22,8 @@ from notebook_cluster.agent.settings import AgentSettings, Ready, lock_data_fold
 from notebook_cluster.agent.sharing import Sharing
 from notebook_cluster.agent.sleep import SleepWatch
 from notebook_cluster.agent.watchdog import Watchdog
-from notebook_cluster.link import LinkSettings, Listener, PairingError
+from notebook_cluster.link import LinkSettings, Listener
+from notebook_cluster.pairing import PairingError
 from notebook_cluster.security import (
     Gate,
     Identity,

@@ -1,8 +1,7 @@
 """The command ``notebook-cluster``: share this machine, see what is there, steer a cluster from a terminal.
 
-May import: ``client``, ``agent``, ``coordinator`` (which peers there are), ``discovery``, ``link`` (pairing),
-``security``, ``protocol``, ``widgets`` (the plain-text renderer). Called by: people, and by anything that can start a
-command (ssh, systemd, srun).
+May import: ``client``, ``agent``, ``doctor``, ``peering``, ``pairing``, ``discovery``, ``security``, ``protocol``,
+``widgets`` (the plain-text renderer). Called by: people, and by anything that can start a command (ssh, systemd, srun).
 
 - :mod:`.arguments`: what may be typed; :mod:`.parser`: what is said of the rest; :mod:`.values`: how each value is
   read; :mod:`.secret_code`: where a code comes from

@@ -44,7 +44,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _clusters(running: Sequence[str]) -> list[Finding]:
-    from notebook_cluster.coordinator.findings import listed, say
+    from notebook_cluster.doctor.findings import listed, say
 
     if not running:
         text = "no cluster runs on this machine: looked at is the machine itself, and what it hears"
@@ -56,9 +56,9 @@ def _clusters(running: Sequence[str]) -> list[Finding]:
 async def _machine(packages: Sequence[str]) -> list[Finding]:
     """This machine, and the peers that it hears."""
     from notebook_cluster.agent.diagnosis import diagnose
-    from notebook_cluster.coordinator import findings as f
-    from notebook_cluster.coordinator.findings_versions import ALWAYS
     from notebook_cluster.discovery.addresses import networks
+    from notebook_cluster.doctor import findings as f
+    from notebook_cluster.doctor.versions import ALWAYS
     from notebook_cluster.protocol.peer import Diagnose
 
     wanted = list(dict.fromkeys((*ALWAYS, *packages)))
@@ -96,10 +96,10 @@ def _listen(seconds: float) -> "list[FoundPeer]":
 
 
 async def _peers(found: "Sequence[FoundPeer]") -> list[Finding]:
-    from notebook_cluster.coordinator import findings as f
-    from notebook_cluster.coordinator import findings_network as network
     from notebook_cluster.discovery import IN_GROUP
     from notebook_cluster.discovery.reaching import MAX_TARGETS, reach
+    from notebook_cluster.doctor import findings as f
+    from notebook_cluster.doctor import network
 
     mine = same_user_keys("agent")
     trusted = {entry.key for entry in trusted_peers().entries()} | set(mine)
@@ -126,7 +126,7 @@ async def _peers(found: "Sequence[FoundPeer]") -> list[Finding]:
 
 def _files() -> list[Finding]:
     """Private files that others can read: keys, and the lists of who is trusted."""
-    from notebook_cluster.coordinator.findings import say
+    from notebook_cluster.doctor.findings import say
 
     folders = [data_directory(), *(path for path in (data_directory() / "agents").glob("*") if path.is_dir())]
     private = [path for folder in folders for path in sorted(folder.glob("*.json"))]

@@ -8,12 +8,12 @@ import zmq
 
 from notebook_cluster.cli.secret_code import ASK, read_code
 from notebook_cluster.cli.values import default_name
-from notebook_cluster.coordinator.candidates import Candidate
-from notebook_cluster.coordinator.finding import Finding
-from notebook_cluster.coordinator.trusting import Trust
-from notebook_cluster.coordinator.viewserver import RequestError
-from notebook_cluster.link import PairingError, Partner, first_that_answers
-from notebook_cluster.link import pair as pair_as_guest
+from notebook_cluster.pairing import PairingError, Partner, first_that_answers
+from notebook_cluster.pairing import pair as pair_as_guest
+from notebook_cluster.peering.candidates import Candidate
+from notebook_cluster.peering.finding import Finding
+from notebook_cluster.peering.trusting import Trust
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import Trusted, data_directory, fingerprint, load_identity, owner
 
 

@@ -129,7 +129,7 @@ class Terminal:
                 _say(f"cluster on this network: {title(cluster)}: type {number} to join it")
 
     async def _join(self, agent: Agent, cluster: "FoundCluster", code: str) -> None:
-        from notebook_cluster.link import PairingError, first_that_answers
+        from notebook_cluster.pairing import PairingError, first_that_answers
 
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:

@@ -1,6 +1,6 @@
 """The Python API of a view: start, attach to and steer a cluster.
 
-May import: coordinator (to know how it is started), node (the codec of values), discovery, security, protocol.
+May import: coordinator (what a run left on disk), values, peering, discovery, security, protocol.
 Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``AsyncCluster`` is the same with ``await``.
 """
 

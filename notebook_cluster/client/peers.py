@@ -57,9 +57,9 @@ class PeerWatch:
     def __init__(self) -> None:
         import zmq
 
-        from notebook_cluster.coordinator.finding import Finding
-        from notebook_cluster.coordinator.settings import known_peers
-        from notebook_cluster.coordinator.trusting import Trust
+        from notebook_cluster.peering.candidates import known_peers
+        from notebook_cluster.peering.finding import Finding
+        from notebook_cluster.peering.trusting import Trust
 
         self._trust = Trust()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -76,7 +76,7 @@ class PeerWatch:
 
     def views(self) -> list[PeerView]:
         """Every peer that is known of; reads the files of trusted keys, so call it beside the loop."""
-        from notebook_cluster.coordinator.candidates import found_view
+        from notebook_cluster.peering.candidates import found_view
 
         trusted = self._trust.keys()
         found = [found_view(candidate, self._trust, trusted) for candidate in self._finding.candidates()]

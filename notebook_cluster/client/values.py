@@ -1,7 +1,8 @@
 """Values to and from nodes, for :meth:`.cluster.Cluster.push` and ``pull`` and for the magics.
 
-A cell on the nodes lays values out or takes them (:mod:`notebook_cluster.node.shelf`); their bytes travel beside it in
-small pieces. Small pushed values travel inside their cell instead, so that nodes that join later get them too.
+A cell on the nodes lays values out or takes them (:mod:`notebook_cluster.values.transfer_store`); their bytes
+travel beside it in small pieces. Small pushed values travel inside their cell instead, so that nodes that join later
+get them too.
 """
 
 import base64
@@ -18,17 +19,17 @@ import psutil
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.pacing import Progress, paced
 from notebook_cluster.client.stream import wait
-from notebook_cluster.node.shelf import split
-from notebook_cluster.node.values import decode_value, encode_value
-from notebook_cluster.node.values_arrays import Buffer
 from notebook_cluster.protocol import transfers as t
+from notebook_cluster.values.arrays import Buffer
+from notebook_cluster.values.encoding import decode_value, encode_value
+from notebook_cluster.values.transfer_store import split
 
 if TYPE_CHECKING:
     from notebook_cluster.client.cluster import Cluster
 
 MOST_REPLAYED = 512 * 1024
 """Bytes of a pushed value that is kept in the cluster's cell log, for nodes that restart or join later."""
-_SHELF = '__import__("notebook_cluster.node.shelf", fromlist=["shelf"])'
+_SHELF = '__import__("notebook_cluster.values.transfer_store", fromlist=["shelf"])'
 _MOST_META = 8 * 1024 * 1024
 _DIGEST_BYTES = 16
 

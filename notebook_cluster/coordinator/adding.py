@@ -4,12 +4,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator.candidates import Candidate
 from notebook_cluster.coordinator.pairing import NotReached
 from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.state import Node
-from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.peering.candidates import Candidate
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import read_code
 
 if TYPE_CHECKING:

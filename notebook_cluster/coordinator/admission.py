@@ -3,11 +3,11 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator.candidates import Candidate, how_to_pair
 from notebook_cluster.coordinator.peers import LOCAL
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.discovery.reaching import reach
+from notebook_cluster.peering.candidates import Candidate, how_to_pair
 from notebook_cluster.protocol.version import mismatch
+from notebook_cluster.protocol.views import RequestError
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

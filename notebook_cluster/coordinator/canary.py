@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.state import Cell
-from notebook_cluster.coordinator.viewserver import RequestError
-from notebook_cluster.protocol.views import Execute
+from notebook_cluster.protocol.views import Execute, RequestError
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

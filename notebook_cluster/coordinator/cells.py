@@ -13,10 +13,10 @@ from notebook_cluster.coordinator.notices import Notices, what_happened
 from notebook_cluster.coordinator.runs import Runs
 from notebook_cluster.coordinator.starting import Starting
 from notebook_cluster.coordinator.state import Cell
-from notebook_cluster.coordinator.viewserver import RequestError, View
+from notebook_cluster.coordinator.viewserver import View
 from notebook_cluster.protocol.node import CellDone
 from notebook_cluster.protocol.state import CellView
-from notebook_cluster.protocol.views import CellChanged, CellEnded, Execute, NodeResult
+from notebook_cluster.protocol.views import CellChanged, CellEnded, Execute, NodeResult, RequestError
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.discovery import ClusterAdvertiser, reachable_addresses
-from notebook_cluster.link import PairingHost, Partner, Reception
+from notebook_cluster.link import Reception
+from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
-from notebook_cluster.protocol.views import Invitation, Invite
+from notebook_cluster.protocol.views import Invitation, Invite, RequestError
 from notebook_cluster.security import Gate, Identity, OpenCode, Trusted, new_code, owner, read_code
 
 if TYPE_CHECKING:

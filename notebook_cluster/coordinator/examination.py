@@ -1,7 +1,7 @@
 """The doctor: asks every connected agent about its machine, measures the ways between them, and says what is wrong.
 
-What it asks is in :mod:`.questions`; what it says is made in :mod:`.findings`, :mod:`.findings_network` and
-:mod:`.findings_versions`. A peer that does not answer is named, and the others are examined all the same.
+What it asks is in :mod:`.questions`; what it says is made in :mod:`notebook_cluster.doctor`. A peer that does not
+answer is named, and the others are examined all the same.
 """
 
 import asyncio
@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from notebook_cluster.coordinator import findings as f
-from notebook_cluster.coordinator import findings_network as network
-from notebook_cluster.coordinator import findings_versions as versions
-from notebook_cluster.coordinator.findings import Examined
 from notebook_cluster.coordinator.peer_link import PeerLink
 from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.coordinator.questions import ANSWER_S, Questions
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.discovery.addresses import networks
 from notebook_cluster.discovery.reaching import MAX_TARGETS, NO, reach
+from notebook_cluster.doctor import findings as f
+from notebook_cluster.doctor import network, versions
+from notebook_cluster.doctor.findings import Examined
 from notebook_cluster.protocol.names import distribution_name, is_distribution
 from notebook_cluster.protocol.peer import Diagnosis
 from notebook_cluster.protocol.state import PeerView
-from notebook_cluster.protocol.views import Finding
+from notebook_cluster.protocol.views import Finding, RequestError
 from notebook_cluster.security import fingerprint
 
 if TYPE_CHECKING:

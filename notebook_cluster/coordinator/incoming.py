@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.peer_link import PeerLink, duration
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.transfers import FilesAnswer
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
 
 if TYPE_CHECKING:

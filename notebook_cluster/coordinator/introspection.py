@@ -11,7 +11,6 @@ import msgspec
 
 from notebook_cluster.coordinator import jupyter
 from notebook_cluster.coordinator.state import Node
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol.introspection import (
     MOST_INSPECTION,
     MOST_SUGGESTIONS,
@@ -22,6 +21,7 @@ from notebook_cluster.protocol.introspection import (
     Suggestion,
 )
 from notebook_cluster.protocol.peer import ToKernel
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security.sanitise import safe_name, safe_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.protocol.views import RequestError
 
 
 class PrivateAgent(msgspec.Struct):

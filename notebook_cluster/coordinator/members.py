@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Literal
 
 from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.state import Node, roster
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.link import Drops
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p
@@ -26,6 +25,7 @@ from notebook_cluster.protocol.node import (
     Unreachable,
 )
 from notebook_cluster.protocol.transfers import PartWritten, ValuePart
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message, ProtocolError
 from notebook_cluster.security import is_key
 

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator.candidates import FoundBy, found_view
-from notebook_cluster.coordinator.finding import Finding
 from notebook_cluster.coordinator.local_agent import start_private_agent
 from notebook_cluster.coordinator.peer_link import PeerLink
-from notebook_cluster.coordinator.settings import known_peers
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.link import Dialer
+from notebook_cluster.peering.candidates import FoundBy, found_view, known_peers
+from notebook_cluster.peering.finding import Finding
 from notebook_cluster.protocol.peer import AskInventory, Release
 from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import Identity, fingerprint
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.coordinator.findings import offset
-from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.doctor.findings import offset
 from notebook_cluster.protocol.node import PairMeasured
 from notebook_cluster.protocol.peer import Diagnose, Diagnosis
+from notebook_cluster.protocol.views import RequestError
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from notebook_cluster.coordinator.state import Node
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol.node import (
     MeasurePair,
     PairMeasured,
@@ -24,6 +23,7 @@ from notebook_cluster.protocol.node import (
     Unreachable,
     UseRelay,
 )
+from notebook_cluster.protocol.views import RequestError
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

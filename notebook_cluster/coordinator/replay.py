@@ -9,7 +9,7 @@ from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator import left_out
 from notebook_cluster.coordinator.runs import Run
 from notebook_cluster.coordinator.state import Cell
-from notebook_cluster.coordinator.viewserver import RequestError
+from notebook_cluster.protocol.views import RequestError
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.coordinator.viewserver import RequestError, View
+from notebook_cluster.coordinator.viewserver import View
 from notebook_cluster.protocol import comms as c
 from notebook_cluster.protocol import introspection as i
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.asking import AnswerInput
 from notebook_cluster.protocol.history import GetHistory
+from notebook_cluster.protocol.views import RequestError
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

@@ -12,10 +12,10 @@ from notebook_cluster.coordinator import jobs, rounds
 from notebook_cluster.coordinator.history import History
 from notebook_cluster.coordinator.jobs_missing import Gathering, gatherings
 from notebook_cluster.coordinator.peers import LOCAL
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import Applied, Arrived, Refused, RegisterRefused, Saved
 from notebook_cluster.protocol.state import JobView, NodeView
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
 
 if TYPE_CHECKING:

@@ -46,13 +46,14 @@ from notebook_cluster.coordinator.single import Progress
 from notebook_cluster.coordinator.state import State, apply
 from notebook_cluster.coordinator.streaming import Streaming
 from notebook_cluster.coordinator.transfers import Transfers
-from notebook_cluster.coordinator.trusting import Trust
 from notebook_cluster.coordinator.variables import VariableTable
-from notebook_cluster.coordinator.viewserver import RequestError, View, ViewServer
+from notebook_cluster.coordinator.viewserver import View, ViewServer
+from notebook_cluster.peering.trusting import Trust
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.state import ClusterView, EventView
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import Identity, announce, data_directory, load_identity, withdraw, write_private
 
 log = logging.getLogger(__name__)

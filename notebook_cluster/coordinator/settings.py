@@ -23,11 +23,6 @@ class Settings(msgspec.Struct):
     """File descriptor for lines about how far the start is; -1 for none."""
 
 
-def known_peers(text: str) -> tuple[str, ...]:
-    """The entries of :attr:`Settings.known`, each once."""
-    return tuple(dict.fromkeys(entry.strip() for entry in text.split(",") if entry.strip()))
-
-
 def check_settings(settings: Settings) -> None:
     """Raise ValueError that names the setting."""
     for name in ("lease", "agent_lease"):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from notebook_cluster.coordinator.state import Node
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.protocol.introspection import (
     MOST_VARIABLES,
     FetchVariables,
@@ -19,6 +18,7 @@ from notebook_cluster.protocol.introspection import (
     Variable,
     Variables,
 )
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security.sanitise import safe_name
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import zmq
 from notebook_cluster.coordinator.flow import Flow
 from notebook_cluster.link import Pump
 from notebook_cluster.protocol import decode, encode
-from notebook_cluster.protocol.views import AnyEvent, Attach, Leave, Reply, Request
+from notebook_cluster.protocol.views import AnyEvent, Attach, Leave, Reply, Request, RequestError
 from notebook_cluster.protocol.wire import ProtocolError
 from notebook_cluster.security import Gate, Identity, serve
 
@@ -48,10 +48,6 @@ class View:
         self.flows.pop(cell, None)
         if background:
             self.background.add(cell)
-
-
-class RequestError(Exception):
-    """A request that cannot be done; the text is one line for people."""
 
 
 class ViewServer:

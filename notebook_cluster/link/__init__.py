@@ -1,7 +1,7 @@
 """The encrypted, resumable message channel between a coordinator and an agent.
 
-May import: ``security``, ``protocol``. Called by: ``agent`` (Listener), ``coordinator`` (Dialer, Reception); both, and
-``client``, use :class:`Pump` for their other sockets.
+May import: ``security``, ``protocol``. Called by: ``agent`` (Listener), ``coordinator`` (Dialer, Reception); both,
+``pairing`` and ``client`` use :class:`Pump` for their other sockets.
 
 A :class:`Dialer` (DEALER) connects to a :class:`Listener` (ROUTER), which has one :class:`Session` per cluster. Where
 nobody can connect to the agent, its Listener connects (:class:`DialOut`) to a :class:`Reception` of the coordinator,
@@ -16,7 +16,6 @@ Messages are numbered, acknowledged once processed, and kept until then, so that
 - :mod:`.listener`, :mod:`.session`: the side that is connected to
 - :mod:`.link_end`, :mod:`.drops`: what they share; :mod:`.tcp`, :mod:`.backlog`: the connections below
 - :mod:`.door`: a ROUTER that only lets known keys in
-- :mod:`.pairing`, :mod:`.pairing_host`, :mod:`.pairing_port`, :mod:`.visitors`: machines get to trust each other
 - :mod:`.reception`, :mod:`.dial_out`: the same link over a connection that the agent makes
 """
 
@@ -24,7 +23,6 @@ from notebook_cluster.link.dial_out import DialOut
 from notebook_cluster.link.dialer import Dialer
 from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.listener import Listener
-from notebook_cluster.link.pairing import PairingError, PairingHost, Partner, ask, first_that_answers, pair
 from notebook_cluster.link.pump import Pump
 from notebook_cluster.link.reception import Reception
 from notebook_cluster.link.session import Session
@@ -37,13 +35,7 @@ __all__ = [
     "Drops",
     "LinkSettings",
     "Listener",
-    "PairingError",
-    "PairingHost",
-    "Partner",
     "Pump",
     "Reception",
     "Session",
-    "ask",
-    "first_that_answers",
-    "pair",
 ]

@@ -1,6 +1,7 @@
 """IPython magics: parse what was typed, ask the client, show what the nodes put out.
 
-May import: ``client``, ``widgets``, ``protocol``. Called by: IPython, through ``%load_ext notebook_cluster``.
+May import: ``client``, ``values``, ``widgets``, ``protocol``. Called by: IPython, through
+``%load_ext notebook_cluster``.
 
 - :mod:`.grammar`: what may be typed; :mod:`.parsing`, :mod:`.targets`, :mod:`.naming`, :mod:`.completion`: pure
   functions on what was.

@@ -103,7 +103,7 @@ def _nothing(name: str, answers: "Mapping[str, Pulled]") -> Exception:
 
 
 def _said(name: str, into: str, values: Mapping[str, Any], alone: bool, before: object) -> str:
-    from notebook_cluster.node.values import describe
+    from notebook_cluster.values.encoding import describe
 
     kinds: dict[str, list[str]] = {}
     for node, value in values.items():

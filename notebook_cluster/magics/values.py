@@ -1,5 +1,5 @@
 """The last values of a cell: what ``-o VAR`` holds, and the results of a handle. Bytes become values by
-:func:`notebook_cluster.node.values.decode_value`; nothing is unpickled."""
+:func:`notebook_cluster.values.encoding.decode_value`; nothing is unpickled."""
 
 import base64
 import binascii
@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.node.values import decode_value
 from notebook_cluster.protocol.collecting import MOST_PACKED_BYTES, NodeValue
+from notebook_cluster.values.encoding import decode_value
 from notebook_cluster.widgets.formatting import plain
 
 

@@ -12,14 +12,14 @@ other nodes), puts ``nc``, ``rank``, ``world_size`` and ``device`` into the name
 - :mod:`.world`: rank, world size and environment variables out of the roster
 - :mod:`.telemetry`, :mod:`.interrupts`: what panels show of a node; moments that a Stop must not cut
 - :mod:`.looking`, :mod:`.variables`: how people see what is in a node's namespace
-- :mod:`.values`: what travels to and from the notebook, as bytes; :mod:`.shelf`: where it lies meanwhile
 - :mod:`.progress_bars`, :mod:`.progress_widgets`: tqdm's bars for notebooks
 - :mod:`.pip`: ``%pip`` for this kernel's environment
 - :mod:`.api`, :mod:`.shard`: ``nc.rank()``, ``nc.all_reduce(x)``, ``nc.shard(data)`` ...
 - :mod:`.shard_source`, :mod:`.shard_ledger`, :mod:`.shares`: kinds of data; who took what of it, agreed on by all nodes
 
-May import: ``training``, ``checkpoints``, ``collectives``, ``codecs``, ``mesh``, ``security``, ``protocol``. Called by:
-IPython (as an extension) and :mod:`notebook_cluster` (the ``nc`` names). Importing it imports neither numpy nor torch.
+May import: ``training``, ``checkpoints``, ``values``, ``collectives``, ``codecs``, ``mesh``, ``security``,
+``protocol``. Called by: IPython (as an extension) and :mod:`notebook_cluster` (the ``nc`` names). Importing it imports
+neither numpy nor torch.
 """
 
 import sys

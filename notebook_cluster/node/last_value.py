@@ -10,8 +10,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from notebook_cluster.node.values import describe, encode_value, library_of, pandas_bytes
 from notebook_cluster.protocol.collecting import MOST_PACKED_BYTES, MOST_VALUE_BYTES, VALUE_KEY, VALUE_MIME
+from notebook_cluster.values.encoding import describe, encode_value, library_of, pandas_bytes
 
 _MOST_COUNTED = 100_000
 """Parts of a value that are looked at before its bytes are made."""

@@ -24,7 +24,6 @@ from notebook_cluster.node.jobs import Jobs
 from notebook_cluster.node.output_gate import OutputGate
 from notebook_cluster.node.rosters import Rosters
 from notebook_cluster.node.shares import Shares
-from notebook_cluster.node.shelf import SHELF
 from notebook_cluster.node.telemetry import TelemetryKeeper
 from notebook_cluster.protocol.introspection import FetchVariables
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
@@ -52,6 +51,7 @@ from notebook_cluster.protocol.shards import SHARD_JOB
 from notebook_cluster.protocol.transfers import ForgetTicket, ReadPart, WritePart
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.training.runtime import JobHandler, Payload
+from notebook_cluster.values.transfer_store import SHELF
 
 _log = logging.getLogger(__name__)
 

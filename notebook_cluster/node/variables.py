@@ -13,9 +13,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from notebook_cluster.node.content_hash import MOST_HASHED, ContentHash, PlainWalk, content_hash, feed_array
-from notebook_cluster.node.values import ARRAY_WORDS, dtype_name, library_of, pandas_bytes
 from notebook_cluster.protocol.introspection import MOST_VARIABLES, Variable
+from notebook_cluster.values.content_hash import MOST_HASHED, ContentHash, PlainWalk, content_hash, feed_array
+from notebook_cluster.values.encoding import ARRAY_WORDS, dtype_name, library_of, pandas_bytes
 
 _MOST_VALUE = 40
 """Characters of a value that is shown whole."""

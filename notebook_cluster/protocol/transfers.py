@@ -67,7 +67,7 @@ class ValuePart(Message, frozen=True):
     request: int
     data: bytes = b""
     meta: bytes = b""
-    """JSON, see :mod:`notebook_cluster.node.values`."""
+    """JSON, see :mod:`notebook_cluster.values.encoding`."""
     sizes: list[int] = []
     """Bytes of each of the value's buffers, which follow each other."""
     digest: bytes = b""

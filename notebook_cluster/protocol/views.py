@@ -17,6 +17,10 @@ from notebook_cluster.protocol.transfers import AnyTransfer
 from notebook_cluster.protocol.wire import Message
 
 
+class RequestError(Exception):
+    """A request that cannot be done; the text is one line for people, and the ``error`` of its :class:`Reply`."""
+
+
 class ConnectionFile(Message, frozen=True):
     """``<jupyter runtime>/notebook_cluster/<cluster>/connection.json``, mode 0600."""
 

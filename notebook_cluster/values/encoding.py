@@ -1,7 +1,7 @@
 """Values that go from notebook to nodes and back: a small description and raw bytes. Never a pickle.
 
-Plain data (:mod:`.values_plain`), numpy arrays, torch tensors and MLX arrays (:mod:`.values_arrays`), pandas frames,
-series and indexes (:mod:`.values_pandas`), and lists, tuples and dicts of all these. No library is imported before a
+Plain data (:mod:`.plain`), numpy arrays, torch tensors and MLX arrays (:mod:`.arrays`), pandas frames,
+series and indexes (:mod:`.frames`), and lists, tuples and dicts of all these. No library is imported before a
 value of its kind is there.
 
 A description is JSON. What comes from another process is checked before anything is made of it: kinds and dtypes
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from notebook_cluster.node.values_arrays import Buffer, pack_array, unpack_array
-from notebook_cluster.node.values_plain import pack_plain, unpack_plain
 from notebook_cluster.protocol.transfers import MOST_VALUE_BYTES
+from notebook_cluster.values.arrays import Buffer, pack_array, unpack_array
+from notebook_cluster.values.plain import pack_plain, unpack_plain
 
 _ARRAYS = ("numpy", "scalar", "torch", "mlx")
 _FRAMES = ("dataframe", "series", "index")
@@ -123,7 +123,7 @@ def _encode(value: object, buffers: list[Buffer], budget: _Budget) -> dict[str, 
     if library:
         budget.spend(value, library)
     if library == "pandas":
-        from notebook_cluster.node.values_pandas import pack_frame
+        from notebook_cluster.values.frames import pack_frame
 
         return pack_frame(value, buffers)
     if library:
@@ -149,7 +149,7 @@ def _decode(meta: dict[str, Any], rest: "_Rest") -> Any:
     if kind in _ARRAYS:
         return unpack_array(meta, rest.take())
     if kind in _FRAMES:
-        from notebook_cluster.node.values_pandas import unpack_frame
+        from notebook_cluster.values.frames import unpack_frame
 
         return unpack_frame(meta, rest.take)
     if kind != "plain":

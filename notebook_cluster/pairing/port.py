@@ -11,7 +11,7 @@ import zmq
 from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.pump import Pump, plain_context
 from notebook_cluster.link.tcp import port_error
-from notebook_cluster.link.visitors import Visitors
+from notebook_cluster.pairing.pairing_clients import Visitors
 from notebook_cluster.protocol.pairing import MAX_PAIRING_BYTES
 from notebook_cluster.security import Gate, serve
 from notebook_cluster.security.pairing import PAIRING_IDENTITY

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 import zmq
 
 from notebook_cluster.link.connection import Connection
-from notebook_cluster.link.pairing_host import PairingHost, Partner
 from notebook_cluster.link.pump import plain_context
 from notebook_cluster.link.tcp import host_port, read_host_port
+from notebook_cluster.pairing.host import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.pairing import (

@@ -11,8 +11,8 @@ from typing import Any
 import numpy
 import pandas  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from notebook_cluster.node.values_arrays import Buffer, pack_array, unpack_array
-from notebook_cluster.node.values_plain import pack_plain, unpack_plain
+from notebook_cluster.values.arrays import Buffer, pack_array, unpack_array
+from notebook_cluster.values.plain import pack_plain, unpack_plain
 
 _MASKED = {
     **{f"{kind}{bits}": f"{kind}{bits}".lower() for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)},

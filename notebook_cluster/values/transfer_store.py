@@ -19,8 +19,6 @@ from typing import Any
 import msgspec
 import psutil
 
-from notebook_cluster.node.values import decode_value, encode_value
-from notebook_cluster.node.values_arrays import Buffer
 from notebook_cluster.protocol.transfers import (
     CHUNK_BYTES,
     MOST_VALUE_BYTES,
@@ -31,6 +29,8 @@ from notebook_cluster.protocol.transfers import (
     WritePart,
 )
 from notebook_cluster.protocol.wire import Message
+from notebook_cluster.values.arrays import Buffer
+from notebook_cluster.values.encoding import decode_value, encode_value
 
 KEPT_SECONDS = 600.0
 """After the last word about a ticket: whoever asked is gone."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from notebook_cluster.coordinator.candidates import Candidate, answered, collect, heard, split_address
-from notebook_cluster.coordinator.trusting import Trust
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.discovery import Browser, FoundPeer, local_addresses
-from notebook_cluster.link import PairingError, ask
+from notebook_cluster.pairing import PairingError, ask
+from notebook_cluster.peering.candidates import Candidate, answered, collect, heard, split_address
+from notebook_cluster.peering.trusting import Trust
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import fingerprint
 
 BROWSE_AT_LEAST = 1.5

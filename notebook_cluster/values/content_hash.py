@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from notebook_cluster.node.values import dtype_name, library_of
+from notebook_cluster.values.encoding import dtype_name, library_of
 
 MOST_HASHED = 64 << 20
 """Bytes of one variable."""

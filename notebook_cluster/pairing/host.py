@@ -11,7 +11,7 @@ from typing import Any, Literal
 import zmq
 
 from notebook_cluster.link.drops import Drops
-from notebook_cluster.link.pairing_port import PairingPort, source_of
+from notebook_cluster.pairing.port import PairingPort, source_of
 from notebook_cluster.protocol import Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.pairing import (

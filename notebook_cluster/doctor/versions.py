@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from notebook_cluster.coordinator.findings import Examined, listed, on, say
+from notebook_cluster.doctor.findings import Examined, listed, on, say
 from notebook_cluster.protocol.names import distribution_name, is_distribution
 from notebook_cluster.protocol.views import Finding
 

@@ -5,15 +5,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from notebook_cluster.coordinator.trusting import Trust
-from notebook_cluster.coordinator.viewserver import RequestError
 from notebook_cluster.discovery import FoundPeer
+from notebook_cluster.peering.trusting import Trust
 from notebook_cluster.protocol.pairing import Here
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.version import PROTOCOL_VERSION, mismatch
+from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import Trusted, fingerprint
 
 FoundBy = Literal["mdns", "typed", "local", "remembered", "dialled"]
+
+
+def known_peers(text: str) -> tuple[str, ...]:
+    """The entries of NOTEBOOK_CLUSTER_PEERS, HOST:PORT or names with commas between, each once."""
+    return tuple(dict.fromkeys(entry.strip() for entry in text.split(",") if entry.strip()))
 
 
 @dataclass(frozen=True)
