@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
+from tests.cluster import stop_all
 from tests.conftest import MARK, end_processes, marked_processes, wait_until
 from tests.ports import free_port
 
@@ -203,6 +204,14 @@ def save(page: "Page") -> None:
 def shut_down_kernels(page: "Page") -> None:
     """End every kernel of the lab."""
     page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
+
+
+def stop_clusters(lab: Lab) -> None:
+    """End every cluster of the lab: where not all tests of a file ran, the end of its kernels ends none that is busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR"):
+            patch.setenv(name, lab.environment[name])
+        stop_all()
 
 
 def _write_settings(folder: Path, dark: bool) -> None:

@@ -19,6 +19,7 @@ from tests.browser import (
     run_all,
     save,
     shut_down_kernels,
+    stop_clusters,
     wait_for_kernel,
     write_notebook,
 )
@@ -59,6 +60,7 @@ def page(lab: Lab) -> Iterator["Page"]:
         yield opened
         with contextlib.suppress(Error):
             shut_down_kernels(opened)
+        stop_clusters(lab)
 
 
 def reload(page: "Page", name: str = "digits.ipynb") -> None:

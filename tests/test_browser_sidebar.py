@@ -20,10 +20,10 @@ from tests.browser import (
     needs_extension,
     open_notebook,
     shut_down_kernels,
+    stop_clusters,
     wait_for_kernel,
     write_notebook,
 )
-from tests.cluster import stop_all
 from tests.conftest import wait_until
 from tests.sidebar_page import (
     CLUSTER,
@@ -104,11 +104,7 @@ def page(lab: Lab, strangers: Strangers) -> Iterator["Page"]:
         yield opened
         with contextlib.suppress(Error):  # the server was ended, and with it the kernels
             shut_down_kernels(opened)
-        # Where not all tests ran, its cell still does, which no kernel's end ends.
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR"):
-                patch.setenv(name, lab.environment[name])
-            stop_all()
+        stop_clusters(lab)
 
 
 def test_both_peers_are_seen_and_wrong_codes_are_said_beside_the_one_that_they_were_for(
