@@ -185,6 +185,24 @@ def wait_for_kernel(page: "Page", status: str = "idle", timeout: float = 60.0) -
     )
 
 
+def restart_kernel(page: "Page") -> None:
+    """Restart the kernel of the open notebook and wait until it is idle.
+
+    A new kernel may say so before Jupyter Server listens to it again (seen where a page had connected 0.3 s before):
+    then the page connects once more, as people do with "Reconnect to Kernel".
+    """
+    from playwright.sync_api import TimeoutError
+
+    kernel = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+    page.evaluate(f"{kernel}.restart()")
+    for _ in range(int(PATIENCE / 5000) - 1):
+        try:
+            return wait_for_kernel(page, timeout=5)
+        except TimeoutError:
+            page.evaluate(f"void {kernel}.reconnect()")
+    return wait_for_kernel(page, timeout=5)
+
+
 def run_all(page: "Page") -> None:
     """Run all cells of the open notebook; returns at once."""
     page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
@@ -207,7 +225,7 @@ def shut_down_kernels(page: "Page") -> None:
 
 
 def stop_clusters(lab: Lab) -> None:
-    """End every cluster of the lab: where not all tests of a file ran, the end of its kernels ends none that is busy."""
+    """End every cluster of the lab: where only some tests of a file ran, a busy one outlives the kernels."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR"):
             patch.setenv(name, lab.environment[name])

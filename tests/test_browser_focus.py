@@ -16,6 +16,7 @@ from tests.browser import (
     lab_with_extension,
     needs_extension,
     open_notebook,
+    restart_kernel,
     shut_down_kernels,
     wait_for_kernel,
     write_notebook,
@@ -100,8 +101,7 @@ def test_the_cluster_of_the_notebook_in_front_is_meant(page: "Page", notebook: s
 
 def test_a_notebook_whose_kernel_was_restarted_still_means_its_cluster(page: "Page") -> None:
     go_to(page, "second")
-    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    wait_for_kernel(page)
+    restart_kernel(page)
     wait_for_line(page, "omega: 1 node")
 
 

@@ -19,6 +19,7 @@ from tests.browser import (
     lab_with_extension,
     needs_extension,
     open_notebook,
+    restart_kernel,
     shut_down_kernels,
     stop_clusters,
     wait_for_kernel,
@@ -181,8 +182,7 @@ def test_it_goes_on_after_a_reload_in_mid_cell_with_the_whole_curve(page: "Page"
 
 def test_it_goes_on_while_the_notebooks_kernel_restarts_in_mid_cell(page: "Page") -> None:
     before = round_number(page)
-    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    wait_for_kernel(page)
+    restart_kernel(page)
     wait_for_other_text(loss(page, "local"))
     wait_for_round(page, before + 1)
 
