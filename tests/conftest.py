@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -41,21 +41,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Several workers: a file stays on one of them. When a worker ends, the rest of its file goes to another one."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return PurePosixPath(nodeid.partition("::")[0]).stem
-
-        def remove_node(self, node: Any) -> str | None:
-            # The test with which a worker ended (a timeout does that) is not tried in the next one, nor the one after.
-            units = self.assigned_work[node].values()
-            pending = [(unit, test) for unit in units for test, is_done in unit.items() if not is_done]
-            for unit, test in pending[:1]:
-                unit[test] = True
-            super().remove_node(node)
-            return pending[0][1] if pending else None
+    """Several workers: by file, see :mod:`tests.scheduling`."""
+    from tests.scheduling import ByFile
 
     return ByFile(config, log)
 
