@@ -21,14 +21,14 @@ import torch
 from torch import nn
 
 from benchmarks.codecs import CONTEXT, Transformer
-from notebook_cluster.training.combining import gathered, mean_of, mean_of_gathered
-from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.member_types import Apply
-from notebook_cluster.training.outer import DEFAULT_MOMENTUM, default_outer_lr, outer_step
+from notebook_cluster.rounds.member.events_effects import Apply
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.outer import DEFAULT_MOMENTUM, default_outer_lr, outer_step
+from notebook_cluster.rounds.numerics.vectors import copy, empty
+from notebook_cluster.rounds.numerics.weighted_mean import gathered, mean_of, mean_of_gathered
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.schedule import Schedule
 from notebook_cluster.training.torch_parameters import TorchParameters
-from notebook_cluster.training.vectors import copy, empty
 
 HELD_OUT = 20
 """Every so many files one is kept for the loss."""

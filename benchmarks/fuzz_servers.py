@@ -33,12 +33,12 @@ from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeHello,
 from notebook_cluster.protocol.pairing import Here
 from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Registered, Seal, Slice
 from notebook_cluster.protocol.wire import Message
+from notebook_cluster.rounds.member import events_effects as member_types
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.layout import TensorLayout
+from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
 from notebook_cluster.security.codes import OpenCode, new_code
-from notebook_cluster.training import member_types
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.job import Description, Job
-from notebook_cluster.training.outer import float_bits, state_hash
-from notebook_cluster.training.parameters import TensorLayout
 
 JOB = "model"
 ELEMENTS = 4096

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from notebook_cluster.codecs import get_codec
-from notebook_cluster.training.combining import sparse_name
+from notebook_cluster.rounds.numerics.weighted_mean import sparse_name
 
 EVERY = 30
 """Inner steps of a round."""

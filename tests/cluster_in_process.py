@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import torch
 
-from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol.mesh import JobFrame, MeshHeader
 from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeLog, Roster, ToNodeBody
 from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
 from notebook_cluster.protocol.wire import Message, decode, encode
+from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.training import sync
 from notebook_cluster.training.runtime import JobHandler, Payload
 

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 import numpy as np
 from msgspec.structs import replace
 
-from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Register
-from notebook_cluster.training import member, member_exchange
-from notebook_cluster.training import member_types as m
-from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.member_state import MemberSettings
-from notebook_cluster.training.outer import float_bits
+from notebook_cluster.rounds.leader import machine as rounds
+from notebook_cluster.rounds.member import events_effects as m
+from notebook_cluster.rounds.member import exchange as member_exchange
+from notebook_cluster.rounds.member import machine as member
+from notebook_cluster.rounds.member.state import MemberSettings
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.outer import float_bits
 from tests import oracle
 
 ELEMENTS = 6 * 256 - 100

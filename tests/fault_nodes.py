@@ -59,7 +59,7 @@ class Watch(msgspec.Struct):
 
     def boundary(self, job: Any, event: Any) -> None:
         """The encoded contribution, before anything is done with it."""
-        from notebook_cluster.training.member_types import Boundary
+        from notebook_cluster.rounds.member.events_effects import Boundary
 
         if job.name == self.job and isinstance(event, Boundary):
             self.note("contribution", event.encoded, number=job.member.serial + 1, samples=event.samples)
@@ -136,8 +136,8 @@ def watch(point: str = "", **about: Any) -> Watch:
 
 def smaller_chunks() -> None:
     """Several chunks for a small model, from now on in this kernel."""
-    from notebook_cluster.training import member
-    from notebook_cluster.training.member_state import MemberSettings
+    from notebook_cluster.rounds.member import machine as member
+    from notebook_cluster.rounds.member.state import MemberSettings
 
     if not isinstance(member.new_member, functools.partial):
         settings = MemberSettings(chunk_bytes=CHUNK_BYTES)
@@ -146,7 +146,8 @@ def smaller_chunks() -> None:
 
 def node_points(here: Watch) -> dict[str, Callable[[], None]]:
     """Name -> what makes the process of a node die there; in the order of a round."""
-    from notebook_cluster.training import current_runtime, member_exchange, saving
+    from notebook_cluster.rounds.member import exchange as member_exchange
+    from notebook_cluster.training import current_runtime, saving
     from notebook_cluster.training.job import Job
     from notebook_cluster.training.replica import Replica
 

@@ -1,8 +1,8 @@
 """A coordinator's round machine in a test, with short ways to say what nodes say."""
 
-from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol import rounds as p
-from notebook_cluster.training.outer import bits_float, float_bits
+from notebook_cluster.rounds.leader import machine as rounds
+from notebook_cluster.rounds.numerics.outer import bits_float, float_bits
 
 SCHEMA = [("w", [100, 256], "float32")]
 

@@ -16,7 +16,8 @@ from tests.training_cells import SETUP, commits, job, replay
 pytestmark = pytest.mark.usefixtures("work")
 
 MORE = """
-from notebook_cluster.training import TrainingError, member_exchange
+from notebook_cluster.training import TrainingError
+from notebook_cluster.rounds.member import exchange as member_exchange
 right = member_exchange.computed
 
 def spoil(job, number, times):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster.codecs import DamagedError, NotFiniteError, RandomK, WireFormat
-from notebook_cluster.training.combining import codec_of
+from notebook_cluster.rounds.numerics.weighted_mean import codec_of
 from tests.codec_vectors import CHUNKED as CODECS
 from tests.codec_vectors import round_trip, vector_of
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator import jobs_commit, kept_rounds, rounds
+from notebook_cluster.coordinator import kept_rounds
 from notebook_cluster.coordinator.outputs import CellOutputs, batches, hint_missing_name
 from notebook_cluster.coordinator.remains import LastView, last_run, read_view, write_view
 from notebook_cluster.coordinator.runlog import RunLog, has_crashed, read_log
@@ -20,6 +20,8 @@ from notebook_cluster.coordinator.state import State, apply, roster
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Output
+from notebook_cluster.rounds.leader import commit as jobs_commit
+from notebook_cluster.rounds.leader import machine as rounds
 from tests.explorer import World
 from tests.fake_cluster import cluster_view
 

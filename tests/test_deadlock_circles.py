@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from notebook_cluster.coordinator import rounds
 from notebook_cluster.coordinator.deadlocks import Deadlocks, circles, text_of
-from notebook_cluster.coordinator.jobs_missing import Gathering, gatherings
 from notebook_cluster.protocol.node import Blocked
+from notebook_cluster.rounds.leader import machine as rounds
+from notebook_cluster.rounds.leader.missing import Gathering, gatherings
 from tests.rounds_helpers import Cluster, register
 
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.rounds.leader import machine as rounds
 from tests.rounds_helpers import Cluster, register, sent
 
 REQUEST = p.CheckpointRequest(job="model", name="digits")

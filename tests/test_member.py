@@ -26,12 +26,12 @@ from notebook_cluster.protocol.rounds import (
     Stalled,
     Void,
 )
-from notebook_cluster.training import member
-from notebook_cluster.training import member_types as m
-from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.member_chunks import to_send
-from notebook_cluster.training.member_state import MemberSettings
-from notebook_cluster.training.outer import float_bits
+from notebook_cluster.rounds.member import events_effects as m
+from notebook_cluster.rounds.member import machine as member
+from notebook_cluster.rounds.member.chunks import to_send
+from notebook_cluster.rounds.member.state import MemberSettings
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.outer import float_bits
 from tests import oracle
 
 WHOLE = Fragments("float32", 512)
@@ -575,7 +575,7 @@ def caught_up_with_the_first():
 
 
 def test_work_that_was_counted_stays_counted_whoever_is_asked_next(monkeypatch):
-    monkeypatch.setattr("notebook_cluster.training.member_joining._is_shorter", lambda state, missed: bool(missed))
+    monkeypatch.setattr("notebook_cluster.rounds.member.joining._is_shorter", lambda state, missed: bool(missed))
     node, digest = caught_up_with_the_first()
     assert (node.state.round, node.state.state_hash) == (1, digest)
     node.feed(m.Tick(1.0), m.Tick(10.0), m.FetchFailed("b", "gone"))
@@ -588,7 +588,7 @@ def test_work_that_was_counted_stays_counted_whoever_is_asked_next(monkeypatch):
 
 
 def test_void_after_catching_up_with_the_round_that_counted_the_work_does_not_bring_it_again(monkeypatch):
-    monkeypatch.setattr("notebook_cluster.training.member_joining._is_shorter", lambda state, missed: bool(missed))
+    monkeypatch.setattr("notebook_cluster.rounds.member.joining._is_shorter", lambda state, missed: bool(missed))
     node, digest = caught_up_with_the_first()
     effects = node.control(Void(job="model", round=2, state_hash=digest))
     (apply,) = of(effects, m.Apply)
@@ -597,7 +597,7 @@ def test_void_after_catching_up_with_the_round_that_counted_the_work_does_not_br
 
 
 def test_a_seal_of_a_coordinator_that_went_back_ends_the_catching_up(monkeypatch):
-    monkeypatch.setattr("notebook_cluster.training.member_joining._is_shorter", lambda state, missed: bool(missed))
+    monkeypatch.setattr("notebook_cluster.rounds.member.joining._is_shorter", lambda state, missed: bool(missed))
     node = Node().ready()
     node.arrive()
     node.control(behind_by_two("h1"))

@@ -22,12 +22,12 @@ from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader, ProbeFrame
 from notebook_cluster.protocol.node import NodeAddress, NodeHello, NodeLog, RelayFrame, Roster
 from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Registered, Seal, Slice
+from notebook_cluster.rounds.member import events_effects as member_types
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.layout import TensorLayout
+from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
 from notebook_cluster.security import dial
-from notebook_cluster.training import member_types
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.job import Description, Job
-from notebook_cluster.training.outer import float_bits, state_hash
-from notebook_cluster.training.parameters import TensorLayout
 from tests.conftest import wait_until
 from tests.frames_mutator import Mutator, values_of
 from tests.mesh_nodes import mesh_nodes

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_cluster.training import outer
-from notebook_cluster.training.outer import float_bits, outer_step, state_hash, weighted_sum
+from notebook_cluster.rounds.numerics import outer
+from notebook_cluster.rounds.numerics.outer import float_bits, outer_step, state_hash, weighted_sum
 from tests import oracle
 
 SIZES = [1, 5, 65536, 65537, 200_001]

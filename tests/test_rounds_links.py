@@ -12,8 +12,8 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame, MeshHeader
-from notebook_cluster.training import member
-from notebook_cluster.training.member_state import MemberSettings
+from notebook_cluster.rounds.member import machine as member
+from notebook_cluster.rounds.member.state import MemberSettings
 from tests import oracle
 from tests.cluster_in_process import Cluster, Node
 from tests.mesh_nodes import MeshNode, mesh_nodes

@@ -2,9 +2,9 @@
 
 import pytest
 
-from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol import rounds as p
-from notebook_cluster.training.outer import bits_float, float_bits
+from notebook_cluster.rounds.leader import machine as rounds
+from notebook_cluster.rounds.numerics.outer import bits_float, float_bits
 from tests.rounds_helpers import Cluster, register, sent, told, weights
 
 

@@ -1,7 +1,7 @@
 """Checkpoints as the coordinator orders them."""
 
-from notebook_cluster.coordinator import rounds
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.rounds.leader import machine as rounds
 from tests.rounds_helpers import Cluster, sent
 
 REQUEST = p.CheckpointRequest(job="model", name="digits")

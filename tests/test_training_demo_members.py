@@ -13,11 +13,11 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
+from notebook_cluster.rounds.member.events_effects import Apply
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.tiles import tiles_of
 from notebook_cluster.training.arguments import check_descent
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.local_momentum import LocalMomentum, MomentumReplica
-from notebook_cluster.training.member_types import Apply
-from notebook_cluster.training.tiles import tiles_of
 from notebook_cluster.training.torch_parameters import TorchParameters
 from tests import demo_oracle as oracle
 from tests.cluster_in_process import Cluster, Node

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from notebook_cluster.codecs import Vector, WireFormat
+from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training import device_encoding
 from notebook_cluster.training.device_encoding import DeviceEncoder
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.torch_parameters import TorchParameters
 from tests.test_codecs_torch import CODECS, values_of

@@ -10,8 +10,8 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.codecs import Vector
+from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training import device_encoding
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.gradients import Gradients
 from notebook_cluster.training.torch_parameters import TorchParameters
 from tests.cluster_in_process import Cluster, Node

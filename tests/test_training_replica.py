@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from notebook_cluster.codecs import Vector
-from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.member_types import Apply
+from notebook_cluster.rounds.member.events_effects import Apply
+from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.torch_parameters import TorchParameters
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Prepared
-from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.torch_parameters import TorchParameters
 from tests import oracle

@@ -17,11 +17,11 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Commit, OuterSettings, Prepared, Seal
+from notebook_cluster.rounds.member.events_effects import Apply
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.gradient_flags import any_of, byte_count, packed, unpacked
 from notebook_cluster.training.device_encoding import DeviceEncoder, on_host
-from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.gradient_flags import any_of, byte_count, packed, unpacked
 from notebook_cluster.training.gradients import Gradients
-from notebook_cluster.training.member_types import Apply
 from notebook_cluster.training.torch_parameters import TorchParameters
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import _building, assert_equal_models, batch, loss_of

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.coordinator import rounds
 from notebook_cluster.coordinator.remains import last_run
 from notebook_cluster.coordinator.runlog import has_crashed, read_log
+from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.widgets import render_html, render_text
 from tests.cluster_in_process import Cluster, Node
 

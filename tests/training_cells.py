@@ -18,7 +18,7 @@ import numpy as np, torch
 from torch import nn
 from notebook_cluster.protocol import rounds
 from notebook_cluster.training import current_runtime
-from notebook_cluster.training.outer import state_hash
+from notebook_cluster.rounds.numerics.outer import state_hash
 
 torch.set_num_threads(1)
 

@@ -1,7 +1,7 @@
 """The records of training rounds that a restarted coordinator needs, out of a log that may have hundreds of thousands.
 
 A run writes a SEAL and a COMMIT for each round, and nearly all of them are superseded by those after them. What the
-round machine (:mod:`.jobs_recovery`) makes of the kept ones is what it would make of all.
+round machine (:mod:`notebook_cluster.rounds.leader.recovery`) makes of the kept ones is what it would make of all.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.jobs_commit import KEPT_HASHES
+from notebook_cluster.rounds.leader.commit import KEPT_HASHES
 
 _COMMITS = 2 * KEPT_HASHES
 """Of each job: also when some were taken back, as many hashes are known as the round machine looks at."""

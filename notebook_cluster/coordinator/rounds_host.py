@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from notebook_cluster.coordinator import jobs, rounds
 from notebook_cluster.coordinator.history import History
-from notebook_cluster.coordinator.jobs_missing import Gathering, gatherings
 from notebook_cluster.coordinator.peers import LOCAL
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import Applied, Arrived, Refused, RegisterRefused, Saved
 from notebook_cluster.protocol.state import JobView, NodeView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
+from notebook_cluster.rounds.leader import events_effects as jobs
+from notebook_cluster.rounds.leader import machine as rounds
+from notebook_cluster.rounds.leader.missing import Gathering, gatherings
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator
@@ -122,13 +123,14 @@ class RoundsHost:
         self._feed(jobs.HomeNodes(tuple(node.name for node in nodes if node.peer == LOCAL)))
 
     def tick(self, now: float, silent: dict[str, tuple[float, str]]) -> None:
-        """``now`` is the time in which this process ran; ``silent``: see :class:`.jobs.Tick`. Time in which nothing
-        could be written down counts against nobody."""
+        """``now`` is the time in which this process ran; ``silent``: see
+        :class:`notebook_cluster.rounds.leader.events_effects.Tick`. Time in which nothing could be written down counts
+        against nobody."""
         if not self._hub.log.holding:
             self._feed(jobs.Tick(now - self._hub.log.held_seconds(), silent))
 
     def patience_for(self, node: str) -> float:
-        """See :func:`.rounds.patience_for`."""
+        """See :func:`notebook_cluster.rounds.leader.machine.patience_for`."""
         return rounds.patience_for(self._state, node)
 
     def recover(self, records: list[dict[str, Any]]) -> None:

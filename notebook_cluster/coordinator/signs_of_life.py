@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator.jobs_silence import limit
 from notebook_cluster.coordinator.peer_link import duration
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.node import NodeSilent
 from notebook_cluster.protocol.peer import PeerSample
+from notebook_cluster.rounds.leader.silence import limit
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

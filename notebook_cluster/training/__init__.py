@@ -1,17 +1,17 @@
 """One model trained on several nodes: DiLoCo, Local SGD, SparseLoCo, DeMo and data-parallel.
 
-:mod:`.outer` (the outer step) and :mod:`.member` (one node's side of a round) are a pure numeric core: flat float32
-arrays and plain messages in and out, no sockets, no threads. :mod:`.job` drives that core on a node's runtime thread,
+:mod:`notebook_cluster.rounds` (the outer step, one node's side of a round) is a pure numeric core: flat float32 arrays
+and plain messages in and out, no sockets, no threads. :mod:`.job` drives that core on a node's runtime thread,
 :mod:`.exchanges` and :mod:`.sync` on the main thread; :mod:`.diloco`, :mod:`.sparse_loco`, :mod:`.demo` and
 :mod:`.data_parallel` are what people call in a cell. :mod:`.replica` is the local model between two rounds,
-:mod:`.fragments` its parts and :mod:`.tiles` their order on the wire, :mod:`.schedule` when they are sent,
+:mod:`.schedule` when its fragments are sent,
 :mod:`.gradients` (:mod:`.served`, where one node steps for all) and :mod:`.local_momentum` are the replica of
 data-parallel training and of DeMo; :mod:`.torch_parameters` and :mod:`.mlx_parameters` turn a model and its gradients
 into one flat vector and back, :mod:`.host_encoding` and, on a GPU, :mod:`.device_encoding` encode it, and
 :mod:`.mlx_optimizer` is what the last two strategies need of mlx's optimizers.
 
-May import: collectives, codecs, checkpoints, mesh, security, protocol, memory. Called by: ``node`` (which provides the
-:class:`~.runtime.Runtime`), ``coordinator`` (:mod:`.outer` only) and, through the package's lazy names, people's cells.
+May import: rounds, collectives, codecs, checkpoints, mesh, security, protocol, memory. Called by: ``node`` (which
+provides the :class:`~.runtime.Runtime`) and, through the package's lazy names, people's cells.
 Importing this room imports neither numpy nor torch: kernels start fast, and only a strategy that is constructed pays.
 """
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import PATIENCE
-from notebook_cluster.training import member_types as types
+from notebook_cluster.rounds.member import events_effects as types
+from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.arguments import (
     ALLREDUCE,
     SERVER,
@@ -16,7 +17,6 @@ from notebook_cluster.training.arguments import (
     check_samples,
     check_steps,
 )
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.gradients import Gradients
 from notebook_cluster.training.job import Notice
 from notebook_cluster.training.parameters import WithGradients

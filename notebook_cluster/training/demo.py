@@ -3,6 +3,8 @@
 from typing import Any
 
 from notebook_cluster.protocol.rounds import PATIENCE
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.weighted_mean import dct_name
 from notebook_cluster.training.arguments import (
     Strategy,
     check_coefficients,
@@ -10,8 +12,6 @@ from notebook_cluster.training.arguments import (
     check_samples,
     check_steps,
 )
-from notebook_cluster.training.combining import dct_name
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.local_momentum import LocalMomentum, MomentumReplica
 from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.results import Round

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat, encode_tensor, has_tensor_form
-from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.parameters import Parameters
 from notebook_cluster.training.torch_parameters import TorchParameters
 

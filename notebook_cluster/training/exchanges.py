@@ -17,7 +17,7 @@ from notebook_cluster.collectives import Deadlock
 from notebook_cluster.protocol.node import EndWait
 from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
 from notebook_cluster.protocol.runs import run_number
-from notebook_cluster.training import member_types as types
+from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.training.arguments import Strategy
 from notebook_cluster.training.host_encoding import Background
 from notebook_cluster.training.job import Job, Notice

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from notebook_cluster.codecs import Buffer, Vector, WireFormat
-from notebook_cluster.training import vectors
-from notebook_cluster.training.member_types import Boundary
-from notebook_cluster.training.outer import CHUNK
+from notebook_cluster.rounds.member.events_effects import Boundary
+from notebook_cluster.rounds.numerics import vectors
+from notebook_cluster.rounds.numerics.outer import CHUNK
 
 
 class Background:

@@ -1,4 +1,5 @@
-"""A job's end on the runtime's thread: drives :mod:`.member` with what arrives and passes on what it asks for.
+"""A job's end on the runtime's thread: drives the member's machine (:mod:`notebook_cluster.rounds`) with what arrives
+and passes on what it asks for.
 
 Two threads meet here. The runtime's thread owns the member's state, serves it to joiners and late nodes while the
 main thread computes, and collects checkpoints. The main thread (:mod:`.sync`) posts events and takes notices; only it
@@ -27,13 +28,13 @@ from notebook_cluster.protocol.rounds import (
     Saved,
 )
 from notebook_cluster.protocol.wire import Message
-from notebook_cluster.training import member
-from notebook_cluster.training import member_types as types
-from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.rounds.member import events_effects as types
+from notebook_cluster.rounds.member import machine as member
+from notebook_cluster.rounds.member.state import MemberState
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.layout import TensorLayout
+from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.training.keeping import PartWanted, kept_writer
-from notebook_cluster.training.member_state import MemberState
-from notebook_cluster.training.outer import state_hash
-from notebook_cluster.training.parameters import TensorLayout
 from notebook_cluster.training.resuming import Start
 from notebook_cluster.training.runtime import Runtime
 from notebook_cluster.training.saving import CheckpointWriter, Settings, Snapshot

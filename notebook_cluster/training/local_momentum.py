@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from notebook_cluster.codecs import NotFiniteError, Vector
-from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.member_types import Apply, Boundary
+from notebook_cluster.rounds.member.events_effects import Apply, Boundary
+from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.parameters import WithGradients
 from notebook_cluster.training.replica import Replica
 

@@ -9,12 +9,13 @@ import numpy as np
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, Found, find_newest, load, names
 from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.rounds import Register
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.layout import TensorLayout
+from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.training.about import about_this_process
 from notebook_cluster.training.arguments import Strategy
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.node_part import has_optimizer
-from notebook_cluster.training.outer import state_hash
-from notebook_cluster.training.parameters import Parameters, TensorLayout
+from notebook_cluster.training.parameters import Parameters
 
 MOST_NAMES = 20
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from notebook_cluster.codecs import Vector
-from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.rounds.member.events_effects import Apply, TakeStep
+from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.gradients import Gradients
-from notebook_cluster.training.member_types import Apply, TakeStep
 from notebook_cluster.training.parameters import WithGradients
 
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from notebook_cluster.protocol.rounds import PATIENCE
+from notebook_cluster.rounds.numerics.weighted_mean import sparse_name
 from notebook_cluster.training.arguments import Strategy, check_kept
-from notebook_cluster.training.combining import sparse_name
 from notebook_cluster.training.diloco import OuterRate
 from notebook_cluster.training.schedule import Seconds
 

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.training import member_types as types
+from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.training.keeping import PartWanted
 from notebook_cluster.training.runtime import Payload
 from notebook_cluster.training.transfer import Fetch, TransferError, snapshot_frames

@@ -15,12 +15,13 @@ from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import OuterChange
-from notebook_cluster.training import member_types as types
-from notebook_cluster.training import vectors
+from notebook_cluster.rounds.member import events_effects as types
+from notebook_cluster.rounds.numerics import vectors
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.tiles import tiles_of
 from notebook_cluster.training.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
 from notebook_cluster.training.device_encoding import encoder_of
 from notebook_cluster.training.exchanges import Exchanges
-from notebook_cluster.training.fragments import Fragments
 from notebook_cluster.training.going_on import GoingOn
 from notebook_cluster.training.job import Description, Job
 from notebook_cluster.training.measuring import Measuring
@@ -29,7 +30,6 @@ from notebook_cluster.training.replica import Replica
 from notebook_cluster.training.results import Round, TrainingError
 from notebook_cluster.training.resuming import Start, registration, shared_optimizer, start_of
 from notebook_cluster.training.runtime import Runtime, current_runtime
-from notebook_cluster.training.tiles import tiles_of
 
 
 class RoundSync(Exchanges):

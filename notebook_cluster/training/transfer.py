@@ -4,7 +4,8 @@ Bytes go out in frames of ``CHUNK``; they may arrive in any order and twice. Pur
 
 On a slow link nothing may come for seconds though everything is on its way. So a state is not pushed a second time
 because it is asked for again. Behind it comes SENT, also as the answer to who asks again: what has not come by then is
-lost (a connection broke), and only that is sent again. :mod:`.member_asking` does the same with slices.
+lost (a connection broke), and only that is sent again. The member's ``retransmission``
+does the same with slices.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 from notebook_cluster.codecs import Vector
 from notebook_cluster.collectives.parcels import reserve
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.training.outer import state_hash
+from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.training.runtime import Payload
 
 CHUNK = 256 * 1024

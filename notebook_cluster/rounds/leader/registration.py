@@ -2,8 +2,9 @@
 
 from msgspec import to_builtins
 
-from notebook_cluster.coordinator.jobs_impossible import impossible
-from notebook_cluster.coordinator.jobs_runs import (
+from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
+from notebook_cluster.rounds.leader.impossible import impossible
+from notebook_cluster.rounds.leader.runs import (
     begin_run,
     is_in,
     is_over,
@@ -13,8 +14,7 @@ from notebook_cluster.coordinator.jobs_runs import (
     wait_for_run,
     waits_for_registrants,
 )
-from notebook_cluster.coordinator.jobs_state import Job, Participant, Turn, change, holders, is_current, live
-from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
+from notebook_cluster.rounds.leader.state import Job, Participant, Turn, change, holders, is_current, live
 
 MOST_NAMES, MOST_NAME = 20, 63
 """Checkpoints of a node that an error names, and the characters of a name."""

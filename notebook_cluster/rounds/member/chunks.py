@@ -1,18 +1,18 @@
-"""Chunks of contributions and means: sending and putting together. Same habits as :mod:`.member_exchange`."""
+"""Chunks of contributions and means: sending and putting together. Same habits as :mod:`.exchange`."""
 
 import itertools
 from copy import copy
 
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Seal
-from notebook_cluster.training.combining import gathered_size
-from notebook_cluster.training.member_state import Assembly, Exchange, MemberState
-from notebook_cluster.training.member_types import (
+from notebook_cluster.rounds.member.events_effects import (
     Buffer,
     Effect,
     Frame,
     SendChunk,
 )
+from notebook_cluster.rounds.member.state import Assembly, Exchange, MemberState
+from notebook_cluster.rounds.numerics.weighted_mean import gathered_size
 
 _FEW_CHUNKS = 256
 _LEAST_CHUNK = 32 * 1024

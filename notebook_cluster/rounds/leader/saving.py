@@ -5,9 +5,9 @@ Save follows the last COMMIT on every link, so all members hold exactly its roun
 
 from msgspec import structs
 
-from notebook_cluster.coordinator.jobs import Answer
-from notebook_cluster.coordinator.jobs_state import Job, Saving, Turn, holders, is_reachable
 from notebook_cluster.protocol.rounds import CheckpointRequest, PartMissing, Save, Saved
+from notebook_cluster.rounds.leader.events_effects import Answer
+from notebook_cluster.rounds.leader.state import Job, Saving, Turn, holders, is_reachable
 
 
 def on_request(turn: Turn, job: Job, node: str, message: CheckpointRequest) -> None:

@@ -1,10 +1,10 @@
 """One node's side of the rounds of one job, as a pure state machine: ``apply(state, event) -> (state, effects)``.
 
-No sockets, threads, clock or model: :mod:`.job` feeds it what arrives and does what it asks for. The order of a round
-is that of docs/: a Boundary is said as ARRIVED; SEAL begins the exchange (:mod:`.member_exchange`); with every
-mean in hand the new state is computed aside and PREPARED is said; only COMMIT changes (theta, momentum). Whatever is
-repeated, late, or meant for another state changes nothing. The old state stays valid after ``apply``: nothing it
-holds is written to.
+No sockets, threads, clock or model: :mod:`notebook_cluster.training.job` feeds it what arrives and does what it asks
+for. The order of a round is that of docs/: a Boundary is said as ARRIVED; SEAL begins the exchange
+(:mod:`.exchange`); with every mean in hand the new state is computed aside and PREPARED is said; only COMMIT changes
+(theta, momentum). Whatever is repeated, late, or meant for another state changes nothing. The old state stays valid
+after ``apply``: nothing it holds is written to.
 
 A contribution is encoded once and kept as bytes until a COMMIT counted it. A node whose round went on without it
 takes the newer state and arrives again with the same bytes: theta_m moves with theta, so theta - theta_m, and what
@@ -30,24 +30,8 @@ from notebook_cluster.protocol.rounds import (
     server_of,
 )
 from notebook_cluster.protocol.wire import Message
-from notebook_cluster.training import member_exchange
-from notebook_cluster.training.member_joining import (
-    answers,
-    arrive,
-    begin,
-    behind,
-    boundary,
-    catch_up,
-    current_arrival,
-    fetch_failed,
-    fetched,
-    out_of_rounds,
-    registered,
-    tick_catching_up,
-)
-from notebook_cluster.training.member_means import kept_mean
-from notebook_cluster.training.member_state import KeptMean, MemberSettings, MemberState
-from notebook_cluster.training.member_types import (
+from notebook_cluster.rounds.member import exchange
+from notebook_cluster.rounds.member.events_effects import (
     Advance,
     Apply,
     Begin,
@@ -68,6 +52,22 @@ from notebook_cluster.training.member_types import (
     Stepped,
     Tick,
 )
+from notebook_cluster.rounds.member.joining import (
+    answers,
+    arrive,
+    begin,
+    behind,
+    boundary,
+    catch_up,
+    current_arrival,
+    fetch_failed,
+    fetched,
+    out_of_rounds,
+    registered,
+    tick_catching_up,
+)
+from notebook_cluster.rounds.member.means import kept_mean
+from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState
 
 
 def new_member(job: str, node: str, incarnation: int, settings: MemberSettings | None = None) -> MemberState:
@@ -81,7 +81,7 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
     effects: list[Effect] = []
     match event:
         case Frame():
-            member_exchange.take_frame(state, event, effects)
+            exchange.take_frame(state, event, effects)
             if state.catching:
                 catch_up(state, effects)
         case Tick():
@@ -92,7 +92,7 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
             if state.catching:
                 tick_catching_up(state, effects)
             else:
-                member_exchange.tick(state, effects)
+                exchange.tick(state, effects)
         case Control():
             _control(state, event.message, effects)
         case Boundary():
@@ -105,7 +105,7 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
             if event.round == state.round and not state.advanced:
                 state.theta, state.advanced = event.theta, True
         case Stepped():
-            member_exchange.stepped(state, event, effects)
+            exchange.stepped(state, event, effects)
         case StateFetched():
             fetched(state, event, effects)
         case FetchFailed():
@@ -120,9 +120,9 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
     match message:
         case Seal():
             if not state.left:
-                member_exchange.take_seal(state, message, effects)
+                exchange.take_seal(state, message, effects)
         case Complete():
-            member_exchange.take_complete(state, message, effects)
+            exchange.take_complete(state, message, effects)
         case Commit():
             _commit(state, message, effects)
         case Registered():

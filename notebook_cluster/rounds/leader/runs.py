@@ -8,8 +8,8 @@ No number is left out: a node that could not even register in a run is in a late
 
 from msgspec import to_builtins
 
-from notebook_cluster.coordinator.jobs_state import Job, Participant, Turn, change, holders, is_reachable
 from notebook_cluster.protocol.rounds import Register, RunOver
+from notebook_cluster.rounds.leader.state import Job, Participant, Turn, change, holders, is_reachable
 
 TELL_AFTER = 5.0
 """Seconds that nodes wait for a run to end on others before those are named."""

@@ -1,7 +1,7 @@
 """One sealed attempt on one node: contributions to the owners of slices, means back, PREPARED. Applies nothing.
 
 Every function here gets a copy of the member's state that it may change and a list that it adds effects to;
-dictionaries inside :class:`~.member_types.Exchange` are replaced, because older states share them.
+dictionaries inside :class:`~.events_effects.Exchange` are replaced, because older states share them.
 """
 
 from copy import copy
@@ -10,11 +10,8 @@ import xxhash
 
 from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import Complete, Prepared, Seal
-from notebook_cluster.training.member_asking import serve, stalled, take_sent, want
-from notebook_cluster.training.member_chunks import my_bytes, send_slice, take_chunk, take_held, to_send
-from notebook_cluster.training.member_means import computed, look, slice_mean
-from notebook_cluster.training.member_state import Exchange, MemberState
-from notebook_cluster.training.member_types import (
+from notebook_cluster.rounds.member.chunks import my_bytes, send_slice, take_chunk, take_held, to_send
+from notebook_cluster.rounds.member.events_effects import (
     Boundary,
     Buffer,
     CancelFetch,
@@ -24,7 +21,10 @@ from notebook_cluster.training.member_types import (
     SendControl,
     Stepped,
 )
-from notebook_cluster.training.outer import bits_float, flushes_subnormals
+from notebook_cluster.rounds.member.means import computed, look, slice_mean
+from notebook_cluster.rounds.member.retransmission import serve, stalled, take_sent, want
+from notebook_cluster.rounds.member.state import Exchange, MemberState
+from notebook_cluster.rounds.numerics.outer import bits_float, flushes_subnormals
 
 
 def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from notebook_cluster.coordinator.jobs_gathering import required
-from notebook_cluster.coordinator.jobs_state import Job, RoundsState, Turn, is_current
+from notebook_cluster.rounds.leader.gathering import required
+from notebook_cluster.rounds.leader.state import Job, RoundsState, Turn, is_current
 
 
 class Gathering(NamedTuple):

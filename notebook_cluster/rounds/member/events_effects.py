@@ -1,4 +1,4 @@
-"""The words of :mod:`notebook_cluster.training.member`: the events it takes and the effects it asks for.
+"""The words of :mod:`notebook_cluster.rounds.member.machine`: the events it takes and the effects it asks for.
 
 Arrays are float32 vectors that are never written to once they are in here.
 """
@@ -10,7 +10,7 @@ import msgspec
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import OuterChange, Register
 from notebook_cluster.protocol.wire import Message
-from notebook_cluster.training.fragments import Fragments
+from notebook_cluster.rounds.numerics.fragments import Fragments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ class Boundary(msgspec.Struct, frozen=True):
     base_round: int = 0
     """The round of that state."""
     gradients: bytes = b""
-    """Of gradients: the tensors that this node has one of (:mod:`.gradient_flags`)."""
+    """Of gradients: the tensors that this node has one of (:mod:`notebook_cluster.rounds.numerics.gradient_flags`)."""
 
 
 class Advance(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ class TakeStep(msgspec.Struct, frozen=True):
     mean: "Vector"
     nodes: int
     gradients: bytes = b""
-    """The tensors that any of them has one of (:mod:`.gradient_flags`)."""
+    """The tensors that any of them has one of (:mod:`notebook_cluster.rounds.numerics.gradient_flags`)."""
 
 
 class Apply(msgspec.Struct, frozen=True):

@@ -2,10 +2,10 @@
 
 from msgspec import to_builtins
 
-from notebook_cluster.coordinator.jobs_arrivals import is_there
-from notebook_cluster.coordinator.jobs_state import Job, Open, Turn, change
-from notebook_cluster.coordinator.jobs_unlike import Outcome, tell_mismatches
 from notebook_cluster.protocol.rounds import CatchUp, Commit, OuterSettings, Slice
+from notebook_cluster.rounds.leader.arrivals import is_there
+from notebook_cluster.rounds.leader.state import Job, Open, Turn, change
+from notebook_cluster.rounds.leader.unlike import Outcome, tell_mismatches
 
 KEPT_ROUNDS = 4
 """As many as members keep the means of."""

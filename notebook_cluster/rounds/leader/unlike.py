@@ -7,8 +7,8 @@ nodes get an error, and keep the state before the round.
 
 from collections.abc import Mapping
 
-from notebook_cluster.coordinator.jobs_state import Job, Open, Turn, change, live
 from notebook_cluster.protocol.rounds import RegisterRefused
+from notebook_cluster.rounds.leader.state import Job, Open, Turn, change, live
 
 Outcome = tuple[str, ...]
 """The hash of the next state, then those of the means."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from notebook_cluster.codecs import Vector
-from notebook_cluster.training.parameters import TensorLayout
+from notebook_cluster.rounds.numerics.layout import TensorLayout
 
 SIDE = 64
 CHUNK = SIDE * SIDE

@@ -1,18 +1,18 @@
 """What is computed of the contributions to a round: the means of slices and the state after it. Same habits as
-:mod:`.member_exchange`."""
+:mod:`.exchange`."""
 
 from copy import copy
 
 import numpy as np
 
 from notebook_cluster.codecs import NotFiniteError, Vector
-from notebook_cluster.training import vectors
-from notebook_cluster.training.combining import gathered, is_finite, mean_of, mean_of_gathered
-from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.member_asking import stalled
-from notebook_cluster.training.member_state import Exchange, KeptMean, MemberState
-from notebook_cluster.training.member_types import Buffer, Effect, SendControl, TakeStep
-from notebook_cluster.training.outer import bits_float, outer_step
+from notebook_cluster.rounds.member.events_effects import Buffer, Effect, SendControl, TakeStep
+from notebook_cluster.rounds.member.retransmission import stalled
+from notebook_cluster.rounds.member.state import Exchange, KeptMean, MemberState
+from notebook_cluster.rounds.numerics import vectors
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.outer import bits_float, outer_step
+from notebook_cluster.rounds.numerics.weighted_mean import gathered, is_finite, mean_of, mean_of_gathered
 
 
 def look(state: MemberState, exchange: Exchange, index: int) -> Exchange:

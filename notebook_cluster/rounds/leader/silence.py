@@ -2,11 +2,11 @@
 
 To the rounds such a node is one whose link is lost: its work stays with it, and it is asked where it is when it is
 back. Nobody else hears of it, it keeps its rank and its place in the cell. How long it has been silent is measured by
-:mod:`.signs_of_life`.
+:mod:`notebook_cluster.coordinator.signs_of_life`.
 """
 
-from notebook_cluster.coordinator.jobs_state import Job, Turn, change
 from notebook_cluster.protocol.rounds import LEAST_PATIENCE, PATIENCE, RoundQuery
+from notebook_cluster.rounds.leader.state import Job, Turn, change
 
 SHARE = 0.8
 """Of the patience: a sign of life is up to a second old when it comes, and what follows takes a moment, too."""

@@ -6,14 +6,14 @@ so the order in which losses and messages come makes no difference to the rules.
 
 from msgspec import structs, to_builtins
 
-from notebook_cluster.coordinator.jobs_arrivals import is_there, refuse_out_of_scale
-from notebook_cluster.coordinator.jobs_commit import commit
-from notebook_cluster.coordinator.jobs_gathering import gathered, outer_settings
-from notebook_cluster.coordinator.jobs_state import Job, Open, RoundsSettings, Turn, change, is_current, live
-from notebook_cluster.coordinator.jobs_unlike import agreed, stop, tell_once_more
 from notebook_cluster.protocol.rounds import Complete, Finished, Member, Seal, Slice, fragment_of
-from notebook_cluster.training.gradient_flags import any_of
-from notebook_cluster.training.outer_settings import float_bits
+from notebook_cluster.rounds.leader.arrivals import is_there, refuse_out_of_scale
+from notebook_cluster.rounds.leader.commit import commit
+from notebook_cluster.rounds.leader.gathering import gathered, outer_settings
+from notebook_cluster.rounds.leader.state import Job, Open, RoundsSettings, Turn, change, is_current, live
+from notebook_cluster.rounds.leader.unlike import agreed, stop, tell_once_more
+from notebook_cluster.rounds.numerics.gradient_flags import any_of
+from notebook_cluster.rounds.numerics.outer_settings import float_bits
 
 # ---- deciding ------------------------------------------------------------------------------------------------
 

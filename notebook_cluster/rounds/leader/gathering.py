@@ -1,13 +1,13 @@
 """Whose arrivals make up the next round: those of all, or of a quorum once its grace is over; and the outer settings.
 
-Whoever is late is not lost: its work goes into the round after (:func:`.jobs_registration.settle_sources`).
+Whoever is late is not lost: its work goes into the round after (:func:`.registration.settle_sources`).
 """
 
 import math
 
-from notebook_cluster.coordinator.jobs_state import Job, Turn, is_current, live
 from notebook_cluster.protocol.rounds import Arrived, Close, OuterChange, OuterSettings
-from notebook_cluster.training.outer_settings import bits_float, default_outer_lr, float_bits
+from notebook_cluster.rounds.leader.state import Job, Turn, is_current, live
+from notebook_cluster.rounds.numerics.outer_settings import bits_float, default_outer_lr, float_bits
 
 
 def required(turn: Turn, job: Job) -> list[str]:

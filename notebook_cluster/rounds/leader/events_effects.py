@@ -1,4 +1,4 @@
-"""What happens to the training jobs, and what the coordinator is asked to do: events and effects of :mod:`.rounds`."""
+"""What happens to the training jobs, and what the coordinator is asked to do: events and effects of :mod:`.machine`."""
 
 from typing import Any, Literal
 

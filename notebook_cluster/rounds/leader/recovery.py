@@ -4,15 +4,15 @@ from typing import Any
 
 from msgspec import convert, structs
 
-from notebook_cluster.coordinator.jobs import Recovered
-from notebook_cluster.coordinator.jobs_arrivals import on_arrived
-from notebook_cluster.coordinator.jobs_commit import advance_to
-from notebook_cluster.coordinator.jobs_registration import new_base
-from notebook_cluster.coordinator.jobs_runs import begin_run, forget_later, is_in, is_over, run_of, tell_over, took_part
-from notebook_cluster.coordinator.jobs_silence import let_others_ask
-from notebook_cluster.coordinator.jobs_state import Job, NodeState, Open, Turn, change, holders, is_reachable, live
-from notebook_cluster.coordinator.jobs_unlike import refuse_stopped
 from notebook_cluster.protocol.rounds import Commit, OuterSettings, Register, RoundQuery, RoundStatus, Seal, Slice, Void
+from notebook_cluster.rounds.leader.arrivals import on_arrived
+from notebook_cluster.rounds.leader.commit import advance_to
+from notebook_cluster.rounds.leader.events_effects import Recovered
+from notebook_cluster.rounds.leader.registration import new_base
+from notebook_cluster.rounds.leader.runs import begin_run, forget_later, is_in, is_over, run_of, tell_over, took_part
+from notebook_cluster.rounds.leader.silence import let_others_ask
+from notebook_cluster.rounds.leader.state import Job, NodeState, Open, Turn, change, holders, is_reachable, live
+from notebook_cluster.rounds.leader.unlike import refuse_stopped
 
 # ---- nodes ---------------------------------------------------------------------------------------------------
 

@@ -1,16 +1,16 @@
-"""What members say about their work: noted here, decided on in :mod:`.jobs_attempts`."""
+"""What members say about their work: noted here, decided on in :mod:`.attempts`."""
 
 import math
 from statistics import median
 
 from msgspec import structs
 
-from notebook_cluster.coordinator.jobs_impossible import has_bits
-from notebook_cluster.coordinator.jobs_runs import is_in, is_over, tell_over
-from notebook_cluster.coordinator.jobs_state import Job, Turn, change, is_current
-from notebook_cluster.coordinator.jobs_unlike import refuse_stopped
 from notebook_cluster.protocol.rounds import Arrived, Member, Prepared, Refused, RegisterRefused, Stalled
-from notebook_cluster.training.gradient_flags import byte_count
+from notebook_cluster.rounds.leader.impossible import has_bits
+from notebook_cluster.rounds.leader.runs import is_in, is_over, tell_over
+from notebook_cluster.rounds.leader.state import Job, Turn, change, is_current
+from notebook_cluster.rounds.leader.unlike import refuse_stopped
+from notebook_cluster.rounds.numerics.gradient_flags import byte_count
 
 
 def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:

@@ -15,8 +15,8 @@ from notebook_cluster.codecs import Buffer, Codec, DamagedError, Vector, WireFor
 from notebook_cluster.codecs.dct import KEEP, Dct
 from notebook_cluster.codecs.levels import TwoLevels
 from notebook_cluster.codecs.top_k import TopK
-from notebook_cluster.training import vectors
-from notebook_cluster.training.outer import weighted_sum
+from notebook_cluster.rounds.numerics import vectors
+from notebook_cluster.rounds.numerics.outer import weighted_sum
 
 SPARSE = "sparse"
 SPARSE_KEPT = 64

@@ -8,10 +8,7 @@ from copy import copy
 
 from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Joined, Member, Registered, Seal
-from notebook_cluster.training.member_asking import want
-from notebook_cluster.training.member_means import computed
-from notebook_cluster.training.member_state import Exchange, MemberState
-from notebook_cluster.training.member_types import (
+from notebook_cluster.rounds.member.events_effects import (
     Apply,
     Begin,
     Boundary,
@@ -25,6 +22,9 @@ from notebook_cluster.training.member_types import (
     SendControl,
     StateFetched,
 )
+from notebook_cluster.rounds.member.means import computed
+from notebook_cluster.rounds.member.retransmission import want
+from notebook_cluster.rounds.member.state import Exchange, MemberState
 
 # ---- joining and arriving ------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from notebook_cluster.codecs import Vector, WireFormat
 from notebook_cluster.protocol.rounds import fragment_of
-from notebook_cluster.training.combining import codec_of
-from notebook_cluster.training.outer import Descent, state_hash
-from notebook_cluster.training.tiles import Tiles
+from notebook_cluster.rounds.numerics.outer import Descent, state_hash
+from notebook_cluster.rounds.numerics.tiles import Tiles
+from notebook_cluster.rounds.numerics.weighted_mean import codec_of
 
 STRIPE = 64 * 1024
 """Most elements of a stripe."""
@@ -37,7 +37,7 @@ class Fragments:
         tiles: Tiles | None = None,
         descent: Descent | None = None,
     ) -> None:
-        """``gathers``: owners of slices send the contributions on instead of their mean (:mod:`.combining`).
+        """``gathers``: owners of slices send the contributions on instead of their mean (:mod:`.weighted_mean`).
         ``gradients``: rounds carry gradients. Their mean is what momentum holds; theta is what every node's own
         optimiser made of it. ``served``: one node's optimiser makes its step with their mean, and theta, in float32,
         is what all get instead of the mean. ``exact_every``: in every round whose number it divides the codec is

@@ -1,5 +1,5 @@
 """What is missing of an exchange, and asking for it again without having it sent twice. Same habits as
-:mod:`.member_exchange`.
+:mod:`.exchange`.
 
 On a slow link nothing may come for seconds though everything is on its way: in the queues of the sender, where nobody
 sees it. Frames from one node to another keep their order, so a WANT for what was handed to the mesh already is answered
@@ -9,9 +9,9 @@ a second WANT, with the ticket of that SENT, makes the sender send it again.
 
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Stalled
-from notebook_cluster.training.member_chunks import first_gap, hear, my_bytes, send_slice
-from notebook_cluster.training.member_state import Exchange, MemberState
-from notebook_cluster.training.member_types import Buffer, Effect, Frame, SendChunk
+from notebook_cluster.rounds.member.chunks import first_gap, hear, my_bytes, send_slice
+from notebook_cluster.rounds.member.events_effects import Buffer, Effect, Frame, SendChunk
+from notebook_cluster.rounds.member.state import Exchange, MemberState
 
 # ---- asking --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What one node knows of one job: the state of :mod:`notebook_cluster.training.member`.
+"""What one node knows of one job: the state of :mod:`notebook_cluster.rounds.member.machine`.
 
 Arrays are float32 vectors that are never written to once they are in here: a change makes a new array, so the driver
 may serve or save any array it was handed without copying it.
@@ -10,8 +10,8 @@ import msgspec
 
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import CatchUp, Prepared, Register, Seal
-from notebook_cluster.training.fragments import Fragments
-from notebook_cluster.training.member_types import Boundary, Buffer, FetchState
+from notebook_cluster.rounds.member.events_effects import Boundary, Buffer, FetchState
+from notebook_cluster.rounds.numerics.fragments import Fragments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ class KeptMean(msgspec.Struct, frozen=True):
 
 
 class MemberState(msgspec.Struct):
-    """What one node knows of one job. Make it with :func:`notebook_cluster.training.member.new_member`."""
+    """What one node knows of one job. Make it with :func:`notebook_cluster.rounds.member.machine.new_member`."""
 
     job: str
     node: str

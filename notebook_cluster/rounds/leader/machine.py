@@ -7,14 +7,30 @@ knows.
 One round (docs/architecture.md, "A round"): all live nodes that hold the last committed state ARRIVED -> SEAL
 (members in rank order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes ->
 COMMIT. A loss before that either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over
-the others. Parts: :mod:`.jobs` (events and effects), :mod:`.jobs_state`, :mod:`.jobs_registration`,
-:mod:`.jobs_gathering`, :mod:`.jobs_attempts`, :mod:`.jobs_unlike`, :mod:`.jobs_silence`, :mod:`.jobs_recovery`,
-:mod:`.jobs_saving`.
+the others. Parts: :mod:`.events_effects` (events and effects), :mod:`.state`, :mod:`.registration`,
+:mod:`.gathering`, :mod:`.attempts`, :mod:`.unlike`, :mod:`.silence`, :mod:`.recovery`,
+:mod:`.saving`.
 """
 
 from msgspec import structs
 
-from notebook_cluster.coordinator.jobs import (
+from notebook_cluster.protocol.rounds import (
+    PATIENCE,
+    Applied,
+    Arrived,
+    CheckpointRequest,
+    Joined,
+    Leave,
+    Prepared,
+    Register,
+    RoundStatus,
+    Saved,
+    Stalled,
+)
+from notebook_cluster.protocol.state import JobView
+from notebook_cluster.rounds.leader.arrivals import on_arrived, on_prepared, on_stalled
+from notebook_cluster.rounds.leader.attempts import settle_attempt
+from notebook_cluster.rounds.leader.events_effects import (
     Answer,
     CellLeft,
     CellStarted,
@@ -34,36 +50,20 @@ from notebook_cluster.coordinator.jobs import (
     Tell,
     Tick,
 )
-from notebook_cluster.coordinator.jobs_arrivals import on_arrived, on_prepared, on_stalled
-from notebook_cluster.coordinator.jobs_attempts import settle_attempt
-from notebook_cluster.coordinator.jobs_gathering import required
-from notebook_cluster.coordinator.jobs_impossible import MOST
-from notebook_cluster.coordinator.jobs_recovery import node_lost, node_up, on_status, recover, settle_holders
-from notebook_cluster.coordinator.jobs_registration import (
+from notebook_cluster.rounds.leader.gathering import required
+from notebook_cluster.rounds.leader.impossible import MOST
+from notebook_cluster.rounds.leader.recovery import node_lost, node_up, on_status, recover, settle_holders
+from notebook_cluster.rounds.leader.registration import (
     on_joined,
     on_register,
     settle_registration,
     settle_runs,
     settle_sources,
 )
-from notebook_cluster.coordinator.jobs_runs import forget_later, missing_registrants
-from notebook_cluster.coordinator.jobs_saving import on_request, on_save_requested, on_saved, settle_saves
-from notebook_cluster.coordinator.jobs_silence import settle_silence
-from notebook_cluster.coordinator.jobs_state import Job, RoundsSettings, RoundsState, Turn, change, is_current
-from notebook_cluster.protocol.rounds import (
-    PATIENCE,
-    Applied,
-    Arrived,
-    CheckpointRequest,
-    Joined,
-    Leave,
-    Prepared,
-    Register,
-    RoundStatus,
-    Saved,
-    Stalled,
-)
-from notebook_cluster.protocol.state import JobView
+from notebook_cluster.rounds.leader.runs import forget_later, missing_registrants
+from notebook_cluster.rounds.leader.saving import on_request, on_save_requested, on_saved, settle_saves
+from notebook_cluster.rounds.leader.silence import settle_silence
+from notebook_cluster.rounds.leader.state import Job, RoundsSettings, RoundsState, Turn, change, is_current
 
 __all__ = [
     "Answer",

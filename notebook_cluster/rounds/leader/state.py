@@ -1,4 +1,4 @@
-"""What the coordinator knows of the training jobs: the state of :mod:`.rounds`.
+"""What the coordinator knows of the training jobs: the state of :mod:`.machine`.
 
 A state is a value: ``apply`` changes a copy. Participants, nodes and open attempts are frozen and replaced.
 """
@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from notebook_cluster.coordinator.jobs import Effect, Log, Relay, Send, Tell
 from notebook_cluster.protocol.rounds import Arrived, CatchUp, Commit, Prepared, Register, Saved, Seal
 from notebook_cluster.protocol.wire import Message
+from notebook_cluster.rounds.leader.events_effects import Effect, Log, Relay, Send, Tell
 
 Held = tuple[int, str]
 """(round, hash of theta and momentum after it)."""
@@ -120,7 +120,7 @@ class Job(msgspec.Struct):
     """Of the lowest rank that registered: codec, schema and outer optimiser of the job."""
     cell: int
     run: int = 1
-    """Which sync object of this cell is trained: see :mod:`.jobs_runs`."""
+    """Which sync object of this cell is trained: see :mod:`.runs`."""
     ended: bool = False
     """Those who took part in this run have finished it."""
     later: dict[str, tuple[int, Register]] = {}
