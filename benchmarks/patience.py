@@ -23,6 +23,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from notebook_cluster.journal.place import journal_path
+from notebook_cluster.journal.reading import read_rounds
+from notebook_cluster.journal.records import CommitRecord
+
 FAULTS = ("agent-killed", "agent-stopped", "cable-pulled", "kernel-stopped")
 SLOW = ("encoding", "locked", "slow-link")
 CODE = "tiger-lamp-42"
@@ -113,14 +117,11 @@ class Hosts:
         return TRAIN.format(job=job, **{**usual, **words})
 
     def commits(self, job: str) -> list[Commit]:
-        found = []
-        for line in (self.notebook.cluster_folder / "run.jsonl").read_bytes().splitlines():
-            with contextlib.suppress(ValueError):  # the last line may be half written
-                entry = json.loads(line)
-                record = entry.get("round")
-                if record and record["kind"] == "commit" and record["job"] == job:
-                    found.append(Commit(job, entry["time"], record["commit"]["members"]))
-        return found
+        return [
+            Commit(job, noted.time, noted.record.commit.members)
+            for noted in read_rounds(journal_path(self.notebook.cluster_folder))
+            if isinstance(noted.record, CommitRecord) and noted.record.job == job
+        ]
 
     def named(self) -> list[str]:
         """Whom the cluster said to make no progress since this was asked last."""

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
+from notebook_cluster.journal.records import Record
 from notebook_cluster.protocol.mesh import JobFrame, MeshHeader
 from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeLog, Roster, ToNodeBody
 from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
@@ -346,7 +347,11 @@ class Cluster:
         def restart() -> None:
             self._state = rounds.new_state()
             nodes = tuple((node.name, node.incarnation) for node in self.nodes.values())
-            self._feed(rounds.Recovered(tuple(self.records), nodes, time.monotonic(), time.time_ns()))
+            self._feed(
+                rounds.Recovered(
+                    tuple(msgspec.convert(self.records, list[Record])), nodes, time.monotonic(), time.time_ns()
+                )
+            )
             self._feed(rounds.RanksChanged(self.ranks()))
 
         self._worker.queue.put(restart)

@@ -13,6 +13,7 @@ from collections import deque
 from contextlib import contextmanager
 
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Register
@@ -324,7 +325,7 @@ class World:
         self.mesh, self.cuts, self.unheard = [], [], set()
         self.states, self.sent, self.contributions = {}, {}, [None]
         self.committed, self.chain, self.counted, self.ever = {}, {}, {}, {}
-        self.log, self.bad, self.taken = [], set(), {}
+        self.records, self.log, self.bad, self.taken = [], [], set(), {}
         count = nodes or rng.choice((1, 2, 3, 3, 4))
         self.nodes = {f"n{rank}": Node(self, f"n{rank}", rank, 1) for rank in range(count)}
         self.state = rounds.new_state(SETTINGS)
@@ -439,6 +440,8 @@ class World:
         return self.states[effect.state_hash][0] if known is None else known
 
     def record(self, record):
+        self.records.append(record)
+        record = to_builtins(record)
         self.log.append(record)
         if not self.with_commit:
             return
@@ -553,7 +556,7 @@ class World:
         self.apart |= not told  # it does not wait for nodes that have not registered yet
         self.coordinate(
             rounds.Recovered(
-                tuple(self.log),
+                tuple(self.records),
                 tuple((name, incarnation) for _, name, incarnation in up),
                 self.now,
                 1_000_000 * (1 + len(self.log)),

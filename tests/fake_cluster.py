@@ -68,7 +68,7 @@ def cluster_view(step: int = 120, **changes: Any) -> ClusterView:
             EventView(time=now - 40, level="warning", text="desk: suspect, nothing heard for 2.6 s (Wi-Fi?)"),
             EventView(time=now - 38, level="info", text="desk: back after 4.1 s"),
         ],
-        directory="/home/ada/work", run_log="/run/clusters/digits/run.jsonl",
+        directory="/home/ada/work", run_log="/run/clusters/digits/run.journal",
     )  # fmt: skip
     return msgspec.structs.replace(view, **changes)
 

@@ -1,6 +1,6 @@
 """A real cluster of three kernels in which one process dies at a named point.
 
-A case trains a job of its own; everything that is checked afterwards comes from the run log and from what the nodes
+A case trains a job of its own; everything that is checked afterwards comes from the journal and from what the nodes
 noted (:mod:`tests.fault_nodes`); :mod:`tests.fault_reference` does that.
 """
 

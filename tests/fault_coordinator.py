@@ -8,7 +8,7 @@ import msgspec
 
 from notebook_cluster.coordinator.members import Members
 from notebook_cluster.coordinator.rounds_host import RoundsHost
-from notebook_cluster.coordinator.runlog import RunLog
+from notebook_cluster.journal.log import Journal
 from notebook_cluster.protocol import rounds as p
 from tests.fault_points import Condition, Order, around, die, is_message
 
@@ -47,9 +47,10 @@ def watch_coordinator(order_file: Path) -> None:
             die(Path(order.folder), until, lambda: _done(order, order_file))
 
     def logs(when: str) -> Condition:
-        def log(_log: Any, record: dict[str, Any]) -> None:
+        def log(journal: Journal, record: Any) -> None:
+            written = (lambda: journal.flush(1.0) is None) if when == "logged" else None
             for kind in ("seal", "commit"):
-                dies_at(f"{kind.upper()} {when}", kind, record)
+                dies_at(f"{kind.upper()} {when}", kind, msgspec.to_builtins(record), written)
 
         return log
 
@@ -73,6 +74,6 @@ def watch_coordinator(order_file: Path) -> None:
     def noted(_host: Any, _node: str, _incarnation: int, message: Any) -> None:
         dies_at("PREPARED of one noted", p.Prepared, message)
 
-    around(RunLog, "round", before=logs("not logged"), after=logs("logged"))
+    around(Journal, "round", before=logs("not logged"), after=logs("logged"))
     around(Members, "send", after=sent)
     around(RoundsHost, "from_member", before=hears, after=noted)

@@ -4,7 +4,6 @@ Imported by kernels: a cell calls :func:`watch` in each of them, and only the on
 """
 
 import functools
-import json
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -96,12 +95,11 @@ class Watch(msgspec.Struct):
 
     def logged(self, kind: str) -> bool:
         """The coordinator has logged ``kind`` for this job and round."""
-        whole, _, _ = self.run_log.read_bytes().rpartition(b"\n")
-        for line in whole.splitlines():
-            record = json.loads(line).get("round") if b'"kind"' in line else None
-            if record and (record["kind"], record["job"]) == (kind, self.job) and record[kind]["round"] == self.number:
-                return True
-        return False
+        from notebook_cluster.journal.reading import read_rounds
+
+        records = [msgspec.to_builtins(noted.record) for noted in read_rounds(self.run_log)]
+        mine = [record for record in records if (record["kind"], record["job"]) == (kind, self.job)]
+        return any(record[kind]["round"] == self.number for record in mine)
 
 
 def _place(header: Any) -> dict[str, Any]:

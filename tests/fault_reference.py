@@ -1,4 +1,4 @@
-"""What must hold after a fault, computed from the run log and from what the nodes noted, and nothing of ours.
+"""What must hold after a fault, computed from the journal and from what the nodes noted, and nothing of ours.
 
 The nodes note (:mod:`tests.fault_nodes`) the bytes of every contribution and of every chunk that went over the mesh.
 """

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.coordinator.cell_files import CellFiles
+from notebook_cluster.journal.place import journal_path
+from notebook_cluster.journal.reading import read_rounds
+from notebook_cluster.journal.records import CommitRecord
 from tests.command import COMMAND
 from tests.conftest import wait_until
 from tests.ipc_kernels import start_kernel
@@ -122,13 +125,8 @@ with Cluster.attach({CLUSTER!r}, kind="client", live=False) as cluster:
 
     def commits(self) -> list[list[str]]:
         """Whose work each committed round has, in order."""
-        found = []
-        for line in (self.cluster_folder / "run.jsonl").read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                record = json.loads(line).get("round")
-                if record and record["kind"] == "commit":
-                    found.append(sorted(record["commit"]["members"]))
-        return found
+        records = [noted.record for noted in read_rounds(journal_path(self.cluster_folder))]
+        return [sorted(record.commit.members) for record in records if isinstance(record, CommitRecord)]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from notebook_cluster.coordinator.relaying import Relaying
-from notebook_cluster.coordinator.state import Node
+from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.node import (
     FromNodeBody,

@@ -1,5 +1,7 @@
 """A coordinator's round machine in a test, with short ways to say what nodes say."""
 
+import msgspec
+
 from notebook_cluster.protocol import rounds as p
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.numerics.outer import bits_float, float_bits
@@ -21,18 +23,23 @@ class Cluster:
 
     def __init__(self, names="abc", settings=None):
         self.state = rounds.new_state(settings)
-        self.effects, self.log = [], []
+        self.effects, self.records = [], []
         self.incarnations = dict.fromkeys(names, 1)
         self.feed(rounds.Tick(100.0))
         for rank, name in enumerate(names):
             self.feed(rounds.NodeUp(name, 1, rank))
         self.feed(rounds.CellStarted(1, tuple(names)))
 
+    @property
+    def log(self):
+        """The records as JSON values."""
+        return [msgspec.to_builtins(record) for record in self.records]
+
     def feed(self, event):
         """The effects of this event."""
         self.state, effects = rounds.apply(self.state, event)
         self.effects += effects
-        self.log += [effect.record for effect in effects if isinstance(effect, rounds.Log)]
+        self.records += [effect.record for effect in effects if isinstance(effect, rounds.Log)]
         return effects
 
     def say(self, node, message):
@@ -80,7 +87,7 @@ class Cluster:
         """A new coordinator with what this one logged."""
         self.state = rounds.new_state()
         nodes = tuple((name, self.incarnations[name]) for name in names)
-        return self.feed(rounds.Recovered(tuple(self.log), nodes, 200.0, 1000, cell, tuple(running)))
+        return self.feed(rounds.Recovered(tuple(self.records), nodes, 200.0, 1000, cell, tuple(running)))
 
     def status(self, node, number, state_hash, **fields):
         known = {"phase": "training", "cell": 1}

@@ -1,6 +1,7 @@
 """The benchmarks print one JSON line with every figure and leave nothing behind. How fast is not asserted here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -254,3 +255,22 @@ def test_the_formula_of_links_is_that_of_the_link_alone() -> None:
     assert share("sparse", "100mbit") == pytest.approx(0.99, abs=0.005)
     assert share("streaming", "100mbit") == 1.0  # 1.2 s for each fragment, behind 1.25 s
     assert share("streaming", "50mbit") == pytest.approx(7.5 / (7.5 + 4 * 1.15))
+
+
+def test_the_journal_is_measured_long_and_empty_and_over_hours(no_processes_left: str) -> None:
+    recovery, disk = printed("journal", "--rounds", "5000", "--runs", "1", "--hours", "0.05")
+    found = recovery["recovery"]
+    assert found["rounds"] == 5000
+    assert found["longer_s"] == pytest.approx(found["long"]["seconds"] - found["empty"]["seconds"], abs=0.002)
+    assert 10 < found["empty"]["memory_mb"] < 150
+    assert disk["disk"]["rounds"] == 1800
+    assert 0 < disk["disk"]["end_mb"] <= disk["disk"]["most_mb"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_coordinator_that_is_killed_on_a_full_disk_loses_nothing(no_processes_left: str) -> None:
+    (line,) = printed("journal", "--kills", "6", "--seed", "1")
+    found = line["kills"]
+    assert (found["kills"], found["went_on"], found["cell"]) == (6, 6, "ok")
+    assert found["lines_told"] + found["had_room"] == found["on_a_full_disk"] > 0
+    assert found["unreadable"] == found["rounds_lost"] == 0

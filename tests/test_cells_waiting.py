@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from notebook_cluster.client import ClusterError
-from notebook_cluster.coordinator.events import CellNodeEnded
 from notebook_cluster.coordinator.starting import Starting
-from notebook_cluster.coordinator.state import Cell, Node
+from notebook_cluster.journal.events import CellNodeEnded
+from notebook_cluster.journal.state import Cell, Node
 from tests.cluster import Watcher, kill, node
 from tests.conftest import wait_until
 from tests.shared_notebook import SharedNotebook, shared_notebook

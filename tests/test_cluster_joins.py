@@ -52,7 +52,7 @@ print("ends", sync.round, state_hash(model.weight.detach().numpy(), sync._replic
 
 
 def attempts(cluster: Cluster) -> Counter[int]:
-    """Round -> how often it was tried, from the run log."""
+    """Round -> how often it was tried, from the journal."""
     return Counter(record["seal"]["round"] for record in logged(cluster, "seal"))
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import AsyncCluster, Cluster, ClusterError, Pulled, read_values
+from notebook_cluster.journal.events import CellSubmitted
+from notebook_cluster.journal.reading import read_events
 from notebook_cluster.protocol.transfers import ForgetValue, ValuePart
 from tests.cluster import Watcher
 from tests.conftest import wait_until
@@ -160,10 +162,9 @@ def test_no_code_of_a_node_runs_in_the_notebook(notebook: SharedNotebook) -> Non
 def test_pull_is_in_no_replay(notebook: SharedNotebook, cluster: Cluster) -> None:
     notebook.works("%%on_all\nseen = 1")
     notebook.works("%pull seen")
-    text = Path(cluster.connection.file.run_log).read_text()
-    submitted = [line for line in text.splitlines() if "CellSubmitted" in line and "# %pull seen" in line]
-    assert len(submitted) == 1
-    assert '"replay":false' in submitted[0]
+    events = read_events(Path(cluster.connection.file.run_log))
+    submitted = [event for event in events if isinstance(event, CellSubmitted) and "# %pull seen" in event.source]
+    assert [event.replay for event in submitted] == [False]
 
 
 def test_pull_waits_for_the_cell_that_runs(notebook: SharedNotebook, cluster: Cluster, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.runs import IDLE_GRACE, Runs
+from notebook_cluster.journal import events as e
 from notebook_cluster.protocol.peer import FromKernel, KernelChannel
 
 

@@ -1,22 +1,27 @@
 """The coordinator's pure parts: what the state is after events, and what a log gives back."""
 
 import math
-import os
 import random
+import shutil
+import sqlite3
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
+from msgspec import structs
 
-from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator import kept_rounds
 from notebook_cluster.coordinator.outputs import CellOutputs, batches, hint_missing_name
-from notebook_cluster.coordinator.remains import LastView, last_run, read_view, write_view
-from notebook_cluster.coordinator.runlog import RunLog, has_crashed, read_log
-from notebook_cluster.coordinator.series import SeriesStore
-from notebook_cluster.coordinator.series_file import GROWTH, SeriesFile, read_series
-from notebook_cluster.coordinator.state import State, apply, roster
+from notebook_cluster.journal import committed, kept_rounds, log
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.curves import GROWTH, CurvesFile, LastView, read_series, read_view
+from notebook_cluster.journal.last_run import last_run
+from notebook_cluster.journal.log import Journal
+from notebook_cluster.journal.place import JOURNAL_FILE, curves_path, journal_path
+from notebook_cluster.journal.reading import has_crashed, read_rounds, recover
+from notebook_cluster.journal.records import CommitRecord, EndedRecord, Record, RegisterRecord
+from notebook_cluster.journal.rows import Shape, from_row, packed, to_row, unpacked
+from notebook_cluster.journal.series import SeriesStore
+from notebook_cluster.journal.state import State, apply, roster
+from notebook_cluster.journal.writer import SYNC_PERIOD
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Output
@@ -24,6 +29,7 @@ from notebook_cluster.rounds.leader import commit as jobs_commit
 from notebook_cluster.rounds.leader import machine as rounds
 from tests.explorer import World
 from tests.fake_cluster import cluster_view
+from tests.in_loop import in_loop, until
 
 
 def hello(node: str, incarnation: int) -> NodeHello:
@@ -114,81 +120,183 @@ def test_local_ranks_count_within_a_peer() -> None:
     assert [(row.name, row.local_rank) for row in roster(state).nodes] == [("a", 0), ("a-2", 1)]
 
 
-def test_a_log_gives_the_state_back(tmp_path: Path) -> None:
+async def write(folder: Path, *what: e.Event | Record, **received: int) -> None:
+    """A journal in ``folder`` with these rows behind those that are there, and closed."""
+    journal = Journal(folder, recover(journal_path(folder)))
+    for one in what:
+        if isinstance(one, Record):
+            journal.round(one)
+        else:
+            journal.event(one, durable=isinstance(one, e.DURABLE))
+    if received:
+        journal.received(received)
+    assert journal.close()
+
+
+@in_loop
+async def test_a_journal_gives_the_state_back(tmp_path: Path) -> None:
     events = [
         *joined("a", "b"),
         e.CellSubmitted(cell=1, source="x = 1", targets=[], replay=True),
         e.CellStarted(cell=1, nodes=["a", "b"], generation=2, time=3.0),
         e.CellNodeEnded(cell=1, node="a", status="ok"),
     ]
-    log = RunLog(tmp_path / "run.jsonl")
-    for event in events:
-        log.event(event, durable=isinstance(event, e.DURABLE))
-    log.round({"kind": "cell", "job": "model"})
-    log.received({"key": 17})
-    log.close()
-    recovered = read_log(tmp_path / "run.jsonl")
+    await write(tmp_path, *events, EndedRecord("model"), key=17)
+    recovered = recover(journal_path(tmp_path))
     assert recovered.state == after(*events)
-    assert recovered.rounds == [{"kind": "cell", "job": "model"}]
+    assert recovered.rounds == [EndedRecord("model")]
     assert recovered.received == {"key": 17}
-    assert (tmp_path / "run.jsonl").stat().st_mode & 0o777 == 0o600
+    assert journal_path(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+@in_loop
+async def test_a_snapshot_says_what_the_rows_before_it_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "_ROW_BYTES", log.MOST_BYTES)  # let go of every row that nobody needs
+    monkeypatch.setattr(kept_rounds, "_COMMITS", 8)
+    monkeypatch.setattr(committed, "MAX_ROUNDS", 20)
+    records = [
+        structs.replace(one, time=5.0) if isinstance(one, CommitRecord) else one for one in World(3).run().records
+    ]
+    events = [*joined("a", "b"), e.CellSubmitted(cell=1, source="x = 1", targets=["a"], replay=True)]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+        journal = Journal(folder)
+        state = State()
+        for record in records * 30:
+            journal.round(record)
+            if folder == cut:
+                journal.snapshot_if_due(state)
+        for event in events:
+            journal.event(event, durable=True)
+            state = apply(state, event)
+        if folder == cut:
+            journal._snapshot_at = -(10**9)
+            journal.snapshot_if_due(state)
+        journal.event(e.Stopped(reason="over", time=1.0), durable=True)
+        journal.received({"key": 3})
+        assert journal.close()
+    first, second = (recover(journal_path(folder)) for folder in (whole, cut))
+    assert first.state == second.state == after(*events, e.Stopped(reason="over", time=1.0))
+    assert first.rounds == second.rounds
+    assert (first.committed.rounds, first.committed.seen) == (second.committed.rounds, second.committed.seen)
+    assert first.received == second.received
+    assert 2 * len(read_rounds(journal_path(cut))) < len(read_rounds(journal_path(whole)))
+
+
+@pytest.mark.parametrize("every_step", [False, True])
+@in_loop
+async def test_a_round_is_synced_when_it_is_written_and_what_decides_nothing_within_a_second(
+    tmp_path: Path, every_step: bool
+) -> None:
+    records = World(3).run().records
+    register = next(one for one in records if isinstance(one, RegisterRecord))
+    journal = Journal(tmp_path)
+    journal.round(structs.replace(register, register=structs.replace(register.register, every_step=every_step)))
+    commit = next(one for one in records if isinstance(one, CommitRecord))
+    journal.round(commit)
+    assert journal.flush(10) is None
+    assert read_rounds(journal.path)[-1].record == commit
+    writer = journal._writer
+    assert (writer._level, writer._unsynced) == ("FULL", False)
+    journal.received({"key": 3})
+    assert journal.flush(10) is None
+    assert (writer._level, writer._unsynced) == ("NORMAL", True)
+    await until(lambda: not writer._unsynced, "the sync", 5 * SYNC_PERIOD)
+    assert journal.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_log_cut_anywhere_gives_the_state_of_its_whole_lines(tmp_path: Path, seed: int) -> None:
+@in_loop
+async def test_a_write_ahead_log_cut_anywhere_gives_the_state_of_its_whole_rows(tmp_path: Path, seed: int) -> None:
     events = joined("a", "b", "c")
-    log = RunLog(tmp_path / "run.jsonl")
+    (tmp_path / "whole").mkdir()
+    journal = Journal(tmp_path / "whole")
+    states = [State()]
     for event in events:
-        log.event(event, durable=False)
-    log.close()
-    data = (tmp_path / "run.jsonl").read_bytes()
-    cut = random.Random(seed).randrange(len(data))
-    (tmp_path / "run.jsonl").write_bytes(data[:cut])
-    assert read_log(tmp_path / "run.jsonl").state == after(*events[: data[:cut].count(b"\n")])
+        journal.event(event, durable=False)
+        assert journal.flush(10) is None
+        states.append(apply(states[-1], event))
+    copied = shutil.copytree(tmp_path / "whole", tmp_path / "cut", ignore=lambda *_: [f"{JOURNAL_FILE}-shm"])
+    assert journal.close()
+    ahead = copied / f"{JOURNAL_FILE}-wal"
+    data = ahead.read_bytes()
+    ahead.write_bytes(data[: random.Random(seed).randrange(len(data))])
+    assert recover(journal_path(copied)).state in states
 
 
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "run.jsonl").write_text('{"time": 1}\nnonsense\n{"time": 2}\n')
-    with pytest.raises(ValueError, match="line 2 is not readable"):
-        read_log(tmp_path / "run.jsonl")
+@pytest.mark.parametrize("damage", [b"", b"nonsense" * 1000])
+@in_loop
+async def test_a_journal_that_is_not_readable_is_one_line_that_names_it(tmp_path: Path, damage: bytes) -> None:
+    await write(tmp_path, *joined("a", "b"))
+    whole = journal_path(tmp_path).read_bytes()
+    journal_path(tmp_path).write_bytes(damage or whole[: len(whole) // 2])
+    for read in (recover, has_crashed):
+        with pytest.raises(ValueError, match=rf"{JOURNAL_FILE} is not readable .*--fresh") as caught:
+            read(journal_path(tmp_path))
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("end", [b'{"time": 3', b"\0\0\0\0", b"\0\0\0\n", b'{"time": 3, "round": {"kind": "se\n'])
-def test_a_torn_end_costs_nothing_else_and_is_cut_away(tmp_path: Path, end: bytes) -> None:
-    path = tmp_path / "run.jsonl"
-    whole = b'{"time": 1, "received": {"key": 1}}\n{"time": 2, "received": {"key": 2}}\n'
-    path.write_bytes(whole + end)
-    assert not has_crashed(path)
-    assert read_log(path).received == {"key": 2}
-    assert path.read_bytes() == whole
+@in_loop
+async def test_only_a_journal_without_an_end_has_crashed(tmp_path: Path) -> None:
+    assert not has_crashed(journal_path(tmp_path))
+    await write(tmp_path, joined()[0])
+    assert not has_crashed(journal_path(tmp_path))  # nothing to go on with
+    await write(tmp_path, *joined("a")[1:])
+    assert has_crashed(journal_path(tmp_path))
+    await write(tmp_path, e.Stopped(reason="over", time=1.0))
+    assert not has_crashed(journal_path(tmp_path))
 
 
-def test_what_is_kept_of_a_log_says_the_same_as_all_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    logs = [[plain(record) for record in World(seed).run().log] for seed in range(300)]
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+def test_a_record_is_the_same_when_it_was_a_row(tmp_path: Path) -> None:
+    shapes: list[Shape] = []
+
+    def number(shape: Shape) -> int:
+        if shape not in shapes:
+            shapes.append(shape)
+        return shapes.index(shape)
+
+    compact = 0
+    for seed in range(100):
+        for record in World(seed).run().records:
+            noted = [record]
+            if isinstance(record, CommitRecord):
+                waits = {member.name: 0.25 * place for place, member in enumerate(record.members)}
+                noted += [structs.replace(record, time=5.0, waits=waits), structs.replace(record, time=5.0)]
+                noted.append(structs.replace(record, time=5.0, base_hash="15 characters..", waits={"n0": 0.12345}))
+            for one in noted:
+                row = to_row(one, 7.0, number)
+                compact += row.shape is not None
+                assert from_row(row, shapes.__getitem__) == one
+    assert compact > 1000
+
+
+@pytest.mark.parametrize("text", ["", "h1", "0" * 32, "A" * 32, "f" * 31, "x" * 14, "x" * 15, " " * 15, " " * 16])
+def test_a_hash_is_unpacked_as_it_was(text: str) -> None:
+    assert unpacked(packed(text)) == text
+
+
+@in_loop
+async def test_what_is_kept_of_a_journal_says_the_same_as_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worlds = [World(seed).run().records for seed in range(300)]
     monkeypatch.setattr(jobs_commit, "KEPT_HASHES", 2)
     monkeypatch.setattr(kept_rounds, "_COMMITS", jobs_commit.KEPT_ROUNDS)
     left_out = 0
-    for seed, records in enumerate(logs):
-        log = RunLog(tmp_path / f"{seed}.jsonl")
-        for record in records:
-            log.round(record)
-        log.close()
-        seen: list[dict[str, Any]] = []
-        kept = read_log(log.path, on_round=seen.append).rounds
+    for seed, records in enumerate(worlds):
+        (tmp_path / str(seed)).mkdir()
+        await write(tmp_path / str(seed), *records)
+        kept = recover(journal_path(tmp_path / str(seed))).rounds
         left_out += len(records) - len(kept)
-        assert seen == [record for record in records if record["kind"] in ("commit", "void")]
         assert recovered_from(kept) == recovered_from(records), f"seed {seed}"
+        assert [noted.record for noted in read_rounds(journal_path(tmp_path / str(seed)))] == records
     assert left_out > 300
 
 
-def recovered_from(records: list[dict[str, Any]]) -> rounds.RoundsState:
+def recovered_from(records: list[Record]) -> rounds.RoundsState:
     nodes = tuple((f"n{rank}", 1) for rank in range(4))
     return rounds.apply(rounds.new_state(), rounds.Recovered(tuple(records), nodes, 1.0, 10**6, 0, ()))[0]
-
-
-def plain(record: dict[str, Any]) -> dict[str, Any]:
-    return dict(msgspec.json.decode(msgspec.json.encode(record)))
 
 
 def stream(node: str, text: str) -> Output:
@@ -242,24 +350,24 @@ def test_a_long_curve_is_thinned_evenly_and_keeps_its_whole_range_and_its_peak()
 # ---- curves on disk ----------------------------------------------------------------------------------------------
 
 
-def taken_over(path: Path) -> SeriesStore:
+def taken_over(folder: Path) -> SeriesStore:
     """The store of a coordinator that is started again."""
     store = SeriesStore()
-    store.take_over(read_series(path))
+    store.take_over(read_series(curves_path(folder)))
     return store
 
 
 def test_curves_on_disk_are_those_in_memory_with_their_gaps(tmp_path: Path) -> None:
     store = SeriesStore()
-    file = SeriesFile(tmp_path / "series.jsonl", store)
+    file = CurvesFile(tmp_path, store)
     for step in range(300):
         store.add("a", "loss", step, float(step), math.inf if step == 7 else step / 3)
         store.add("", "loss", step, float(step), 0.25, job="model")
         if step % 10 == 9:
             file.append(store.take_fresh())
     file.close()
-    assert (tmp_path / "series.jsonl").stat().st_mode & 0o777 == 0o600
-    loss, model = taken_over(tmp_path / "series.jsonl").all()
+    assert curves_path(tmp_path).stat().st_mode & 0o777 == 0o600
+    loss, model = taken_over(tmp_path).all()
     assert (loss.node, loss.job, model.node, model.job) == ("a", "", "", "model")
     assert loss.step == list(range(300))
     assert [place for place, value in enumerate(loss.value) if not math.isfinite(value)] == [7]
@@ -268,86 +376,99 @@ def test_curves_on_disk_are_those_in_memory_with_their_gaps(tmp_path: Path) -> N
 
 
 def test_the_file_of_a_long_run_stays_small_and_keeps_range_and_peak(tmp_path: Path) -> None:
-    path, store = tmp_path / "series.jsonl", SeriesStore()
-    file, largest = SeriesFile(path, store), 0
+    store = SeriesStore()
+    file, largest = CurvesFile(tmp_path, store), 0
     for step in range(120_000):
         store.add("a", "loss", step, 1e9 + step / 7, 1e9 if step == 12_345 else step / 7)
         if step % 20 == 19:
             file.append(store.take_fresh())
-            largest = max(largest, path.stat().st_size)
+            assert file._working is not None
+            file._working.result(10)
+            largest = max(largest, sum(path.stat().st_size for path in tmp_path.iterdir()))
     file.close()
-    assert GROWTH < largest < 1.2 * GROWTH
-    (series,) = taken_over(path).all()
+    assert GROWTH < largest < 3.2 * GROWTH
+    assert curves_path(tmp_path).stat().st_size < 1.7 * GROWTH
+    (series,) = taken_over(tmp_path).all()
     assert len(series.step) <= MAX_POINTS
     assert (series.step[0], series.step[-1]) == (0, 119_999)
     assert 1e9 in series.value
     assert series.seen >= 119_999
 
 
-def test_a_file_cut_by_a_crash_gives_what_is_whole(tmp_path: Path) -> None:
-    path, store = tmp_path / "series.jsonl", SeriesStore()
-    file = SeriesFile(path, store)
-    for step in range(10):
-        store.add("a", "loss", step, float(step), 1.0)
-        file.append(store.take_fresh())
+def test_a_piece_that_is_not_readable_costs_no_other_piece_before_it(tmp_path: Path) -> None:
+    store = SeriesStore()
+    file = CurvesFile(tmp_path, store)
+    store.add("a", "loss", 1, 1.0, 1.0)
+    file.append(store.take_fresh())
     file.close()
-    path.write_bytes(path.read_bytes()[:-5])
-    assert [one.step for one in taken_over(path).all()] == [list(range(9))]
-    path.write_bytes(b"\xff\n[1]\n" + path.read_bytes())
-    assert [one.step for one in taken_over(path).all()] == [list(range(9))]
+    with sqlite3.connect(curves_path(tmp_path)) as connection:
+        connection.execute("INSERT INTO pieces (body) VALUES (?)", (b"\xff",))
+    connection.close()
+    assert [one.step for one in taken_over(tmp_path).all()] == [[1]]
+    curves_path(tmp_path).write_bytes(b"nonsense" * 1000)
+    assert read_series(curves_path(tmp_path)) == []
     assert read_series(tmp_path / "none") == []
 
 
 def test_points_that_come_again_after_a_restart_are_left_out_and_a_new_run_is_not(tmp_path: Path) -> None:
-    path, store = tmp_path / "series.jsonl", SeriesStore()
-    file = SeriesFile(path, store)
+    store = SeriesStore()
+    file = CurvesFile(tmp_path, store)
     for step in range(100):
         store.add("a", "loss", step, 1000.0 + step / 10, 1.0)
     file.append(store.take_fresh())
     file.close()
-    again = taken_over(path)
+    again = taken_over(tmp_path)
     for step in range(90, 110):
         again.add("a", "loss", step, 1000.0 + step / 10 + 0.3, 1.0)
     assert [one.step for one in again.all()] == [list(range(110))]
     assert [one.step for one in again.take_fresh()] == [list(range(100, 110))]
-    new_run = taken_over(path)
+    new_run = taken_over(tmp_path)
     for step in range(3):
         new_run.add("a", "loss", step, 1100.0 + step, 1.0)
     assert [one.step[-3:] for one in new_run.all()] == [[0, 1, 2]]
 
 
 def test_a_disk_that_is_full_costs_no_more_than_the_file(tmp_path: Path) -> None:
-    store = SeriesStore()
-    file = SeriesFile(tmp_path / "missing" / "series.jsonl", store)
+    store, folder = SeriesStore(), tmp_path / "missing"
+    file = CurvesFile(folder, store)
     store.add("a", "loss", 1, 1.0, 1.0)
     file.append(store.take_fresh())
-    (tmp_path / "missing").mkdir()
+    file._thread.submit(int).result(10)
+    folder.mkdir()
     store.add("a", "loss", 2, 2.0, 2.0)
     file.append(store.take_fresh())
     file.close()
-    assert [one.value for one in read_series(tmp_path / "missing" / "series.jsonl")] == [[1.0, 2.0]]
+    assert [one.value for one in read_series(curves_path(folder))] == [[1.0, 2.0]]
+
+
+def kept_view(folder: Path, ended: str = "") -> LastView:
+    """What a run has left in ``folder``."""
+    view = LastView(state=cluster_view(), checkpoints=[], peers=[], ended=ended)
+    file = CurvesFile(folder, SeriesStore())
+    file.keep_view(view)
+    file.close()
+    return view
 
 
 def test_the_last_view_comes_back_as_it_was_and_a_damaged_one_not_at_all(tmp_path: Path) -> None:
-    state = cluster_view()
-    write_view(tmp_path, LastView(state=state, checkpoints=[], peers=[], ended="stopped"))
-    assert read_view(tmp_path) == LastView(state=state, checkpoints=[], peers=[], ended="stopped")
-    (tmp_path / "last.view").write_bytes(b"nonsense")
-    assert read_view(tmp_path) is None
+    view = kept_view(tmp_path, "stopped")
+    assert read_view(curves_path(tmp_path)) == view
+    curves_path(tmp_path).write_bytes(b"nonsense" * 1000)
+    assert read_view(curves_path(tmp_path)) is None
     assert last_run(tmp_path) is None
     assert last_run(tmp_path / "none") is None
 
 
 def test_a_run_whose_coordinator_was_killed_says_so(tmp_path: Path) -> None:
-    write_view(tmp_path, LastView(state=cluster_view(), checkpoints=[], peers=[]))
+    kept_view(tmp_path)
     run = last_run(tmp_path)
     assert run is not None
     assert run.ended.startswith("its coordinator was killed after ")
     assert (run.series(), run.history().rounds, run.history().cells_seen) == ([], [], 0)
 
 
-def test_a_run_with_a_damaged_log_is_refused_with_the_line(tmp_path: Path) -> None:
-    write_view(tmp_path, LastView(state=cluster_view(), checkpoints=[], peers=[]))
-    (tmp_path / "run.jsonl").write_text('{"time": 1}\nnonsense\n{"time": 2}\n')
-    with pytest.raises(ValueError, match=r"run\.jsonl line 2 is not readable"):
+def test_a_run_with_a_damaged_journal_is_refused_with_its_name(tmp_path: Path) -> None:
+    kept_view(tmp_path)
+    journal_path(tmp_path).write_bytes(b"nonsense" * 1000)
+    with pytest.raises(ValueError, match=rf"{JOURNAL_FILE} is not readable"):
         last_run(tmp_path)

@@ -1,7 +1,7 @@
-"""The disk of the run log is full: nothing is lost, nothing is done twice, and all goes on when there is room."""
+"""The disk of the journal is full: nothing is lost, nothing is done twice, and all goes on when there is room."""
 
-import json
-import os
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +9,17 @@ import psutil
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
-from notebook_cluster.coordinator.runlog import RunLog, read_log
+from notebook_cluster.journal import log
+from notebook_cluster.journal.events import DoorOpened
+from notebook_cluster.journal.log import Journal
+from notebook_cluster.journal.reading import read_events, read_rounds, recover
+from notebook_cluster.journal.records import EndedRecord
+from notebook_cluster.journal.writer import RETRY, Writer
 from notebook_cluster.protocol.views import CellChanged
 from tests.cluster import Watcher, is_running, kernel_pid, kill, run, running_cluster
 from tests.conftest import wait_until
 from tests.full_disk import SmallDisk, small_disk
+from tests.in_loop import in_loop, until
 from tests.training_cells import SETUP, commits, job, replay
 
 TRAIN = """
@@ -98,25 +104,17 @@ def test_rounds_wait_for_room_and_go_on(disk: SmallDisk, work: Path) -> None:
         assert run(cluster, "print(rank)") == {"local": "0\n", "local-2": "1\n"}
 
 
-@pytest.mark.parametrize("when", ["room before the start", "room after the start"])
-def test_a_coordinator_that_dies_on_a_full_disk_goes_on_from_what_is_logged(
-    disk: SmallDisk, work: Path, when: str
-) -> None:
+def test_a_coordinator_that_dies_on_a_full_disk_goes_on_from_what_is_written(disk: SmallDisk, work: Path) -> None:
     killed = Cluster.start("test", local=2)
     cell = train(killed)
     held = hold(killed, disk)
     kill(killed.connection.file.pid)
     killed.connection.wait_closed()
-    if when == "room before the start":
-        (disk.folder / "test" / "connection.json").unlink()
-        disk.fill()
+    for _ in range(2):
         with pytest.raises(ClusterError, match=rf"cannot start: the disk of {disk.folder}/test is full"):
             Cluster.start("test")
-        disk.make_room()
+    disk.make_room()
     with running_cluster() as cluster:
-        if when == "room after the start":  # in the pages of files that were there
-            wait_until(lambda: told(cluster, "is full"), 60, lambda: f"the line: {cluster.state().events}")
-            disk.make_room()
         end_and_check(cluster, cell, held, work)
     killed.close()
 
@@ -139,7 +137,7 @@ def test_what_a_node_said_meanwhile_is_heard_by_the_next_coordinator(disk: Small
         "open('ran', 'a').write('x')\nprint('d' * 9000)"
     )
     disk.fill()
-    killed.execute("open('never', 'w')  # " + "x" * 8000)  # more than what is left of the log's last page
+    killed.execute("open('never', 'w')  # " + "x" * 600_000)  # more than the write-ahead log has room for
     wait_until(lambda: told(killed, "is full"), 60, "the line")
     (work / "go").touch()
     assert Watcher(stream).wait_end().status == "ok"
@@ -174,29 +172,76 @@ def test_output_that_cannot_be_written_is_shown_all_the_same(disk: SmallDisk, wo
         assert run(cluster, "print(5)") == {"local": "5\n"}
 
 
-def test_lines_wait_in_order_and_half_a_line_is_taken_back(tmp_path: Path) -> None:
+@in_loop
+async def test_rows_wait_in_order_and_half_a_row_is_none(tmp_path: Path) -> None:
     done: list[str] = []
-    with small_disk(tmp_path / "disk", 1 << 20) as disk:
-        log = RunLog(disk.folder / "run.jsonl")
-        log.on_holding = lambda holding: done.append(f"holding {holding}")
-        log.round({"kind": "cell", "job": "0"})
+    with small_disk(tmp_path / "disk", 2 << 20) as disk:
+        journal = Journal(disk.folder)
+        journal.on_holding = lambda holding: done.append(f"holding {holding}")
+        journal.round(EndedRecord("0"))
+        assert journal.flush(10) is None
+        await journal.written(10)
         disk.fill()
-        whole = log.path.stat().st_size
-        log.round({"kind": "cell", "job": "1" * 20_000})
-        assert log.path.stat().st_size == whole
-        log.when_written(lambda: done.append("told of 1"))
-        log.when_written(lambda: log.round({"kind": "cell", "job": "2"}))
-        log.when_written(lambda: done.append("told of 2"))
-        log.received({"key": 1})
-        log.retry()
-        assert done == ["holding True"]
+        journal.round(EndedRecord("1" * 300_000))
+        journal.when_written(lambda: done.append("told of 1"))
+        journal.when_written(lambda: journal.round(EndedRecord("2")))
+        journal.when_written(lambda: done.append("told of 2"))
+        journal.settled(lambda: done.append("it waits"))
+        await until(lambda: journal.holding, "word of the full disk")
+        journal.received({"key": 1})
+        await asyncio.sleep(4 * RETRY)
+        assert done == ["holding True", "it waits"]
+        assert [noted.record for noted in read_rounds(journal.path)] == [EndedRecord("0")]
+        assert journal.held_seconds() > 2 * RETRY
         disk.make_room()
-        log.retry()
-        assert done == ["holding True", "told of 1", "told of 2", "holding False"]
-        assert not log.holding
-        log.when_written(lambda: done.append("at once"))
+        await until(lambda: not journal.holding, "room")
+        assert done[2:] == ["told of 1", "told of 2", "holding False"]
+        journal.when_written(lambda: done.append("at once"))
         assert done[-1] == "at once"
-        log.close()
-        assert [record["job"][:1] for record in read_log(log.path).rounds] == ["0", "1", "2"]
-        assert [json.loads(line)["round"]["job"][:1] for line in log.path.read_bytes().splitlines()] == ["0", "1", "2"]
-        assert os.path.getsize(log.path) > whole + 20_000
+        assert journal.close()
+        assert [record.job[:1] for record in recover(journal.path).rounds] == ["0", "1", "2"]
+
+
+@in_loop
+async def test_a_disk_that_does_not_answer_lets_messages_be_handled_and_is_named_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, done = threading.Event(), []
+    journal = Journal(tmp_path)
+    journal.on_holding = lambda holding: done.append((holding, journal.trouble is None))
+    write = Writer._write
+    monkeypatch.setattr(Writer, "_write", lambda self, batch: (gate.wait(), write(self, batch)))
+    monkeypatch.setattr(log, "SILENT_AFTER", 2 * log.STALLED_AFTER)
+    journal.event(DoorOpened(reception=1, pairing=0), durable=True)
+    journal.when_written(lambda: done.append("told"))
+    journal.settled(lambda: done.append("handled"))
+    journal.look()
+    assert done == []
+    await asyncio.sleep(log.STALLED_AFTER)
+    journal.look()
+    assert done == [(True, True), "handled"]
+    assert journal.holding
+    await asyncio.sleep(log.STALLED_AFTER)
+    journal.look()
+    assert done[2:] == [(True, False)]
+    assert "takes nothing" in str(journal.trouble)
+    gate.set()
+    await until(lambda: not journal.holding, "the disk")
+    assert done[3:] == ["told", (False, True)]
+    assert 2 * log.STALLED_AFTER < journal.held_seconds() < 20
+    assert journal.close()
+
+
+@in_loop
+async def test_what_follows_from_a_row_waits_for_it_and_messages_for_what_came_before(tmp_path: Path) -> None:
+    done: list[int] = []
+    journal = Journal(tmp_path)
+    for number in range(100):
+        journal.event(DoorOpened(reception=number, pairing=0), durable=True)
+        journal.when_written(lambda number=number: done.append(len(read_events(journal.path)) > number))  # type: ignore[misc]
+        journal.settled(lambda: done.append(True))
+    assert done == []
+    await journal.written(60)
+    await until(lambda: len(done) == 200, "calls")
+    assert all(done)
+    assert journal.close()

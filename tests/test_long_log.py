@@ -1,7 +1,6 @@
-"""A run log of many hours: read again within seconds and little memory, by one coordinator at a time."""
+"""A journal of many hours: read again within seconds and little memory, by one coordinator at a time."""
 
-import json
-import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +11,17 @@ import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, start
 from notebook_cluster.coordinator import single
+from notebook_cluster.journal.events import CellSubmitted
+from notebook_cluster.journal.reading import read_events
+from notebook_cluster.journal.rows import COMMIT, SEAL
+from notebook_cluster.journal.store import JOURNAL, checkpoint, open_to_write, reading, remove
 from tests.cluster import Watcher, kill, run, running_cluster
 from tests.conftest import marked_processes, wait_until
 from tests.training_cells import SETUP, commits, job
 
 pytestmark = pytest.mark.usefixtures("work")
 
+LEFT = Path(__file__).parent / "written_before" / "run"
 ROUNDS = 60_000
 """Put before those that a test trains."""
 
@@ -31,25 +35,30 @@ print("over", flush=True)
 """
 
 
-def lengthen(log: Path, rounds: int) -> int:
-    """Put ``rounds`` more rounds before those in ``log``, numbered on below 1: the newest state stays what the nodes
-    hold. Returns the new size."""
-    lines = log.read_bytes().splitlines(keepends=True)
-    records = [(json.loads(line).get("round") or {}) for line in lines]
-    first = next(place for place, record in enumerate(records) if record.get("kind") == "seal")
-    seals = [line for line, record in zip(lines, records, strict=True) if record.get("kind") == "seal"]
-    sealed, committed = json.loads(seals[0]), json.loads(next(
-        line for line, record in zip(lines, records, strict=True) if record.get("kind") == "commit"
-    ))  # fmt: skip
-    with open(log.with_suffix(".long"), "wb") as file:
-        file.writelines(lines[:first])
-        for number in range(1 - rounds, 1):
-            sealed["round"]["seal"]["round"] = committed["round"]["commit"]["round"] = number
-            file.write(json.dumps(sealed, separators=(",", ":")).encode() + b"\n")
-            file.write(json.dumps(committed, separators=(",", ":")).encode() + b"\n")
-        file.writelines(lines[first:])
-    os.replace(log.with_suffix(".long"), log)
-    return log.stat().st_size
+def lengthen(journal: Path, rounds: int) -> int:
+    """Put ``rounds`` more rounds before those in ``journal``, numbered on below 1: the newest state stays what the
+    nodes hold. There is no snapshot: all of it has to be read. Returns the new size."""
+    with reading(journal) as connection:
+        rows = connection.execute("SELECT * FROM rounds ORDER BY id").fetchall()
+    first, sealed = next(place for place, row in enumerate(rows) if row[2] == SEAL), next(
+        row for row in rows if row[2] == SEAL
+    )  # fmt: skip
+    committed = next(row for row in rows if row[2] == COMMIT)
+    connection = open_to_write(journal, JOURNAL)
+    connection.execute("BEGIN")
+    for table in ("rounds", "events", "received"):  # the highest numbers first, so that none is there twice
+        connection.execute(f"UPDATE {table} SET id = -id - {2 * rounds} WHERE id >= {rows[first][0]}")
+        connection.execute(f"UPDATE {table} SET id = -id WHERE id < 0")
+    row = rows[first][0]
+    for number in range(1 - rounds, 1):
+        for one in (sealed, committed):
+            connection.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                               (row, *one[1:4], number, *one[5:]))  # fmt: skip
+            row += 1
+    connection.execute("COMMIT")
+    checkpoint(connection)
+    connection.close()
+    return journal.stat().st_size
 
 
 def test_training_goes_on_after_a_log_of_many_rounds(work: Path, no_processes_left: str) -> None:
@@ -61,7 +70,7 @@ def test_training_goes_on_after_a_log_of_many_rounds(work: Path, no_processes_le
     killed.connection.wait_closed()
     before = commits(killed)[-1]["commit"]["round"]
     size = lengthen(Path(killed.connection.file.run_log), ROUNDS)
-    assert size > 50e6
+    assert size > 10e6
     with running_cluster() as cluster:
         watcher = Watcher(cluster.watch(cell))
         memory = psutil.Process(cluster.connection.file.pid).memory_info().rss
@@ -119,7 +128,7 @@ def test_a_coordinator_that_says_how_far_it_is_is_waited_for(late: Path, no_proc
     said: list[str] = []
     with running_cluster(local=1, on_progress=said.append) as cluster:
         assert run(cluster, "print(x)") == {"local": "5\n"}
-        assert any("reading its run log, 0 of 0 MB" in text for text in said)
+        assert any("reading its journal, 0 of 0 MB" in text for text in said)
         assert len(coordinators(no_processes_left)) == 1
     killed.close()
 
@@ -143,20 +152,48 @@ def test_a_second_coordinator_of_one_cluster_ends_at_once(
         assert (folder / single.LOCK_FILE).read_text() == f"{first}\n"
 
 
-def test_a_damaged_log_is_one_line_with_the_way_out() -> None:
+def test_a_damaged_journal_is_one_line_with_the_way_out() -> None:
     killed = Cluster.start("test", local=1)
+    run(killed, "x = 5")
     kill(killed.connection.file.pid)
     killed.connection.wait_closed()
-    log = Path(killed.connection.file.run_log)
-    whole = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([*whole[:3], b'{"time": 1, "event": {"type": "No\n', *whole[3:]]))
-    with pytest.raises(ClusterError, match=r"run\.jsonl line 4 is not readable .*--fresh") as caught:
-        Cluster.start("test", local=1)
-    assert "\n" not in str(caught.value)
-    log.write_bytes(b"".join([*whole[:3], b'{"time":1,"round":{"kind": \n', *whole[3:]]))
-    with pytest.raises(ClusterError, match=r"run\.jsonl line 4 is not readable .*--fresh"):
-        Cluster.start("test", local=1)
-    log.write_bytes(b"".join(whole) + whole[-1][:20])
+    path = Path(killed.connection.file.run_log)
+    connection = open_to_write(path, JOURNAL)
+    checkpoint(connection)
+    connection.close()
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"nonsense" * 1000):
+        remove(path)
+        path.write_bytes(damaged)
+        with pytest.raises(ClusterError, match=r"run\.journal is not readable .*--fresh") as caught:
+            Cluster.start("test", local=1)
+        assert "\n" not in str(caught.value)
+    remove(path)
+    path.write_bytes(whole)
     with running_cluster(local=1) as cluster:
-        assert run(cluster, "print(rank)") == {"local": "0\n"}
+        assert run(cluster, "print(rank, x)") == {"local": "0 5\n"}
     killed.close()
+
+
+def test_a_run_of_a_version_without_a_journal_is_gone_on_with(work: Path, jupyter_dirs: Path) -> None:
+    folder = jupyter_dirs / "run" / "notebook_cluster" / "clusters" / "test"
+    shutil.copytree(LEFT, folder)
+    with running_cluster(local=0) as cluster:
+        state = cluster.state()
+        assert [node.name for node in state.nodes] == ["local", "local-2"]
+        assert [one.round for one in cluster.history().rounds] == [1, 2, 3, 4]
+        assert (folder / "run.jsonl.imported").exists()
+
+
+def test_a_fresh_start_keeps_the_run_before_also_a_damaged_one() -> None:
+    for content in ("first", "second"):
+        with running_cluster(fresh=True, local=1) as cluster:
+            run(cluster, f"{content} = 1")
+            path = Path(cluster.connection.file.run_log)
+    path.write_bytes(b"nonsense" * 1000)
+    with running_cluster(fresh=True, local=0):
+        kept = sorted(path.parent.glob("runs/*/run.journal"))
+    assert [[event.source for event in read_events(one) if isinstance(event, CellSubmitted)] for one in kept[:1]] == [
+        ["first = 1"]
+    ]
+    assert kept[1].read_bytes() == b"nonsense" * 1000

@@ -114,7 +114,7 @@ async def mesh(context: "zmq.Context[zmq.Socket[bytes]]", client: Identity) -> A
 async def view_server(context: "zmq.Context[zmq.Socket[bytes]]", client: Identity) -> AsyncIterator[Server]:
     server = ViewServer(lambda view, body: pytest.fail("a request was read"), lambda view, clean: None)
     endpoint = server.start()
-    yield Server(endpoint, server.server.public_key, server.view_identity, server._gate)
+    yield Server(endpoint, server.server.public_key, server.view_identity, server._keys)
     await server.close()
 
 

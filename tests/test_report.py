@@ -18,8 +18,10 @@ import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
-from notebook_cluster.coordinator.history import MAX_ROUNDS, Rounds
+from notebook_cluster.journal.committed import MAX_ROUNDS, Rounds
+from notebook_cluster.journal.records import CommitRecord, Record, VoidRecord
 from notebook_cluster.protocol.history import CheckpointView, PeerVersions, RoundView, RunHistory
+from notebook_cluster.protocol.rounds import Commit, OuterSettings
 from notebook_cluster.protocol.state import CellView, EventView, Series
 from notebook_cluster.security import runtime_directory
 from notebook_cluster.widgets.report import render_report, write_report
@@ -177,14 +179,16 @@ def test_overwriting_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> No
 # ---- what the coordinator keeps --------------------------------------------------------------------------------
 
 
-def commit(number: int, wait: float) -> dict[str, object]:
-    """A record as the run log has it."""
-    fields = {"job": "model", "round": number, "state_hash": f"{number:x}", "members": ["a", "b"]}
-    return {"kind": "commit", "job": "model", "commit": fields, "time": float(number), "waits": {"a": wait, "b": 0.0},
-            "bytes_sent": number, "hash_mismatches": 0}  # fmt: skip
+def commit(number: int, wait: float) -> CommitRecord:
+    """A record as the journal has it."""
+    message = Commit(job="model", round=number, attempt=1, state_hash=f"{number:x}", members=["a", "b"])
+    outer = OuterSettings(lr_bits=0, momentum_bits=0)
+    return CommitRecord(
+        "model", message, [], [], [], "", outer, number, 0, 0, time=float(number), waits={"a": wait, "b": 0.0}
+    )
 
 
-def kept_rounds(records: list[dict[str, object]]) -> Rounds:
+def kept_rounds(records: list[Record]) -> Rounds:
     kept = Rounds()
     for record in records:
         kept.replay(record)
@@ -201,7 +205,7 @@ def test_of_many_rounds_the_newest_and_the_longest_waits_stay() -> None:
 
 
 def test_a_round_that_is_void_is_forgotten() -> None:
-    void = {"kind": "void", "job": "model", "round": 2}
+    void = VoidRecord("model", 2, "h1", 0)
     assert [one.round for one in kept_rounds([commit(1, 0.1), commit(2, 0.1), void]).rounds] == [1]
 
 
@@ -226,6 +230,14 @@ def test_the_coordinator_knows_who_was_waited_for_in_each_round(trained: SharedN
     assert rounds[0].waits["local"] > 0.1
     assert [wait.round for wait in job.waits] == [one.round for one in rounds]
     assert told.rounds[-1].bytes_sent <= job.bytes_sent
+
+
+def test_the_magic_lists_the_runs(trained: SharedNotebook) -> None:
+    wait_until(lambda: "DiLoCo" in trained.works("%cluster runs"), 60, "the last look at the cluster")
+    heads, row = trained.works("%cluster runs").splitlines()
+    assert heads.split() == ["cluster", "started", "job", "strategy", "nodes", "rounds", "final", "loss", "end"]
+    assert row.split()[0] == "lesson"
+    assert row.split()[3:7] == ["model", "DiLoCo", "2", "4"]
 
 
 def test_the_magic_writes_the_run(trained: SharedNotebook) -> None:

@@ -5,6 +5,7 @@ import math
 import msgspec
 import pytest
 
+from notebook_cluster.journal.records import Record
 from notebook_cluster.protocol import rounds as p
 from notebook_cluster.rounds.leader import machine as rounds
 from tests.rounds_helpers import Cluster, register, sent, told
@@ -34,7 +35,7 @@ def test_what_is_only_unusual_is_read_again_from_the_log(numbers):
     cluster = Cluster()
     cluster.say("a", register("h7", **numbers))
     cluster.train("bc")
-    cluster.log = [msgspec.json.decode(msgspec.json.encode(record)) for record in cluster.log]
+    cluster.records = [msgspec.json.decode(msgspec.json.encode(record), type=Record) for record in cluster.records]
     cluster.restart()
 
 

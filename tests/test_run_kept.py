@@ -11,8 +11,9 @@ import pytest
 from msgspec import structs
 
 from notebook_cluster.client import Cluster, read_last_run
-from notebook_cluster.coordinator.remains import LastRun
 from notebook_cluster.coordinator.remembering import VIEW_PERIOD
+from notebook_cluster.journal.last_run import LastRun
+from notebook_cluster.journal.place import CURVES_FILE, JOURNAL_FILE
 from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.widgets.report import render_report
@@ -202,5 +203,5 @@ def test_the_terminal_writes_the_report_of_a_run_that_is_over(kept: Kept) -> Non
 
 
 def test_what_is_kept_is_private(kept: Kept) -> None:
-    for name in ("run.jsonl", "series.jsonl", "last.view"):
+    for name in (JOURNAL_FILE, CURVES_FILE):
         assert os.stat(kept.folder / name).st_mode & 0o077 == 0, name

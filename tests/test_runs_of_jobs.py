@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import Cluster
-from notebook_cluster.coordinator.series import SeriesStore
-from notebook_cluster.coordinator.series_file import SeriesFile, read_series
+from notebook_cluster.journal.curves import CurvesFile, read_series
+from notebook_cluster.journal.old_format import import_old
+from notebook_cluster.journal.place import curves_path
+from notebook_cluster.journal.series import SeriesStore
 from notebook_cluster.protocol.runs import KEPT_RUNS, places, run_number
 from notebook_cluster.protocol.state import Series
 from notebook_cluster.server.history import History
@@ -88,16 +90,18 @@ def test_runs_are_numbered_alike_on_all_nodes_and_in_order() -> None:
 
 
 def test_curves_of_before_are_read_and_new_ones_outlive_the_coordinator(tmp_path: Path) -> None:
-    path = tmp_path / "series.jsonl"
-    path.write_text('[["desk","","loss",[1,2],[1.0,2.0],[3.0,2.0],2],["","m","loss",[1],[1.0],[5.0]]]\n')
+    old = '[["desk","","loss",[1,2],[1.0,2.0],[3.0,2.0],2],["","m","loss",[1],[1.0],[5.0]]]\n'
+    (tmp_path / "series.jsonl").write_text(old)
+    (tmp_path / "run.jsonl").write_text("")
+    import_old(tmp_path)
     store = SeriesStore()
-    store.take_over(read_series(path))
-    file = SeriesFile(path, store)
+    store.take_over(read_series(curves_path(tmp_path)))
+    file = CurvesFile(tmp_path, store)
     store.add("desk", "loss", 1, 50.0, 9.0, job="m", run=4001)
     store.add("desk", "loss", 1, 60.0, math.nan, job="m", run=5001)
     file.append(store.take_fresh())
     file.close()
-    found = {(one.node, one.job, one.run): one.value for one in read_series(path)}
+    found = {(one.node, one.job, one.run): one.value for one in read_series(curves_path(tmp_path))}
     assert found["desk", "", 0] == [3.0, 2.0]
     assert found["", "m", 0] == [5.0]
     assert found["desk", "m", 4001] == [9.0]

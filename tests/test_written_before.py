@@ -1,4 +1,4 @@
-"""What a cluster of the version before this one has left on disk is read: its run log, the last view of it, its curves
+"""What a cluster of a version without a journal has left on disk is read: its run log, the last view of it, its curves
 and a checkpoint.
 
 ``written_before/`` is what that version wrote: two nodes trained for four rounds a model with a submodule called
@@ -6,17 +6,27 @@ and a checkpoint.
 coordinator was killed.
 """
 
+import json
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from msgspec import convert
 from safetensors.numpy import load_file
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.coordinator.remains import last_run
-from notebook_cluster.coordinator.runlog import has_crashed, read_log
+from notebook_cluster.coordinator.single import Progress, lock
+from notebook_cluster.journal.curves import pack, read_series, unpack
+from notebook_cluster.journal.events import Event
+from notebook_cluster.journal.last_run import last_run
+from notebook_cluster.journal.old_format import import_old
+from notebook_cluster.journal.place import curves_path, journal_path
+from notebook_cluster.journal.reading import has_crashed, read_events, read_rounds, recover
+from notebook_cluster.journal.records import Record
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.widgets import render_html, render_text
 from tests.cluster_in_process import Cluster, Node
@@ -37,9 +47,16 @@ class Net(nn.Module):
         return y
 
 
-def test_a_run_log_gives_nodes_cells_and_the_state_of_each_job() -> None:
-    assert has_crashed(LEFT / "run" / "run.jsonl")
-    found = read_log(LEFT / "run" / "run.jsonl")
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """The folder of the cluster that was killed."""
+    return shutil.copytree(LEFT / "run", tmp_path / "run")
+
+
+def test_a_run_log_gives_nodes_cells_and_the_state_of_each_job(left: Path) -> None:
+    assert import_old(left)
+    assert has_crashed(journal_path(left))
+    found = recover(journal_path(left))
     nodes = {name: (node.condition, node.incarnation, node.settled) for name, node in found.state.nodes.items()}
     assert nodes == dict.fromkeys(NODES, ("ok", 1, True))
     assert {number: (cell.status, cell.nodes) for number, cell in found.state.cells.items()} == {
@@ -51,8 +68,8 @@ def test_a_run_log_gives_nodes_cells_and_the_state_of_each_job() -> None:
     assert (job.run, job.stopped, job.settings.patience) == (1, "", 5.0)
 
 
-def test_the_last_view_and_the_curves_are_shown() -> None:
-    run = last_run(LEFT / "run")
+def test_the_last_view_and_the_curves_are_shown(left: Path) -> None:
+    run = last_run(left)
     assert run is not None
     curves = {(one.node, one.job, one.run, one.name): one for one in run.series()}
     assert len(curves["local", "", 0, "loss"].value) == len(curves["local-2", "", 0, "loss"].value) == 8
@@ -62,6 +79,53 @@ def test_the_last_view_and_the_curves_are_shown() -> None:
     assert "cluster old" in text
     assert "global loss 0.2500" in text
     assert "<path" in render_html(run.state(), run.series(), ended=run.ended)
+
+
+def test_an_old_run_is_read_once_and_nothing_of_it_is_lost(left: Path) -> None:
+    before = {path.name: path.read_bytes() for path in left.iterdir()}
+    assert import_old(left)
+    assert not import_old(left)
+    assert {path.name: path.read_bytes() for path in left.glob("*.imported")} == {
+        f"{name}.imported": data for name, data in before.items()
+    }
+    lines = [json.loads(line) for line in before["run.jsonl"].splitlines()]
+    noted = read_rounds(journal_path(left))
+    assert [one.record for one in noted] == [convert(line["round"], Record) for line in lines if "round" in line]
+    assert [one.time for one in noted] == pytest.approx([line["time"] for line in lines if "round" in line], abs=0.01)
+    assert read_events(journal_path(left)) == [convert(line["event"], Event) for line in lines if "event" in line]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in left.glob("*.journal"))
+
+
+def test_an_old_run_that_still_goes_on_is_left_alone(left: Path) -> None:
+    held = lock(left, "old", Progress())
+    assert not import_old(left)
+    assert last_run(left) is None
+    assert import_old(left, locked=True)
+    os.close(held)
+
+
+@pytest.mark.parametrize("end", [b'{"time": 3', b"\0\0\0\0", b"\0\0\0\n", b'{"time": 3, "round": {"kind": "se\n'])
+def test_a_torn_end_of_an_old_run_log_costs_nothing_else(tmp_path: Path, end: bytes) -> None:
+    whole = b'{"time": 1, "received": {"key": 1}}\n{"time": 2, "received": {"key": 2}}\n'
+    (tmp_path / "run.jsonl").write_bytes(whole + end)
+    assert import_old(tmp_path)
+    assert not has_crashed(journal_path(tmp_path))
+    assert recover(journal_path(tmp_path)).received == {"key": 2}
+
+
+def test_a_broken_line_in_the_middle_of_an_old_run_log_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").write_text('{"time": 1}\nnonsense\n{"time": 2}\n')
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"run\.jsonl line 2 is not readable .*--fresh"):
+            import_old(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl"]
+
+
+def test_an_old_series_file_cut_by_a_crash_gives_what_is_whole(left: Path) -> None:
+    whole = (left / "series.jsonl").read_bytes()
+    (left / "series.jsonl").write_bytes(b"\xff\n[1]\n" + whole + b'[["desk","","loss",[1],[1.0]')
+    import_old(left)
+    assert pack(read_series(curves_path(left))) == pack([one for line in whole.splitlines() for one in unpack(line)])
 
 
 def test_a_checkpoint_whose_names_were_shortened_goes_on_with_its_optimizer(tmp_path: Path) -> None:

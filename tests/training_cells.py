@@ -1,13 +1,14 @@
-"""For the end-to-end tests of training: a model whose every step is known, and the numpy reference of a run log."""
+"""For the end-to-end tests of training: a model whose every step is known, and the numpy reference of a journal."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from notebook_cluster.client import Cluster
+from notebook_cluster.journal.reading import read_rounds
 from notebook_cluster.protocol.state import JobView
 from tests import oracle
 from tests.conftest import wait_until
@@ -73,13 +74,12 @@ def commits(cluster: Cluster, name: str = "model") -> list[dict[str, Any]]:
 
 
 def logged(cluster: Cluster, kind: str, name: str = "model") -> list[dict[str, Any]]:
-    """Records of this kind of the job in the order of the run log, each with the ``time`` at which it was logged."""
+    """Records of this kind of the job in the order of the journal, each with the ``time`` at which it was written."""
     found = []
-    for line in Path(cluster.connection.file.run_log).read_bytes().splitlines():
-        entry = json.loads(line)
-        record = entry.get("round")
-        if record and record["kind"] == kind and record["job"] == name:
-            found.append({"time": entry["time"], **record})
+    for noted in read_rounds(Path(cluster.connection.file.run_log)):
+        record = msgspec.to_builtins(noted.record)
+        if record["kind"] == kind and record["job"] == name:
+            found.append({"time": noted.time, **record})
     return found
 
 

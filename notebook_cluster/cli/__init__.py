@@ -8,8 +8,8 @@ May import: ``client``, ``agent``, ``doctor``, ``peering``, ``pairing``, ``disco
 - :mod:`.share`: offer this machine; :mod:`.introduction`, :mod:`.terminal`, :mod:`.keyboard`, :mod:`.picker`: what its
   person sees and types
 - :mod:`.pair`, :mod:`.trust`: trust a peer, see who is trusted, take trust back
-- :mod:`.look`: ``peers``, ``status``, ``report``; :mod:`.steer`: ``stop``, ``detach``, ``skip``; :mod:`.doctor`;
-  :mod:`.tables`
+- :mod:`.look`: ``peers``, ``status``, ``report``, ``runs``; :mod:`.steer`: ``stop``, ``detach``, ``skip``;
+  :mod:`.doctor`; :mod:`.tables`
 
 Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.
 """

@@ -44,6 +44,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     report.add_argument("cluster", metavar="CLUSTER")
     report.add_argument("file", metavar="FILE.html")
     report.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    _command(commands, "look", "runs", "list the runs that were kept")
     stop = _command(commands, "steer", "stop", "end a cluster and every kernel of it")
     stop.add_argument("cluster", metavar="CLUSTER")
     detach = _command(commands, "steer", "detach", "free the notebook cell that waits; what runs goes on")

@@ -1,4 +1,4 @@
-"""``notebook-cluster peers``, ``notebook-cluster status`` and ``notebook-cluster report``."""
+"""``notebook-cluster peers``, ``status``, ``report`` and ``runs``."""
 
 import argparse
 from collections import Counter
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.steer import check_running
 from notebook_cluster.cli.tables import print_table
-from notebook_cluster.client import Cluster, ClusterError, find_peers, read_last_run, running_clusters
+from notebook_cluster.client import Cluster, ClusterError, find_peers, read_last_run, running_clusters, runs_table
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.security import fingerprint
 from notebook_cluster.widgets.report import write_report
@@ -84,4 +84,14 @@ def report(options: argparse.Namespace) -> int:
         except ClusterError as error:
             raise UsageError(str(error)) from None
         print(write_report(run, options.file, overwrite=options.overwrite, ended=run.ended))
+    return 0
+
+
+def runs(options: argparse.Namespace) -> int:
+    """Print a table of the runs that were kept, the newest first."""
+    heads, rows = runs_table(Cluster.runs())
+    if rows:
+        print_table(heads, rows)
+    else:
+        print("no run was kept yet: in a notebook, %load_ext notebook_cluster and %cluster start")
     return 0

@@ -1,6 +1,6 @@
 """The Python API of a view: start, attach to and steer a cluster.
 
-May import: coordinator (what a run left on disk), values, peering, discovery, security, protocol.
+May import: values, peering, discovery, journal (what a run left on disk), security, protocol.
 Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``AsyncCluster`` is the same with ``await``.
 """
 
@@ -8,6 +8,7 @@ from notebook_cluster.client.asynchronous import AsyncCluster
 from notebook_cluster.client.cluster import Cluster, how_to_join
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.files import Place, send_files
+from notebook_cluster.client.past import Frames, Run, runs_table
 from notebook_cluster.client.peers import PeerWatch, find_peers
 from notebook_cluster.client.sources import find_sources
 from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run, running_clusters
@@ -31,10 +32,12 @@ __all__ = [
     "CellStream",
     "Cluster",
     "ClusterError",
+    "Frames",
     "Packed",
     "PeerWatch",
     "Place",
     "Pulled",
+    "Run",
     "find_clusters",
     "find_peers",
     "find_sources",
@@ -46,6 +49,7 @@ __all__ = [
     "read_last_run",
     "read_values",
     "running_clusters",
+    "runs_table",
     "send_files",
     "small_source",
     "take_source",

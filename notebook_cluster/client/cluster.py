@@ -10,6 +10,7 @@ from typing import Any
 
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.moving import Moving
+from notebook_cluster.client.past import Past
 from notebook_cluster.client.peers import nobody_came
 from notebook_cluster.client.start import ensure_coordinator, read_connection, running_clusters
 from notebook_cluster.client.stream import CellStream, wait
@@ -40,7 +41,7 @@ def how_to_join(invitation: v.Invitation) -> str:
     )
 
 
-class Cluster(Moving):
+class Cluster(Past, Moving):
     """A running cluster, as one view sees it. Every method blocks until the coordinator has answered and raises
     :class:`ClusterError` with one line that names the thing and the way out."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.security import cluster_directory, runtime_directory
 
 if TYPE_CHECKING:
-    from notebook_cluster.coordinator.remains import LastRun
+    from notebook_cluster.journal.last_run import LastRun
 
 START_TIMEOUT = 20.0
 """Seconds without a sign of a coordinator that starts, after which it is ended."""
@@ -85,12 +86,15 @@ def _only_one(directory: Path) -> Iterator[None]:
 
 def _crashed(directory: Path) -> bool:
     """True when the last coordinator here ended without saying so."""
-    from notebook_cluster.coordinator.runlog import has_crashed
+    from notebook_cluster.journal.old_format import import_old
+    from notebook_cluster.journal.place import journal_path
+    from notebook_cluster.journal.reading import has_crashed
 
     try:
-        return has_crashed(directory / "run.jsonl")
+        import_old(directory)
+        return has_crashed(journal_path(directory))
     except (ValueError, OSError) as error:
-        raise ClusterError(f"cluster {directory.name!r} cannot go on from its run log: {error}") from None
+        raise ClusterError(f"cluster {directory.name!r} cannot go on from its journal: {error}") from None
 
 
 def read_last_run(name: str) -> "LastRun":
@@ -99,7 +103,7 @@ def read_last_run(name: str) -> "LastRun":
     Raises:
         ClusterError: none of this name has run here, or what it left is damaged.
     """
-    from notebook_cluster.coordinator.remains import last_run
+    from notebook_cluster.journal.last_run import last_run
 
     try:
         check_name(name, "cluster")
@@ -125,7 +129,7 @@ def ensure_coordinator(
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[ConnectionFile, bool]:
     """(connection file, whether it ran already) of cluster ``name``; a coordinator that was killed is started
-    again from its run log, unless ``fresh``. ``known``: peers to know of without mDNS (HOST:PORT or names, commas
+    again from its journal, unless ``fresh``. ``known``: peers to know of without mDNS (HOST:PORT or names, commas
     between), instead of what NOTEBOOK_CLUSTER_PEERS says.
 
     Raises:
@@ -142,7 +146,7 @@ def ensure_coordinator(
             return file, True
         resume = not fresh and _crashed(runtime)
         if resume:
-            on_progress(f"the coordinator of cluster {name!r} was killed: starting it again from its run log")
+            on_progress(f"the coordinator of cluster {name!r} was killed: starting it again from its journal")
         options = {
             "--directory": directory, "--lease": str(lease), "--agent-lease": str(agent_lease),
             "--known": os.environ.get(PEERS_VARIABLE, "") if known is None else known,
@@ -216,7 +220,8 @@ def _wait_for_answer(
                     tell_at = time.monotonic() + SLOW_START
                     on_progress(f"the coordinator of cluster {name!r} is {lines[-1]}")
         if ended:
-            return None, ""
+            code = process.returncode
+            return None, f"was ended by {signal.Signals(-code).name}" if code < 0 else ""
         time.sleep(0.005)
     _end(process)
     return None, f"said nothing for {START_TIMEOUT:g} s and was ended"

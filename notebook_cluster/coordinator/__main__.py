@@ -30,9 +30,7 @@ def main() -> int:
     progress = Progress(settings.progress)
 
     async def run() -> None:
-        coordinator = Coordinator(settings, progress)
-        progress.close()
-        await coordinator.run()
+        await Coordinator(settings, progress).run()
 
     try:
         held = lock(settings.runtime, settings.cluster, progress)

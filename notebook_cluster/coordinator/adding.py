@@ -3,10 +3,10 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.pairing import NotReached
 from notebook_cluster.coordinator.peers import LOCAL
-from notebook_cluster.coordinator.state import Node
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import Node
 from notebook_cluster.peering.candidates import Candidate
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.views import RequestError

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import Cell
 from notebook_cluster.protocol.views import Execute, RequestError
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from notebook_cluster.coordinator import canary
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.collected import Collected
 from notebook_cluster.coordinator.notices import Notices, what_happened
 from notebook_cluster.coordinator.runs import Runs
 from notebook_cluster.coordinator.starting import Starting
-from notebook_cluster.coordinator.state import Cell
 from notebook_cluster.coordinator.viewserver import View
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import Cell, cell_view
 from notebook_cluster.protocol.node import CellDone
 from notebook_cluster.protocol.state import CellView
 from notebook_cluster.protocol.views import CellChanged, CellEnded, Execute, NodeResult, RequestError
@@ -310,18 +310,6 @@ class Cells:
                 if name not in waiting:
                     self._tell_done(result, waiting)
         asyncio.get_running_loop().call_soon(self.look)
-
-
-def cell_view(cell: Cell) -> CellView:
-    """The cell as views see it."""
-    return CellView(
-        id=cell.id,
-        source=cell.source[:200],
-        status=cell.status,
-        nodes=dict(cell.nodes),
-        started=cell.started,
-        ended=cell.ended,
-    )
 
 
 def ended_event(cell: Cell, reason: str = "") -> CellEnded:

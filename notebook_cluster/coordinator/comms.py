@@ -7,8 +7,8 @@ from notebook_cluster.coordinator import jupyter
 from notebook_cluster.coordinator.comm_captures import Captures
 from notebook_cluster.coordinator.comm_updates import Updates
 from notebook_cluster.coordinator.node_models import Model, NodeModels
-from notebook_cluster.coordinator.state import Node
 from notebook_cluster.coordinator.viewserver import View
+from notebook_cluster.journal.state import Node
 from notebook_cluster.link import Drops
 from notebook_cluster.protocol.comms import MAX_COMM_BYTES, CommToNode, NodeComm
 from notebook_cluster.protocol.peer import ToKernel

@@ -1,4 +1,4 @@
-"""A run log that cannot be written: what is held until there is room, and the line about it."""
+"""A journal that cannot be written: what is held until there is room, and the line about it."""
 
 import asyncio
 import errno
@@ -17,22 +17,27 @@ class Disk:
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         hub.log.on_holding = self._holding
+        self._told = False
 
     def trouble(self, error: OSError | None = None) -> str:
         """One line: which disk, and what helps."""
-        runlog = self._hub.log
-        folder, error = runlog.path.parent, error or runlog.trouble
+        journal = self._hub.log
+        folder, error = journal.path.parent, error or journal.trouble
         goes_on = "rounds and new cells wait, and go on by themselves"
         if error is None or error.errno in _FULL:
             return f"the disk of {folder} is full ({_free(str(folder))}): {goes_on} when there is room (1 MB is enough)"
-        return f"{runlog.path} cannot be written ({error.strerror or error}): {goes_on} when it can"
+        return f"{journal.path} cannot be written ({error.strerror or error}): {goes_on} when it can"
 
     def _holding(self, holding: bool) -> None:
         for link in self._hub.peers.links.values():
             link.dialer.hold(holding)
-        text = self.trouble() if holding else f"{self._hub.log.path} is written again: everything goes on"
-        # Not in the middle of what could not be written.
-        asyncio.get_running_loop().call_soon(self._say, "error" if holding else "info", text)
+        if holding and self._hub.log.trouble is None:
+            return  # a disk that is slow for a moment is no news
+        if holding != self._told:
+            self._told = holding
+            text = self.trouble() if holding else f"{self._hub.log.path} is written again: everything goes on"
+            # Not in the middle of what could not be written.
+            asyncio.get_running_loop().call_soon(self._say, "error" if holding else "info", text)
 
     def _say(self, level: str, text: str) -> None:
         self._hub.tell(level, text)

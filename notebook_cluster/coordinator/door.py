@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.discovery import ClusterAdvertiser, reachable_addresses
+from notebook_cluster.journal import events as e
 from notebook_cluster.link import Reception
 from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION

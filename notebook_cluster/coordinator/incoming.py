@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.peer_link import PeerLink, duration
+from notebook_cluster.journal import events as e
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.transfers import FilesAnswer

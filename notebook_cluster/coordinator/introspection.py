@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from notebook_cluster.coordinator import jupyter
-from notebook_cluster.coordinator.state import Node
+from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol.introspection import (
     MOST_INSPECTION,
     MOST_SUGGESTIONS,

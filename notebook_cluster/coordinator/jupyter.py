@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.journal.state import Cell
 
 
 class Header(msgspec.Struct):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from notebook_cluster.coordinator.events import LeftOutWhy
+    from notebook_cluster.journal.events import LeftOutWhy
 
 _WHY = {
     "died": ("whose replay ended its kernel", "whose replays ended its kernel"),

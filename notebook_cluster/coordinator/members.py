@@ -3,8 +3,8 @@
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator.state import Node, roster
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import Node, roster
 from notebook_cluster.link import Drops
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p

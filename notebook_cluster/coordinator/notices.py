@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from notebook_cluster.coordinator import events as e
-from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import Cell
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.local_agent import start_private_agent
 from notebook_cluster.coordinator.peer_link import PeerLink
+from notebook_cluster.journal import events as e
 from notebook_cluster.link import Dialer
 from notebook_cluster.peering.candidates import FoundBy, found_view, known_peers
 from notebook_cluster.peering.finding import Finding
@@ -99,7 +99,10 @@ class Peers:
             peer=name,
             received=received,
             on_message=lambda message, buffers: self._on_message(dialer, name, message, buffers),
-            on_condition=lambda condition, reason: self._on_condition(dialer, name, condition, reason),
+            on_condition=lambda condition, reason: self._hub.log.settled(
+                lambda: self._on_condition(dialer, name, condition, reason)
+            ),
+            gate=self._hub.log.settled,
             reception=self._hub.door.reception if peer.found_by == "dialled" else None,
         )
         link = self.links.get(name)
@@ -117,8 +120,8 @@ class Peers:
     def send(self, name: str, message: Message, buffers: Sequence[bytes] = (), *, decided: bool = True) -> None:
         """To the agent of ``name``, if it is used. What follows from a decision (``decided``) waits until that is in
         the log."""
-        if decided and self._hub.log.holding:
-            self._hub.log.when_written(lambda: self.send(name, message, buffers))
+        if decided:
+            self._hub.log.when_written(lambda: self.send(name, message, buffers, decided=False))
             return
         link = self.links.get(name)
         if link is not None:

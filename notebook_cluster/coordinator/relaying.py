@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from notebook_cluster.coordinator.state import Node
+from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol.node import (
     MeasurePair,
     PairMeasured,

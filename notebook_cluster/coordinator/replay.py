@@ -5,10 +5,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator import left_out
 from notebook_cluster.coordinator.runs import Run
-from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import Cell
 from notebook_cluster.protocol.views import RequestError
 
 if TYPE_CHECKING:

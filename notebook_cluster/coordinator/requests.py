@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 DECISIONS = (v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoint, v.Invite)
-"""What must be in the run log before it is done."""
+"""What must be in the journal before it is done."""
 
 
 class Requests:

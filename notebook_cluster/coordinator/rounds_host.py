@@ -1,4 +1,4 @@
-"""Carries events to the pure round machine and does what it asks for: log first, then tell."""
+"""Carries events to the pure round machine and does what it asks for: into the journal first, then tell."""
 
 import asyncio
 import itertools
@@ -10,6 +10,7 @@ import msgspec
 
 from notebook_cluster.coordinator.history import History
 from notebook_cluster.coordinator.peers import LOCAL
+from notebook_cluster.journal.records import CommitRecord, Record
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import Applied, Arrived, Refused, RegisterRefused, Saved
 from notebook_cluster.protocol.state import JobView, NodeView
@@ -42,16 +43,20 @@ class RoundsHost:
         self.history = History(hub)
 
     def _feed(self, event: Any) -> None:
-        """Decide on ``event``: what is decided is in the log, or waits for it, before the state moves. While the log
-        waits for room nothing is decided, so that it stays with this one attempt."""
-        runlog = self._hub.log
-        if runlog.holding:
-            runlog.when_written(lambda: self._feed(event))
+        """Decide on ``event``. What follows is done once the decision is in the journal. While that waits for room
+        nothing is decided, so that it stays with this one attempt."""
+        journal = self._hub.log
+        if journal.holding:
+            journal.when_written(lambda: self._feed(event))
             return
-        state, effects = rounds.apply(self._state, event)
-        for record in [self.history.annotated(effect.record) for effect in effects if isinstance(effect, jobs.Log)]:
-            runlog.round(record)
-        self._state = state
+        self._state, effects = rounds.apply(self._state, event)
+        for effect in effects:
+            if isinstance(effect, jobs.Log):
+                journal.round(self.history.annotated(effect.record))
+        if effects:
+            journal.when_written(lambda: self._carry_out_all(effects))
+
+    def _carry_out_all(self, effects: list[Any]) -> None:
         for effect in effects:
             try:
                 self._carry_out(effect)
@@ -62,8 +67,8 @@ class RoundsHost:
     def _carry_out(self, effect: Any) -> None:
         match effect:
             case jobs.Log():
-                if effect.record["kind"] == "commit":
-                    for name in effect.record["commit"]["members"]:
+                if isinstance(effect.record, CommitRecord):
+                    for name in effect.record.commit.members:
                         self._facts.setdefault(name, {}).pop("refused", None)
             case jobs.Send():
                 if isinstance(effect.message, Refused | RegisterRefused):
@@ -133,7 +138,7 @@ class RoundsHost:
         """See :func:`notebook_cluster.rounds.leader.machine.patience_for`."""
         return rounds.patience_for(self._state, node)
 
-    def recover(self, records: list[dict[str, Any]]) -> None:
+    def recover(self, records: list[Record]) -> None:
         """After a restart of the coordinator: what was committed, and the open round."""
         nodes = tuple((node.name, node.incarnation) for node in self._hub.state.roster_nodes())
         cell = self._hub.state.running()

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator import jupyter
 from notebook_cluster.coordinator.comms import COMM_KINDS
 from notebook_cluster.coordinator.introspection import REPLIES
-from notebook_cluster.coordinator.state import Cell
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import Cell
 from notebook_cluster.link import Drops
 from notebook_cluster.protocol.peer import FromKernel, InterruptNode, ToKernel
 

@@ -15,17 +15,15 @@ import msgspec
 import psutil
 import zmq
 
-from notebook_cluster.coordinator import events as e
 from notebook_cluster.coordinator.adding import Adding
 from notebook_cluster.coordinator.admission import Admission
-from notebook_cluster.coordinator.cells import Cells, cell_view
+from notebook_cluster.coordinator.cells import Cells
 from notebook_cluster.coordinator.comms import Comms
 from notebook_cluster.coordinator.deadlocks import Deadlocks
 from notebook_cluster.coordinator.disk import Disk
 from notebook_cluster.coordinator.door import Door
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.global_model import GlobalModels
-from notebook_cluster.coordinator.history import Rounds
 from notebook_cluster.coordinator.incoming import Incoming
 from notebook_cluster.coordinator.inputs import Inputs
 from notebook_cluster.coordinator.introspection import Introspection
@@ -38,16 +36,22 @@ from notebook_cluster.coordinator.remembering import Memory
 from notebook_cluster.coordinator.replay import Replay
 from notebook_cluster.coordinator.requests import Requests
 from notebook_cluster.coordinator.rounds_host import RoundsHost
-from notebook_cluster.coordinator.runlog import RunLog, read_log
-from notebook_cluster.coordinator.series import SeriesStore
 from notebook_cluster.coordinator.settings import Settings
 from notebook_cluster.coordinator.signs_of_life import SignsOfLife
 from notebook_cluster.coordinator.single import Progress
-from notebook_cluster.coordinator.state import State, apply
 from notebook_cluster.coordinator.streaming import Streaming
 from notebook_cluster.coordinator.transfers import Transfers
 from notebook_cluster.coordinator.variables import VariableTable
 from notebook_cluster.coordinator.viewserver import View, ViewServer
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.kept_runs import let_old_runs_go, set_aside
+from notebook_cluster.journal.log import Journal
+from notebook_cluster.journal.old_format import import_old
+from notebook_cluster.journal.place import journal_path
+from notebook_cluster.journal.reading import recover
+from notebook_cluster.journal.records import Record
+from notebook_cluster.journal.series import SeriesStore
+from notebook_cluster.journal.state import State, apply, cell_view
 from notebook_cluster.peering.trusting import Trust
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol import peer as p
@@ -61,6 +65,10 @@ log = logging.getLogger(__name__)
 RECEIVED_PERIOD = 2.0
 """Seconds of messages that agents may send again to a restarted coordinator; all of them are harmless twice."""
 AGENT_CONNECTS = 5.0
+GOODBYE = 1.0
+"""Seconds that the end waits for the disk before agents and views are told all the same."""
+START_PATIENCE = 10.0
+"""Seconds that the disk may take for the first row."""
 STATE_PERIOD = 0.25
 """Seconds between two states sent to views."""
 
@@ -69,13 +77,14 @@ class Coordinator:
     """The process of one cluster: what its parts share, and its life from the first view to the last."""
 
     def __init__(self, settings: Settings, progress: Progress | None = None) -> None:
-        """``progress`` hears how far reading the log is.
+        """Made inside the running loop. ``progress`` hears how far reading the journal is, and until views can
+        dial also of an error.
 
         Raises:
-            ValueError: the log is damaged; one line.
+            ValueError: the journal is damaged; one line.
             OSError: the folder cannot be written.
         """
-        progress = progress or Progress()
+        self._progress = progress = progress or Progress()
         self.settings = settings
         self.recovered_sequences: dict[str, int] = {}
         self.state = State()
@@ -91,28 +100,25 @@ class Coordinator:
         self._last_needed = time.monotonic()
         self._received: dict[str, int] = {}
         self._received_time = 0.0
-        self._round_records: list[dict[str, Any]] = []
+        self._round_records: list[Record] = []
 
-        path = settings.runtime / "run.jsonl"
         identity = load_identity(data_directory())
         self._announcement = announce("coordinator", identity.public_key, settings.cluster)
-        committed = Rounds()
         recovered = None
         if settings.resume:
-            recovered = read_log(path, on_round=committed.replay, on_progress=progress.read)
-        elif path.exists():
-            os.replace(path, settings.runtime / "run.previous.jsonl")
-        self.log = RunLog(path)
+            import_old(settings.runtime, progress.read, locked=True)
+            recovered = recover(journal_path(settings.runtime), progress.read)
+        elif set_aside(settings.runtime) is not None:
+            let_old_runs_go(settings.runtime.parent)
+        self.log = Journal(settings.runtime, recovered)
         self._make_parts(identity)
         if recovered is not None and recovered.state.cluster_id:
             self.state = recovered.state
             self.recovered_sequences = recovered.received
             self._round_records = recovered.rounds
-            self.rounds.history.committed = committed
             self.memory.recall()
         else:
             self.streaming.discard_old()
-            self.memory.forget()
         # An id is a name as well: what is put after a long name must not make it too long.
         cluster_id = self.state.cluster_id or f"{settings.cluster[:40]}-{secrets.token_hex(8)}"
         # Epochs also grow over fresh starts, so an agent never obeys a coordinator that was replaced.
@@ -124,14 +130,15 @@ class Coordinator:
             )
         )  # fmt: skip
         self.disk = Disk(self)
-        if self.log.holding:
-            raise OSError(f"cluster {settings.cluster!r} cannot start: {self.disk.trouble(self.log.trouble)}")
+        error = self.log.flush(START_PATIENCE)
+        if error is not None:
+            raise OSError(f"cluster {settings.cluster!r} cannot start: {self.disk.trouble(error)}")
 
     def _make_parts(self, identity: Identity) -> None:
         """Each part gets this hub and finds the others through it."""
         self._context: zmq.Context[Any] = zmq.Context()
         self.requests = Requests(self)
-        self.views = ViewServer(self.requests.handle, self._view_left)
+        self.views = ViewServer(self.requests.handle, self._view_left, self.log.settled)
         self.trust = Trust()
         self.peers = Peers(self, self._context, identity)
         self.admission = Admission(self)
@@ -159,7 +166,7 @@ class Coordinator:
     # ---- what the parts use
 
     def record(self, event: e.Event) -> None:
-        """Log ``event``, then change the state: everything that is decided goes through here."""
+        """Into the journal with ``event``, then change the state: everything that is decided goes through here."""
         self.log.event(event, durable=isinstance(event, e.DURABLE))
         self.state = apply(self.state, event)
         self._dirty = True
@@ -194,15 +201,19 @@ class Coordinator:
             loop.add_signal_handler(number, self._stop, f"ended by {signal.Signals(number).name}")
         # An error up to here ends this process alone: the agents keep what they have for the next one.
         self._write_connection_file(self.views.start())
+        self._progress.close()
+        self.log.when_written(self._begin)  # no peer hears of an epoch that is in no journal
+        try:
+            await self._tick_until_stopped()
+        finally:
+            await self._close()
+
+    def _begin(self) -> None:
         if self.settings.resume and self.state.nodes:
             self._resume()
         else:
             self.spawn(self._start_agent())
         self.spawn(self.peers.browse())
-        try:
-            await self._tick_until_stopped()
-        finally:
-            await self._close()
 
     async def _start_agent(self) -> None:
         try:
@@ -260,7 +271,7 @@ class Coordinator:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self.log.retry()
+        self.log.look()
         self.rounds.tick(self.signs.tick(), self.signs.silent())
         if not self.log.holding:
             self.deadlocks.tick(now)
@@ -268,6 +279,7 @@ class Coordinator:
         if received != self._received and now - self._received_time > RECEIVED_PERIOD:
             self._received, self._received_time = received, now
             self.log.received(received)
+        self.log.snapshot_if_due(self.state)
         self.views.drop_silent()
         # A Jupyter server with no browser before it looks too, but nobody at it.
         looked_at = any(view.kind != "server" for view in self.views.views.values())
@@ -311,6 +323,7 @@ class Coordinator:
             self._say_goodbye(reason)
         except Exception:
             log.exception("the end could not be written down")  # the agents are told all the same
+        await self.log.written(GOODBYE)
         await self._let_agent_connect()
         links = [link for link in self.peers.links.values() if link.is_open]
         for link in links:
@@ -331,9 +344,8 @@ class Coordinator:
         self.rounds.close()
         await self.views.close()
         withdraw(self._announcement)
-        if self.log.holding:
-            log.error("the end of the run is not in its log: %s", self.disk.trouble())
-        self.log.close()
+        if not self.log.close():
+            log.error("the end of the run is not in its journal: %s", self.disk.trouble())
 
     def _say_goodbye(self, reason: str) -> None:
         self.global_models.close()

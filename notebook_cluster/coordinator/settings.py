@@ -13,7 +13,7 @@ class Settings(msgspec.Struct):
     directory: str
     """The notebook's working directory: local nodes run there."""
     runtime: Path
-    """The cluster's folder: connection file, run log, logs."""
+    """The cluster's folder: connection file, journal, logs."""
     lease: float = 600.0
     agent_lease: float = 600.0
     resume: bool = False

@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-LOCK_FILE = "coordinator.lock"
+from notebook_cluster.journal.place import LOCK_FILE
+
 LOCK_WAIT = 15.0
 """Seconds for the coordinator before to end: it has taken its connection file away some time earlier."""
 _PROGRESS_PERIOD = 0.5
@@ -34,11 +35,11 @@ class Progress:
                 os.write(self._descriptor, text.encode() + b"\n")
 
     def read(self, done: int, size: int) -> None:
-        """So many bytes of the run log were read."""
+        """So many bytes of the journal were read."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + _PROGRESS_PERIOD
-            self.say(f"reading its run log, {done / 1e6:.0f} of {size / 1e6:.0f} MB")
+            self.say(f"reading its journal, {done / 1e6:.0f} of {size / 1e6:.0f} MB")
 
     def fail(self, text: str) -> None:
         """Why there is no coordinator; also to stderr, whose file may be on a disk that is full."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from notebook_cluster.coordinator.state import Node
+from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message

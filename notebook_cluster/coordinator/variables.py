@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from notebook_cluster.coordinator.state import Node
+from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol.introspection import (
     MOST_VARIABLES,
     FetchVariables,

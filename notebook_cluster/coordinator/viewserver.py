@@ -11,10 +11,12 @@ import zmq
 
 from notebook_cluster.coordinator.flow import Flow
 from notebook_cluster.link import Pump
+from notebook_cluster.link.conversation import Gate, at_once
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.views import AnyEvent, Attach, Leave, Reply, Request, RequestError
 from notebook_cluster.protocol.wire import ProtocolError
-from notebook_cluster.security import Gate, Identity, serve
+from notebook_cluster.security import Gate as KeyGate
+from notebook_cluster.security import Identity, serve
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,14 @@ class View:
 class ViewServer:
     """Reads requests and hands them to ``handler(view, body)``; what it returns or raises is the reply."""
 
-    def __init__(self, handler: Callable[[View, Any], Awaitable[Any]], on_left: Callable[[View, bool], None]) -> None:
+    def __init__(
+        self,
+        handler: Callable[[View, Any], Awaitable[Any]],
+        on_left: Callable[[View, bool], None],
+        gate: Gate = at_once,
+    ) -> None:
+        """``gate`` calls what it is given in order, at once or when what it tells of is in the journal."""
+        self._gate = gate
         self._handler = handler
         self._on_left = on_left
         self.views: dict[bytes, View] = {}
@@ -63,8 +72,8 @@ class ViewServer:
         self.server = Identity(*_curve_pair())
         self.view_identity = Identity(*_curve_pair())
         self._context = zmq.Context()
-        self._gate = Gate(self._context)
-        self._gate.allow("views", lambda key: "view" if key == self.view_identity.public_key else None)
+        self._keys = KeyGate(self._context)
+        self._keys.allow("views", lambda key: "view" if key == self.view_identity.public_key else None)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> str:
@@ -109,7 +118,13 @@ class ViewServer:
         except Exception as error:
             log.exception("request %s failed", type(request.body).__name__)
             reply = Reply(id=request.id, error=f"{type(error).__name__}: {error}")
-        self._pump.send([view.identity, encode(reply)])
+        self._put([view.identity, encode(reply)])
+
+    def _put(self, frames: list[bytes]) -> None:
+        self._gate(lambda: self._send_now(frames))
+
+    def _send_now(self, frames: list[bytes]) -> None:
+        self._pump.send(frames)
 
     def note_kernel(self, kernel: str) -> bool:
         """``kernel`` has attached now; False where a view lives in none."""
@@ -122,7 +137,7 @@ class ViewServer:
         return True
 
     def send(self, view: View, event: AnyEvent) -> None:
-        self._pump.send([view.identity, encode(event)])
+        self._put([view.identity, encode(event)])
 
     def send_live(self, event: AnyEvent) -> None:
         """To every view that wants state and series."""
@@ -130,7 +145,7 @@ class ViewServer:
         if listeners:
             data = encode(event)
             for view in listeners:
-                self._pump.send([view.identity, data])
+                self._put([view.identity, data])
 
     def send_watching(self, cell: int, event: AnyEvent) -> None:
         """To every view that watches ``cell``."""
@@ -145,7 +160,7 @@ class ViewServer:
         if views:
             data = encode(event)
             for view in views:
-                self._pump.send([view.identity, data])
+                self._put([view.identity, data])
 
     def drop_silent(self) -> None:
         """Forget views that were not heard for a while (a killed kernel says no goodbye)."""
@@ -158,7 +173,7 @@ class ViewServer:
         for task in self._tasks:
             task.cancel()
         self._pump.close()
-        self._gate.close()
+        self._keys.close()
         self._context.term()
 
 

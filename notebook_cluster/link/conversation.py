@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from notebook_cluster.link.channel import PIECE_BYTES, Channel, Item
 from notebook_cluster.link.connection import QUEUE_MESSAGES
@@ -17,12 +18,21 @@ _RESEND_PAUSE = 0.05
 _log = logging.getLogger(__name__)
 
 
+Gate = Callable[[Callable[[], None]], None]
+"""Calls what it is given, in order: at once, or when what was done before is written down."""
+
+
+def at_once(call: Callable[[], None]) -> None:
+    """The gate of who writes nothing down."""
+    call()
+
+
 class Conversation:
     """Sends and receives numbered messages while a session is open, keeps them while it is not.
 
     ``transmit(frames)`` puts frames on the wire and may lose them; False says that the connection takes none now: what
-    follows then waits until the other side is heard. ``deliver(frames)`` processes one message; when it returns, the
-    message counts as processed. Nothing here waits.
+    follows then waits until the other side is heard. ``deliver(frames)`` processes one message; when it has returned
+    and ``gate`` lets it, the message counts as processed. Nothing here waits.
 
     Attributes:
         handling: sequence number of the message that is in ``deliver`` now, else 0.
@@ -34,6 +44,7 @@ class Conversation:
         transmit: Callable[[Sequence[bytes | memoryview]], bool],
         deliver: Callable[[list[bytes]], None],
         drops: Drops,
+        gate: Gate = at_once,
     ) -> None:
         self.channel = channel
         self.cluster, self.epoch, self.session = "", 0, 0
@@ -42,6 +53,7 @@ class Conversation:
         self._transmit = transmit
         self._deliver = deliver
         self._drops = drops
+        self._gate = gate
         self._loop = asyncio.get_running_loop()
         self._waiting: int | None = None
         """The first kept message that is not on the wire of this session."""
@@ -163,18 +175,28 @@ class Conversation:
             raise ProtocolError(f"message {item.sequence} has {item.size} bytes in {len(frames)} frames")
         duplicates = inbox.duplicates
         for sequence, message in inbox.accept(item):
-            self.handling = sequence
-            try:
-                self._deliver(message)
-            except ProtocolError as error:
-                self._drops.note("undecodable", "dropped message %d of %s: %s", sequence, self.cluster, error)
-            except Exception:
-                _log.exception("message %d of %s could not be handled", sequence, self.cluster)
-            self.handling = 0
-            inbox.processed(sequence)
-            self._owed += 1
+            self._gate(partial(self._process, sequence, message))
+            self._gate(partial(self._processed, sequence))
         # A duplicate means that our acknowledgement was lost: say it again.
-        self._owed += inbox.duplicates - duplicates
+        self._owe(inbox.duplicates - duplicates)
+
+    def _process(self, sequence: int, message: list[bytes]) -> None:
+        self.handling = sequence
+        try:
+            self._deliver(message)
+        except ProtocolError as error:
+            self._drops.note("undecodable", "dropped message %d of %s: %s", sequence, self.cluster, error)
+        except Exception:
+            _log.exception("message %d of %s could not be handled", sequence, self.cluster)
+        self.handling = 0
+
+    def _processed(self, sequence: int) -> None:
+        if sequence <= self.channel.inbox.held:  # else the other side numbers anew since
+            self.channel.inbox.processed(sequence)
+        self._owe(1)
+
+    def _owe(self, count: int) -> None:
+        self._owed += count
         if self._owed >= _ACK_COUNT:
             self.acknowledge()
         elif self._owed and self._ack_timer is None:

@@ -10,7 +10,7 @@ import zmq
 
 from notebook_cluster.link.channel import Channel
 from notebook_cluster.link.connection import Connection, Wire
-from notebook_cluster.link.conversation import Conversation
+from notebook_cluster.link.conversation import Conversation, Gate, at_once
 from notebook_cluster.link.drops import Drops
 from notebook_cluster.link.frames import SESSION_SHIFT, AnyHeader, Beat, Hello, Refusal, Welcome
 from notebook_cluster.link.link_end import LinkEnd
@@ -63,10 +63,13 @@ class Dialer(LinkEnd):
         peer: str = "",
         settings: LinkSettings | None = None,
         reception: Reception | None = None,
+        gate: Gate = at_once,
     ) -> None:
         """``cluster`` identifies the cluster at the agent and ``cluster_name`` (default: the same) is shown to people;
         both must be usable names. ``received`` is the last sequence number that an earlier coordinator of this cluster
-        processed from this agent. ``peer`` is the agent's name in messages (default: its address)."""
+        processed from this agent. ``peer`` is the agent's name in messages (default: its address). ``gate`` calls what
+        it is given in order: a message is handled, and then acknowledged, when the gate lets it."""
+        self._gate = gate
         self._context = plain_context(context)
         self._address = address
         self._server_key = server_key
@@ -147,7 +150,7 @@ class Dialer(LinkEnd):
         if self._reception is not None:
             self._trouble = self.reason = f"{self._peer} has not dialled in: {way_out(self._peer)}"
         self._connection = self._connect()
-        self._conversation = Conversation(self._channel, self._transmit, self._deliver, self.dropped)
+        self._conversation = Conversation(self._channel, self._transmit, self._deliver, self.dropped, self._gate)
         self._beat_time = 0.0
         self._ticker = self._loop.call_later(self._settings.heartbeat / 2, self._tick)
 

@@ -187,6 +187,15 @@ def _report(session: Session, call: Invocation) -> None:
     _say(f"the report of {what} is in {file}")
 
 
+def _runs(session: Session, call: Invocation) -> None:
+    from notebook_cluster.client import Cluster, runs_table
+
+    heads, rows = runs_table(Cluster.runs())
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    _say("\n".join(line.rstrip() for line in lines) if rows else "no run was kept yet: %cluster start")
+
+
 def _vars(session: Session, call: Invocation) -> None:
     from notebook_cluster.widgets import render_variables
 
@@ -300,6 +309,7 @@ _COMMANDS: dict[str, Callable[[Session, Invocation], Any]] = {
     "status": _status,
     "panel": _panel,
     "report": _report,
+    "runs": _runs,
     "vars": _vars,
     "logs": _logs,
     "attach": _attach,

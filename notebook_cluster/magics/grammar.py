@@ -185,6 +185,7 @@ COMMANDS: dict[str, Command] = {
             "FILE.html",
             (Option("overwrite", "replace a file that is there"),),
         ),
+        Command("runs", "the runs that were kept: strategy, nodes, rounds, final loss"),
         Command(
             "vars",
             "what is in the namespace of each node, and where nodes differ",

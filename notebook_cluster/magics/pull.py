@@ -78,7 +78,7 @@ def _ask(
     from notebook_cluster.client import give_source, new_ticket, read_values
 
     ticket = new_ticket()
-    # The first line is what panel and run log show of a cell.
+    # The first line is what panel and journal show of a cell.
     source = f"# %pull {' '.join(names)}\n{give_source(ticket, names)}"
     run_cell(cluster, session.shell, source, targets, replay=False)
     with Progress(session.shell, f"pulling {', '.join(names)}") as progress:

@@ -48,7 +48,7 @@ def push(session: Session, cluster: "Cluster", call: Invocation) -> None:
         source = f"# %push {name} ({amount(packed.size)})\n{take_source(packed, ticket)}"
         run_cell(cluster, shell, source, targets if words else (), replay=False)
     for batch in _batches(small):
-        # The first line is what panel and run log show of a cell.
+        # The first line is what panel and journal show of a cell.
         first = f"# %push {' '.join(packed.name for packed in batch)}"
         source = "\n".join([first, *map(small_source, batch)])
         run_cell(cluster, shell, source, targets if words else ())

@@ -40,7 +40,7 @@ def runtime_directory() -> Path:
 
 
 def cluster_directory(name: str) -> Path:
-    """Folder of cluster ``name``: connection file, run log, coordinator's log. ValueError for an unusable name."""
+    """Folder of cluster ``name``: connection file, journal, coordinator's log. ValueError for an unusable name."""
     return private_directory(runtime_directory() / "clusters" / check_name(name, "cluster"))
 
 

@@ -4,8 +4,9 @@ Nothing here reacts to a message by itself: handlers note facts, ``settle_attemp
 so the order in which losses and messages come makes no difference to the rules.
 """
 
-from msgspec import structs, to_builtins
+from msgspec import structs
 
+from notebook_cluster.journal.records import EndedRecord, SealRecord
 from notebook_cluster.protocol.rounds import Complete, Finished, Member, Seal, Slice, fragment_of
 from notebook_cluster.rounds.leader.arrivals import is_there, refuse_out_of_scale
 from notebook_cluster.rounds.leader.commit import commit
@@ -39,7 +40,7 @@ def _settle_arrivals(turn: Turn, job: Job) -> None:
         _seal(turn, job, names)
     elif not _coming(turn, job, names):
         if not job.ended:
-            turn.log("ended", job)
+            turn.log(EndedRecord(job.name))
         job.ended = True
         for name in names:
             turn.send(name, Finished(job=job.name, round=job.round))
@@ -86,7 +87,7 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
         last=ending and not _coming(turn, job, names),
         gradients=any_of(arrivals[name].gradients for name in counted),
     )
-    turn.log("seal", job, seal=to_builtins(seal))
+    turn.log(SealRecord(job.name, seal))
     job.open = Open(seal, frozenset(arrivals))
     for member in members:
         turn.send(member.name, seal)

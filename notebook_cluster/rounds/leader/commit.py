@@ -1,7 +1,7 @@
 """The end of an attempt: what PREPARED nodes agree on becomes the state of the job."""
 
-from msgspec import to_builtins
-
+from notebook_cluster.journal.kept_rounds import KEPT_HASHES
+from notebook_cluster.journal.records import CommitRecord
 from notebook_cluster.protocol.rounds import CatchUp, Commit, OuterSettings, Slice
 from notebook_cluster.rounds.leader.arrivals import is_there
 from notebook_cluster.rounds.leader.state import Job, Open, Turn, change
@@ -9,9 +9,6 @@ from notebook_cluster.rounds.leader.unlike import Outcome, tell_mismatches
 
 KEPT_ROUNDS = 4
 """As many as members keep the means of."""
-
-KEPT_HASHES = 256
-"""Committed rounds whose hash is remembered: how far back a node's state is recognised."""
 
 
 def commit(turn: Turn, job: Job, attempt: Open, agreed: Outcome) -> None:
@@ -29,17 +26,18 @@ def commit(turn: Turn, job: Job, attempt: Open, agreed: Outcome) -> None:
         last=seal.last,
     )
     turn.log(
-        "commit",
-        job,
-        commit=to_builtins(message),
-        members=to_builtins(seal.members),
-        slices=to_builtins(seal.slices),
-        slice_hashes=list(agreed[1:]),
-        base_hash=seal.base_hash,
-        outer=to_builtins(seal.outer),
-        bytes_sent=job.bytes_sent,
-        bytes_data_parallel=job.bytes_data_parallel,
-        hash_mismatches=job.hash_mismatches,
+        CommitRecord(
+            job=job.name,
+            commit=message,
+            members=seal.members,
+            slices=seal.slices,
+            slice_hashes=list(agreed[1:]),
+            base_hash=seal.base_hash,
+            outer=seal.outer,
+            bytes_sent=job.bytes_sent,
+            bytes_data_parallel=job.bytes_data_parallel,
+            hash_mismatches=job.hash_mismatches,
+        )
     )
     there = {member.name for member in seal.members if is_there(turn, job, member)}
     advance_to(job, message, [member.name for member in seal.members], seal.slices, seal.outer)

@@ -1,9 +1,10 @@
 """What happens to the training jobs, and what the coordinator is asked to do: events and effects of :mod:`.machine`."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from notebook_cluster.journal.records import Record
 from notebook_cluster.protocol.wire import Message
 
 
@@ -81,7 +82,7 @@ class Recovered(msgspec.Struct, frozen=True):
     parts of a checkpoint ordered before the restart would get into one of now. ``cell`` runs on ``running`` (0: unknown
     or none)."""
 
-    records: tuple[dict[str, Any], ...]
+    records: tuple[Record, ...]
     nodes: tuple[tuple[str, int], ...]
     now: float
     tickets: int
@@ -108,9 +109,9 @@ Event = (
 
 
 class Log(msgspec.Struct, frozen=True):
-    """Make ``record`` (JSON values) durable before doing any later effect."""
+    """Make ``record`` durable before doing any later effect."""
 
-    record: dict[str, Any]
+    record: Record
 
 
 class Send(msgspec.Struct, frozen=True):

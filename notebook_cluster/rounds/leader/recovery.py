@@ -1,10 +1,20 @@
 """Nodes that go and come back, states that nobody holds any more, and a coordinator that starts again from its log."""
 
-from typing import Any
+from msgspec import structs
 
-from msgspec import convert, structs
-
-from notebook_cluster.protocol.rounds import Commit, OuterSettings, Register, RoundQuery, RoundStatus, Seal, Slice, Void
+from notebook_cluster.journal.records import (
+    BaseRecord,
+    CellRecord,
+    CommitRecord,
+    EndedRecord,
+    LaterRecord,
+    Record,
+    RegisterRecord,
+    SealRecord,
+    StopRecord,
+    VoidRecord,
+)
+from notebook_cluster.protocol.rounds import Register, RoundQuery, RoundStatus, Void
 from notebook_cluster.rounds.leader.arrivals import on_arrived
 from notebook_cluster.rounds.leader.commit import advance_to
 from notebook_cluster.rounds.leader.events_effects import Recovered
@@ -120,7 +130,7 @@ def _void(turn: Turn, job: Job, round: int) -> None:
     """Back to the state after ``round``; the rounds since then are played again with the work that is still there."""
     turn.tell("warning", f"no node holds round {job.round} of {job.name!r} any more: it goes on from round {round}")
     state_hash = job.chain[round]
-    turn.log("void", job, round=round + 1, state_hash=state_hash, attempt_floor=job.highest_attempt)
+    turn.log(VoidRecord(job.name, round + 1, state_hash, job.highest_attempt))
     go_back(job, round, state_hash, job.highest_attempt)
     for name, participant in job.participants.items():
         # who will not hear of it now is asked when it comes back
@@ -185,43 +195,45 @@ def _forget_who_left(job: Job, event: Recovered) -> None:
     job.later = {name: entry for name, entry in job.later.items() if name in running}
 
 
-def _replay(turn: Turn, record: dict[str, Any]) -> None:
-    name, kind = record["job"], record["kind"]
-    if kind in ("register", "later"):
-        register = convert(record["register"], Register)
-        if name not in turn.state.jobs:
-            turn.add(Job(name, register, register.cell))
-        job = turn.job(name)
-        if kind == "later":
-            _replay_later(job, record["node"], record["incarnation"], register, turn.state.now)
-            return
-        if run_of(register) > (job.cell, job.run):
-            begin_run(job, *run_of(register), turn.state.now)
-        took_part(job, record["node"], record["incarnation"], register)
+def _replay(turn: Turn, record: Record) -> None:
+    if isinstance(record, RegisterRecord | LaterRecord):
+        if record.job not in turn.state.jobs:
+            turn.add(Job(record.job, record.register, record.register.cell))
+        _replay_registration(turn, turn.job(record.job), record)
         return
-    job = turn.job(name)
-    if kind == "base":
-        job.settings, job.cell = convert(record["settings"], Register), record["cell"]
-        job.has_state, job.registering, job.open, job.recent = True, False, None, ()
-        job.chain = {record["round"]: record["state_hash"]}
-        go_back(job, record["round"], record["state_hash"], record["attempt_floor"])
-        job.cohort = _registered(job)
-    elif kind == "cell":
-        job.settings, job.registering = convert(record["settings"], Register), False
-        job.cohort = _registered(job)
-    elif kind == "stop":
-        job.stopped, job.open = record["reason"], None
-    elif kind == "ended":
-        job.ended = True
-    elif kind == "void":
-        go_back(job, record["round"] - 1, record["state_hash"], record["attempt_floor"])
-    elif kind == "seal":
-        seal = convert(record["seal"], Seal)
-        job.attempt = seal.attempt
-        job.highest_attempt = max(job.highest_attempt, seal.attempt)
-        job.open = Open(seal, frozenset(member.name for member in seal.members))
-    elif kind == "commit":
-        _replay_commit(job, record)
+    job = turn.job(record.job)
+    match record:
+        case BaseRecord():
+            job.settings, job.cell = record.settings, record.cell
+            job.has_state, job.registering, job.open, job.recent = True, False, None, ()
+            job.chain = {record.round: record.state_hash}
+            go_back(job, record.round, record.state_hash, record.attempt_floor)
+            job.cohort = _registered(job)
+        case CellRecord():
+            job.settings, job.registering = record.settings, False
+            job.cohort = _registered(job)
+        case StopRecord():
+            job.stopped, job.open = record.reason, None
+        case EndedRecord():
+            job.ended = True
+        case VoidRecord():
+            go_back(job, record.round - 1, record.state_hash, record.attempt_floor)
+        case SealRecord():
+            seal = record.seal
+            job.attempt = seal.attempt
+            job.highest_attempt = max(job.highest_attempt, seal.attempt)
+            job.open = Open(seal, frozenset(member.name for member in seal.members))
+        case CommitRecord():
+            _replay_commit(job, record)
+
+
+def _replay_registration(turn: Turn, job: Job, record: RegisterRecord | LaterRecord) -> None:
+    if isinstance(record, LaterRecord):
+        _replay_later(job, record.node, record.incarnation, record.register, turn.state.now)
+        return
+    if run_of(record.register) > (job.cell, job.run):
+        begin_run(job, *run_of(record.register), turn.state.now)
+    took_part(job, record.node, record.incarnation, record.register)
 
 
 def _registered(job: Job) -> frozenset[str]:
@@ -234,14 +246,12 @@ def _replay_later(job: Job, node: str, incarnation: int, register: Register, now
     job.later = {**job.later, node: (incarnation, register)}
 
 
-def _replay_commit(job: Job, record: dict[str, Any]) -> None:
-    commit = convert(record["commit"], Commit)
-    incarnations = {member["name"]: member["incarnation"] for member in record["members"]}
-    slices, outer = convert(record["slices"], list[Slice]), convert(record["outer"], OuterSettings)
-    advance_to(job, commit, list(incarnations), slices, outer)
+def _replay_commit(job: Job, record: CommitRecord) -> None:
+    incarnations = {member.name: member.incarnation for member in record.members}
+    advance_to(job, record.commit, list(incarnations), record.slices, record.outer)
     job.cohort = frozenset()  # they had the state, or it went on without them
-    for member in commit.members:
+    for member in record.commit.members:
         if member in job.participants and job.participants[member].incarnation == incarnations[member]:
-            change(job, member, counted=commit.round)
-    job.bytes_sent, job.bytes_data_parallel = record["bytes_sent"], record["bytes_data_parallel"]
-    job.hash_mismatches = record["hash_mismatches"]
+            change(job, member, counted=record.commit.round)
+    job.bytes_sent, job.bytes_data_parallel = record.bytes_sent, record.bytes_data_parallel
+    job.hash_mismatches = record.hash_mismatches

@@ -1,7 +1,6 @@
 """Who is in a job, and where each node gets the state from: Register, Joined, sources for joiners and late nodes."""
 
-from msgspec import to_builtins
-
+from notebook_cluster.journal.records import BaseRecord, CellRecord, RegisterRecord
 from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
 from notebook_cluster.rounds.leader.impossible import impossible
 from notebook_cluster.rounds.leader.runs import (
@@ -63,7 +62,7 @@ def settle_runs(turn: Turn, job: Job) -> None:
 
 
 def _take_part(turn: Turn, job: Job, node: str, incarnation: int, register: Register) -> None:
-    turn.log("register", job, node=node, incarnation=incarnation, register=to_builtins(register))
+    turn.log(RegisterRecord(job.name, node, incarnation, register))
     took_part(job, node, incarnation, register)
     held = (register.round, register.state_hash) if register.holds_state else None
     change(job, node, joining=True, held=held)
@@ -90,7 +89,7 @@ def settle_registration(turn: Turn, job: Job) -> None:
     elif reference.fresh or not job.has_state or not same_model:
         new_base(turn, job, 0, reference.state_hash)
     else:
-        turn.log("cell", job, settings=to_builtins(job.settings))
+        turn.log(CellRecord(job.name, job.settings))
     job.cohort = frozenset(live(turn, job))
 
 
@@ -111,15 +110,7 @@ def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
         change(job, name, counted=0, fetching=None)
         if participant.joining and participant.register.state_hash == state_hash:
             change(job, name, held=(round, state_hash))
-    turn.log(
-        "base",
-        job,
-        cell=job.cell,
-        round=round,
-        state_hash=state_hash,
-        attempt_floor=job.attempt_floor,
-        settings=to_builtins(job.settings),
-    )
+    turn.log(BaseRecord(job.name, job.cell, round, state_hash, job.attempt_floor, job.settings))
 
 
 def on_joined(turn: Turn, job: Job, node: str, message: Joined) -> None:

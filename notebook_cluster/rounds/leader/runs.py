@@ -6,8 +6,7 @@ over is told so, passes it, and takes part in the next. Running the cell again b
 No number is left out: a node that could not even register in a run is in a later one before the others are in this.
 """
 
-from msgspec import to_builtins
-
+from notebook_cluster.journal.records import LaterRecord
 from notebook_cluster.protocol.rounds import Register, RunOver
 from notebook_cluster.rounds.leader.state import Job, Participant, Turn, change, holders, is_reachable
 
@@ -65,7 +64,7 @@ def took_part(job: Job, node: str, incarnation: int, register: Register) -> Part
 def wait_for_run(turn: Turn, job: Job, node: str, incarnation: int, register: Register) -> None:
     """The node is done with the run that the job is on, and comes to a later one."""
     if job.later.get(node) != (incarnation, register):
-        turn.log("later", job, node=node, incarnation=incarnation, register=to_builtins(register))
+        turn.log(LaterRecord(job.name, node, incarnation, register))
     if not job.later:
         job.later_since = turn.state.now
     job.later = {**job.later, node: (incarnation, register)}

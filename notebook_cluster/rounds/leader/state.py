@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from notebook_cluster.journal.records import Record
 from notebook_cluster.protocol.rounds import Arrived, CatchUp, Commit, Prepared, Register, Saved, Seal
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.leader.events_effects import Effect, Log, Relay, Send, Tell
@@ -214,8 +215,8 @@ class Turn:
         self.state.jobs[job.name] = job
         self._copied.add(job.name)
 
-    def log(self, kind: str, job: Job, **fields: Any) -> None:
-        self.effects.append(Log({"kind": kind, "job": job.name, **fields}))
+    def log(self, record: Record) -> None:
+        self.effects.append(Log(record))
 
     def send(self, node: str, message: Message) -> None:
         self.effects.append(Send(node, message))

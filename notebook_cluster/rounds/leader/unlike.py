@@ -7,6 +7,7 @@ nodes get an error, and keep the state before the round.
 
 from collections.abc import Mapping
 
+from notebook_cluster.journal.records import StopRecord
 from notebook_cluster.protocol.rounds import RegisterRefused
 from notebook_cluster.rounds.leader.state import Job, Open, Turn, change, live
 
@@ -60,7 +61,7 @@ def stop(turn: Turn, job: Job, attempt: Open) -> None:
         f"{_who(turn, job, attempt)}, twice, and no more than half agree: the job stops at round {job.round}. "
         f"{_facts(turn, job, attempt)}; then run the cell again, which goes on from there"
     )
-    turn.log("stop", job, cell=job.cell, reason=reason)
+    turn.log(StopRecord(job.name, job.cell, reason))
     turn.tell("error", reason)
     for name in live(turn, job):
         refuse_stopped(turn, job, name, reason)

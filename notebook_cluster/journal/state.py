@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from notebook_cluster.coordinator import events as e
+from notebook_cluster.journal import events as e
 from notebook_cluster.protocol.node import NodeAddress, NodeHello, Roster
+from notebook_cluster.protocol.state import CellView
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -134,6 +135,18 @@ def roster(state: State) -> Roster:
             )
         )  # fmt: skip
     return Roster(cluster=state.cluster, generation=state.generation, nodes=rows)
+
+
+def cell_view(cell: Cell) -> CellView:
+    """The cell as views see it."""
+    return CellView(
+        id=cell.id,
+        source=cell.source[:200],
+        status=cell.status,
+        nodes=dict(cell.nodes),
+        started=cell.started,
+        ended=cell.ended,
+    )
 
 
 def _change(state: State, **changes: object) -> State:

@@ -1,8 +1,6 @@
-"""What happened to a cluster, as it is written to the run log. State changes through these and nothing else."""
+"""What happened to a cluster, as it is written to the journal. State changes through these and nothing else."""
 
 from typing import Any, Literal
-
-import msgspec
 
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.wire import Message
@@ -219,22 +217,3 @@ DURABLE = (
     NodeRemoved, Stopped,
 )  # fmt: skip
 """Events about membership: fsynced before anybody is told."""
-
-
-class LogLine(msgspec.Struct, omit_defaults=True):
-    """One line of the run log: an event of this module, a record of the training rounds, or the last message
-    of a peer that was processed."""
-
-    time: float
-    event: Event | None = None
-    round: dict[str, Any] | None = None
-    received: dict[str, int] | None = None
-
-
-class StoredLine(msgspec.Struct):
-    """A :class:`LogLine` as it is read: what it says of rounds is left as it stands, for whoever looks into it."""
-
-    time: float
-    event: Event | None = None
-    round: msgspec.Raw = msgspec.Raw()
-    received: dict[str, int] | None = None

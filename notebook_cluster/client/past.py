@@ -1,0 +1,164 @@
+"""Runs that are over, and what a run has measured as pandas frames."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from notebook_cluster.client.connection import ClusterError
+from notebook_cluster.journal.kept_runs import KeptRun, kept_runs
+from notebook_cluster.journal.last_run import LastRun, last_run
+from notebook_cluster.protocol.history import RunHistory
+from notebook_cluster.protocol.state import ClusterView, JobView, Series
+from notebook_cluster.security import runtime_directory
+
+
+class Frames(NamedTuple):
+    """One run as pandas frames.
+
+    Attributes:
+        rounds: a row for each committed round: job, round, time, members, wait (seconds that was waited for the last
+            node) and waited_for (that node), bytes_sent (so far), hash_mismatches (so far), state_hash.
+        curves: a row for each point: job, run, node (empty: the model that all share), name, step, time, value.
+        checkpoints: name, job, round, time, path.
+    """
+
+    rounds: Any
+    curves: Any
+    checkpoints: Any
+
+
+class Looked(Protocol):
+    """A run, over or not."""
+
+    def series(self) -> list[Series]: ...
+
+    def history(self) -> RunHistory: ...
+
+
+class Run(NamedTuple):
+    """One job of a run that was kept, or of the last one; ``strategy`` is empty where nothing was trained."""
+
+    cluster: str
+    started: float
+    """Unix time."""
+    job: str
+    strategy: str
+    nodes: int
+    rounds: int
+    loss: float | None
+    """The last one of the model that all share, where it was measured; else the mean of the nodes' last ones."""
+    ended: str
+    """Why it ended; empty: it runs, or its coordinator was killed."""
+    folder: Path
+
+    def frames(self) -> Frames:
+        """The run as pandas frames; with a job its own only.
+
+        Raises:
+            ClusterError: pandas is not installed, or the journal is damaged.
+        """
+        return frames_of(self._read(), self.job or None)
+
+    def _read(self) -> LastRun:
+        try:
+            found = last_run(self.folder)
+        except (ValueError, OSError) as error:
+            raise ClusterError(str(error)) from None
+        if found is None:
+            raise ClusterError(f"the run in {self.folder} is gone")
+        return found
+
+
+class Past:
+    """What :class:`Cluster` tells of runs."""
+
+    def series(self) -> list[Series]:
+        raise NotImplementedError
+
+    def history(self) -> RunHistory:
+        raise NotImplementedError
+
+    @staticmethod
+    def runs() -> list[Run]:
+        """The runs of all clusters of this user on this machine, the newest first, a row for each job."""
+        return [row for kept in kept_runs(runtime_directory() / "clusters") for row in _rows(kept)]
+
+    def frames(self, job: str | None = None) -> Frames:
+        """Rounds, curves and checkpoints so far as pandas frames, of ``job`` or of all.
+
+        Raises:
+            ClusterError: pandas is not installed, or no job has this name.
+        """
+        return frames_of(self, job)
+
+
+def frames_of(run: Looked, job: str | None = None) -> Frames:
+    """Of any run; see :meth:`Past.frames`."""
+    try:
+        from pandas import DataFrame, to_datetime  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        raise ClusterError("frames need pandas, which is not installed here: pip install pandas") from None
+    past, series = run.history(), run.series()
+    known = sorted({one.job for one in past.rounds} | {one.job for one in series if one.job})
+    if job is not None and job not in known:
+        raise ClusterError(f"no job {job!r} has measured anything in this run: {', '.join(known) or 'none has'}")
+
+    def frame(columns: str, rows: list[tuple[Any, ...]]) -> Any:
+        table = DataFrame(rows, columns=columns.split())
+        table["time"] = to_datetime(table["time"], unit="s")
+        return table
+
+    rounds = [one for one in past.rounds if job in (None, one.job)]
+    points = [
+        (one.job, one.run, one.node, one.name, *point)
+        for one in series
+        if job in (None, one.job)
+        for point in zip(one.step, one.time, one.value, strict=True)
+    ]
+    saved = [(one.name, one.job, one.round, one.time, one.path) for one in past.checkpoints if job in (None, one.job)]
+    return Frames(
+        frame(
+            "job round time members wait waited_for bytes_sent hash_mismatches state_hash",
+            [
+                (one.job, one.round, one.time, one.members, max(one.waits.values(), default=math.nan),
+                 min(one.waits, key=one.waits.__getitem__, default=""), one.bytes_sent, one.hash_mismatches,
+                 one.state_hash)
+                for one in rounds
+            ],
+        ),
+        frame("job run node name step time value", points),
+        frame("name job round time path", saved),
+    )  # fmt: skip
+
+
+def runs_table(runs: list[Run]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings and rows for people."""
+    heads = ("cluster", "started", "job", "strategy", "nodes", "rounds", "final loss", "end")
+    return heads, [
+        (
+            run.cluster, time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)), run.job or "-",
+            run.strategy or "-", str(run.nodes), str(run.rounds), "-" if run.loss is None else f"{run.loss:.4g}",
+            run.ended or "-",
+        )
+        for run in runs
+    ]  # fmt: skip
+
+
+def _rows(kept: KeptRun) -> list[Run]:
+    view = kept.view
+    jobs: list[JobView | None] = list(view.jobs) or [None]
+    return [
+        Run(
+            kept.cluster, view.started, job.name if job else "", job.strategy if job else "", len(view.nodes),
+            job.round if job else 0, _loss(view, job) if job else None, kept.ended, kept.folder,
+        )
+        for job in jobs
+    ]  # fmt: skip
+
+
+def _loss(view: ClusterView, job: JobView) -> float | None:
+    if job.loss is not None:
+        return job.loss
+    losses = [node.loss for node in view.nodes if node.loss is not None and math.isfinite(node.loss)]
+    return sum(losses) / len(losses) if losses else None

@@ -1,0 +1,194 @@
+"""The curves of a run and its last view on disk, beside the journal: a coordinator that was killed gets them back, and
+a report of a run that is over draws them.
+
+None of it decides anything, so nothing is synced, and a thread of its own writes it: a disk that is slow or full costs
+the curves, not the run. New points are appended; when the file has grown much it is written anew from the thinned
+curves.
+"""
+
+import contextlib
+import logging
+import math
+import shutil
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from notebook_cluster.journal.place import CURVES_FILE, make_place
+from notebook_cluster.journal.series import SeriesStore
+from notebook_cluster.journal.store import CURVES, back_up, checkpoint, open_to_write, reading
+from notebook_cluster.protocol import decode, encode
+from notebook_cluster.protocol.history import CheckpointView, PeerVersions
+from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.wire import Message, ProtocolError
+
+log = logging.getLogger(__name__)
+
+GROWTH = 1_000_000
+"""Bytes that are appended at least before the curves are written anew; of many curves as many as they had then. On a
+small disk a sixteenth of it."""
+
+
+class LastView(Message, frozen=True):
+    """The cluster as it was last, and what is in no row. ``ended``: why it ended, empty while it runs."""
+
+    state: ClusterView
+    checkpoints: list[CheckpointView]
+    peers: list[PeerVersions]
+    ended: str = ""
+
+
+class _Piece(msgspec.Struct, array_like=True):
+    """Points of one curve; a value that is not finite is null."""
+
+    node: str
+    job: str
+    name: str
+    step: list[int]
+    time: list[float]
+    value: list[float | None]
+    seen: int = 0
+    run: int = 0
+
+
+_decoder = msgspec.json.Decoder(list[_Piece])
+
+
+def pack(series: list[Series]) -> bytes:
+    """Pieces of curves as bytes."""
+    return msgspec.json.encode(
+        [_Piece(s.node, s.job, s.name, s.step, s.time, list(s.value), s.seen, s.run) for s in series]
+    )
+
+
+def unpack(data: bytes) -> list[Series]:
+    """The inverse of :func:`pack`. msgspec.DecodeError: it is none."""
+    return [
+        Series(node=piece.node, job=piece.job, name=piece.name, step=piece.step, time=piece.time,
+               value=[math.nan if one is None else one for one in piece.value], seen=piece.seen, run=piece.run)
+        for piece in _decoder.decode(data)
+    ]  # fmt: skip
+
+
+def read_series(path: Path) -> list[Series]:
+    """The curves in ``path``, pieces in order; empty when there is no file, or it is not readable: what is left of a
+    run is worth more than an error."""
+    found: list[Series] = []
+    try:
+        with reading(path) as connection:
+            for (body,) in connection.execute("SELECT body FROM pieces ORDER BY id"):
+                found += unpack(body)
+    except FileNotFoundError:
+        pass
+    except (sqlite3.Error, msgspec.DecodeError) as error:
+        log.warning("not all curves in %s are readable: %s", path, error)
+    return found
+
+
+def read_view(path: Path) -> LastView | None:
+    """What was kept last in ``path``; None when nothing was, or by a version that wrote it differently."""
+    try:
+        with reading(path) as connection:
+            row = connection.execute("SELECT body FROM view").fetchone()
+        view: LastView | None = None if row is None else decode(row[0], LastView)
+    except (FileNotFoundError, ProtocolError, sqlite3.Error):
+        return None
+    return view
+
+
+class CurvesFile:
+    """Keeps the curves of the run in ``folder`` up to date with ``store``, and its last view."""
+
+    def __init__(self, folder: Path, store: SeriesStore) -> None:
+        self._folder, self._store = folder, store
+        self._thread = ThreadPoolExecutor(1, "curves")
+        self._connection: sqlite3.Connection | None = None
+        self._working: Future[None] | None = None
+        self._behind = True
+        """The points since the last rewriting are not all in the file."""
+        self._size = self._base = 0
+        self._growth = GROWTH
+        self._failed = False
+
+    def append(self, fresh: list[Series]) -> None:
+        """``fresh``: points that ``store`` has got since the last call. Returns before they are written."""
+        if self._working is not None and not self._working.done():
+            self._behind = True  # the disk is slow: all of it later
+        elif self._behind or self._size - self._base > max(self._base, self._growth):
+            self._behind = False
+            whole = [pack([one]) for one in self._store.all()]
+            self._working = self._submit(lambda connection: self._rewrite(connection, whole))
+        else:
+            piece = pack(fresh)
+            self._working = self._submit(lambda connection: self._append(connection, piece))
+
+    def keep_view(self, view: LastView) -> None:
+        """Keep ``view`` in place of the one before."""
+        body = encode(view)
+        self._submit(
+            lambda connection: self._write(connection, [("INSERT OR REPLACE INTO view VALUES (1, ?)", (body,))])
+        )
+
+    def close(self) -> None:
+        """Write what is missing, and return when it is done or cannot be."""
+        if self._behind or (self._working is not None and not self._working.done()):
+            whole = [pack([one]) for one in self._store.all()]
+            self._submit(lambda connection: self._rewrite(connection, whole))
+        last = self._thread.submit(self._end)
+        with contextlib.suppress(TimeoutError):
+            last.result(5.0)
+        self._thread.shutdown(wait=False)
+
+    # ---- on the thread
+
+    def _submit(self, work: Callable[[sqlite3.Connection], None]) -> "Future[None]":
+        return self._thread.submit(self._try, work)
+
+    def _try(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        try:
+            if self._connection is None:
+                place = make_place(self._folder)
+                self._growth = min(GROWTH, shutil.disk_usage(place).total // 16)
+                self._connection = open_to_write(place / CURVES_FILE, CURVES)
+            work(self._connection)
+            self._failed = False
+        except (sqlite3.Error, OSError, ValueError) as error:
+            if not self._failed:
+                log.warning("the curves cannot be kept in %s: %s", self._folder, error)
+            self._failed = self._behind = True
+            self._drop()
+
+    def _rewrite(self, connection: sqlite3.Connection, whole: list[bytes]) -> None:
+        rows = [("INSERT INTO pieces (body) VALUES (?)", (one,)) for one in whole]
+        self._write(connection, [("DELETE FROM pieces", ()), *rows])
+        self._size = self._base = sum(map(len, whole))
+
+    def _append(self, connection: sqlite3.Connection, piece: bytes) -> None:
+        self._write(connection, [("INSERT INTO pieces (body) VALUES (?)", (piece,))])
+        self._size += len(piece)
+
+    def _write(self, connection: sqlite3.Connection, statements: list[tuple[str, tuple[bytes, ...]]]) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        for statement, values in statements:
+            connection.execute(statement, values)
+        connection.execute("COMMIT")
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.rollback()
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+        self._connection = None
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            checkpoint(self._connection)
+            place = make_place(self._folder)
+            if place != self._folder:
+                with contextlib.suppress(OSError, sqlite3.Error):
+                    back_up(self._connection, self._folder / CURVES_FILE)
+        self._drop()

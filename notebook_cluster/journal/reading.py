@@ -1,0 +1,183 @@
+"""What a journal says: to a coordinator that is started again, and to whoever looks at the run."""
+
+import errno
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from notebook_cluster.journal.committed import Rounds
+from notebook_cluster.journal.events import Event
+from notebook_cluster.journal.kept_rounds import KeptRounds
+from notebook_cluster.journal.records import Record
+from notebook_cluster.journal.rows import RoundRow, Shape, from_row
+from notebook_cluster.journal.state import State, apply
+from notebook_cluster.journal.store import as_os_error, reading
+
+_event_decoder = msgspec.json.Decoder(Event)
+_shape_decoder = msgspec.msgpack.Decoder(Shape)
+_PROGRESS_ROWS = 4096
+_COLUMNS = "id, time, kind, job, round, attempt, hash, shape, body"
+
+
+class Snapshot(msgspec.Struct):
+    """What all rows before it have led to."""
+
+    state: State
+    kept: list[int]
+    """Rows of ``rounds`` that the round machine needs."""
+    shown: list[int]
+    """Rows of ``rounds`` that a report shows, and how many rounds there were in all."""
+    seen: int
+
+
+class Recovered:
+    """What a journal says: the state, the records of the rounds that still matter, in order, the last message of each
+    peer (by key), the rounds for a report, and the row of the last snapshot."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.rounds: list[Record] = []
+        self.received: dict[str, int] = {}
+        self.committed = Rounds()
+        self.kept = KeptRounds()
+        self.snapshot = 0
+
+
+class Noted(NamedTuple):
+    """A record of the rounds, and when it was written."""
+
+    time: float
+    record: Record
+
+
+class _Shapes:
+    """Reads each shape once."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._known: dict[int, Shape] = {}
+
+    def __call__(self, number: int) -> Shape:
+        known = self._known.get(number)
+        if known is None:
+            row = self._connection.execute("SELECT body FROM shapes WHERE id = ?", (number,)).fetchone()
+            if row is None:
+                raise ValueError(f"shape {number} is missing")
+            known = self._known[number] = _shape_decoder.decode(row[0])
+        return known
+
+
+def recover(path: Path, on_progress: Callable[[int, int], None] = lambda done, size: None) -> Recovered:
+    """The last snapshot in ``path`` and what follows it. ``on_progress`` is called with the bytes read so far and those
+    of the file.
+
+    Raises:
+        ValueError: it is not readable; names the file and the way out.
+        OSError: the disk is full, so that SQLite cannot even read.
+    """
+    if not path.exists():
+        return Recovered()
+    size = path.stat().st_size
+    on_progress(0, size)
+    try:
+        with reading(path) as connection:
+            return _recover(connection, lambda share: on_progress(int(size * share), size))
+    except FileNotFoundError:
+        return Recovered()
+    except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _recover(connection: sqlite3.Connection, on_progress: Callable[[float], None]) -> Recovered:
+    found = Recovered()
+    snapshot = _snapshot(connection)
+    found.state = _state(connection, snapshot, found)
+    kept, shown = set(snapshot.kept), set(snapshot.shown)
+    found.committed = Rounds(snapshot.seen - len(shown))
+    records: dict[int, Record] = {}
+    (last,) = connection.execute("SELECT ifnull(max(id), 0) FROM rounds").fetchone()
+    needed = sorted(kept | shown)
+    for count, (row, noted) in enumerate(_rounds(connection, needed, found.snapshot), 1):
+        if row > found.snapshot or row in shown:
+            found.committed.replay(noted.record, row)
+        if row > found.snapshot or row in kept:
+            found.kept.add(row, noted.record)
+            records[row] = noted.record
+        if count % _PROGRESS_ROWS == 0:
+            on_progress(min(1.0, row / max(last, 1)))
+            records = {row: records[row] for row in found.kept.rows()}
+    found.rounds = [records[row] for row in found.kept.rows()]
+    found.received = dict(connection.execute("SELECT key, sequence FROM received").fetchall())
+    return found
+
+
+def _snapshot(connection: sqlite3.Connection) -> Snapshot:
+    row = connection.execute("SELECT body FROM snapshots ORDER BY id DESC LIMIT 1").fetchone()
+    return Snapshot(State(), [], [], 0) if row is None else msgspec.json.decode(row[0], type=Snapshot)
+
+
+def _state(connection: sqlite3.Connection, snapshot: Snapshot, found: Recovered) -> State:
+    (found.snapshot,) = connection.execute("SELECT ifnull(max(id), 0) FROM snapshots").fetchone()
+    state = snapshot.state
+    for (body,) in connection.execute("SELECT body FROM events WHERE id > ? ORDER BY id", (found.snapshot,)):
+        state = apply(state, _event_decoder.decode(body))
+    return state
+
+
+def _rounds(connection: sqlite3.Connection, needed: Iterable[int], after: int) -> Iterator[tuple[int, Noted]]:
+    """The rows ``needed`` and all that come ``after``, in order."""
+    shapes = _Shapes(connection)
+    numbers = msgspec.json.encode(list(needed)).decode()
+    chosen = f"SELECT {_COLUMNS} FROM rounds WHERE id IN (SELECT value FROM json_each(?)) OR id > ? ORDER BY id"
+    for row, *columns in connection.execute(chosen, (numbers, after)):
+        yield row, Noted(columns[0], from_row(RoundRow(*columns), shapes))
+
+
+def has_crashed(path: Path) -> bool:
+    """True when the journal in ``path`` ends without a word about its end, and there were nodes.
+
+    Raises:
+        ValueError: as :func:`recover`.
+    """
+    if not path.exists():
+        return False
+    try:
+        with reading(path) as connection:
+            state = _state(connection, _snapshot(connection), Recovered())
+    except FileNotFoundError:
+        return False
+    except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from None
+    return state.stopped is None and bool(state.nodes)
+
+
+def read_rounds(path: Path) -> list[Noted]:
+    """Every record of the rounds that is still in the journal, oldest first.
+
+    Raises:
+        FileNotFoundError: there is no journal.
+        sqlite3.Error, ValueError: it is not readable.
+    """
+    with reading(path) as connection:
+        return [noted for _, noted in _rounds(connection, (), 0)]
+
+
+def read_events(path: Path) -> list[Event]:
+    """Every event that is still in the journal, oldest first; raises as :func:`read_rounds`."""
+    with reading(path) as connection:
+        rows = connection.execute("SELECT body FROM events ORDER BY id").fetchall()
+    return [_event_decoder.decode(body) for (body,) in rows]
+
+
+def _unreadable(path: Path, error: Exception) -> Exception:
+    if isinstance(error, sqlite3.OperationalError):
+        trouble = as_os_error(error, path.parent)
+        if trouble.errno == errno.ENOSPC:
+            return OSError(errno.ENOSPC, f"the disk of {path.parent} is full, and SQLite needs room to read: free 1 MB")
+    return ValueError(
+        f"{path} is not readable ({error}): put a copy of it back, or begin anew with %cluster start "
+        f"{path.parent.name} --fresh, which keeps this file under runs/; checkpoints stay"
+    )

@@ -1,0 +1,176 @@
+"""Runs that are over stay, are listed, and are pandas frames; and where a journal lies on a network's disk."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.client import Cluster, ClusterError, Frames
+from notebook_cluster.client.past import Run, runs_table
+from notebook_cluster.journal import place
+from notebook_cluster.journal.events import DoorOpened
+from notebook_cluster.journal.kept_runs import kept_runs, let_old_runs_go, set_aside
+from notebook_cluster.journal.log import Journal
+from notebook_cluster.journal.place import JOURNAL_FILE, file_system, journal_path, place_of
+from notebook_cluster.journal.reading import read_events
+from tests.cluster import run, running_cluster
+from tests.command import run_command
+from tests.conftest import shared_folders, wait_until
+from tests.in_loop import in_loop
+from tests.test_run_kept import SETUP, steps_of
+
+# ---- a real run --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def past() -> Iterator[tuple[Frames, Frames, list[Run], str]]:
+    """Frames of a run while it was there, of its job alone, the runs after the next one began, and what the terminal
+    said of them."""
+    with shared_folders() as root, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        with running_cluster("lesson", local=2) as cluster:
+            run(cluster, SETUP)
+            run(cluster, "train(6)")
+            wait_until(lambda: all(steps_of(cluster, name) == 6 for name in ("local", "local-2")), 60, "their losses")
+            cluster.checkpoint("kept")
+            frames, model = cluster.frames(), cluster.frames("model")
+            with pytest.raises(ClusterError, match="no job 'other' has measured anything in this run: model"):
+                cluster.frames("other")
+            patch.setitem(sys.modules, "pandas", None)
+            with pytest.raises(ClusterError, match="frames need pandas, which is not installed here"):
+                cluster.frames()
+            patch.delitem(sys.modules, "pandas")
+        with running_cluster("lesson", local=1) as cluster:
+            wait_until(lambda: len(Cluster.runs()) == 2, 60, lambda: f"two runs: {Cluster.runs()}")
+            yield frames, model, Cluster.runs(), run_command("runs").stdout
+
+
+def test_the_rounds_of_a_run_are_a_frame(past: tuple[Frames, Frames, list[Run], str]) -> None:
+    rounds = past[0].rounds
+    assert list(rounds["round"]) == [1, 2, 3]
+    assert set(rounds["job"]) == {"model"}
+    assert rounds["members"][0] == ["local", "local-2"]
+    assert (rounds["wait"] >= 0).all()
+    assert set(rounds["waited_for"]) <= {"local", "local-2"}
+    assert rounds["time"].is_monotonic_increasing
+    assert list(past[0].checkpoints["name"]) == ["kept"]
+
+
+def test_the_curves_of_a_run_are_a_frame(past: tuple[Frames, Frames, list[Run], str]) -> None:
+    every, model, _, _ = past
+    loss = model.curves.query("name == 'loss' and node == 'local'")
+    assert list(loss["value"]) == [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]
+    assert list(loss["step"]) == [1, 2, 3, 4, 5, 6]
+    assert list(model.curves.query("name == 'loss' and node == ''")["value"]) == [100.0, 99.0, 98.0]
+    assert set(model.curves["job"]) == {"model"}
+    assert "memory" in set(every.curves["name"])
+
+
+def test_the_run_before_is_listed_with_its_rounds_and_its_last_loss(
+    past: tuple[Frames, Frames, list[Run], str],
+) -> None:
+    newest, before = past[2]
+    assert (newest.cluster, newest.job, newest.rounds, newest.loss) == ("lesson", "", 0, None)
+    assert (before.job, before.strategy, before.nodes, before.rounds, before.loss) == ("model", "DiLoCo", 2, 3, 98.0)
+    assert before.ended == "stopped"
+    assert before.frames().rounds.equals(past[1].rounds)
+    assert runs_table([before])[1][0][2:] == ("model", "DiLoCo", "2", "3", "98", "stopped")
+    for word in ("lesson", "DiLoCo", "98", "stopped"):
+        assert word in past[3]
+
+
+# ---- how many are kept -------------------------------------------------------------------------------------------
+
+
+def runs_of(clusters: Path, number: int) -> list[Path]:
+    """Folders of runs, 100 kB each, of two clusters in turn."""
+    made = []
+    for index in range(number):
+        folder = clusters / ("a", "b")[index % 2] / "runs" / f"20260101-0000{index:02d}"
+        folder.mkdir(parents=True)
+        (folder / JOURNAL_FILE).write_bytes(bytes(100_000))
+        made.append(folder)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("runs", "megabytes", "left"), [("", "", 8), ("3", "", 3), ("0", "", 0), ("", "0", 0), ("100", "100", 8)]
+)
+def test_the_newest_runs_of_all_clusters_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: str, megabytes: str, left: int
+) -> None:
+    made = runs_of(tmp_path, 8)
+    monkeypatch.setenv("NOTEBOOK_CLUSTER_KEEP_RUNS", runs)
+    monkeypatch.setenv("NOTEBOOK_CLUSTER_KEEP_MB", megabytes)
+    let_old_runs_go(tmp_path)
+    assert [folder for folder in made if folder.exists()] == made[8 - left :]
+
+
+def test_a_number_of_runs_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTEBOOK_CLUSTER_KEEP_RUNS", "many")
+    with pytest.raises(ValueError, match="NOTEBOOK_CLUSTER_KEEP_RUNS=many: use a whole number, 0 or more"):
+        let_old_runs_go(tmp_path)
+
+
+def test_nothing_is_set_aside_where_nothing_ran(tmp_path: Path) -> None:
+    assert set_aside(tmp_path) is None
+    assert kept_runs(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- where a journal lies ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that another machine serves."""
+    folder = tmp_path / "home" / "clusters" / "lesson"
+    folder.mkdir(parents=True)
+    (tmp_path / "var").mkdir()
+    monkeypatch.setattr(place, "_LOCAL_ROOT", tmp_path / "var")
+    monkeypatch.setattr(
+        place, "file_system", lambda path: "nfs4" if Path(path).is_relative_to(tmp_path / "home") else "ext4"
+    )
+    return folder
+
+
+@in_loop
+async def test_on_a_network_disk_the_journal_is_on_this_machine_and_the_folder_gets_a_copy(network_disk: Path) -> None:
+    opened = DoorOpened(reception=1, pairing=2)
+    journal = Journal(network_disk)
+    journal.event(opened, durable=True)
+    assert journal.flush(10) is None
+    here = place_of(network_disk)
+    assert here.parent.name == f"notebook-cluster-{os.getuid()}"
+    assert here.stat().st_mode & 0o777 == here.parent.stat().st_mode & 0o777 == 0o700
+    assert journal_path(network_disk).parent == here
+    assert journal.close()
+    copy = network_disk / JOURNAL_FILE
+    assert read_events(copy) == read_events(here / JOURNAL_FILE) == [opened]
+    assert copy.stat().st_mode & 0o777 == 0o600
+    (here / JOURNAL_FILE).unlink()  # another machine, or this one without its /var/tmp
+    assert read_events(journal_path(network_disk)) == [opened]
+    journal = Journal(network_disk)
+    journal.event(opened, durable=True)
+    assert journal.close()
+    assert read_events(copy) == [opened, opened]
+    kept = set_aside(network_disk)
+    assert kept is not None
+    assert kept.parent == network_disk / "runs"
+    assert read_events(kept / JOURNAL_FILE) == [opened, opened]
+    assert not list(here.iterdir())
+
+
+@in_loop
+async def test_somebody_elses_folder_is_not_used(network_disk: Path) -> None:
+    place_of(network_disk).parent.mkdir(mode=0o777)
+    place_of(network_disk).parent.chmod(0o777)
+    with pytest.raises(OSError, match="is not a private folder of this user: remove it"):
+        Journal(network_disk)
+
+
+def test_the_file_system_of_a_folder_is_that_of_the_mount_it_is_on() -> None:
+    assert file_system(Path("/proc/self")) == "proc"
+    assert not place.is_remote(Path("/proc"))
