@@ -233,11 +233,14 @@ def test_the_coordinator_knows_who_was_waited_for_in_each_round(trained: SharedN
 
 
 def test_the_magic_lists_the_runs(trained: SharedNotebook) -> None:
-    wait_until(lambda: "DiLoCo" in trained.works("%cluster runs"), 60, "the last look at the cluster")
-    heads, row = trained.works("%cluster runs").splitlines()
-    assert heads.split() == ["cluster", "started", "job", "strategy", "nodes", "rounds", "final", "loss", "end"]
-    assert row.split()[0] == "lesson"
-    assert row.split()[3:7] == ["model", "DiLoCo", "2", "4"]
+    def row() -> list[str]:
+        """Of the run that goes on, as it was when the cluster was last looked at, every two seconds."""
+        heads, *rows = trained.works("%cluster runs").splitlines()
+        assert heads.split() == ["cluster", "started", "job", "strategy", "nodes", "rounds", "final", "loss", "end"]
+        return rows[0].split() if rows else []
+
+    wait_until(lambda: row()[3:7] == ["model", "DiLoCo", "2", "4"], 60, lambda: f"four rounds, not {row()}")
+    assert row()[0] == "lesson"
 
 
 def test_the_magic_writes_the_run(trained: SharedNotebook) -> None:
