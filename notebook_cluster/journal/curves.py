@@ -19,7 +19,7 @@ import msgspec
 
 from notebook_cluster.journal.place import CURVES_FILE, make_place
 from notebook_cluster.journal.series import SeriesStore
-from notebook_cluster.journal.store import CURVES, back_up, checkpoint, open_to_write, reading
+from notebook_cluster.journal.store import CURVES, back_up, checkpoint, give_up, open_to_write, reading
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.history import CheckpointView, PeerVersions
 from notebook_cluster.protocol.state import ClusterView, Series
@@ -178,10 +178,7 @@ class CurvesFile:
 
     def _drop(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.rollback()
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.close()
+            give_up(self._connection)
         self._connection = None
 
     def _end(self) -> None:

@@ -103,6 +103,13 @@ def checkpoint(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA busy_timeout={int(_BUSY * 1000)}")
 
 
+def give_up(connection: sqlite3.Connection) -> None:
+    """Close a connection after an error: what it had begun is taken back, and it need not work any more."""
+    for end in (connection.rollback, connection.close):
+        with contextlib.suppress(sqlite3.Error):
+            end()
+
+
 def back_up(connection: sqlite3.Connection, target: Path) -> None:
     """Copy the database to ``target`` (mode 0600), which appears whole or not at all.
 

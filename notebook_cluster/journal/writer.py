@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.journal.store import JOURNAL, as_os_error, back_up, checkpoint, open_to_write
+from notebook_cluster.journal.store import JOURNAL, as_os_error, back_up, checkpoint, give_up, open_to_write
 
 log = logging.getLogger(__name__)
 
@@ -140,10 +140,7 @@ class Writer(threading.Thread):
 
     def _drop_connection(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.rollback()
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.close()
+            give_up(self._connection)
         self._connection = None
 
     def _tidy_up(self) -> None:
