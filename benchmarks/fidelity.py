@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity_training import Arm, Run, Trainings
-from notebook_cluster.training.sparse_loco import DEFAULT_BETA
+from notebook_cluster.training.strategies.sparse_loco import DEFAULT_BETA
 
 HIGHEST_LOSS = 1.40
 """Of data-parallel, nats per character: above it the comparison would be one of models that have not learned yet."""

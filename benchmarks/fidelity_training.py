@@ -26,9 +26,9 @@ from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import DEFAULT_MOMENTUM, default_outer_lr, outer_step
 from notebook_cluster.rounds.numerics.vectors import copy, empty
 from notebook_cluster.rounds.numerics.weighted_mean import gathered, mean_of, mean_of_gathered
-from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.schedule import Schedule
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.loop.replica import Replica
+from notebook_cluster.training.models.torch_parameters import TorchParameters
+from notebook_cluster.training.settings.schedule import Schedule
 
 HELD_OUT = 20
 """Every so many files one is kept for the loss."""

@@ -38,7 +38,7 @@ from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.layout import TensorLayout
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
 from notebook_cluster.security.codes import OpenCode, new_code
-from notebook_cluster.training.job import Description, Job
+from notebook_cluster.training.background.job import Description, Job
 
 JOB = "model"
 ELEMENTS = 4096

@@ -53,7 +53,7 @@ sync.finish()
 """
 
 ENCODING = """
-from notebook_cluster.training.replica import Replica
+from notebook_cluster.training.loop.replica import Replica
 encode = Replica.contribution
 def slowly(replica, finishing):
     until = time.monotonic() + 8

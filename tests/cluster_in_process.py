@@ -22,7 +22,7 @@ from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeLog, R
 from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
 from notebook_cluster.protocol.wire import Message, decode, encode
 from notebook_cluster.rounds.leader import machine as rounds
-from notebook_cluster.training import sync
+from notebook_cluster.training.loop import sync
 from notebook_cluster.training.runtime import JobHandler, Payload
 
 TICK = 0.05

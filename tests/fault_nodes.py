@@ -116,7 +116,7 @@ def _mark(folder: Path, sender: str, receiver: str, header: Any) -> Path:
 def watch(point: str = "", **about: Any) -> Watch:
     """Note what the node of this kernel does in the job that is made next, and die at ``point``."""
     from notebook_cluster.training import current_runtime
-    from notebook_cluster.training.job import Job
+    from notebook_cluster.training.background.job import Job
 
     stop_watching()
     runtime = current_runtime()
@@ -145,9 +145,10 @@ def smaller_chunks() -> None:
 def node_points(here: Watch) -> dict[str, Callable[[], None]]:
     """Name -> what makes the process of a node die there; in the order of a round."""
     from notebook_cluster.rounds.member import exchange as member_exchange
-    from notebook_cluster.training import current_runtime, saving
-    from notebook_cluster.training.job import Job
-    from notebook_cluster.training.replica import Replica
+    from notebook_cluster.training import current_runtime
+    from notebook_cluster.training.background.job import Job
+    from notebook_cluster.training.checkpointing import saving
+    from notebook_cluster.training.loop.replica import Replica
 
     number, runtime = here.number, type(current_runtime())
 

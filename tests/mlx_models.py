@@ -12,8 +12,8 @@ import torch
 from mlx.utils import tree_flatten, tree_unflatten
 from torch import nn
 
-from notebook_cluster.training.mlx_parameters import MlxParameters
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.models.mlx_parameters import MlxParameters
+from notebook_cluster.training.models.torch_parameters import TorchParameters
 from tests.cluster_in_process import Node
 
 SIZES = (40, 64, 3)

@@ -29,8 +29,8 @@ if rank == 1:  # read when torch, numpy and OpenBLAS are loaded
     )
 import numpy as np, torch
 from torch import nn
-from notebook_cluster.training.mlx_parameters import MlxParameters
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.models.mlx_parameters import MlxParameters
+from notebook_cluster.training.models.torch_parameters import TorchParameters
 torch.set_num_threads(2 if rank == 2 else 1)
 torch.set_flush_denormal(rank == 2)
 if rank == 3:

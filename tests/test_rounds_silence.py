@@ -5,7 +5,7 @@ import pytest
 from notebook_cluster.protocol import rounds as p
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.rounds.leader import machine as rounds
-from notebook_cluster.training.arguments import Strategy
+from notebook_cluster.training.settings.arguments import Strategy
 from tests.rounds_helpers import Cluster, register, sent, told, weights
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Applied, Arrived, Leave
-from notebook_cluster.training import host_encoding, replica
+from notebook_cluster.training.loop import host_encoding, replica
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
 from tests.test_training_streaming import wide

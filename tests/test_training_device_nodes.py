@@ -11,9 +11,9 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training import device_encoding
-from notebook_cluster.training.gradients import Gradients
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.loop import device_encoding
+from notebook_cluster.training.models.torch_parameters import TorchParameters
+from notebook_cluster.training.strategies.gradients import Gradients
 from tests.cluster_in_process import Cluster, Node
 from tests.test_codecs_torch import values_of
 from tests.test_training import assert_equal_models, flat

@@ -13,7 +13,8 @@ from notebook_cluster import training as nc
 from notebook_cluster.checkpoints import CheckpointError, find_latest, load
 from notebook_cluster.node.jobs import Jobs
 from notebook_cluster.protocol.node import KeepCheckpoint, Kept
-from notebook_cluster.training import keeping
+from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing import emergency_checkpoint as keeping
 from tests.cluster_in_process import Cluster, Node
 from tests.conftest import wait_until
 from tests.node_kernels import node_kernels
@@ -200,7 +201,7 @@ def test_the_name_is_one_that_resume_takes() -> None:
 def test_a_model_that_is_not_on_yet_is_not_kept(tmp_path: Path) -> None:
     with Cluster(["a"], tmp_path) as cluster:
         node = cluster.nodes["a"]
-        node.attach_job("model", nc.job.Job(node, "model"))
+        node.attach_job("model", Job(node, "model"))
         assert keep(node) is None
 
 
@@ -219,7 +220,7 @@ import numpy as np
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.rounds import Register, Registered
 from notebook_cluster.training import current_runtime
-from notebook_cluster.training.job import Description, Job
+from notebook_cluster.training.background.job import Description, Job
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.rounds.numerics.layout import TensorLayout
 

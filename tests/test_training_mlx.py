@@ -11,8 +11,8 @@ mx = pytest.importorskip("mlx.core")
 import mlx.nn as mlx_nn  # noqa: E402
 
 from notebook_cluster import training as nc  # noqa: E402
-from notebook_cluster.training.mlx_parameters import MlxParameters  # noqa: E402
-from notebook_cluster.training.torch_parameters import TorchParameters  # noqa: E402
+from notebook_cluster.training.models.mlx_parameters import MlxParameters  # noqa: E402
+from notebook_cluster.training.models.torch_parameters import TorchParameters  # noqa: E402
 from tests.cluster_in_process import Cluster, Node  # noqa: E402
 
 

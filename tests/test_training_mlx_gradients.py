@@ -13,8 +13,8 @@ import mlx.optimizers as mlx_optim  # noqa: E402
 from mlx.utils import tree_map  # noqa: E402
 
 from notebook_cluster import training as nc  # noqa: E402
-from notebook_cluster.training.mlx_parameters import MlxParameters  # noqa: E402
-from notebook_cluster.training.torch_parameters import TorchParameters  # noqa: E402
+from notebook_cluster.training.models.mlx_parameters import MlxParameters  # noqa: E402
+from notebook_cluster.training.models.torch_parameters import TorchParameters  # noqa: E402
 from tests import demo_oracle  # noqa: E402
 from tests.cluster_in_process import Cluster, Node  # noqa: E402
 from tests.demo_rounds import Recording, momentum_of  # noqa: E402

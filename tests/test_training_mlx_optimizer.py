@@ -14,9 +14,9 @@ import mlx.optimizers as mlx_optim  # noqa: E402
 
 from notebook_cluster import training as nc  # noqa: E402
 from notebook_cluster.protocol.rounds import Commit, Seal  # noqa: E402
-from notebook_cluster.training import mlx_optimizer  # noqa: E402
-from notebook_cluster.training.mlx_parameters import MlxParameters  # noqa: E402
-from notebook_cluster.training.node_part import PartError, pack, unpack  # noqa: E402
+from notebook_cluster.training.checkpointing.optimizer_bytes import PartError, pack, unpack  # noqa: E402
+from notebook_cluster.training.models import mlx_optimizer  # noqa: E402
+from notebook_cluster.training.models.mlx_parameters import MlxParameters  # noqa: E402
 from tests.cluster_in_process import Cluster, Node  # noqa: E402
 from tests.mlx_models import adapted, batch, is_mlx, loss_and_gradients, on_this_thread, state_of  # noqa: E402
 

@@ -216,6 +216,6 @@ def test_a_checkpoint_has_the_moments_of_the_node_that_steps(tmp_path: Path) -> 
 
 
 def _read(model: Any) -> Any:
-    from notebook_cluster.training.mlx_parameters import MlxParameters
+    from notebook_cluster.training.models.mlx_parameters import MlxParameters
 
     return MlxParameters(model).read()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_cluster.training.node_part import PartError, pack, unpack
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.checkpointing.optimizer_bytes import PartError, pack, unpack
+from notebook_cluster.training.models.torch_parameters import TorchParameters
 
 
 class Tied(nn.Module):

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from notebook_cluster.training import progress
-from notebook_cluster.training.progress import Progress
+from notebook_cluster.training.loop import progress
+from notebook_cluster.training.loop.progress import Progress
 
 
 class Clock:

@@ -10,7 +10,7 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Refused
-from notebook_cluster.training import torch_optimizer
+from notebook_cluster.training.models import torch_optimizer
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import _building, batch
 
@@ -164,7 +164,7 @@ def test_optimizers_of_mlx_do_the_same(name: str) -> None:
     import mlx.nn as mlx_nn
     import mlx.optimizers as mlx_optim
 
-    from notebook_cluster.training import mlx_optimizer
+    from notebook_cluster.training.models import mlx_optimizer
 
     model, optimizer = mlx_nn.Linear(6, 3), getattr(mlx_optim, name)(learning_rate=0.01)
     grads = {"weight": mx.ones((3, 6)), "bias": mx.ones((3,))}
@@ -187,7 +187,7 @@ def test_optimizers_of_mlx_that_keep_only_a_direction_forget_it_whole(name: str)
     import mlx.nn as mlx_nn
     import mlx.optimizers as mlx_optim
 
-    from notebook_cluster.training import mlx_optimizer
+    from notebook_cluster.training.models import mlx_optimizer
 
     arguments = {"momentum": 0.9} if name == "SGD" else {}
     model, optimizer = mlx_nn.Linear(6, 3), getattr(mlx_optim, name)(learning_rate=0.01, **arguments)

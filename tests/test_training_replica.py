@@ -8,8 +8,8 @@ from torch import nn
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.member.events_effects import Apply
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.loop.replica import Replica
+from notebook_cluster.training.models.torch_parameters import TorchParameters
 
 
 def replica_of(model: nn.Module, codec: str = "float32") -> Replica:

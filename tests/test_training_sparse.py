@@ -15,8 +15,8 @@ from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Applied, Arrived, Commit
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.weighted_mean import codec_of, gathered, gathered_size, mean_of_gathered
-from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.loop.replica import Replica
+from notebook_cluster.training.models.torch_parameters import TorchParameters
 from tests.cluster_in_process import POINTS, Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
 from tests.test_training_replica import apply

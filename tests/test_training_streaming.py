@@ -14,8 +14,8 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Prepared
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.loop.replica import Replica
+from notebook_cluster.training.models.torch_parameters import TorchParameters
 from tests import oracle
 from tests.cluster_in_process import POINTS, Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train

@@ -14,7 +14,7 @@ from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Joined
 from notebook_cluster.rounds.numerics.outer import state_hash
-from notebook_cluster.training.transfer import (
+from notebook_cluster.training.background.transfer import (
     CHUNK,
     RETRIES,
     RETRY_SECONDS,

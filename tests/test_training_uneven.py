@@ -12,7 +12,7 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Applied, Commit, Seal
 from notebook_cluster.rounds.numerics.outer import bits_float
-from notebook_cluster.training.schedule import Schedule, interval
+from notebook_cluster.training.settings.schedule import Schedule, interval
 from tests.cluster_in_process import Cluster, Node
 from tests.conftest import wait_until
 from tests.test_training import assert_equal_models, batch, build, flat, train

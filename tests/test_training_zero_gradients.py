@@ -20,9 +20,9 @@ from notebook_cluster.protocol.rounds import Commit, OuterSettings, Prepared, Se
 from notebook_cluster.rounds.member.events_effects import Apply
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.gradient_flags import any_of, byte_count, packed, unpacked
-from notebook_cluster.training.device_encoding import DeviceEncoder, on_host
-from notebook_cluster.training.gradients import Gradients
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.loop.device_encoding import DeviceEncoder, on_host
+from notebook_cluster.training.models.torch_parameters import TorchParameters
+from notebook_cluster.training.strategies.gradients import Gradients
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import _building, assert_equal_models, batch, loss_of
 

@@ -1,7 +1,7 @@
 """One node's side of the rounds of one job, as a pure state machine: ``apply(state, event) -> (state, effects)``.
 
-No sockets, threads, clock or model: :mod:`notebook_cluster.training.job` feeds it what arrives and does what it asks
-for. The order of a round is that of docs/: a Boundary is said as ARRIVED; SEAL begins the exchange
+No sockets, threads, clock or model: :mod:`notebook_cluster.training.background.job` feeds it what arrives and does
+what it asks for. The order of a round is that of docs/: a Boundary is said as ARRIVED; SEAL begins the exchange
 (:mod:`.exchange`); with every mean in hand the new state is computed aside and PREPARED is said; only COMMIT changes
 (theta, momentum). Whatever is repeated, late, or meant for another state changes nothing. The old state stays valid
 after ``apply``: nothing it holds is written to.

@@ -15,8 +15,8 @@ import numpy as np
 
 from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat, encode_tensor, has_tensor_form
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.parameters import Parameters
-from notebook_cluster.training.torch_parameters import TorchParameters
+from notebook_cluster.training.models.parameters import Parameters
+from notebook_cluster.training.models.torch_parameters import TorchParameters
 
 if TYPE_CHECKING:
     import torch

@@ -5,17 +5,17 @@ from typing import Any
 from notebook_cluster.protocol.rounds import PATIENCE
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.weighted_mean import dct_name
-from notebook_cluster.training.arguments import (
+from notebook_cluster.training.loop.sync import RoundSync
+from notebook_cluster.training.models.parameters import WithGradients
+from notebook_cluster.training.settings.arguments import (
     Strategy,
     check_coefficients,
     check_descent,
     check_samples,
     check_steps,
 )
-from notebook_cluster.training.local_momentum import LocalMomentum, MomentumReplica
-from notebook_cluster.training.parameters import WithGradients
-from notebook_cluster.training.results import Round
-from notebook_cluster.training.sync import RoundSync
+from notebook_cluster.training.settings.results import Round
+from notebook_cluster.training.strategies.local_momentum import LocalMomentum, MomentumReplica
 
 
 class DeMo(RoundSync):

@@ -2,8 +2,8 @@
 and passes on what it asks for.
 
 Two threads meet here. The runtime's thread owns the member's state, serves it to joiners and late nodes while the
-main thread computes, and collects checkpoints. The main thread (:mod:`.sync`) posts events and takes notices; only it
-touches the model. Everything handed from one to the other is immutable.
+main thread computes, and collects checkpoints. The main thread (``training.loop``) posts events and takes notices; only
+it touches the model. Everything handed from one to the other is immutable.
 """
 
 import threading
@@ -34,12 +34,12 @@ from notebook_cluster.rounds.member.state import MemberState
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.layout import TensorLayout
 from notebook_cluster.rounds.numerics.outer import state_hash
-from notebook_cluster.training.keeping import PartWanted, kept_writer
-from notebook_cluster.training.resuming import Start
+from notebook_cluster.training.background.state_transfers import StateTransfers
+from notebook_cluster.training.background.transfer import TransferError, frames_of
+from notebook_cluster.training.checkpointing.emergency_checkpoint import PartWanted, kept_writer
+from notebook_cluster.training.checkpointing.resuming import Start
+from notebook_cluster.training.checkpointing.saving import CheckpointWriter, Settings, Snapshot
 from notebook_cluster.training.runtime import Runtime
-from notebook_cluster.training.saving import CheckpointWriter, Settings, Snapshot
-from notebook_cluster.training.state_transfers import StateTransfers
-from notebook_cluster.training.transfer import TransferError, frames_of
 
 Notice = (
     types.Ready
@@ -69,7 +69,7 @@ class Description:
 
 
 class Job:
-    """Implements :class:`~.runtime.JobHandler` for one job of this node; survives the sync objects made for it."""
+    """Implements ``runtime.JobHandler`` for one job of this node; survives the sync objects made for it."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self.runtime = runtime
@@ -310,7 +310,7 @@ class Job:
             ).start()
 
     def keep(self) -> Callable[[], Path] | None:
-        """See :class:`~.runtime.JobHandler`: for a node that is about to end without its cluster."""
+        """See ``runtime.JobHandler``: for a node that is about to end without its cluster."""
         snapshot, resting = self._snapshot(), self.resting_part
         if snapshot is None:
             return None

@@ -4,10 +4,16 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.training import mlx_optimizer, torch_optimizer
-from notebook_cluster.training.job import Job
-from notebook_cluster.training.node_part import OtherFrameworkError, PartError, holds_state, pack, unpack
-from notebook_cluster.training.progress import Progress
+from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing.optimizer_bytes import (
+    OtherFrameworkError,
+    PartError,
+    holds_state,
+    pack,
+    unpack,
+)
+from notebook_cluster.training.loop.progress import Progress
+from notebook_cluster.training.models import mlx_optimizer, torch_optimizer
 
 
 class OwnPart:

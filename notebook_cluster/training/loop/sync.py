@@ -1,7 +1,7 @@
 """What a sync object does on the main thread: count steps, exchange, finish, checkpoint.
 
 The order in a cell: registered at construction (or at the first call in a later cell), a round at every boundary, and
-``finish()`` or the cell's end as the last one; :mod:`.exchanges` is how.
+``finish()`` or the cell's end as the last one; :mod:`.round_client` is how.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.tiles import tiles_of
-from notebook_cluster.training.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
-from notebook_cluster.training.device_encoding import encoder_of
-from notebook_cluster.training.exchanges import Exchanges
-from notebook_cluster.training.going_on import GoingOn
-from notebook_cluster.training.job import Description, Job
-from notebook_cluster.training.measuring import Measuring
-from notebook_cluster.training.parameters import WithGradients
-from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.results import Round, TrainingError
-from notebook_cluster.training.resuming import Start, registration, shared_optimizer, start_of
+from notebook_cluster.training.background.job import Description, Job
+from notebook_cluster.training.checkpointing.resuming import Start, registration, shared_optimizer, start_of
+from notebook_cluster.training.loop.device_encoding import encoder_of
+from notebook_cluster.training.loop.going_on import GoingOn
+from notebook_cluster.training.loop.measuring import Measuring
+from notebook_cluster.training.loop.replica import Replica
+from notebook_cluster.training.loop.round_client import Exchanges
+from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import Runtime, current_runtime
+from notebook_cluster.training.settings.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
+from notebook_cluster.training.settings.results import Round, TrainingError
 
 
 class RoundSync(Exchanges):

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.rounds.member import events_effects as types
-from notebook_cluster.training.keeping import PartWanted
+from notebook_cluster.training.background.transfer import Fetch, TransferError, snapshot_frames
+from notebook_cluster.training.checkpointing.emergency_checkpoint import PartWanted
 from notebook_cluster.training.runtime import Payload
-from notebook_cluster.training.transfer import Fetch, TransferError, snapshot_frames
 
 if TYPE_CHECKING:
-    from notebook_cluster.training.job import Job
+    from notebook_cluster.training.background.job import Job
 
 MAX_WAITING_REQUESTS = 64
 

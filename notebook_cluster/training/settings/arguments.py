@@ -11,10 +11,10 @@ from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.rounds.numerics.outer import Descent
 from notebook_cluster.rounds.numerics.outer_settings import float_bits
-from notebook_cluster.training.mlx_optimizer import is_mlx_optimizer
-from notebook_cluster.training.parameters import WithGradients
-from notebook_cluster.training.saving import Settings
-from notebook_cluster.training.schedule import Seconds
+from notebook_cluster.training.checkpointing.saving import Settings
+from notebook_cluster.training.models.mlx_optimizer import is_mlx_optimizer
+from notebook_cluster.training.models.parameters import WithGradients
+from notebook_cluster.training.settings.schedule import Seconds
 
 DEFAULT_GRACE = 5.0
 """Seconds that the rest has once a quorum is at the boundary."""
@@ -292,11 +292,11 @@ def parameters_of(model: Any) -> WithGradients:
     """
     frameworks = {base.__module__.partition(".")[0] for base in type(model).__mro__}
     if "torch" in frameworks and hasattr(model, "named_parameters"):
-        from notebook_cluster.training.torch_parameters import TorchParameters
+        from notebook_cluster.training.models.torch_parameters import TorchParameters
 
         return TorchParameters(model)
     if "mlx" in frameworks and hasattr(model, "trainable_parameters"):
-        from notebook_cluster.training.mlx_parameters import MlxParameters
+        from notebook_cluster.training.models.mlx_parameters import MlxParameters
 
         return MlxParameters(model)
     raise TypeError(f"model is a {type(model).__name__}: pass a torch.nn.Module or an mlx.nn.Module")

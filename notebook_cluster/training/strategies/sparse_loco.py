@@ -4,9 +4,9 @@ from typing import Any
 
 from notebook_cluster.protocol.rounds import PATIENCE
 from notebook_cluster.rounds.numerics.weighted_mean import sparse_name
-from notebook_cluster.training.arguments import Strategy, check_kept
-from notebook_cluster.training.diloco import OuterRate
-from notebook_cluster.training.schedule import Seconds
+from notebook_cluster.training.settings.arguments import Strategy, check_kept
+from notebook_cluster.training.settings.schedule import Seconds
+from notebook_cluster.training.strategies.diloco import OuterRate
 
 DEFAULT_BETA = 0.8
 """The paper has 0.95, for far larger models, lower learning rates and more rounds. What was kept back is found again by

@@ -8,7 +8,11 @@ from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import PATIENCE
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.arguments import (
+from notebook_cluster.training.background.job import Notice
+from notebook_cluster.training.checkpointing.resuming import Start
+from notebook_cluster.training.loop.sync import RoundSync
+from notebook_cluster.training.models.parameters import WithGradients
+from notebook_cluster.training.settings.arguments import (
     ALLREDUCE,
     SERVER,
     Strategy,
@@ -17,13 +21,9 @@ from notebook_cluster.training.arguments import (
     check_samples,
     check_steps,
 )
-from notebook_cluster.training.gradients import Gradients
-from notebook_cluster.training.job import Notice
-from notebook_cluster.training.parameters import WithGradients
-from notebook_cluster.training.results import Round
-from notebook_cluster.training.resuming import Start
-from notebook_cluster.training.served import ServedGradients
-from notebook_cluster.training.sync import RoundSync
+from notebook_cluster.training.settings.results import Round
+from notebook_cluster.training.strategies.central_optimizer import ServedGradients
+from notebook_cluster.training.strategies.gradients import Gradients
 
 
 class DataParallel(RoundSync):

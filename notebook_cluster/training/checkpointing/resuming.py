@@ -12,10 +12,10 @@ from notebook_cluster.protocol.rounds import Register
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.layout import TensorLayout
 from notebook_cluster.rounds.numerics.outer import state_hash
-from notebook_cluster.training.about import about_this_process
-from notebook_cluster.training.arguments import Strategy
-from notebook_cluster.training.node_part import has_optimizer
-from notebook_cluster.training.parameters import Parameters
+from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
+from notebook_cluster.training.models.parameters import Parameters
+from notebook_cluster.training.settings.about import about_this_process
+from notebook_cluster.training.settings.arguments import Strategy
 
 MOST_NAMES = 20
 

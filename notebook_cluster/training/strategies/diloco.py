@@ -3,9 +3,9 @@
 from typing import Any
 
 from notebook_cluster.protocol.rounds import PATIENCE
-from notebook_cluster.training.arguments import Strategy
-from notebook_cluster.training.schedule import Seconds
-from notebook_cluster.training.sync import RoundSync
+from notebook_cluster.training.loop.sync import RoundSync
+from notebook_cluster.training.settings.arguments import Strategy
+from notebook_cluster.training.settings.schedule import Seconds
 
 
 class OuterRate(RoundSync):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notebook_cluster.training import mlx_optimizer
+from notebook_cluster.training.models import mlx_optimizer
 
 MAX_PART_BYTES = 64 * 1024**3
 

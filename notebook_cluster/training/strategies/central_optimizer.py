@@ -16,8 +16,8 @@ import numpy as np
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.member.events_effects import Apply, TakeStep
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.gradients import Gradients
-from notebook_cluster.training.parameters import WithGradients
+from notebook_cluster.training.models.parameters import WithGradients
+from notebook_cluster.training.strategies.gradients import Gradients
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from notebook_cluster.protocol.node import EndWait
 from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
 from notebook_cluster.protocol.runs import run_number
 from notebook_cluster.rounds.member import events_effects as types
-from notebook_cluster.training.arguments import Strategy
-from notebook_cluster.training.host_encoding import Background
-from notebook_cluster.training.job import Job, Notice
-from notebook_cluster.training.keeping import PartWanted
-from notebook_cluster.training.own_part import OwnPart
-from notebook_cluster.training.progress import Progress
-from notebook_cluster.training.replica import Replica
-from notebook_cluster.training.results import Round, TrainingError
+from notebook_cluster.training.background.job import Job, Notice
+from notebook_cluster.training.checkpointing.emergency_checkpoint import PartWanted
+from notebook_cluster.training.loop.host_encoding import Background
+from notebook_cluster.training.loop.optimizer_state import OwnPart
+from notebook_cluster.training.loop.progress import Progress
+from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.runtime import Runtime
-from notebook_cluster.training.schedule import Schedule
+from notebook_cluster.training.settings.arguments import Strategy
+from notebook_cluster.training.settings.results import Round, TrainingError
+from notebook_cluster.training.settings.schedule import Schedule
 
 WAIT_SLICE = 0.2
 """Seconds: how long an interrupt may go unnoticed on systems where it does not end a wait."""

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from notebook_cluster.training.arguments import Strategy
-from notebook_cluster.training.job import Job
+from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.settings.arguments import Strategy
 
 
 class GoingOn:

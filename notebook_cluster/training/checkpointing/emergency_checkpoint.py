@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
 from notebook_cluster.checkpoints.kept import SUFFIX
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.training.saving import Snapshot
+from notebook_cluster.training.checkpointing.saving import Snapshot
 
 PART_SECONDS = 2.0
 """How long the main thread may take for this node's own part. One in the middle of a long step does not come."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.layout import SchemaRow, TensorLayout, shape_text
-from notebook_cluster.training import mlx_optimizer
-from notebook_cluster.training.parameters import first_difference
+from notebook_cluster.training.models import mlx_optimizer
+from notebook_cluster.training.models.parameters import first_difference
 
 _HOW = "pass the second of what nn.value_and_grad(model, loss_function)(model, x, y) returns"
 

@@ -17,8 +17,8 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
 from notebook_cluster.rounds.numerics.layout import TensorLayout
+from notebook_cluster.training.background.transfer import MAX_PART_BYTES, Pieces, TransferError
 from notebook_cluster.training.runtime import Payload
-from notebook_cluster.training.transfer import MAX_PART_BYTES, Pieces, TransferError
 
 OPEN_TICKETS = 8
 """Saves whose parts are kept at the same time, ordered ones and ones to come; the oldest is dropped beyond that."""
