@@ -4,7 +4,6 @@ A character transformer is trained on the standard library's sources; codecs get
 steps. Errors are relative, ``|a - decode(encode(a))| / |a|``, beside that of the exact values of the 64 largest of 4096
 for codecs that keep so many. For the times the vector is repeated up to ``--mb``, so that it does not stay in a cache;
 one thread, the fastest of ``--runs``, MB of float32 per second of that thread's CPU time. One JSON line for each codec.
-PowerSGD (rank 4) gets the matrices of the model, once, and its second round with the Q of the first is measured.
 """
 
 import argparse
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES, Codec, PowerSgd, RandomK, Vector, get_codec
+from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES, Codec, RandomK, Vector, get_codec
 
 CONTEXT = 64
 BATCH = 16
@@ -46,8 +45,8 @@ class Transformer(nn.Module):
         return self.head(self.layers(self.bytes(text) + self.places, mask=mask, is_causal=True))
 
 
-def pseudo_gradient(steps: int, width: int, layers: int) -> tuple[Vector, list[tuple[int, ...]]]:
-    """``theta - theta_m`` of the second ``steps`` steps, as the first ones are like no others; tensors' shapes."""
+def pseudo_gradient(steps: int, width: int, layers: int) -> Vector:
+    """``theta - theta_m`` of the second ``steps`` steps, as the first ones are like no others."""
     torch.manual_seed(0)
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
@@ -64,7 +63,7 @@ def pseudo_gradient(steps: int, width: int, layers: int) -> tuple[Vector, list[t
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return theta - flat(model), [tuple(parameter.shape) for parameter in model.parameters()]
+    return theta - flat(model)
 
 
 def flat(model: nn.Module) -> Vector:
@@ -119,27 +118,6 @@ def measure(codec: Codec, vector: Vector, long: Vector, runs: int) -> dict[str, 
     return result | {"parameters": vector.size}
 
 
-def measure_power_sgd(vector: Vector, shapes: list[tuple[int, ...]], runs: int) -> dict[str, object]:
-    """One line, for what one node does: both products and the basis are encoding."""
-    codec = PowerSgd(shapes, rank=4)
-
-    def encode(factor: Vector) -> tuple[Vector, bytes, Vector]:
-        first = codec.project(vector, factor)
-        basis = codec.orthogonal(first)
-        return first, basis, codec.factors(vector, basis)
-
-    warm = encode(codec.start())[2]
-    sent = encode(warm)
-    return {
-        "codec": "powersgd",
-        "bits_per_parameter": round(8 * codec.size / vector.size, 4),
-        "relative_error": round(relative_error(vector, codec.decode(*sent)), 5),
-        "encode_mb_s": round(vector.nbytes / 1e6 / fastest(lambda: encode(warm), runs)),
-        "decode_mb_s": round(vector.nbytes / 1e6 / fastest(lambda: codec.decode(*sent), runs)),
-        "parameters": vector.size,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=30, help="inner steps between theta and theta_m")
@@ -148,11 +126,10 @@ def main() -> None:
     parser.add_argument("--mb", type=float, default=64.0, help="float32 to encode for the times")
     parser.add_argument("--runs", type=int, default=15)
     asked = parser.parse_args()
-    vector, shapes = pseudo_gradient(asked.steps, asked.width, asked.layers)
+    vector = pseudo_gradient(asked.steps, asked.width, asked.layers)
     long = np.resize(vector, max(int(asked.mb * 1e6) // 4, 1))
     for codec in [*map(get_codec, CODEC_NAMES + CHUNKED_NAMES), RandomK(1)]:
         print(json.dumps(measure(codec, vector, long, asked.runs)), flush=True)
-    print(json.dumps(measure_power_sgd(vector, shapes, asked.runs)), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from notebook_cluster.codecs import NotFiniteError, RandomK
 from notebook_cluster.codecs.dct import Dct
-from notebook_cluster.codecs.gaps import Gaps
+from notebook_cluster.codecs.kept import Gaps
 from notebook_cluster.codecs.selection import largest
 from tests.codec_vectors import CHUNKED as CODECS
 from tests.codec_vectors import round_trip, vector_of

@@ -9,7 +9,6 @@ May import: protocol, memory. Called by: ``training``.
 """
 
 from notebook_cluster.codecs.codec import Buffer, Codec, DamagedError, NotFiniteError, Vector
-from notebook_cluster.codecs.power_sgd import PowerSgd
 from notebook_cluster.codecs.random_k import RandomK
 from notebook_cluster.codecs.registry import CHUNKED_NAMES, CODEC_NAMES, get_codec
 from notebook_cluster.codecs.torch_encoding import encode as encode_tensor
@@ -23,7 +22,6 @@ __all__ = [
     "Codec",
     "DamagedError",
     "NotFiniteError",
-    "PowerSgd",
     "RandomK",
     "Vector",
     "WireFormat",

@@ -13,7 +13,7 @@ import numpy as np
 
 from notebook_cluster.codecs.chunked import ELEMENTS, Chunked, in_chunks
 from notebook_cluster.codecs.codec import DamagedError, check_finite
-from notebook_cluster.codecs.gaps import Gaps
+from notebook_cluster.codecs.kept import Gaps
 from notebook_cluster.codecs.selection import largest
 
 SIDE = 64

@@ -12,7 +12,7 @@ import numpy as np
 
 from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
 from notebook_cluster.codecs.codec import DamagedError, check_finite, not_finite
-from notebook_cluster.codecs.codes import SMALLEST_NORMAL
+from notebook_cluster.codecs.scaled import SMALLEST_NORMAL
 
 _STRETCH = 64
 _KEEP = ELEMENTS // _STRETCH

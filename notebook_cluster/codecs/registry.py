@@ -1,11 +1,10 @@
 """Codecs by name: those people write, ``nc.DiLoCo(model, codec="int8")``, and those that belong to a strategy."""
 
 from notebook_cluster.codecs.codec import Codec
-from notebook_cluster.codecs.codes import Cast, E3m0, Int4
 from notebook_cluster.codecs.dct import Dct
 from notebook_cluster.codecs.dense import BFloat16, Float32
-from notebook_cluster.codecs.levels import Shortened, TwoLevels
-from notebook_cluster.codecs.scaled import BlockScaled
+from notebook_cluster.codecs.kept import Shortened, TwoLevels
+from notebook_cluster.codecs.scaled import BlockScaled, Cast, E3m0, Int4
 from notebook_cluster.codecs.top_k import TopK
 
 _ANY: dict[str, Codec] = {

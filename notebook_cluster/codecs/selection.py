@@ -1,12 +1,35 @@
-"""Which elements of a chunk are kept: those of largest magnitude."""
+"""Which elements of a chunk are kept: those of largest magnitude.
+
+What is needed on the way is kept by each thread: new pages for each group of chunks cost as much as the work on them.
+"""
 
 import itertools
+import math
+import threading
 from typing import Any
 
 import numpy as np
 
 from notebook_cluster.codecs.codec import NotFiniteError
-from notebook_cluster.codecs.scratch import scratch
+from notebook_cluster.memory import Scratch
+
+_LARGEST = 16 << 20
+"""Bytes: more than any group of chunks has."""
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.scratch = Scratch(_LARGEST)
+
+
+_KEPT = _Kept()
+
+
+def scratch(use: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array with whatever is in it, valid until this thread asks for the same ``use`` again."""
+    kind = np.dtype(dtype)
+    return _KEPT.scratch.take(use, math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
+
 
 _STRETCH = 16
 

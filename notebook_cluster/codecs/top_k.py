@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from notebook_cluster.codecs.chunked import ELEMENTS, Chunked, in_chunks
 from notebook_cluster.codecs.codec import Buffer, NotFiniteError, Vector, not_finite
-from notebook_cluster.codecs.gaps import Gaps
-from notebook_cluster.codecs.levels import Values
-from notebook_cluster.codecs.scratch import scratch
-from notebook_cluster.codecs.selection import largest
+from notebook_cluster.codecs.kept import Gaps, KeptValues
+from notebook_cluster.codecs.selection import largest, scratch
 
 _SEARCHED = 64
 """Chunks that are searched at a time for what to keep: 1 MiB of float32 stays in a processor's cache."""
@@ -27,7 +25,7 @@ class TopK(Chunked):
     at_a_time = 256
     """Of 64 the work on what is kept takes no longer than calling numpy for it."""
 
-    def __init__(self, name: str, keep: int, values: Values) -> None:
+    def __init__(self, name: str, keep: int, values: KeptValues) -> None:
         """``keep``: a multiple of 8; ``values``: how that many values are written."""
         self.keep = keep
         """Elements of each chunk."""

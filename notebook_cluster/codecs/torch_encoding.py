@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError
-from notebook_cluster.codecs.codes import Cast, Int4
-from notebook_cluster.codecs.scaled import BlockScaled
+from notebook_cluster.codecs.scaled import BlockScaled, Cast, Int4
 from notebook_cluster.codecs.top_k import TopK
 from notebook_cluster.codecs.wire_format import WireFormat
 

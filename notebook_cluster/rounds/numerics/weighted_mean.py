@@ -13,7 +13,7 @@ import numpy as np
 
 from notebook_cluster.codecs import Buffer, Codec, DamagedError, Vector, WireFormat, get_codec
 from notebook_cluster.codecs.dct import KEEP, Dct
-from notebook_cluster.codecs.levels import TwoLevels
+from notebook_cluster.codecs.kept import TwoLevels
 from notebook_cluster.codecs.top_k import TopK
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.outer import weighted_sum
