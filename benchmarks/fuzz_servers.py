@@ -35,8 +35,8 @@ from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Re
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.member import events_effects as member_types
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.layout import TensorLayout
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.security.codes import OpenCode, new_code
 from notebook_cluster.training.background.job import Description, Job
 

@@ -25,7 +25,7 @@ from notebook_cluster.journal.writer import SYNC_PERIOD
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Output
-from notebook_cluster.rounds.leader import commit as jobs_commit
+from notebook_cluster.rounds.leader import attempts as jobs_commit
 from notebook_cluster.rounds.leader import machine as rounds
 from tests.explorer import World
 from tests.fake_cluster import cluster_view

@@ -7,7 +7,7 @@ import pytest
 from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks, circles, text_of
 from notebook_cluster.protocol.node import Blocked
 from notebook_cluster.rounds.leader import machine as rounds
-from notebook_cluster.rounds.leader.missing import Gathering, gatherings
+from notebook_cluster.rounds.leader.arrivals import Gathering, gatherings
 from tests.rounds_helpers import Cluster, register
 
 

@@ -24,8 +24,8 @@ from notebook_cluster.protocol.node import NodeAddress, NodeHello, NodeLog, Rela
 from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Registered, Seal, Slice
 from notebook_cluster.rounds.member import events_effects as member_types
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.layout import TensorLayout
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.security import dial
 from notebook_cluster.training.background.job import Description, Job
 from tests.conftest import wait_until

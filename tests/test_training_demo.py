@@ -14,7 +14,7 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.codecs.dct import Dct
-from notebook_cluster.rounds.numerics.tiles import Tiles
+from notebook_cluster.rounds.numerics.fragments import Tiles
 from notebook_cluster.rounds.numerics.weighted_mean import gathered, mean_of_gathered
 from tests import demo_oracle as oracle
 from tests.cluster_in_process import Cluster, Node

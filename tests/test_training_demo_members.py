@@ -14,8 +14,7 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
 from notebook_cluster.rounds.member.events_effects import Apply
-from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.tiles import tiles_of
+from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from notebook_cluster.training.settings.arguments import check_descent
 from notebook_cluster.training.strategies.local_momentum import LocalMomentum, MomentumReplica

@@ -222,7 +222,7 @@ from notebook_cluster.protocol.rounds import Register, Registered
 from notebook_cluster.training import current_runtime
 from notebook_cluster.training.background.job import Description, Job
 from notebook_cluster.rounds.numerics.outer import state_hash
-from notebook_cluster.rounds.numerics.layout import TensorLayout
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 
 theta, momentum = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
 layout = TensorLayout.of([("weight", [8], "float32")], [])

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from notebook_cluster.checkpoints import find_latest, load
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Save, Saved
-from notebook_cluster.rounds.numerics.layout import TensorLayout
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.transfer import CHUNK
 from notebook_cluster.training.checkpointing.saving import OPEN_TICKETS, CheckpointWriter, Snapshot
 

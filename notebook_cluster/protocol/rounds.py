@@ -167,7 +167,7 @@ class Arrived(Message, frozen=True):
     """It has work in other fragments too: the rounds go on until those had their turn."""
     gradients: bytes = b""
     """Of gradients: a bit for each tensor of the schema that it has one of; empty: of all
-    (:mod:`notebook_cluster.rounds.numerics.gradient_flags`)."""
+    (:mod:`notebook_cluster.rounds.numerics.bits`)."""
 
 
 class Close(Message, frozen=True):

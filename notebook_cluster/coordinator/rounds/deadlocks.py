@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from notebook_cluster.protocol.node import Blocked, EndWait
-from notebook_cluster.rounds.leader.missing import Gathering
+from notebook_cluster.rounds.leader.arrivals import Gathering
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

@@ -18,7 +18,7 @@ from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.leader import events_effects as jobs
 from notebook_cluster.rounds.leader import machine as rounds
-from notebook_cluster.rounds.leader.missing import Gathering, gatherings
+from notebook_cluster.rounds.leader.arrivals import Gathering, gatherings
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

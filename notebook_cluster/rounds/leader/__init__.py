@@ -1,8 +1,8 @@
 """The coordinator's half of the commit protocol: what is decided, from what members said. Plain Python.
 
 - :mod:`.machine`: ``apply(state, event)``, the table of everything below; :mod:`.events_effects`, :mod:`.state`
-- :mod:`.registration`, :mod:`.runs`, :mod:`.impossible`: who trains which job, and what cannot be
-- :mod:`.arrivals`, :mod:`.gathering`, :mod:`.silence`, :mod:`.missing`: who is at the boundary, and who is waited for
-- :mod:`.attempts`, :mod:`.unlike`, :mod:`.commit`: SEAL, PREPARED, COMMIT; nodes that computed differently
+- :mod:`.registration`, :mod:`.runs`: who trains which job, in which of its runs, and what cannot be
+- :mod:`.arrivals`, :mod:`.silence`: who is at the boundary, who is waited for, and who is left out
+- :mod:`.attempts`, :mod:`.unlike`: SEAL, PREPARED, COMMIT; nodes that computed differently
 - :mod:`.recovery`, :mod:`.saving`: after a restart of the coordinator; checkpoints
 """

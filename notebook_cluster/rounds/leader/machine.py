@@ -7,9 +7,8 @@ knows.
 One round (docs/architecture.md, "A round"): all live nodes that hold the last committed state ARRIVED -> SEAL
 (members in rank order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes ->
 COMMIT. A loss before that either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over
-the others. Parts: :mod:`.events_effects` (events and effects), :mod:`.state`, :mod:`.registration`,
-:mod:`.gathering`, :mod:`.attempts`, :mod:`.unlike`, :mod:`.silence`, :mod:`.recovery`,
-:mod:`.saving`.
+the others. Parts: :mod:`.events_effects` (events and effects), :mod:`.state`, :mod:`.registration`, :mod:`.arrivals`,
+:mod:`.attempts`, :mod:`.unlike`, :mod:`.silence`, :mod:`.recovery`, :mod:`.saving`.
 """
 
 from msgspec import structs
@@ -28,7 +27,7 @@ from notebook_cluster.protocol.rounds import (
     Stalled,
 )
 from notebook_cluster.protocol.state import JobView
-from notebook_cluster.rounds.leader.arrivals import on_arrived, on_prepared, on_stalled
+from notebook_cluster.rounds.leader.arrivals import on_arrived, on_prepared, on_stalled, required
 from notebook_cluster.rounds.leader.attempts import settle_attempt
 from notebook_cluster.rounds.leader.events_effects import (
     Answer,
@@ -50,10 +49,9 @@ from notebook_cluster.rounds.leader.events_effects import (
     Tell,
     Tick,
 )
-from notebook_cluster.rounds.leader.gathering import required
-from notebook_cluster.rounds.leader.impossible import MOST
 from notebook_cluster.rounds.leader.recovery import node_lost, node_up, on_status, recover, settle_holders
 from notebook_cluster.rounds.leader.registration import (
+    MOST,
     on_joined,
     on_register,
     settle_registration,

@@ -16,7 +16,7 @@ from notebook_cluster.journal.records import (
 )
 from notebook_cluster.protocol.rounds import Register, RoundQuery, RoundStatus, Void
 from notebook_cluster.rounds.leader.arrivals import on_arrived
-from notebook_cluster.rounds.leader.commit import advance_to
+from notebook_cluster.rounds.leader.attempts import advance_to
 from notebook_cluster.rounds.leader.events_effects import Recovered
 from notebook_cluster.rounds.leader.registration import new_base
 from notebook_cluster.rounds.leader.runs import begin_run, forget_later, is_in, is_over, run_of, tell_over, took_part

@@ -1,8 +1,9 @@
 """Who is in a job, and where each node gets the state from: Register, Joined, sources for joiners and late nodes."""
 
+import math
+
 from notebook_cluster.journal.records import BaseRecord, CellRecord, RegisterRecord
-from notebook_cluster.protocol.rounds import Behind, Joined, Register, Registered, RegisterRefused
-from notebook_cluster.rounds.leader.impossible import impossible
+from notebook_cluster.protocol.rounds import Behind, Joined, OuterChange, Register, Registered, RegisterRefused
 from notebook_cluster.rounds.leader.runs import (
     begin_run,
     is_in,
@@ -273,3 +274,34 @@ def _parameter(name: str, schema: dict[str, tuple[list[int], str]]) -> str:
         return f"no {name!r}"
     shape, dtype = schema[name]
     return f"{name!r} {'x'.join(map(str, shape)) or 'scalar'} {dtype}"
+
+
+MOST = 1 << 53
+"""Of anything that is counted."""
+_MOST_BITS = 1 << 32
+
+_COUNTS = ("parameters", "buffers", "blocks", "round", "resume_round", "overlap")
+_SECONDS = ("quorum", "grace", "patience", "mix")
+
+
+def impossible(register: Register) -> str:
+    """``grace=nan``: the first such number; empty: there is none."""
+    for name in _COUNTS:
+        value = getattr(register, name)
+        if value is not None and not -MOST < value < MOST:
+            return f"{name}={value}"
+    for name in _SECONDS:
+        value = getattr(register, name)
+        if value is not None and not (math.isfinite(value) and abs(value) < MOST):
+            return f"{name}={value}"
+    if not has_bits(OuterChange(lr_bits=register.lr_bits, momentum_bits=register.momentum_bits)):
+        return f"outer settings {register.lr_bits}, {register.momentum_bits}"
+    listed = register.fragment_blocks
+    if register.fragments < 1 or (len(listed) != register.fragments if listed else register.fragments >= MOST):
+        return f"fragments={register.fragments}"
+    return next((f"fragment_blocks={blocks}" for blocks in listed if not 0 <= blocks < MOST), "")
+
+
+def has_bits(outer: OuterChange) -> bool:
+    """Both are the bits of a float32."""
+    return all(0 <= bits < _MOST_BITS for bits in (outer.lr_bits or 0, outer.momentum_bits))

@@ -55,7 +55,7 @@ class Boundary(msgspec.Struct, frozen=True):
     base_round: int = 0
     """The round of that state."""
     gradients: bytes = b""
-    """Of gradients: the tensors that this node has one of (:mod:`notebook_cluster.rounds.numerics.gradient_flags`)."""
+    """Of gradients: the tensors that this node has one of (:mod:`notebook_cluster.rounds.numerics.bits`)."""
 
 
 class Advance(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ class TakeStep(msgspec.Struct, frozen=True):
     mean: "Vector"
     nodes: int
     gradients: bytes = b""
-    """The tensors that any of them has one of (:mod:`notebook_cluster.rounds.numerics.gradient_flags`)."""
+    """The tensors that any of them has one of (:mod:`notebook_cluster.rounds.numerics.bits`)."""
 
 
 class Apply(msgspec.Struct, frozen=True):

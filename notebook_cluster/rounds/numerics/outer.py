@@ -13,7 +13,7 @@ import xxhash
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics import vectors
-from notebook_cluster.rounds.numerics.outer_settings import DEFAULT_MOMENTUM, bits_float, default_outer_lr, float_bits
+from notebook_cluster.rounds.numerics.bits import DEFAULT_MOMENTUM, bits_float, default_outer_lr, float_bits
 
 __all__ = [
     "DEFAULT_MOMENTUM",

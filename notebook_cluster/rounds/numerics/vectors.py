@@ -1,6 +1,16 @@
-"""Memory for vectors of the model's size: every round needs the same few, so it takes them from those of the last."""
+"""A model's flat float32 vector: memory for those of its size, and where each tensor lies in it.
 
+Every round needs the same few vectors, so it takes them from those of the last one. What nodes must agree on before
+they average is the layout: ``[trainable parameters | float buffers of normalisation layers]``, each part in sorted
+order of names.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from notebook_cluster.codecs import Vector
@@ -35,3 +45,83 @@ def copy(vector: Vector) -> Vector:
 def forget() -> None:
     """The training loop is over: give the memory back that no vector is in."""
     _MEMORY.forget()
+
+
+SchemaRow = tuple[str, list[int], str]
+"""(name, shape, dtype)."""
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """Where each named tensor lies in the vector. ``buffers``: number of elements at its end that are buffers;
+    ``former``: name -> another one that checkpoints of before may have for it."""
+
+    schema: list[SchemaRow]
+    starts: list[int]
+    size: int
+    buffers: int
+    former: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, parameters: list[SchemaRow], buffers: list[SchemaRow], former: dict[str, str] | None = None
+    ) -> "TensorLayout":
+        """The layout of already sorted rows."""
+        starts, position = [], 0
+        for _name, shape, _dtype in parameters + buffers:
+            starts.append(position)
+            position += _count(shape)
+        last = sum(_count(shape) for _, shape, _ in buffers)
+        return cls(parameters + buffers, starts, position, last, former or {})
+
+    def hash(self, codec: str) -> str:
+        """xxh3-128 of names, shapes, dtypes, buffers and the codec's name: equal on nodes that may average."""
+        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((self.schema, self.buffers, codec)))
+
+    def tensors(
+        self, vector: np.ndarray[Any, np.dtype[np.float32]]
+    ) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+        """``vector`` (float32, ``size`` elements) as name -> view in the tensor's shape."""
+        return {
+            name: vector[start : start + _count(shape)].reshape(shape)
+            for (name, shape, _), start in zip(self.schema, self.starts, strict=True)
+        }
+
+    def vector(
+        self, tensors: dict[str, np.ndarray[Any, np.dtype[np.float32]]], where: str
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The inverse of :meth:`tensors`; ``where`` names the source in errors.
+
+        Raises:
+            ValueError: a tensor is missing, left over or of another shape.
+        """
+        own = {former: name for name, former in self.former.items() if name not in tensors}
+        tensors = {own.get(name, name): value for name, value in tensors.items()}
+        left_over = sorted(set(tensors) - {name for name, _, _ in self.schema})
+        if left_over:
+            raise ValueError(
+                f"{where} has {left_over[0]!r}, which this model has not: build the model it was saved from"
+            )
+        flat = np.empty(self.size, np.float32)
+        for (name, shape, _), start in zip(self.schema, self.starts, strict=True):
+            if name not in tensors:
+                raise ValueError(f"{where} lacks {name!r} of this model: build the model it was saved from")
+            if list(tensors[name].shape) != shape:
+                raise ValueError(
+                    f"{where} has {name!r} {shape_text(list(tensors[name].shape))}, this model {shape_text(shape)}: "
+                    "build the model it was saved from"
+                )
+            flat[start : start + _count(shape)] = tensors[name].reshape(-1)
+        return flat
+
+
+def shape_text(shape: list[int]) -> str:
+    """``32x1x3x3``; ``scalar`` for no dimensions."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _count(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -32,8 +32,8 @@ from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.state import MemberState
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.layout import TensorLayout
 from notebook_cluster.rounds.numerics.outer import state_hash
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.state_transfers import StateTransfers
 from notebook_cluster.training.background.transfer import TransferError, frames_of
 from notebook_cluster.training.checkpointing.emergency_checkpoint import PartWanted, kept_writer

@@ -10,8 +10,8 @@ from notebook_cluster.checkpoints import Checkpoint, CheckpointError, Found, fin
 from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.rounds import Register
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.layout import TensorLayout
 from notebook_cluster.rounds.numerics.outer import state_hash
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
 from notebook_cluster.training.models.parameters import Parameters
 from notebook_cluster.training.settings.about import about_this_process

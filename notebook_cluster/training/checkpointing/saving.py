@@ -16,7 +16,7 @@ from notebook_cluster.checkpoints import CheckpointError, Contents, Part, save
 from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
-from notebook_cluster.rounds.numerics.layout import TensorLayout
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.transfer import MAX_PART_BYTES, Pieces, TransferError
 from notebook_cluster.training.runtime import Payload
 

@@ -17,8 +17,7 @@ from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
-from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.tiles import tiles_of
+from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.training.background.job import Description, Job
 from notebook_cluster.training.checkpointing.resuming import Start, registration, shared_optimizer, start_of
 from notebook_cluster.training.loop.device_encoding import encoder_of

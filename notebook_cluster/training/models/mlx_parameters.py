@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from notebook_cluster.codecs import Vector
-from notebook_cluster.rounds.numerics.layout import SchemaRow, TensorLayout, shape_text
+from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout, shape_text
 from notebook_cluster.training.models import mlx_optimizer
 from notebook_cluster.training.models.parameters import first_difference
 

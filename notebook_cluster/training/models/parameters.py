@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from notebook_cluster.rounds.numerics.layout import SchemaRow, TensorLayout, shape_text
+from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout, shape_text
 
 
 class Parameters(Protocol):

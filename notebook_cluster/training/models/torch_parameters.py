@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics import vectors
-from notebook_cluster.rounds.numerics.layout import SchemaRow, TensorLayout
+from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout
 from notebook_cluster.training.models.parameters import first_difference
 from notebook_cluster.training.models.torch_names import check_whole, former_name, is_distributed_tensor, plain_names
 from notebook_cluster.training.models.torch_optimizer import OptimizerState

@@ -9,8 +9,8 @@ from notebook_cluster.codecs import CODEC_NAMES
 from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import LEAST_PATIENCE, PATIENCE
+from notebook_cluster.rounds.numerics.bits import float_bits
 from notebook_cluster.rounds.numerics.outer import Descent
-from notebook_cluster.rounds.numerics.outer_settings import float_bits
 from notebook_cluster.training.checkpointing.saving import Settings
 from notebook_cluster.training.models.mlx_optimizer import is_mlx_optimizer
 from notebook_cluster.training.models.parameters import WithGradients
