@@ -146,7 +146,7 @@ class Rounds:
         self.members = [Member(run) for _ in range(arm.members)]
         self._parameters = [TorchParameters(member.model) for member in self.members]
         size = self._parameters[0].layout.size
-        self._fragments = Fragments(arm.codec, size, count=arm.fragments, gathers=arm.gathers)
+        self._fragments = Fragments(arm.codec, size, count=arm.fragments, all_gather=arm.gathers)
         self._replicas = [
             Replica(parameters, self._fragments, mix=arm.mix, beta=arm.beta) for parameters in self._parameters
         ]

@@ -31,7 +31,8 @@ from notebook_cluster.pairing import PairingHost
 from notebook_cluster.protocol import PROTOCOL_VERSION, decode, encode
 from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeHello, Roster
 from notebook_cluster.protocol.pairing import Here
-from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Registered, Seal, Slice
+from notebook_cluster.protocol.rounds import Member, OuterSettings, Seal, Slice
+from notebook_cluster.protocol.runs import Register, Registered
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.member import events_effects as member_types
 from notebook_cluster.rounds.numerics.fragments import Fragments

@@ -30,7 +30,8 @@ from notebook_cluster.journal.reading import recover
 from notebook_cluster.journal.records import BaseRecord, CommitRecord, RegisterRecord, SealRecord
 from notebook_cluster.journal.series import SeriesStore
 from notebook_cluster.journal.state import State
-from notebook_cluster.protocol.rounds import Commit, Member, OuterSettings, Register, Seal, Slice
+from notebook_cluster.protocol.rounds import Commit, Member, OuterSettings, Seal, Slice
+from notebook_cluster.protocol.runs import Register
 
 NODES = ("local", "local-2")
 AT_ONCE = 500

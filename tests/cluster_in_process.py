@@ -244,7 +244,7 @@ class Cluster:
         incarnation = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         node = self.nodes[name] = Node(self, name, incarnation, self.directory)
         rank = self.ranks()[name]
-        self._post(rounds.NodeUp(name, incarnation, rank))
+        self._post(rounds.MemberUp(name, incarnation, rank))
         self._roster_changed()
         return node
 
@@ -252,14 +252,14 @@ class Cluster:
         """The node is gone at once: nothing more from it, nothing more to it."""
         node = self.nodes.pop(name)
         node.dead = True
-        self._post(rounds.NodeLost(name, node.incarnation, "killed"))
+        self._post(rounds.MemberLost(name, node.incarnation, "killed"))
         self._roster_changed()
 
     def unlink(self, name: str) -> None:
         """The node's link is lost: what it and the coordinator say to each other waits, and no frame comes through."""
         node = self.nodes[name]
         node.unlinked = True
-        self._post(rounds.NodeLost(name, node.incarnation, "link lost"))
+        self._post(rounds.MemberLost(name, node.incarnation, "link lost"))
 
     def relink(self, name: str) -> None:
         """The link is back, with everything that waited."""
@@ -267,7 +267,7 @@ class Cluster:
 
         def back() -> None:
             node.unlinked = False
-            self._feed(rounds.NodeUp(name, node.incarnation, self.ranks()[name]))
+            self._feed(rounds.MemberUp(name, node.incarnation, self.ranks()[name]))
             waited, node.waiting = node.waiting, []
             for go in waited:
                 go()
@@ -295,7 +295,7 @@ class Cluster:
         self._cells += 1
         cell = Cell(self, self._cells, function)
         names = names or list(self.nodes)
-        self._post(rounds.CellStarted(self._cells, tuple(names)))
+        self._post(rounds.CellBegan(self._cells, tuple(names)))
         self._let_arrive([self.nodes[name] for name in names])
         for name in names:
             cell.begin(self.nodes[name])
@@ -348,7 +348,7 @@ class Cluster:
             self._state = rounds.new_state()
             nodes = tuple((node.name, node.incarnation) for node in self.nodes.values())
             self._feed(
-                rounds.Recovered(
+                rounds.LeaderRestarted(
                     tuple(msgspec.convert(self.records, list[Record])), nodes, time.monotonic(), time.time_ns()
                 )
             )
@@ -417,7 +417,7 @@ class Cluster:
             match effect:
                 case rounds.Log():
                     self.records.append(msgspec.to_builtins(effect.record))
-                case rounds.Answer():
+                case rounds.SaveAnswer():
                     self._answers.put(effect)
                 case rounds.Tell():
                     self.told.append((effect.level, effect.text))

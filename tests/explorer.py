@@ -16,7 +16,8 @@ import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from notebook_cluster.protocol.rounds import Applied, Commit, Prepared, Register
+from notebook_cluster.protocol.rounds import Applied, Commit, Prepared
+from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.member import events_effects as m
 from notebook_cluster.rounds.member import exchange as member_exchange
@@ -108,7 +109,7 @@ class Node:
         zeros = np.zeros_like(theta)
         register = self.world.register(oracle.digest(theta, zeros), self.turn)
         self.world.states[register.state_hash] = (theta, zeros)
-        self.feed(m.Begin(register, self.world.fragments, theta, zeros))
+        self.feed(m.BeginRun(register, self.world.fragments, theta, zeros))
 
     def begin_again(self):
         """The cell makes a sync object, or registers again with the one it has, on the state that is held here."""
@@ -117,7 +118,7 @@ class Node:
         state = self.state
         register = self.world.register(state.state_hash, self.turn)
         register = replace(register, round=state.round, holds_state=state.holds)
-        self.feed(m.Begin(register, self.world.fragments, state.theta, state.momentum))
+        self.feed(m.BeginRun(register, self.world.fragments, state.theta, state.momentum))
 
     def boundary(self):
         rng = self.world.rng
@@ -211,13 +212,13 @@ class Node:
             state_hash=prepared.state_hash,
             members=[self.name],
         )
-        self.feed(m.Control(commit))
+        self.feed(m.FromLeader(commit))
 
     def do(self, effect):
-        if isinstance(effect, m.Ready | m.Rebase | m.DiscardContribution | m.Finish):
+        if isinstance(effect, m.BeginTraining | m.Rebase | m.DiscardContribution | m.Finish):
             self.receive()
         match effect:
-            case m.Ready():
+            case m.BeginTraining():
                 self.world.holds(self, effect)
                 if effect.round and self.world.fresh and self.world.calm and not self.world.again:
                     raise Broken(f"{self.name} begins sync object {self.turn} at round {effect.round}")
@@ -237,7 +238,7 @@ class Node:
                 if self.world.gradients:
                     self.clear()
                     self.based_on(effect)
-            case m.Release():
+            case m.ReleaseContribution():
                 self.contribution = 0
                 self.world.released += 1
                 if self.world.gradients:
@@ -312,7 +313,9 @@ class World:
         if served is None:
             served = random.Random(f"served {seed}").random() < 0.4
         self.served = self.gradients and served
-        self.fragments = Fragments("float32", ELEMENTS, 0, count, gradients=self.gradients, served=self.served)
+        self.fragments = Fragments(
+            "float32", ELEMENTS, 0, count, gradients=self.gradients, central_optimizer=self.served
+        )
         self.places = oracle.fragments(ELEMENTS, 256, self.fragments.count)
         self.overlap = rng.random() < 0.4 and not self.gradients
         self.quorum, self.grace = rng.choice(((None, 0.0), (None, 0.0), (1, 0.0), (2, 1.0)))
@@ -333,8 +336,8 @@ class World:
         self.running = set(self.nodes)
         self.crash_in = None
         for node in self.nodes.values():
-            self.coordinate(rounds.NodeUp(node.name, 1, node.rank))
-        self.coordinate(rounds.CellStarted(1, tuple(self.nodes)))
+            self.coordinate(rounds.MemberUp(node.name, 1, node.rank))
+        self.coordinate(rounds.CellBegan(1, tuple(self.nodes)))
         names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 2, 2, 3, 4)))
         self.faults = sorted(((rng.randint(1, 40 * count * self.turns), name) for name in names), reverse=True)
         self.timers = []
@@ -555,7 +558,7 @@ class World:
         told = self.rng.random() < 0.5
         self.apart |= not told  # it does not wait for nodes that have not registered yet
         self.coordinate(
-            rounds.Recovered(
+            rounds.LeaderRestarted(
                 tuple(self.records),
                 tuple((name, incarnation) for _, name, incarnation in up),
                 self.now,
@@ -623,7 +626,7 @@ class World:
                 self.timers.append((self.now + 1.0, lambda: self.lose(node)))
                 return
             self.apart = True
-            self.coordinate(rounds.NodeLost(node.name, known.incarnation, "link lost"))
+            self.coordinate(rounds.MemberLost(node.name, known.incarnation, "link lost"))
 
     def relink(self, node):
         node = self.nodes[node.name]
@@ -633,7 +636,7 @@ class World:
         node.linked = True
         known = self.state.nodes.get(node.name)
         if node.alive and known is not None and known.incarnation == node.incarnation and not known.up:
-            self.coordinate(rounds.NodeUp(node.name, node.incarnation, node.rank))
+            self.coordinate(rounds.MemberUp(node.name, node.incarnation, node.rank))
 
     # ---- one step
 
@@ -689,9 +692,9 @@ class World:
         if kind == "message":
             done = self.coordinate(rounds.FromMember(node.name, incarnation, what))
         elif kind == "lost":
-            done = self.coordinate(rounds.NodeLost(node.name, incarnation, what, gone=True))
+            done = self.coordinate(rounds.MemberLost(node.name, incarnation, what, gone=True))
         elif kind == "up":
-            done = self.coordinate(rounds.NodeUp(node.name, incarnation, node.rank))
+            done = self.coordinate(rounds.MemberUp(node.name, incarnation, node.rank))
             if done:
                 self.running.add(node.name)
                 done = self.coordinate(rounds.NodeJoinedCell(1, node.name))
@@ -707,7 +710,7 @@ class World:
         node.recent = deque([*node.recent, item], 3) if done and kind == "message" else deque()
 
     def deliver_down(self, node):
-        node.feed(m.Control(node.down.popleft()))
+        node.feed(m.FromLeader(node.down.popleft()))
 
     def deliver_mesh(self, _node):
         rng, mesh = self.rng, self.mesh

@@ -3,6 +3,7 @@
 import msgspec
 
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.protocol import runs
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.numerics.outer import bits_float, float_bits
 
@@ -15,7 +16,7 @@ def register(state_hash="h0", cell=1, **fields):
         "parameters": 25_600, "blocks": 100, "every": "100 steps", "momentum_bits": float_bits(0.9),
         "state_hash": state_hash,
     }  # fmt: skip
-    return p.Register(**{**known, **fields})
+    return runs.Register(**{**known, **fields})
 
 
 class Cluster:
@@ -27,8 +28,8 @@ class Cluster:
         self.incarnations = dict.fromkeys(names, 1)
         self.feed(rounds.Tick(100.0))
         for rank, name in enumerate(names):
-            self.feed(rounds.NodeUp(name, 1, rank))
-        self.feed(rounds.CellStarted(1, tuple(names)))
+            self.feed(rounds.MemberUp(name, 1, rank))
+        self.feed(rounds.CellBegan(1, tuple(names)))
 
     @property
     def log(self):
@@ -46,7 +47,7 @@ class Cluster:
         return self.feed(rounds.FromMember(node, self.incarnations[node], message))
 
     def lose(self, node, gone=True):
-        return self.feed(rounds.NodeLost(node, self.incarnations[node], "killed", gone))
+        return self.feed(rounds.MemberLost(node, self.incarnations[node], "killed", gone))
 
     @property
     def job(self):
@@ -87,7 +88,7 @@ class Cluster:
         """A new coordinator with what this one logged."""
         self.state = rounds.new_state()
         nodes = tuple((name, self.incarnations[name]) for name in names)
-        return self.feed(rounds.Recovered(tuple(self.records), nodes, 200.0, 1000, cell, tuple(running)))
+        return self.feed(rounds.LeaderRestarted(tuple(self.records), nodes, 200.0, 1000, cell, tuple(running)))
 
     def status(self, node, number, state_hash, **fields):
         known = {"phase": "training", "cell": 1}

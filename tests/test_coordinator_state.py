@@ -296,7 +296,7 @@ async def test_what_is_kept_of_a_journal_says_the_same_as_all_of_it(
 
 def recovered_from(records: list[Record]) -> rounds.RoundsState:
     nodes = tuple((f"n{rank}", 1) for rank in range(4))
-    return rounds.apply(rounds.new_state(), rounds.Recovered(tuple(records), nodes, 1.0, 10**6, 0, ()))[0]
+    return rounds.apply(rounds.new_state(), rounds.LeaderRestarted(tuple(records), nodes, 1.0, 10**6, 0, ()))[0]
 
 
 def stream(node: str, text: str) -> Output:

@@ -60,7 +60,7 @@ def test_a_checkpoint_that_is_asked_for_too_early_is_written_once_it_is_known_wh
     done = p.Saved(job="model", name="digits", round=0, ticket=orders["a"].ticket, path="/x")
     effects = cluster.say(orders["a"].writer, done)
     assert set(sent(effects, p.Saved)) == set("abc")
-    assert rounds.Answer(7, "/x", "") in effects
+    assert rounds.SaveAnswer(7, "/x", "") in effects
 
 
 def test_what_the_writer_says_of_a_checkpoint_from_before_is_not_taken_for_the_one_asked_for_now():

@@ -10,15 +10,11 @@ from notebook_cluster.protocol.rounds import (
     Behind,
     Commit,
     Finished,
-    Joined,
-    Leave,
+    LeftRounds,
     Member,
     OuterSettings,
     Prepared,
     Refused,
-    Register,
-    Registered,
-    RegisterRefused,
     RoundQuery,
     RoundStatus,
     Seal,
@@ -26,6 +22,7 @@ from notebook_cluster.protocol.rounds import (
     Stalled,
     Void,
 )
+from notebook_cluster.protocol.runs import Joined, Register, Registered, RegisterRefused
 from notebook_cluster.rounds.member import events_effects as m
 from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.chunks import to_send
@@ -64,14 +61,14 @@ class Node:
         return new
 
     def control(self, *messages):
-        return self.feed(*(m.Control(message) for message in messages))
+        return self.feed(*(m.FromLeader(message) for message in messages))
 
     def ready(self):
         register = Register(
             job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
             every="100 steps", state_hash=BASE,
         )  # fmt: skip
-        self.feed(m.Begin(register, WHOLE, THETA, ZEROS))
+        self.feed(m.BeginRun(register, WHOLE, THETA, ZEROS))
         self.control(Registered(job="model", round=0, state_hash=BASE, source=None))
         return self
 
@@ -613,12 +610,15 @@ def test_a_late_contribution_to_another_fragment_is_released_and_the_node_receiv
         job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
         every="100 steps", state_hash=BASE, fragments=2,
     )  # fmt: skip
-    node.feed(m.Begin(register, Fragments("float32", 512, 0, 2), THETA, ZEROS))
+    node.feed(m.BeginRun(register, Fragments("float32", 512, 0, 2), THETA, ZEROS))
     node.control(Registered(job="model", round=0, state_hash=BASE, source=None))
     node.feed(m.Boundary(bytes(1024), 3.0, 10, fragment=0, finishing=True))
     node.control(Behind(job="model", round=1, state_hash="h1", source="b", source_incarnation=1))
     effects = node.feed(m.StateFetched(1, THETA, ZEROS, "h1"))
-    assert [type(effect) for effect in effects if not isinstance(effect, m.SendControl)] == [m.Rebase, m.Release]
+    assert [type(effect) for effect in effects if not isinstance(effect, m.SendControl)] == [
+        m.Rebase,
+        m.ReleaseContribution,
+    ]
     (arrived,) = messages(effects, Arrived)
     assert (arrived.round, arrived.fragment, arrived.samples, arrived.finishing, arrived.more) == (
         2,
@@ -645,11 +645,11 @@ def test_a_joiner_takes_the_state_of_the_source_and_says_so():
         job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
         every="100 steps", state_hash="own",
     )  # fmt: skip
-    node.feed(m.Begin(register, WHOLE, vector(9), ZEROS))
+    node.feed(m.BeginRun(register, WHOLE, vector(9), ZEROS))
     node.control(Registered(job="model", round=3, state_hash=BASE, source="b", source_incarnation=2))
     effects = node.feed(m.StateFetched(3, THETA, ZEROS, BASE))
     assert messages(effects, Joined) == [Joined(job="model", round=3, state_hash=BASE)]
-    assert of(effects, m.Ready)[0].theta is THETA
+    assert of(effects, m.BeginTraining)[0].theta is THETA
 
 
 def test_a_source_that_is_gone_makes_the_node_ask_again():
@@ -735,7 +735,7 @@ def test_new_work_after_leaving_is_not_mixed_with_the_old_in_one_attempt():
     node = Node().ready()
     node.arrive()
     node.control(seal())
-    assert messages(node.feed(m.LeaveRounds("interrupted")), Leave)
+    assert messages(node.feed(m.LeaveRounds("interrupted")), LeftRounds)
     node.arrive(samples=2.0)
     assert node.control(seal()) == []
     assert node.state.phase == "arrived"
@@ -775,7 +775,7 @@ def registering():
         job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
         every="100 steps", state_hash=BASE,
     )  # fmt: skip
-    node.feed(m.Begin(register, WHOLE, THETA, ZEROS))
+    node.feed(m.BeginRun(register, WHOLE, THETA, ZEROS))
     return node
 
 

@@ -21,7 +21,8 @@ from notebook_cluster.node.world import CellInfo
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader, ProbeFrame
 from notebook_cluster.protocol.node import NodeAddress, NodeHello, NodeLog, RelayFrame, Roster
-from notebook_cluster.protocol.rounds import Member, OuterSettings, Register, Registered, Seal, Slice
+from notebook_cluster.protocol.rounds import Member, OuterSettings, Seal, Slice
+from notebook_cluster.protocol.runs import Register, Registered
 from notebook_cluster.rounds.member import events_effects as member_types
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash

@@ -11,7 +11,8 @@ import nbformat
 import pytest
 
 from notebook_cluster.protocol.node import CellDone, NodeHello, NodeLog, NodeLost, Telemetry
-from notebook_cluster.protocol.rounds import Finished, Leave, RegisterRefused
+from notebook_cluster.protocol.rounds import Finished, LeftRounds
+from notebook_cluster.protocol.runs import RegisterRefused
 from tests.conftest import wait_until
 from tests.node_kernels import NodeKernel, NodeKernels, changed, node_kernels
 
@@ -313,7 +314,7 @@ def test_what_is_no_number_is_refused_by_name(kernels: NodeKernels, call: str, t
 JOB = """
 from notebook_cluster.training import current_runtime
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Leave
+from notebook_cluster.protocol.rounds import LeftRounds
 class Handler:
     def __init__(self): self.seen, self.rosters, self.ticks = [], [], 0
     def on_control(self, message): self.seen.append(type(message).__name__)
@@ -346,11 +347,11 @@ def test_messages_of_a_job_wait_until_the_job_is_there(kernels: NodeKernels) -> 
 def test_control_messages_keep_their_order(kernels: NodeKernels) -> None:
     kernels.run(JOB)
     kernels.nodes["mini"].run(
-        "for n in range(500): runtime.send_control(Leave(job='order', reason=str(n)))", kernels.metadata()
+        "for n in range(500): runtime.send_control(LeftRounds(job='order', reason=str(n)))", kernels.metadata()
     )
     mini = kernels.nodes["mini"]
-    wait_until(lambda: len([leave for leave in mini.said(Leave) if leave.job == "order"]) == 500)
-    assert [leave.reason for leave in mini.said(Leave) if leave.job == "order"] == [str(n) for n in range(500)]
+    wait_until(lambda: len([leave for leave in mini.said(LeftRounds) if leave.job == "order"]) == 500)
+    assert [leave.reason for leave in mini.said(LeftRounds) if leave.job == "order"] == [str(n) for n in range(500)]
 
 
 def test_a_job_that_fails_in_the_background_is_said(kernels: NodeKernels) -> None:

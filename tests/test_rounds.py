@@ -3,6 +3,7 @@
 import pytest
 
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.protocol import runs
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.numerics.outer import bits_float, float_bits
 from tests.rounds_helpers import Cluster, register, sent, told, weights
@@ -12,9 +13,9 @@ from tests.rounds_helpers import Cluster, register, sent, told, weights
 
 def test_the_lowest_rank_has_the_state_and_the_others_fetch_it():
     cluster = Cluster()
-    assert not sent(cluster.say("b", register("hb")), p.Registered)
-    assert not sent(cluster.say("c", register("hc")), p.Registered)
-    answers = sent(cluster.say("a", register("ha")), p.Registered)
+    assert not sent(cluster.say("b", register("hb")), runs.Registered)
+    assert not sent(cluster.say("c", register("hc")), runs.Registered)
+    answers = sent(cluster.say("a", register("ha")), runs.Registered)
     assert answers["a"].source is None
     assert (answers["b"].source, answers["b"].state_hash, answers["b"].source_incarnation) == ("a", "ha", 1)
     assert answers["c"].source == "a"
@@ -23,46 +24,46 @@ def test_the_lowest_rank_has_the_state_and_the_others_fetch_it():
 def test_an_equal_model_needs_no_transfer():
     cluster = Cluster("ab")
     cluster.say("b", register("same"))
-    assert sent(cluster.say("a", register("same")), p.Registered)["b"].source is None
+    assert sent(cluster.say("a", register("same")), runs.Registered)["b"].source is None
 
 
 def test_a_node_whose_cell_ended_is_not_waited_for():
     cluster = Cluster("ab")
     cluster.say("a", register())
-    assert sent(cluster.feed(rounds.CellLeft(1, "b", "error")), p.Registered, "a")
+    assert sent(cluster.feed(rounds.CellLeft(1, "b", "error")), runs.Registered, "a")
 
 
 def test_a_silent_node_is_waited_for_until_the_grace_is_over():
     cluster = Cluster("ab")
     cluster.say("b", register("hb"))
-    assert not sent(cluster.feed(rounds.Tick(109.0)), p.Registered)
-    assert sent(cluster.feed(rounds.Tick(110.0)), p.Registered, "b")[0].source is None
-    assert sent(cluster.say("a", register("ha")), p.Registered, "a")[0].source == "b"
+    assert not sent(cluster.feed(rounds.Tick(109.0)), runs.Registered)
+    assert sent(cluster.feed(rounds.Tick(110.0)), runs.Registered, "b")[0].source is None
+    assert sent(cluster.say("a", register("ha")), runs.Registered, "a")[0].source == "b"
 
 
 def test_another_model_is_refused_with_the_first_parameter_that_differs():
     cluster = Cluster("ab")
     cluster.say("a", register(schema=[("conv1.weight", [16, 1, 3, 3], "float32")]))
     effects = cluster.say("b", register(schema=[("conv1.weight", [32, 1, 3, 3], "float32")], schema_hash="t"))
-    assert sent(effects, p.RegisterRefused, "b")[0].reason == (
+    assert sent(effects, runs.RegisterRefused, "b")[0].reason == (
         "model of 'b' has 'conv1.weight' 32x1x3x3 float32, 'a' (rank 0) has 'conv1.weight' 16x1x3x3 float32: "
         "use the same model on every node"
     )
-    assert sent(effects, p.Registered, "a")
+    assert sent(effects, runs.Registered, "a")
 
 
 @pytest.mark.parametrize(("what", "value"), [("every", "30 seconds"), ("codec", "int8"), ("strategy", "LocalSGD")])
 def test_different_settings_are_refused_by_name(what, value):
     cluster = Cluster("ab")
     cluster.say("a", register())
-    reason = sent(cluster.say("b", register(**{what: value})), p.RegisterRefused, "b")[0].reason
+    reason = sent(cluster.say("b", register(**{what: value})), runs.RegisterRefused, "b")[0].reason
     assert f"'b' has {what}={value}, 'a' (rank 0) has {what}=" in reason
 
 
 def test_a_joiner_is_answered_at_once_with_a_live_holder():
     cluster = Cluster("abc").train("ab")
     cluster.feed(rounds.Tick(111.0))
-    answer = sent(cluster.say("c", register("hc")), p.Registered, "c")[0]
+    answer = sent(cluster.say("c", register("hc")), runs.Registered, "c")[0]
     assert answer.source in ("a", "b")
     assert (answer.round, answer.state_hash) == (0, "h0")
 
@@ -78,12 +79,12 @@ def committed(names="abc"):
 def rerun(cluster, names="abc", **fields):
     for name in names:
         cluster.feed(rounds.CellLeft(1, name, "ok"))
-    cluster.feed(rounds.CellStarted(2, tuple(names)))
+    cluster.feed(rounds.CellBegan(2, tuple(names)))
     effects = []
     for name in names:
         held = {"round": 1, "state_hash": "h1", "holds_state": True, "cell": 2}
         effects += cluster.say(name, register(**{**held, **fields}))
-    return sent(effects, p.Registered)
+    return sent(effects, runs.Registered)
 
 
 def test_running_the_cell_again_goes_on_from_the_held_state():
@@ -93,9 +94,9 @@ def test_running_the_cell_again_goes_on_from_the_held_state():
 
 def test_a_new_kernel_in_the_new_cell_takes_the_held_state():
     cluster = committed("ab")
-    cluster.feed(rounds.CellStarted(2, ("a", "b")))
+    cluster.feed(rounds.CellBegan(2, ("a", "b")))
     cluster.say("a", register("new", cell=2))
-    answers = sent(cluster.say("b", register("h1", cell=2, round=1, holds_state=True)), p.Registered)
+    answers = sent(cluster.say("b", register("h1", cell=2, round=1, holds_state=True)), runs.Registered)
     assert (answers["a"].source, answers["a"].round, answers["b"].source) == ("b", 1, None)
 
 
@@ -127,7 +128,7 @@ def test_resume_takes_the_state_of_the_newest_checkpoint_found():
     cluster = Cluster("abc")
     cluster.say("a", register("ha", resume="digits"))
     cluster.say("b", register("hb", resume="digits", resume_round=12))
-    answers = sent(cluster.say("c", register("hc", resume="digits", resume_round=8)), p.Registered)
+    answers = sent(cluster.say("c", register("hc", resume="digits", resume_round=8)), runs.Registered)
     assert (answers["b"].source, answers["b"].round) == (None, 12)
     assert (answers["a"].source, answers["c"].source, answers["a"].state_hash) == ("b", "b", "hb")
 
@@ -135,7 +136,7 @@ def test_resume_takes_the_state_of_the_newest_checkpoint_found():
 def test_a_checkpoint_that_nobody_found_is_named_with_the_nodes():
     cluster = Cluster("ab")
     cluster.say("a", register(resume="digits"))
-    refused = sent(cluster.say("b", register(resume="digits")), p.RegisterRefused)
+    refused = sent(cluster.say("b", register(resume="digits")), runs.RegisterRefused)
     assert set(refused) == {"a", "b"}
     assert "checkpoint 'digits' was not found on a, b" in refused["a"].reason
 
@@ -230,7 +231,7 @@ def test_a_node_that_makes_its_sync_object_again_is_waited_for():
     cluster.arrive("b")
     effects = cluster.say("a", register("h0"))
     assert not sent(effects, p.Seal)
-    assert sent(effects, p.Registered, "a")[0].source is None
+    assert sent(effects, runs.Registered, "a")[0].source is None
     assert weights(sent(cluster.arrive("a"), p.Seal, "b")[0]) == {"a": 0.5, "b": 0.5}
 
 
@@ -239,13 +240,13 @@ def test_a_node_that_makes_another_sync_object_on_the_newest_state_is_waited_for
     cluster.arrive("b", number=2, base="h1")
     effects = cluster.say("a", register("h1", round=1, holds_state=True))
     assert not sent(effects, p.Seal)
-    assert sent(effects, p.Registered, "a")[0].source is None
+    assert sent(effects, runs.Registered, "a")[0].source is None
     assert sent(cluster.arrive("a", number=2, base="h1"), p.Seal).keys() == {"a", "b"}
 
 
 def test_what_a_member_said_before_it_heard_of_the_commit_does_not_leave_it_behind():
     cluster = committed("ab")
-    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0"))
+    cluster.say("b", runs.Joined(job="model", round=0, state_hash="h0"))
     assert not sent(cluster.arrive("a", number=2, base="h1"), p.Seal)
     assert sent(cluster.arrive("b", number=2, base="h1"), p.Seal).keys() == {"a", "b"}
 
@@ -280,7 +281,7 @@ def test_whoever_finishes_waits_for_a_node_that_is_on_its_way_in():
     cluster.feed(rounds.Tick(111.0))
     cluster.say("b", register("hb"))
     assert not sent(cluster.arrive("a", finishing=True, samples=0.0), p.Finished)
-    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0"))
+    cluster.say("b", runs.Joined(job="model", round=0, state_hash="h0"))
     assert set(sent(cluster.arrive("b", finishing=True, samples=0.0), p.Finished)) == {"a", "b"}
 
 
@@ -294,7 +295,7 @@ def test_no_samples_at_all_make_a_round_without_an_outer_step():
 def test_a_node_that_leaves_is_not_waited_for():
     cluster = Cluster().train()
     cluster.arrive("ab")
-    seal = sent(cluster.say("c", p.Leave(job="model", reason="error: ValueError")), p.Seal, "a")[0]
+    seal = sent(cluster.say("c", p.LeftRounds(job="model", reason="error: ValueError")), p.Seal, "a")[0]
     assert list(weights(seal)) == ["a", "b"]
 
 
@@ -305,7 +306,7 @@ def test_a_join_takes_effect_at_the_next_seal_and_aborts_nothing():
     cluster = Cluster("abc").train("ab")
     cluster.feed(rounds.Tick(111.0))
     cluster.arrive("ab")
-    effects = cluster.say("c", register("hc")) + cluster.say("c", p.Joined(job="model", round=0, state_hash="h0"))
+    effects = cluster.say("c", register("hc")) + cluster.say("c", runs.Joined(job="model", round=0, state_hash="h0"))
     assert not sent(effects, p.Seal)
     assert sent(cluster.prepare("ab"), p.Commit)
 
@@ -316,11 +317,11 @@ def test_a_joiner_whose_transfer_outlasted_a_round_catches_up_at_its_boundary():
     cluster.arrive("ab")
     cluster.say("c", register("hc"))
     cluster.prepare("ab")
-    cluster.say("c", p.Joined(job="model", round=0, state_hash="h0"))
+    cluster.say("c", runs.Joined(job="model", round=0, state_hash="h0"))
     behind = sent(cluster.arrive("c"), p.Behind, "c")[0]
     assert (behind.round, behind.state_hash, behind.counted) == (1, "h1", False)
     assert [(row.round, row.attempt, row.state_hash) for row in behind.missed] == [(1, 1, "h1")]
-    cluster.say("c", p.Joined(job="model", round=1, state_hash="h1"))
+    cluster.say("c", runs.Joined(job="model", round=1, state_hash="h1"))
     cluster.arrive("ab", number=2, base="h1")
     assert sent(cluster.arrive("c", number=2, base="h1"), p.Seal, "c")
 

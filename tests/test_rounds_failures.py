@@ -3,6 +3,7 @@
 import pytest
 
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.protocol import runs
 from notebook_cluster.rounds.leader import machine as rounds
 from tests.rounds_helpers import Cluster, register, sent, told, weights
 
@@ -32,7 +33,7 @@ def test_lost_after_somebody_is_prepared_the_attempt_is_completed():
     cluster.prepare("a")
     effects = cluster.lose("c")
     assert not sent(effects, p.Seal)
-    assert sent(effects, p.Complete) == {"b": p.Complete(job="model", round=1, attempt=1, sources=["a"])}
+    assert sent(effects, p.CompleteAttempt) == {"b": p.CompleteAttempt(job="model", round=1, attempt=1, sources=["a"])}
     commits = sent(cluster.prepare("b"), p.Commit)
     assert set(commits) == {"a", "b"}
     assert commits["a"].members == ["a", "b", "c"]
@@ -59,14 +60,14 @@ def test_the_loss_of_a_later_process_says_that_the_known_one_is_gone():
     """Its start was never heard of, because it ended at once."""
     cluster = Cluster().train()
     cluster.arrive()
-    effects = cluster.feed(rounds.NodeLost("c", 2, "killed", gone=True))
+    effects = cluster.feed(rounds.MemberLost("c", 2, "killed", gone=True))
     assert weights(sent(effects, p.Seal)["a"]) == {"a": 0.5, "b": 0.5}
 
 
 def test_messages_of_an_older_incarnation_count_for_nothing():
     cluster = Cluster("ab").train("ab")
     cluster.lose("b")
-    cluster.feed(rounds.NodeUp("b", 2, 1))
+    cluster.feed(rounds.MemberUp("b", 2, 1))
     cluster.arrive("a")
     assert not cluster.arrive("b")
     assert cluster.job.open is not None
@@ -78,9 +79,9 @@ def test_a_killed_node_that_is_restarted_takes_the_state_and_is_in_the_next_roun
     cluster.lose("b")
     cluster.prepare("a", attempt=2)
     cluster.incarnations["b"] = 2
-    cluster.feed(rounds.NodeUp("b", 2, 1))
-    assert sent(cluster.say("b", register("hb")), p.Registered, "b")[0].source == "a"
-    cluster.say("b", p.Joined(job="model", round=1, state_hash="h1"))
+    cluster.feed(rounds.MemberUp("b", 2, 1))
+    assert sent(cluster.say("b", register("hb")), runs.Registered, "b")[0].source == "a"
+    cluster.say("b", runs.Joined(job="model", round=1, state_hash="h1"))
     cluster.arrive("a", number=2, base="h1")
     seal = sent(cluster.arrive("b", number=2, base="h1"), p.Seal, "b")[0]
     assert [(m.name, m.incarnation) for m in seal.members] == [("a", 1), ("b", 2)]
@@ -89,8 +90,8 @@ def test_a_killed_node_that_is_restarted_takes_the_state_and_is_in_the_next_roun
 def test_a_lost_source_is_replaced_at_once():
     cluster = Cluster("abcd").train("abc")
     cluster.feed(rounds.Tick(111.0))
-    source = sent(cluster.say("d", register("hd")), p.Registered, "d")[0].source
-    again = sent(cluster.lose(source), p.Registered, "d")[0].source
+    source = sent(cluster.say("d", register("hd")), runs.Registered, "d")[0].source
+    again = sent(cluster.lose(source), runs.Registered, "d")[0].source
     assert again in set("abc") - {source}
 
 
@@ -99,11 +100,11 @@ def test_a_node_that_asked_often_for_another_source_than_a_lost_one_is_waited_fo
     for name in "abc":
         cluster.say(name, register(f"h{name}"))
     for _ in range(5):  # it hears of the loss before the coordinator does
-        assert sent(cluster.say("c", register("hc")), p.Registered, "c")[0].source == "a"
-    answers = sent(cluster.lose("a"), p.Registered)
+        assert sent(cluster.say("c", register("hc")), runs.Registered, "c")[0].source == "a"
+    answers = sent(cluster.lose("a"), runs.Registered)
     assert (answers["b"].source, answers["c"].source) == (None, "b")
     assert not sent(cluster.arrive("b", base="hb"), p.Seal)
-    cluster.say("c", p.Joined(job="model", round=0, state_hash="hb"))
+    cluster.say("c", runs.Joined(job="model", round=0, state_hash="hb"))
     assert sent(cluster.arrive("c", base="hb"), p.Seal).keys() == {"b", "c"}
 
 
@@ -112,7 +113,7 @@ def test_a_node_that_asked_often_for_another_source_than_a_lost_one_is_waited_fo
 
 def back(cluster, node, arrived_round=1, **fields):
     """A node that was out of reach is back and says where it is."""
-    query = sent(cluster.feed(rounds.NodeUp(node, 1, ord(node) - ord("a"))), p.RoundQuery, node)
+    query = sent(cluster.feed(rounds.MemberUp(node, 1, ord(node) - ord("a"))), p.RoundQuery, node)
     arrived = p.Arrived(
         job="model", round=arrived_round, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s",
         codec="float32", norm=1.0, finite=True, contribution=1,
@@ -127,7 +128,7 @@ def back_after_its_round():
     cluster.arrive()
     cluster.prepare()
     cluster.lose("c", gone=False)
-    assert sent(cluster.feed(rounds.NodeUp("c", 1, 2)), p.RoundQuery, "c")
+    assert sent(cluster.feed(rounds.MemberUp("c", 1, 2)), p.RoundQuery, "c")
     assert not sent(cluster.arrive("ab", number=2, base="h1"), p.Seal)
     return cluster
 
@@ -247,7 +248,7 @@ def test_a_model_that_changed_after_registering_is_refused():
         norm=1.0, finite=True,
     )  # fmt: skip
     effects = cluster.say("b", message)
-    assert "the model of 'b' changed" in sent(effects, p.RegisterRefused, "b")[0].reason
+    assert "the model of 'b' changed" in sent(effects, runs.RegisterRefused, "b")[0].reason
     assert list(weights(sent(effects, p.Seal, "a")[0])) == ["a"]
 
 
@@ -309,7 +310,7 @@ def stopped(names="ab", about=None, **fields):
 def test_a_round_that_differs_twice_stops_the_job_with_one_error_for_all():
     about = {"a": {"processor": "EPYC", "numpy": "2.4.1"}, "b": {"processor": "M2", "numpy": "2.4.1"}}
     cluster, effects = stopped(about=about, flushes=True)
-    refused = sent(effects, p.RegisterRefused)
+    refused = sent(effects, runs.RegisterRefused)
     assert refused.keys() == {"a", "b"}
     assert not sent(effects, p.Commit)
     assert (
@@ -327,14 +328,14 @@ def test_a_round_that_differs_twice_stops_the_job_with_one_error_for_all():
 def test_what_stopped_stays_so_in_its_cell_and_after_a_restart_and_goes_on_in_the_next():
     cluster, _ = stopped()
     again = register("h0", holds_state=True)
-    assert sent(cluster.say("a", again), p.RegisterRefused, "a")
+    assert sent(cluster.say("a", again), runs.RegisterRefused, "a")
     cluster.restart("ab", running="ab")
-    assert sent(cluster.status("a", 0, "h0"), p.RegisterRefused, "a")  # not told before the restart
-    assert not sent(cluster.status("b", 0, "h0", left=True), p.RegisterRefused)
-    assert "twice" in sent(cluster.say("b", again), p.RegisterRefused, "b")[0].reason
-    cluster.feed(rounds.CellStarted(2, ("a", "b")))
+    assert sent(cluster.status("a", 0, "h0"), runs.RegisterRefused, "a")  # not told before the restart
+    assert not sent(cluster.status("b", 0, "h0", left=True), runs.RegisterRefused)
+    assert "twice" in sent(cluster.say("b", again), runs.RegisterRefused, "b")[0].reason
+    cluster.feed(rounds.CellBegan(2, ("a", "b")))
     cluster.say("a", register("h0", holds_state=True, cell=2))
-    answers = sent(cluster.say("b", register("h0", holds_state=True, cell=2)), p.Registered)
+    answers = sent(cluster.say("b", register("h0", holds_state=True, cell=2)), runs.Registered)
     assert {name: (row.round, row.source) for name, row in answers.items()} == {"a": (0, None), "b": (0, None)}
 
 
@@ -345,7 +346,7 @@ def test_a_node_out_of_reach_when_the_job_stopped_hears_of_it_when_it_is_back():
     for attempt in (1, 2):
         cluster.prepare("b", attempt=attempt, state_hash="odd")
         effects = cluster.prepare("a", attempt=attempt)
-    assert sent(effects, p.RegisterRefused).keys() == {"a", "b"}
+    assert sent(effects, runs.RegisterRefused).keys() == {"a", "b"}
     back(cluster, "c")
     assert not cluster.job.participants["c"].active
 
@@ -360,18 +361,18 @@ def test_work_that_was_on_its_way_when_the_job_stopped_is_in_no_round():
         cluster.prepare("a", attempt=attempt)
     effects = cluster.arrive("c")
     assert not sent(effects, p.Seal)
-    assert "twice" in sent(effects, p.RegisterRefused, "c")[0].reason
+    assert "twice" in sent(effects, runs.RegisterRefused, "c")[0].reason
 
 
 def test_who_had_left_when_the_job_stopped_and_works_on_in_the_cell_is_told():
     cluster = Cluster().train()
-    cluster.say("c", p.Leave(job="model", reason="interrupted"))
+    cluster.say("c", p.LeftRounds(job="model", reason="interrupted"))
     cluster.arrive("ab")
     for attempt in (1, 2):
         cluster.prepare("b", attempt=attempt, state_hash="odd")
         cluster.prepare("a", attempt=attempt)
     effects = cluster.arrive("c")
-    assert "twice" in sent(effects, p.RegisterRefused, "c")[0].reason
+    assert "twice" in sent(effects, runs.RegisterRefused, "c")[0].reason
     assert not sent(effects, p.Seal)
 
 
@@ -492,7 +493,7 @@ def test_who_cannot_get_the_means_of_prepared_nodes_is_left_behind_with_its_work
     cluster = Cluster().train()
     cluster.arrive()
     cluster.prepare("ab")
-    assert sent(stall(cluster, 103.0, c="ab"), p.Complete, "c")[0].sources == ["a", "b"]
+    assert sent(stall(cluster, 103.0, c="ab"), p.CompleteAttempt, "c")[0].sources == ["a", "b"]
     stall(cluster, 105.5, c="ab")
     effects = stall(cluster, 108.0, c="ab")
     assert sent(effects, p.Commit)["a"].members == ["a", "b", "c"]
@@ -523,10 +524,10 @@ def test_a_joiner_waits_for_a_node_that_may_bring_the_state_back():
     cluster.prepare("a")
     cluster.lose("a", gone=False)
     effects = cluster.say("b", register("hb"))
-    assert not sent(effects, p.Registered)
+    assert not sent(effects, runs.Registered)
     assert "waiting for a: only there is round 1 of 'model'" in told(effects, "warning")[0]
-    cluster.feed(rounds.NodeUp("a", 1, 0))
-    assert sent(cluster.status("a", 1, "h1"), p.Registered, "b")[0].source == "a"
+    cluster.feed(rounds.MemberUp("a", 1, 0))
+    assert sent(cluster.status("a", 1, "h1"), runs.Registered, "b")[0].source == "a"
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["dead", "away for long"])
@@ -537,7 +538,7 @@ def test_with_no_state_left_anywhere_the_job_starts_anew_and_says_so(gone):
     cluster.prepare("a")
     cluster.lose("a", gone=gone)
     effects = cluster.say("b", register("hb")) + cluster.feed(rounds.Tick(150.0))
-    assert sent(effects, p.Registered, "b")[0] == p.Registered(
+    assert sent(effects, runs.Registered, "b")[0] == runs.Registered(
         job="model", round=0, state_hash="hb", source=None, run=1
     )
     assert "it starts from 'b'" in told(effects, "warning")[-1]
@@ -579,7 +580,7 @@ def test_a_node_that_comes_back_after_the_restart_hears_of_the_open_seal():
     )  # fmt: skip
     cluster.restart()
     cluster.lose("c", gone=False)
-    assert list(sent(cluster.feed(rounds.NodeUp("c", 1, 2)), p.RoundQuery)) == ["c"]
+    assert list(sent(cluster.feed(rounds.MemberUp("c", 1, 2)), p.RoundQuery)) == ["c"]
     assert [seal.attempt for seal in sent(cluster.status("c", 0, "h0", arrived=arrived), p.Seal, "c")] == [1]
 
 
@@ -646,7 +647,7 @@ def test_an_older_word_that_is_heard_again_does_not_take_the_state_from_a_node_t
     cluster.status("a", 1, "h1", joining=True)
     effects = cluster.status("b", 0, "h0")
     assert not sent(effects, p.Void)
-    assert (sent(effects, p.Registered, "a")[0].round, sent(effects, p.Registered, "a")[0].source) == (1, None)
+    assert (sent(effects, runs.Registered, "a")[0].round, sent(effects, runs.Registered, "a")[0].source) == (1, None)
 
 
 def test_the_first_round_waits_for_those_that_still_fetch_the_state_after_a_restart_too():
@@ -660,7 +661,7 @@ def test_the_first_round_waits_for_those_that_still_fetch_the_state_after_a_rest
         cluster.status(name, 0, f"h{name}", joining=True, holds=False)
     assert not sent(cluster.arrive("a", base="ha"), p.Seal)
     for name in "bc":
-        cluster.say(name, p.Joined(job="model", round=0, state_hash="ha"))
+        cluster.say(name, runs.Joined(job="model", round=0, state_hash="ha"))
     assert set(sent(cluster.arrive("bc", base="ha"), p.Seal)) == set("abc")
 
 
@@ -688,18 +689,18 @@ def test_the_only_holder_that_is_back_in_a_later_cell_is_asked_before_anything_i
     for rank, name in enumerate("bc", 1):
         cluster.lose(name)
         cluster.incarnations[name] = 2
-        cluster.feed(rounds.NodeUp(name, 2, rank))
+        cluster.feed(rounds.MemberUp(name, 2, rank))
     if silent:
         cluster.feed(rounds.Tick(104.0, {"a": (4.0, "")}))
     else:
         cluster.lose("a", gone=False)
-    cluster.feed(rounds.CellStarted(2, ("b", "c")))
+    cluster.feed(rounds.CellBegan(2, ("b", "c")))
     for name in "bc":
         cluster.say(name, register(f"h{name}", cell=2))
-    effects = cluster.feed(rounds.Tick(104.3) if silent else rounds.NodeUp("a", 1, 0))
+    effects = cluster.feed(rounds.Tick(104.3) if silent else rounds.MemberUp("a", 1, 0))
     assert sent(effects, p.RoundQuery).keys() == {"a"}
-    assert not sent(effects, p.Registered)
-    answers = sent(cluster.status("a", 1, "h1", left=True), p.Registered)
+    assert not sent(effects, runs.Registered)
+    answers = sent(cluster.status("a", 1, "h1", left=True), runs.Registered)
     assert {name: (row.round, row.source) for name, row in answers.items()} == {"b": (1, "a"), "c": (1, "a")}
 
 

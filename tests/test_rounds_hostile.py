@@ -7,6 +7,7 @@ import pytest
 
 from notebook_cluster.journal.records import Record
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.protocol import runs
 from notebook_cluster.rounds.leader import machine as rounds
 from tests.rounds_helpers import Cluster, register, sent, told
 
@@ -22,7 +23,7 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize("numbers", IMPOSSIBLE, ids=str)
 def test_a_registration_that_cannot_be_is_refused_by_its_name_and_the_others_train(numbers):
     cluster = Cluster()
-    refused = sent(cluster.say("a", register("h7", **numbers)), p.RegisterRefused, "a")[0].reason
+    refused = sent(cluster.say("a", register("h7", **numbers)), runs.RegisterRefused, "a")[0].reason
     assert refused.startswith("'a' registers 'model' with ")
     assert any(name in refused for name in [*numbers, "outer settings"])
     cluster.feed(rounds.CellLeft(1, "a", "error"))

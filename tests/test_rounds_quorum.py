@@ -3,6 +3,7 @@
 import pytest
 
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.protocol import runs
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.numerics.outer import bits_float, float_bits
 from tests.rounds_helpers import Cluster, register, sent, told, weights
@@ -64,7 +65,7 @@ def test_a_late_node_is_told_where_the_state_is_and_brings_its_work_to_the_next_
     assert sent(cluster.prepare("ab"), p.Commit).keys() == {"a", "b"}
     behind = sent(cluster.arrive("c"), p.Behind, "c")[0]
     assert (behind.round, behind.counted) == (1, False)
-    cluster.say("c", p.Joined(job="model", round=1, state_hash="h1"))
+    cluster.say("c", runs.Joined(job="model", round=1, state_hash="h1"))
     cluster.arrive("c", number=2, base="h1", contribution=1)
     seals = sent(cluster.arrive("ab", number=2, base="h1"), p.Seal)
     assert seals.keys() == {"a", "b", "c"}
@@ -75,7 +76,7 @@ def test_a_member_of_the_last_round_that_says_nothing_holds_a_quorum_up_for_the_
     cluster.arrive()
     cluster.prepare()
     cluster.lose("c", gone=False)
-    cluster.feed(rounds.NodeUp("c", 1, 2))
+    cluster.feed(rounds.MemberUp("c", 1, 2))
     assert sent(cluster.arrive("ab", number=2, base="h1"), p.Close).keys() == {"c"}
     assert not sent(cluster.feed(rounds.Tick(104.9)), p.Seal)
     assert sent(cluster.feed(rounds.Tick(105.0)), p.Seal).keys() == {"a", "b"}
@@ -104,7 +105,7 @@ def test_another_quorum_or_grace_is_refused_by_name(what, value):
     cluster = Cluster("ab")
     cluster.say("a", register(quorum=2, grace=5.0))
     fields = {"quorum": 2, "grace": 5.0} | {what: value}
-    reason = sent(cluster.say("b", register(**fields)), p.RegisterRefused, "b")[0].reason
+    reason = sent(cluster.say("b", register(**fields)), runs.RegisterRefused, "b")[0].reason
     assert f"'b' has {what}={value}, 'a' (rank 0) has {what}=" in reason
 
 

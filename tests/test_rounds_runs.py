@@ -5,6 +5,7 @@ import pytest
 
 from notebook_cluster.journal.records import Record
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.protocol import runs
 from notebook_cluster.rounds.leader import machine as rounds
 from tests.rounds_helpers import Cluster, register, sent, told
 
@@ -25,7 +26,7 @@ def finished(names="abc"):
     """All have trained one round in run 1 and finished it; the state is h1."""
     cluster = begun(names)
     for name in names[1:]:
-        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+        cluster.say(name, runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.arrive(names, base="h0a", finishing=True)
     assert all(commit.last for commit in sent(cluster.prepare(names), p.Commit).values())
     return cluster
@@ -40,8 +41,8 @@ def next_run(cluster, names="abc", run=2, **fields):
 
 def test_the_next_run_begins_anew_when_all_have_come_to_it():
     cluster = finished()
-    assert not sent(next_run(cluster, "ab"), p.Registered)
-    answers = sent(next_run(cluster, "c"), p.Registered)
+    assert not sent(next_run(cluster, "ab"), runs.Registered)
+    answers = sent(next_run(cluster, "c"), runs.Registered)
     assert {(a.round, a.state_hash, a.run) for a in answers.values()} == {(0, "h0a", 2)}
     assert {name: answer.source for name, answer in answers.items()} == {"a": None, "b": "a", "c": "a"}
     assert (cluster.job.run, cluster.job.round) == (2, 0)
@@ -52,7 +53,7 @@ def test_one_that_is_not_fresh_goes_on_with_what_is_held():
     effects = []
     for name in "abc":
         effects += cluster.say(name, register("h1", round=1, holds_state=True, run=2))
-    assert {(a.round, a.state_hash, a.source) for a in sent(effects, p.Registered).values()} == {(1, "h1", None)}
+    assert {(a.round, a.state_hash, a.source) for a in sent(effects, runs.Registered).values()} == {(1, "h1", None)}
 
 
 @pytest.mark.parametrize(
@@ -61,15 +62,15 @@ def test_one_that_is_not_fresh_goes_on_with_what_is_held():
 def test_the_next_run_may_have_another_model_and_other_settings(change):
     cluster = finished()
     effects = next_run(cluster, **change)
-    assert not sent(effects, p.RegisterRefused)
-    assert set(sent(effects, p.Registered)) == set("abc")
+    assert not sent(effects, runs.RegisterRefused)
+    assert set(sent(effects, runs.Registered)) == set("abc")
 
 
 def test_resume_is_looked_at_in_every_run():
     cluster = finished()
     effects = next_run(cluster, "ac", resume="digits")
     effects += cluster.say("b", register("h7", run=2, resume="digits", resume_round=7, round=7))
-    answers = sent(effects, p.Registered)
+    answers = sent(effects, runs.Registered)
     assert {name: (a.round, a.source) for name, a in answers.items()} == {"a": (7, "b"), "b": (7, None), "c": (7, "b")}
 
 
@@ -81,10 +82,10 @@ def test_who_is_ahead_waits_until_the_run_is_over_on_all():
     (line,) = told(cluster.feed(rounds.Tick(106.0)), "warning")
     assert line == "sync object 2 of 'model' in this cell waits on 'b' until number 1 is finished on 'a', 'c'"
     assert not told(cluster.feed(rounds.Tick(112.0)), "warning")
-    cluster.say("c", p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.say("c", runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.arrive("ac", base="h0a", finishing=True)
     cluster.prepare("ac")
-    answers = sent(next_run(cluster, "ac"), p.Registered)
+    answers = sent(next_run(cluster, "ac"), runs.Registered)
     assert {(a.round, a.state_hash) for a in answers.values()} == {(0, "h0a")}
     assert set(answers) == set("abc")
 
@@ -93,7 +94,7 @@ def test_who_is_ahead_of_two_runs_does_not_take_one_from_the_others():
     """It could not even register in the one between."""
     cluster = finished()
     cluster.say("b", anew("b", 3))
-    assert set(sent(next_run(cluster, "ac"), p.Registered)) == {"a", "c"}
+    assert set(sent(next_run(cluster, "ac"), runs.Registered)) == {"a", "c"}
     assert cluster.job.run == 2
 
 
@@ -102,20 +103,20 @@ def test_one_node_alone_takes_no_run_from_others_that_are_slow(run):
     cluster = Cluster()
     cluster.say("b", anew("b", run))
     for now in (115.0, 130.0, 160.0):
-        assert not sent(cluster.feed(rounds.Tick(now)), p.Registered)
-    assert set(sent(next_run(cluster, "ac", run=1), p.Registered)) == {"a", "c"}
+        assert not sent(cluster.feed(rounds.Tick(now)), runs.Registered)
+    assert set(sent(next_run(cluster, "ac", run=1), runs.Registered)) == {"a", "c"}
 
 
 def test_most_nodes_do_not_wait_for_one_that_makes_no_sync_object():
     """None of them could register in the first run."""
     cluster = Cluster()
-    assert not sent(next_run(cluster, "ab") + cluster.feed(rounds.Tick(109.0)), p.Registered)
-    assert set(sent(cluster.feed(rounds.Tick(110.0)), p.Registered)) == {"a", "b"}
+    assert not sent(next_run(cluster, "ab") + cluster.feed(rounds.Tick(109.0)), runs.Registered)
+    assert set(sent(cluster.feed(rounds.Tick(110.0)), runs.Registered)) == {"a", "b"}
 
 
 def test_nodes_of_which_all_could_not_register_are_together_in_the_one_after():
     cluster = finished()
-    assert set(sent(next_run(cluster, run=3) + cluster.feed(rounds.Tick(100.5)), p.Registered)) == set("abc")
+    assert set(sent(next_run(cluster, run=3) + cluster.feed(rounds.Tick(100.5)), runs.Registered)) == set("abc")
     assert cluster.job.run == 3
 
 
@@ -123,47 +124,47 @@ def test_the_first_run_of_a_later_cell_is_not_taken_from_the_others_either():
     cluster = finished()
     for name in "abc":
         cluster.feed(rounds.CellLeft(1, name, "ok"))
-    cluster.feed(rounds.CellStarted(2, tuple("abc")))
+    cluster.feed(rounds.CellBegan(2, tuple("abc")))
     cluster.say("b", anew("b", 2, cell=2))
-    assert set(sent(next_run(cluster, "ac", run=1, cell=2), p.Registered)) == {"a", "c"}
+    assert set(sent(next_run(cluster, "ac", run=1, cell=2), runs.Registered)) == {"a", "c"}
 
 
 def test_a_node_whose_loop_has_fewer_turns_is_not_waited_for():
     cluster = finished()
     next_run(cluster, "ab")
-    assert set(sent(cluster.feed(rounds.CellLeft(1, "c", "ok")), p.Registered)) == {"a", "b"}
+    assert set(sent(cluster.feed(rounds.CellLeft(1, "c", "ok")), runs.Registered)) == {"a", "b"}
 
 
 def test_a_node_of_the_cell_that_makes_no_sync_object_is_waited_for_once():
     cluster = Cluster()
     for name in "ab":
         cluster.say(name, anew(name, 1))
-    assert set(sent(cluster.feed(rounds.Tick(110.0)), p.Registered)) == {"a", "b"}
-    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0a"))
+    assert set(sent(cluster.feed(rounds.Tick(110.0)), runs.Registered)) == {"a", "b"}
+    cluster.say("b", runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.arrive("ab", base="h0a", finishing=True)
     cluster.prepare("ab")
-    assert set(sent(next_run(cluster, "ab"), p.Registered)) == {"a", "b"}
+    assert set(sent(next_run(cluster, "ab"), runs.Registered)) == {"a", "b"}
 
 
 def test_a_late_node_is_waited_for_until_the_grace_is_over_and_then_joins_the_run():
     cluster = finished()
     next_run(cluster, "ab")
-    assert set(sent(cluster.feed(rounds.Tick(110.0)), p.Registered)) == {"a", "b"}
-    answer = sent(next_run(cluster, "c"), p.Registered)["c"]
+    assert set(sent(cluster.feed(rounds.Tick(110.0)), runs.Registered)) == {"a", "b"}
+    answer = sent(next_run(cluster, "c"), runs.Registered)["c"]
     assert (answer.round, answer.state_hash, answer.run) == (0, "h0a", 2)
 
 
 def test_the_next_run_does_not_wait_for_a_node_that_makes_no_progress():
     cluster = begun()
     for name in "bc":
-        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+        cluster.say(name, runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.feed(rounds.Tick(104.0, {"c": (4.0, "its process is stopped")}))
     cluster.arrive("ab", base="h0a", finishing=True)
     cluster.prepare("ab")
-    assert set(sent(next_run(cluster, "ab"), p.Registered)) == {"a", "b"}
+    assert set(sent(next_run(cluster, "ab"), runs.Registered)) == {"a", "b"}
     assert sent(cluster.feed(rounds.Tick(104.3)), p.RoundQuery).keys() == {"c"}
-    assert sent(cluster.status("c", 0, "h0a"), p.RunOver)["c"].run == 1
-    assert sent(next_run(cluster, "c"), p.Registered)["c"].run == 2
+    assert sent(cluster.status("c", 0, "h0a"), runs.RunOver)["c"].run == 1
+    assert sent(next_run(cluster, "c"), runs.Registered)["c"].run == 2
 
 
 # ---- joiners -------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def test_the_next_run_does_not_wait_for_a_node_that_makes_no_progress():
 def restarted(cluster, name="c"):
     cluster.lose(name)
     cluster.incarnations[name] += 1
-    cluster.feed(rounds.NodeUp(name, cluster.incarnations[name], 2))
+    cluster.feed(rounds.MemberUp(name, cluster.incarnations[name], 2))
     cluster.feed(rounds.NodeJoinedCell(1, name))
 
 
@@ -180,8 +181,8 @@ def test_a_restarted_node_passes_what_is_over_and_joins_the_run_that_is_on():
     cluster = finished()
     next_run(cluster)
     restarted(cluster)
-    assert sent(next_run(cluster, "c", run=1), p.RunOver) == {"c": p.RunOver(job="model", cell=1, run=1)}
-    assert sent(next_run(cluster, "c"), p.Registered)["c"].source == "a"
+    assert sent(next_run(cluster, "c", run=1), runs.RunOver) == {"c": runs.RunOver(job="model", cell=1, run=1)}
+    assert sent(next_run(cluster, "c"), runs.Registered)["c"].source == "a"
 
 
 def test_the_next_run_does_not_wait_for_a_node_that_passes():
@@ -189,18 +190,18 @@ def test_the_next_run_does_not_wait_for_a_node_that_passes():
     next_run(cluster)
     restarted(cluster)
     next_run(cluster, "c", run=1)
-    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.say("b", runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.arrive("ab", base="h0a", finishing=True)
     cluster.prepare("ab", attempt=2)
-    assert set(sent(next_run(cluster, "ab", run=3), p.Registered)) == {"a", "b"}
-    assert sent(next_run(cluster, "c"), p.RunOver)["c"].run == 2
-    assert sent(next_run(cluster, "c", run=3), p.Registered)["c"].run == 3
+    assert set(sent(next_run(cluster, "ab", run=3), runs.Registered)) == {"a", "b"}
+    assert sent(next_run(cluster, "c"), runs.RunOver)["c"].run == 2
+    assert sent(next_run(cluster, "c", run=3), runs.Registered)["c"].run == 3
 
 
 def test_a_node_that_joins_the_only_run_after_the_others_have_finished_it_takes_part():
     cluster = finished()
     restarted(cluster)
-    answer = sent(next_run(cluster, "c", run=1), p.Registered)["c"]
+    answer = sent(next_run(cluster, "c", run=1), runs.Registered)["c"]
     assert (answer.round, answer.state_hash, answer.source) == (1, "h1", "a")
 
 
@@ -208,36 +209,36 @@ def test_it_is_sent_away_when_the_others_come_to_the_next():
     cluster = finished()
     restarted(cluster)
     next_run(cluster, "c", run=1)
-    assert sent(next_run(cluster, "a"), p.RunOver)["c"].run == 1
-    answers = sent(next_run(cluster, "b") + next_run(cluster, "c"), p.Registered)
+    assert sent(next_run(cluster, "a"), runs.RunOver)["c"].run == 1
+    answers = sent(next_run(cluster, "b") + next_run(cluster, "c"), runs.Registered)
     assert {name: answer.round for name, answer in answers.items()} == {"a": 0, "b": 0, "c": 0}
 
 
 @pytest.mark.parametrize("says", ["status", "arrived"])
 def test_a_node_that_was_out_of_reach_meanwhile_is_told(says):
     cluster = begun("ab")
-    cluster.say("b", p.Joined(job="model", round=0, state_hash="h0a"))
+    cluster.say("b", runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.lose("b", gone=False)
     cluster.arrive("a", base="h0a", finishing=True)
     cluster.prepare("a")
     next_run(cluster, "a")
-    assert sent(cluster.feed(rounds.NodeUp("b", 1, 1)), p.RoundQuery, "b")
+    assert sent(cluster.feed(rounds.MemberUp("b", 1, 1)), p.RoundQuery, "b")
     effects = cluster.status("b", 0, "h0a") if says == "status" else cluster.arrive("b", base="h0a")
-    assert sent(effects, p.RunOver) == {"b": p.RunOver(job="model", cell=1, run=1)}
-    assert sent(next_run(cluster, "b"), p.Registered)["b"].source == "a"
+    assert sent(effects, runs.RunOver) == {"b": runs.RunOver(job="model", cell=1, run=1)}
+    assert sent(next_run(cluster, "b"), runs.Registered)["b"].source == "a"
 
 
 def test_a_last_state_that_is_nowhere_any_more_is_not_waited_for():
     """The others have begun the next run with states of their own."""
     cluster = begun()
     for name in "bc":
-        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+        cluster.say(name, runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.arrive(base="h0a", finishing=True)
     cluster.prepare("ab")
     assert sent(cluster.prepare("c", state_hash="other"), p.Behind, "c")
-    assert not sent(next_run(cluster, "a"), p.RunOver)
-    assert sent(next_run(cluster, "b"), p.RunOver)["c"].run == 1
-    assert set(sent(next_run(cluster, "c"), p.Registered)) == set("abc")
+    assert not sent(next_run(cluster, "a"), runs.RunOver)
+    assert sent(next_run(cluster, "b"), runs.RunOver)["c"].run == 1
+    assert set(sent(next_run(cluster, "c"), runs.Registered)) == set("abc")
 
 
 # ---- a coordinator that is started again ------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def test_who_waits_for_the_next_run_is_in_the_log():
     cluster.status("b", 0, "h0b", joining=True, holds=False)
     cluster.arrive("ac", base="h0a", finishing=True)
     cluster.prepare("ac")
-    assert set(sent(next_run(cluster, "ac"), p.Registered)) == set("abc")
+    assert set(sent(next_run(cluster, "ac"), runs.Registered)) == set("abc")
 
 
 @pytest.mark.parametrize(("cell", "running"), [(1, "bc"), (0, "")], ids=["in the cell", "after it"])
@@ -261,9 +262,9 @@ def test_who_left_while_it_waited_for_the_next_run_is_not_in_it_after_a_restart(
     """With its own model it would begin a run that nobody else is in."""
     cluster = begun()
     for name in "bc":
-        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+        cluster.say(name, runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.say("a", anew("a", 2))
-    cluster.say("a", p.Leave(job="model", reason="interrupted"))
+    cluster.say("a", p.LeftRounds(job="model", reason="interrupted"))
     cluster.feed(rounds.CellLeft(1, "a", "interrupted"))
     cluster.arrive("bc", base="h0a", finishing=True)
     cluster.prepare("bc")
@@ -285,7 +286,7 @@ def test_a_log_in_which_the_first_that_came_wanted_a_later_run_is_read():
     cluster.say("b", anew("b", 2))
     cluster.restart()
     assert cluster.job.later.keys() == {"b"}
-    assert set(sent(next_run(cluster, "ac", run=1), p.Registered)) == {"a", "c"}
+    assert set(sent(next_run(cluster, "ac", run=1), runs.Registered)) == {"a", "c"}
 
 
 def test_a_run_goes_on_after_a_restart_at_its_own_number():
@@ -301,7 +302,7 @@ def test_a_run_goes_on_after_a_restart_at_its_own_number():
 def test_that_a_run_was_finished_without_a_last_round_is_in_the_log():
     cluster = begun()
     for name in "bc":
-        cluster.say(name, p.Joined(job="model", round=0, state_hash="h0a"))
+        cluster.say(name, runs.Joined(job="model", round=0, state_hash="h0a"))
     cluster.arrive(base="h0a", finishing=True, samples=0.0)
     assert sent(cluster.effects, p.Finished).keys() == set("abc")
     cluster.restart()
@@ -309,7 +310,7 @@ def test_that_a_run_was_finished_without_a_last_round_is_in_the_log():
         cluster.status(name, 0, "h0a", left=True)
     restarted(cluster)
     next_run(cluster, "c", run=1)
-    assert sent(next_run(cluster, "a"), p.RunOver)["c"].run == 1
+    assert sent(next_run(cluster, "a"), runs.RunOver)["c"].run == 1
 
 
 def test_a_log_of_before_runs_had_numbers_is_read():
@@ -327,7 +328,7 @@ def test_views_are_told_first_of_the_model_that_is_trained_now_or_was_last():
     cluster = Cluster("ab")
     cluster.say("a", register(job="encoder"))
     cluster.say("b", register(job="encoder"))
-    cluster.feed(rounds.CellStarted(2, ("a", "b")))
+    cluster.feed(rounds.CellBegan(2, ("a", "b")))
     for job in ("head", "zebra"):
         cluster.say("a", register(job=job, cell=2))
         cluster.say("b", register(job=job, cell=2))

@@ -62,10 +62,10 @@ def test_a_lost_writer_is_replaced():
 def test_a_view_gets_the_path_or_the_error():
     cluster = cluster_in_training()
     cluster.feed(rounds.SaveRequested("digits", "", 7))
-    assert rounds.Answer(7, "/x", "") in cluster.say("a", saved())
+    assert rounds.SaveAnswer(7, "/x", "") in cluster.say("a", saved())
     cluster.feed(rounds.SaveRequested("again", "model", 8))
     effects = cluster.say("a", p.Saved(job="model", name="again", round=0, ticket=2, error="disk full"))
-    assert rounds.Answer(8, "", "disk full") in effects
+    assert rounds.SaveAnswer(8, "", "disk full") in effects
 
 
 def test_a_view_that_names_no_job_or_an_unknown_one_is_told_what_there_is():

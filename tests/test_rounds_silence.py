@@ -3,6 +3,7 @@
 import pytest
 
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.protocol import runs
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.training.settings.arguments import Strategy
@@ -36,7 +37,7 @@ def test_the_open_attempt_is_sealed_again_without_it_or_completed_from_those_tha
     cluster.arrive()
     cluster.prepare("a")
     effects = quiet(cluster, 104.0, b=4.0)
-    assert sent(effects, p.Complete, "c")[0].sources == ["a"]
+    assert sent(effects, p.CompleteAttempt, "c")[0].sources == ["a"]
     commit = sent(cluster.prepare("c"), p.Commit, "a")[0]
     assert commit.members == ["a", "b", "c"]
 
@@ -60,7 +61,7 @@ def test_a_node_that_is_back_is_asked_where_it_is_and_its_work_is_in_the_next_ro
     assert query == [p.RoundQuery(job="model")]
     behind = sent(effects, p.Behind, "c")[0]
     assert (behind.round, behind.counted, [row.round for row in behind.missed]) == (1, False, [1])
-    cluster.say("c", p.Joined(job="model", round=1, state_hash="h1"))
+    cluster.say("c", runs.Joined(job="model", round=1, state_hash="h1"))
     cluster.arrive("ab", number=2, base="h1")
     assert weights(sent(cluster.arrive("c", number=2, base="h1"), p.Seal, "a")[0])["c"] == pytest.approx(0.3333)
     assert "'c' makes progress again" in told(cluster.effects, "info")[0]
@@ -97,7 +98,7 @@ def test_a_patience_that_no_node_of_ours_would_say_is_the_usual_one(patience):
 def test_nodes_with_unlike_patience_are_named():
     cluster = Cluster("ab")
     cluster.say("a", register())
-    refused = sent(cluster.say("b", register(patience=60.0)), p.RegisterRefused, "b")
+    refused = sent(cluster.say("b", register(patience=60.0)), runs.RegisterRefused, "b")
     assert "'b' has patience=60.0, 'a' (rank 0) has patience=5.0" in refused[0].reason
 
 
@@ -108,10 +109,10 @@ def test_a_joiner_waits_for_a_silent_node_that_alone_has_the_state():
     cluster.prepare("a")
     quiet(cluster, 116.0, a=4.0)
     effects = cluster.say("b", register("hb"))
-    assert not sent(effects, p.Registered)
+    assert not sent(effects, runs.Registered)
     assert "waiting for a: only there is round 1 of 'model'" in told(effects, "warning")[0]
     cluster.feed(rounds.Tick(117.0))
-    assert sent(cluster.status("a", 1, "h1"), p.Registered, "b")[0].source == "a"
+    assert sent(cluster.status("a", 1, "h1"), runs.Registered, "b")[0].source == "a"
 
 
 def test_a_checkpoint_does_not_wait_for_the_part_of_a_silent_node_nor_for_a_silent_writer():
@@ -141,7 +142,7 @@ def test_a_node_that_is_lost_while_it_is_silent_comes_back_as_a_lost_one():
     quiet(cluster, 104.0, c=4.0)
     cluster.lose("c", gone=False)
     cluster.prepare("ab", attempt=2)
-    assert sent(cluster.feed(rounds.NodeUp("c", 1, 2)), p.RoundQuery, "c")
+    assert sent(cluster.feed(rounds.MemberUp("c", 1, 2)), p.RoundQuery, "c")
     assert not cluster.job.participants["c"].away
     assert not sent(cluster.feed(rounds.Tick(120.0)), p.RoundQuery)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.protocol.rounds import Applied, Arrived, Leave
+from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
 from notebook_cluster.training.loop import host_encoding, replica
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
@@ -116,11 +116,13 @@ def test_a_stopped_node_hands_over_what_it_encodes_before_it_leaves(
 
     with Cluster(NAMES, tmp_path) as cluster:
         cluster.watch = lambda towards, node, message: (
-            said[node].append(type(message)) if towards == "from" and isinstance(message, Arrived | Leave) else None
+            said[node].append(type(message))
+            if towards == "from" and isinstance(message, Arrived | LeftRounds)
+            else None
         )
         results = cluster.run(stopped)
         assert all(isinstance(result, KeyboardInterrupt) for result in results.values()), results
-        assert cluster.wait_for(lambda: all(Leave in kinds for kinds in said.values()))
+        assert cluster.wait_for(lambda: all(LeftRounds in kinds for kinds in said.values()))
         assert all(kinds[0] is Arrived for kinds in said.values()), said
         encoding.go.set()
         assert_equal_models(cluster.run(whole))
@@ -188,7 +190,7 @@ def test_a_node_that_is_stopped_with_what_cannot_be_encoded_leaves_and_its_work_
     def watch(towards: str, node: str, message: Any) -> None:
         if isinstance(message, Applied):
             counted[node] += message.steps
-        if towards == "from" and isinstance(message, Leave):
+        if towards == "from" and isinstance(message, LeftRounds):
             left.append(node)
 
     with Cluster(NAMES, tmp_path) as cluster:

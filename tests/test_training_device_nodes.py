@@ -13,7 +13,7 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.loop import device_encoding
 from notebook_cluster.training.models.torch_parameters import TorchParameters
-from notebook_cluster.training.strategies.gradients import Gradients
+from notebook_cluster.training.strategies.gradients import GradientReplica
 from tests.cluster_in_process import Cluster, Node
 from tests.test_codecs_torch import values_of
 from tests.test_training import assert_equal_models, flat
@@ -101,7 +101,7 @@ def test_diverged_gradients_are_told_and_error_feedback_goes_on_where_it_is(
         model = with_statistics(0).to(place)
         parameters = TorchParameters(model)
         layout = parameters.layout
-        replica = Gradients(
+        replica = GradientReplica(
             parameters,
             Fragments("int4", layout.size - layout.buffers, layout.buffers, gradients=True),
             torch.optim.SGD(model.parameters(), lr=0.1),

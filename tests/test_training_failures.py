@@ -13,7 +13,8 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Applied, Arrived, Joined, Leave
+from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
+from notebook_cluster.protocol.runs import Joined
 from tests.cluster_in_process import POINTS, Cluster, Killed, Node
 from tests.test_training import NAMES, assert_equal_models, batch, build, flat, train
 
@@ -182,7 +183,7 @@ def test_stop_leaves_the_state_before_the_round_or_after_it(tmp_path: Path, dire
     with Cluster(["a", "b"], tmp_path) as cluster:
 
         def watch(towards: str, node: str, message: Any) -> None:
-            if isinstance(message, Leave):
+            if isinstance(message, LeftRounds):
                 left.append(message.reason)
 
         cluster.watch = watch

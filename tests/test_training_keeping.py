@@ -218,7 +218,7 @@ LOOP = """
 import threading, time
 import numpy as np
 from notebook_cluster.codecs import WireFormat
-from notebook_cluster.protocol.rounds import Register, Registered
+from notebook_cluster.protocol.runs import Register, Registered
 from notebook_cluster.training import current_runtime
 from notebook_cluster.training.background.job import Description, Job
 from notebook_cluster.rounds.numerics.outer import state_hash

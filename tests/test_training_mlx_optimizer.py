@@ -14,7 +14,7 @@ import mlx.optimizers as mlx_optim  # noqa: E402
 
 from notebook_cluster import training as nc  # noqa: E402
 from notebook_cluster.protocol.rounds import Commit, Seal  # noqa: E402
-from notebook_cluster.training.checkpointing.optimizer_bytes import PartError, pack, unpack  # noqa: E402
+from notebook_cluster.training.checkpointing.optimizer_bytes import OptimizerBytesError, pack, unpack  # noqa: E402
 from notebook_cluster.training.models import mlx_optimizer  # noqa: E402
 from notebook_cluster.training.models.mlx_parameters import MlxParameters  # noqa: E402
 from tests.cluster_in_process import Cluster, Node  # noqa: E402
@@ -83,7 +83,7 @@ def test_another_threads_part_is_made_of_what_was_computed_and_else_says_so() ->
     def elsewhere() -> None:
         try:
             results.append(pack({}, optimizer))
-        except PartError as error:
+        except OptimizerBytesError as error:
             results.append(str(error))
 
     def run() -> Any:
@@ -106,23 +106,25 @@ def test_the_state_of_another_optimizer_or_framework_is_refused_and_nothing_chan
     of_torch = pack({}, torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))]))
     _, here = trained(lambda: mlx_optim.AdamW(0.1), mx.float32)
     before = state_of(here)
-    with pytest.raises(PartError, match=r"^the checkpoint's optimizer is AdamW, this one mlx AdamW: it starts afresh$"):
+    with pytest.raises(
+        OptimizerBytesError, match=r"^the checkpoint's optimizer is AdamW, this one mlx AdamW: it starts afresh$"
+    ):
         unpack(of_torch, here)
-    with pytest.raises(PartError, match=r"is mlx AdamW, this one AdamW"):
+    with pytest.raises(OptimizerBytesError, match=r"is mlx AdamW, this one AdamW"):
         unpack(pack({}, here), torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))]))
-    with pytest.raises(PartError, match=r"is mlx Lion, this one mlx AdamW"):
+    with pytest.raises(OptimizerBytesError, match=r"is mlx Lion, this one mlx AdamW"):
         unpack(pack({}, mlx_optim.Lion(0.1)), here)
     relative = mlx_optim.Adafactor()
-    with pytest.raises(PartError, match=r"it has learning_rate, step of Adafactor, this one step"):
+    with pytest.raises(OptimizerBytesError, match=r"it has learning_rate, step of Adafactor, this one step"):
         unpack(pack({}, mlx_optim.Adafactor(0.1, relative_step=False)), relative)
     _, without = trained(mlx_optim.Adafactor, mx.float32)
     message = (
         r"of 'layers\.0\.weight' it has exp_avg_sq_col, exp_avg_sq_row, Adafactor here keeps exp_avg, exp_avg_sq of"
     )
-    with pytest.raises(PartError, match=message):
+    with pytest.raises(OptimizerBytesError, match=message):
         unpack(pack({}, without), mlx_optim.Adafactor(beta_1=0.9))
     one = mlx_optim.MultiOptimizer([mlx_optim.Lion(0.1)])
-    with pytest.raises(PartError, match=r"2 optimizers in one, this one has 1"):
+    with pytest.raises(OptimizerBytesError, match=r"2 optimizers in one, this one has 1"):
         unpack(pack({}, two_in_one()), one)
     assert state_of(here) == before
 

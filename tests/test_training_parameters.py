@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_cluster.training.checkpointing.optimizer_bytes import PartError, pack, unpack
+from notebook_cluster.training.checkpointing.optimizer_bytes import OptimizerBytesError, pack, unpack
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 
 
@@ -165,12 +165,12 @@ def test_counters_alone_need_no_optimizer() -> None:
 def test_another_optimizer_or_damaged_bytes_are_refused() -> None:
     _, optimizer = trained(torch.optim.AdamW)
     data = pack({}, optimizer)
-    with pytest.raises(PartError, match="AdamW, this one SGD: it starts afresh"):
+    with pytest.raises(OptimizerBytesError, match="AdamW, this one SGD: it starts afresh"):
         unpack(data, torch.optim.SGD(nn.Linear(3, 2).parameters()))
-    with pytest.raises(PartError, match="does not fit"):
+    with pytest.raises(OptimizerBytesError, match="does not fit"):
         unpack(data, torch.optim.AdamW([nn.Parameter(torch.zeros(2))]))
     for damaged in (b"", b"\xff" * 20, data[:12]):
-        with pytest.raises(PartError):
+        with pytest.raises(OptimizerBytesError):
             unpack(damaged, optimizer)
 
 

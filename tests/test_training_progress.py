@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from notebook_cluster.training.loop import progress
-from notebook_cluster.training.loop.progress import Progress
+from notebook_cluster.training.loop.progress import TrainingProgress
 
 
 class Clock:
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize("steps_per_round", [1, 5, 1000])
 def test_waits_do_not_count_as_slow_training_and_short_rounds_have_a_rate(clock: Clock, steps_per_round: int) -> None:
     reports = Reports()
-    counter = Progress(reports)  # type: ignore[arg-type]
+    counter = TrainingProgress(reports)  # type: ignore[arg-type]
     for step in range(1, 301):
         clock.now += 0.01
         counter.count(1.0, 8)

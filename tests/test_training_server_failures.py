@@ -11,7 +11,8 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Joined, Seal
+from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Seal
+from notebook_cluster.protocol.runs import Joined
 from tests.cluster_in_process import POINTS, Cluster, Node
 from tests.test_training import assert_equal_models, batch, build, flat, loss_of
 from tests.test_training_parallel import NODES

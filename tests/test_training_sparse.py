@@ -104,7 +104,7 @@ def test_bytes_that_nobody_can_have_sent_are_refused(spoil: str) -> None:
 
 def test_what_is_kept_back_is_sent_again_with_beta_and_moves_at_commit_only() -> None:
     parameters = TorchParameters(wide())
-    replica = Replica(parameters, Fragments("sparse", parameters.layout.size, gathers=True), beta=0.95)
+    replica = Replica(parameters, Fragments("sparse", parameters.layout.size, all_gather=True), beta=0.95)
     theta = parameters.read()
     replica.start(0, theta, np.zeros_like(theta), "start")
     wire = replica.fragments.wires[0]

@@ -12,7 +12,7 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Joined
+from notebook_cluster.protocol.runs import Joined
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.training.background.transfer import (
     CHUNK,

@@ -22,7 +22,7 @@ from notebook_cluster.rounds.numerics.bits import any_of, byte_count, packed, un
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.loop.device_encoding import DeviceEncoder, on_host
 from notebook_cluster.training.models.torch_parameters import TorchParameters
-from notebook_cluster.training.strategies.gradients import Gradients
+from notebook_cluster.training.strategies.gradients import GradientReplica
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import _building, assert_equal_models, batch, loss_of
 
@@ -292,7 +292,9 @@ def test_what_a_codec_left_waits_while_its_tensor_has_no_gradient(codec: str, de
         parameters = TorchParameters(model)
         layout = parameters.layout
         fragments = Fragments(codec, layout.size, gradients=True)
-        replica = Gradients(parameters, fragments, None, scale_lr=False, is_lowest=lambda: True, restore=lambda: None)
+        replica = GradientReplica(
+            parameters, fragments, None, scale_lr=False, is_lowest=lambda: True, restore=lambda: None
+        )
         replica._encoder = DeviceEncoder(parameters) if encodes else None
         replica.parameters.optimizer_step = lambda *_: None  # type: ignore[method-assign]
         theta = parameters.read()

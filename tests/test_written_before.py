@@ -62,7 +62,7 @@ def test_a_run_log_gives_nodes_cells_and_the_state_of_each_job(left: Path) -> No
     assert {number: (cell.status, cell.nodes) for number, cell in found.state.cells.items()} == {
         1: ("ok", dict.fromkeys(NODES, "ok"))
     }
-    again = rounds.Recovered(tuple(found.rounds), tuple((name, 1) for name in NODES), 1.0, 10**6, 0, ())
+    again = rounds.LeaderRestarted(tuple(found.rounds), tuple((name, 1) for name in NODES), 1.0, 10**6, 0, ())
     (job,) = rounds.apply(rounds.new_state(), again)[0].jobs.values()
     assert (job.name, job.round, job.state_hash, job.members) == ("net", 4, STATE_HASH, NODES)
     assert (job.run, job.stopped, job.settings.patience) == (1, "", 5.0)

@@ -6,7 +6,8 @@ of a job, oldest first, it gets the job back.
 
 import msgspec
 
-from notebook_cluster.protocol.rounds import Commit, Member, OuterSettings, Register, Seal, Slice
+from notebook_cluster.protocol.rounds import Commit, Member, OuterSettings, Seal, Slice
+from notebook_cluster.protocol.runs import Register
 
 
 class RegisterRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="register"):

@@ -5,7 +5,7 @@ On the hop between kernel and agent (ipc, DEALER -> ROUTER) a message is one fra
 
 from typing import Literal
 
-from notebook_cluster.protocol import introspection, rounds, transfers
+from notebook_cluster.protocol import introspection, rounds, runs, transfers
 from notebook_cluster.protocol.wire import Message
 
 
@@ -279,12 +279,12 @@ ToNodeBody = (
     | transfers.WritePart
     | transfers.ForgetTicket
     | introspection.FetchVariables
-    | rounds.Registered
-    | rounds.RegisterRefused
-    | rounds.RunOver
+    | runs.Registered
+    | runs.RegisterRefused
+    | runs.RunOver
     | rounds.Seal
     | rounds.Close
-    | rounds.Complete
+    | rounds.CompleteAttempt
     | rounds.Commit
     | rounds.Void
     | rounds.Behind
@@ -311,13 +311,13 @@ FromNodeBody = (
     | transfers.ValuePart
     | transfers.PartWritten
     | introspection.Variables
-    | rounds.Register
-    | rounds.Joined
+    | runs.Register
+    | runs.Joined
     | rounds.Arrived
     | rounds.Prepared
     | rounds.Applied
     | rounds.Stalled
-    | rounds.Leave
+    | rounds.LeftRounds
     | rounds.RoundStatus
     | rounds.CheckpointRequest
     | rounds.Saved

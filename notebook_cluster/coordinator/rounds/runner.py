@@ -12,7 +12,8 @@ from notebook_cluster.coordinator.peers.links import LOCAL
 from notebook_cluster.coordinator.rounds.history import CheckpointHistory
 from notebook_cluster.journal.records import CommitRecord, Record
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.rounds import Applied, Arrived, Refused, RegisterRefused, Saved
+from notebook_cluster.protocol.rounds import Applied, Arrived, Refused, Saved
+from notebook_cluster.protocol.runs import RegisterRefused
 from notebook_cluster.protocol.state import JobView, NodeView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
@@ -78,7 +79,7 @@ class RoundRunner:
                 self._hub.tell(effect.level, effect.text)
             case jobs.Relay():
                 self._hub.relaying.stalled(effect.waiting, effect.waited_for)
-            case jobs.Answer():
+            case jobs.SaveAnswer():
                 self._answer(effect)
 
     # ---- what happens
@@ -107,7 +108,7 @@ class RoundRunner:
     def cell_started(self, cell: int, nodes: list[str]) -> None:
         for name in nodes:
             self._facts.get(name, {}).pop("refused", None)
-        self._feed(jobs.CellStarted(cell, tuple(nodes)))
+        self._feed(jobs.CellBegan(cell, tuple(nodes)))
 
     def node_joined_cell(self, cell: int, node: str) -> None:
         self._feed(jobs.NodeJoinedCell(cell, node))
@@ -116,13 +117,13 @@ class RoundRunner:
         self._feed(jobs.CellLeft(cell, node, status))
 
     def node_lost(self, node: str, incarnation: int, reason: str, *, gone: bool) -> None:
-        self._feed(jobs.NodeLost(node, incarnation, reason, gone))
+        self._feed(jobs.MemberLost(node, incarnation, reason, gone))
 
     def members_changed(self, joined: str | None) -> None:
         """Ranks moved; ``joined`` is in (again)."""
         if joined is not None:
             node = self._hub.state.nodes[joined]
-            self._feed(jobs.NodeUp(joined, node.incarnation, self._hub.state.rank(joined) or 0))
+            self._feed(jobs.MemberUp(joined, node.incarnation, self._hub.state.rank(joined) or 0))
         nodes = self._hub.state.roster_nodes()
         self._feed(jobs.RanksChanged({node.name: rank for rank, node in enumerate(nodes)}))
         self._feed(jobs.HomeNodes(tuple(node.name for node in nodes if node.peer == LOCAL)))
@@ -145,7 +146,7 @@ class RoundRunner:
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
         number = cell.id if cell is not None else 0
         tickets = time.time_ns() // 1_000_000  # far fewer are given than one in a millisecond
-        self._feed(jobs.Recovered(tuple(records), nodes, time.monotonic(), tickets, number, running))
+        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running))
         self.members_changed(None)
 
     # ---- checkpoints that a view asks for
@@ -168,7 +169,7 @@ class RoundRunner:
         finally:
             self._answers.pop(token, None)
 
-    def _answer(self, effect: jobs.Answer) -> None:
+    def _answer(self, effect: jobs.SaveAnswer) -> None:
         future = self._answers.get(effect.token)
         if future is None or future.done():
             return

@@ -18,32 +18,32 @@ from notebook_cluster.protocol.rounds import (
     OuterSettings,
     Prepared,
     Refused,
-    RegisterRefused,
     Stalled,
 )
+from notebook_cluster.protocol.runs import RegisterRefused
 from notebook_cluster.rounds.leader.registration import has_bits
 from notebook_cluster.rounds.leader.runs import is_in, is_over, tell_over
-from notebook_cluster.rounds.leader.state import Job, RoundsState, Turn, change, is_current, live
+from notebook_cluster.rounds.leader.state import JobState, RoundsState, Transition, change, is_current, live
 from notebook_cluster.rounds.leader.unlike import refuse_stopped
 from notebook_cluster.rounds.numerics.bits import bits_float, byte_count, default_outer_lr, float_bits
 
 
-def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
+def on_arrived(transition: Transition, job: JobState, node: str, message: Arrived) -> None:
     """ARRIVED: the node's work for the next round is there. A changed model, work that is not finite or a late round
     is answered."""
     participant = job.participants[node]
     register = participant.register
     if is_over(job, register):
-        tell_over(turn, job, node, register)
+        tell_over(transition, job, node, register)
     if not is_in(job, participant) or participant.joining:
         return
     if job.stopped:  # it crossed the word of that
-        refuse_stopped(turn, job, node, job.stopped)
+        refuse_stopped(transition, job, node, job.stopped)
         return
     if (message.schema_hash, message.codec) != (register.schema_hash, register.codec):
         reason = f"the model of {node!r} changed after it registered: make the sync object again"
         change(job, node, active=False, arrived=None)
-        turn.send(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
+        transition.send(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
         return
     # an Arrived from a node that was sent to a source asks for another one
     asked = participant.asked + 1 if participant.fetching else participant.asked
@@ -56,10 +56,12 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
         message = structs.replace(message, samples=0.0, steps=0, finite=True, norm=0.0)
     change(job, node, arrived=message, active=True, fetching=None, asked=asked, held=held)
     if not (math.isfinite(message.samples) and message.samples >= 0):
-        refuse(turn, job, node, f"the work of {node!r} for round {message.round} counts {message.samples} samples")
+        refuse(
+            transition, job, node, f"the work of {node!r} for round {message.round} counts {message.samples} samples"
+        )
     elif not message.finite:
         refuse(
-            turn,
+            transition,
             job,
             node,
             f"the work of {node!r} for round {message.round} holds NaN or infinity: lower its learning rate",
@@ -69,23 +71,23 @@ def on_arrived(turn: Turn, job: Job, node: str, message: Arrived) -> None:
             f"the work of {node!r} for round {message.round} has bytes for {8 * len(message.gradients)} tensors to say "
             f"which have a gradient, and the model has {len(register.schema)}: it is not used"
         )
-        refuse(turn, job, node, reason)
+        refuse(transition, job, node, reason)
     elif message.samples and _was_refused(job, node, message):
         reason = f"the work of {node!r} for round {message.round} was refused before the coordinator was started again"
-        refuse(turn, job, node, reason)
-    _say_seal_again(turn, job, node)
+        refuse(transition, job, node, reason)
+    _say_seal_again(transition, job, node)
 
 
-def _say_seal_again(turn: Turn, job: Job, node: str) -> None:
+def _say_seal_again(transition: Transition, job: JobState, node: str) -> None:
     """Who arrives with what the open attempt counts on has not heard of it, or is in it no more."""
     attempt = job.open
     if attempt is None or node not in attempt.waiting or node in attempt.prepared:
         return
-    if any(member.name == node and is_there(turn, job, member) for member in attempt.seal.members):
-        turn.send(node, attempt.seal)
+    if any(member.name == node and is_there(transition, job, member) for member in attempt.seal.members):
+        transition.send(node, attempt.seal)
 
 
-def _was_refused(job: Job, node: str, message: Arrived) -> bool:
+def _was_refused(job: JobState, node: str, message: Arrived) -> bool:
     """The open attempt, sealed before a restart of the coordinator, has this contribution as one that is not used: the
     node was not told."""
     if job.open is None or job.open.seal.round != message.round:
@@ -94,7 +96,7 @@ def _was_refused(job: Job, node: str, message: Arrived) -> bool:
     return any((m.name, m.incarnation, m.contribution) == same and not m.weight_bits for m in job.open.seal.members)
 
 
-def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
+def refuse(transition: Transition, job: JobState, node: str, reason: str) -> None:
     """Its contribution is not used; it stays in the round as a receiver."""
     arrived = job.participants[node].arrived
     if arrived is None:
@@ -107,7 +109,7 @@ def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
         refused=arrived.contribution,
         arrived=structs.replace(arrived, samples=0.0, steps=0, finite=True, norm=0.0),
     )
-    turn.send(
+    transition.send(
         node,
         Refused(
             job=job.name,
@@ -117,10 +119,10 @@ def refuse(turn: Turn, job: Job, node: str, reason: str) -> None:
             contribution=arrived.contribution,
         ),
     )
-    turn.tell("warning", reason)
+    transition.tell("warning", reason)
 
 
-def on_prepared(turn: Turn, job: Job, node: str, message: Prepared) -> None:
+def on_prepared(transition: Transition, job: JobState, node: str, message: Prepared) -> None:
     """PREPARED: the node holds the state after this attempt; of another attempt it is ignored."""
     attempt = job.open
     if attempt is None or (message.round, message.attempt) != (attempt.seal.round, attempt.seal.attempt):
@@ -135,7 +137,7 @@ def on_prepared(turn: Turn, job: Job, node: str, message: Prepared) -> None:
         )
 
 
-def on_stalled(turn: Turn, job: Job, node: str, message: Stalled) -> None:
+def on_stalled(transition: Transition, job: JobState, node: str, message: Stalled) -> None:
     """STALLED: the node waits for frames of others, which a relay may bring, or got work that is not finite, which is
     then left out."""
     attempt = job.open
@@ -150,34 +152,34 @@ def on_stalled(turn: Turn, job: Job, node: str, message: Stalled) -> None:
             reason = (
                 f"the work of {name!r} for round {message.round} holds NaN or infinity, or is damaged: it is not used"
             )
-            refuse(turn, job, name, reason)
+            refuse(transition, job, name, reason)
     if message.not_finite:
         job.open = structs.replace(attempt, broken=True)
         return
-    now = turn.state.now
+    now = transition.state.now
     stalled = {**attempt.stalled, node: (now, tuple(message.waiting_for))}
     members = {member.name for member in attempt.seal.members} - {node}
     pairs = {(node, name) for name in message.waiting_for if name in members}
     new = sorted(pairs - attempt.relayed)
     for waiting, waited_for in new:
-        turn.relay(waiting, waited_for)
+        transition.relay(waiting, waited_for)
     # Whether the relay helps is seen from now on.
     since = now if new or attempt.stalled_since is None else attempt.stalled_since
     relayed = attempt.relayed | frozenset(new)
     job.open = structs.replace(attempt, stalled=stalled, stalled_since=since, sources=(), relayed=relayed)
 
 
-def refuse_out_of_scale(turn: Turn, job: Job, names: list[str]) -> None:
+def refuse_out_of_scale(transition: Transition, job: JobState, names: list[str]) -> None:
     """Refuse work whose norm is over ``norm_factor`` times the median of the others'; of less than three nobody's."""
     norms = {name: a.norm for name in names if (a := job.participants[name].arrived) is not None and a.samples}
-    factor = turn.state.settings.norm_factor
+    factor = transition.state.settings.norm_factor
     if len(norms) < 3:
         return
     for name, norm in norms.items():
         usual = median(other for key, other in norms.items() if key != name)
         if usual > 0 and norm > factor * usual:
             refuse(
-                turn,
+                transition,
                 job,
                 name,
                 f"the work of {name!r} for round {job.round + 1} is out of scale (norm {norm:.3g}, the others' median "
@@ -185,11 +187,11 @@ def refuse_out_of_scale(turn: Turn, job: Job, names: list[str]) -> None:
             )
 
 
-def is_there(turn: Turn, job: Job, member: Member) -> bool:
+def is_there(transition: Transition, job: JobState, member: Member) -> bool:
     """It is reachable and still has in hand what it had when the attempt was sealed; it may have left the rounds."""
     participant = job.participants[member.name]
     arrived = participant.arrived
-    if participant.joining or participant.away or not turn.is_up(member.name, member.incarnation):
+    if participant.joining or participant.away or not transition.is_up(member.name, member.incarnation):
         return False
     if participant.incarnation != member.incarnation or arrived is None:
         return participant.incarnation == member.incarnation and not participant.active
@@ -197,20 +199,20 @@ def is_there(turn: Turn, job: Job, member: Member) -> bool:
     return same and is_current(job, participant)
 
 
-def required(turn: Turn, job: Job) -> list[str]:
+def required(transition: Transition, job: JobState) -> list[str]:
     """Nodes whose arrival the next SEAL waits for: those that hold the last committed state or are about to, and before
     a cell's first round also those that are still fetching it. Where every step is a round, nobody could catch up with
     the others: they wait for whoever fetches."""
-    most = turn.state.settings.fetch_attempts
+    most = transition.state.settings.fetch_attempts
     cohort = frozenset(job.participants) if job.settings.every_step else job.cohort
     return [
         name
-        for name in live(turn, job)
+        for name in live(transition, job)
         if _is_on(job, name) or (name in cohort and job.participants[name].asked < most)
     ]
 
 
-def _is_on(job: Job, name: str) -> bool:
+def _is_on(job: JobState, name: str) -> bool:
     """It holds the last committed state, by its word or by what was sent to it, or took part in the last round and has
     not said anything since that shows it behind. Its sync object may just have been made again: the answer to that is
     on its way. Whoever is behind or sent to a source is not waited for."""
@@ -221,9 +223,9 @@ def _is_on(job: Job, name: str) -> bool:
     return name in job.members and silent and not participant.joining
 
 
-def gathered(turn: Turn, job: Job) -> list[str]:
+def gathered(transition: Transition, job: JobState) -> list[str]:
     """The nodes to seal the next round over, in rank order; none while somebody is still waited for."""
-    names = required(turn, job)
+    names = required(transition, job)
     here = [name for name in names if is_current(job, job.participants[name])]
     if len(here) == len(names):
         return here
@@ -231,12 +233,12 @@ def gathered(turn: Turn, job: Job) -> list[str]:
         job.quorum_since = None
         return []
     if job.quorum_since is None:
-        job.quorum_since = turn.state.now
-        _close(turn, job, here)
-    return here if turn.state.now - job.quorum_since >= job.settings.grace else []
+        job.quorum_since = transition.state.now
+        _close(transition, job, here)
+    return here if transition.state.now - job.quorum_since >= job.settings.grace else []
 
 
-def _is_quorum(job: Job, here: list[str], nodes: int) -> bool:
+def _is_quorum(job: JobState, here: list[str], nodes: int) -> bool:
     """Enough of them are at the boundary, with some work to exchange."""
     quorum = job.settings.quorum
     if quorum is None or not any(a.samples for name in here if (a := job.participants[name].arrived) is not None):
@@ -245,15 +247,15 @@ def _is_quorum(job: Job, here: list[str], nodes: int) -> bool:
     return len(here) >= wanted
 
 
-def _close(turn: Turn, job: Job, here: list[str]) -> None:
+def _close(transition: Transition, job: JobState, here: list[str]) -> None:
     """Whoever is between two boundaries comes with the steps it has."""
-    for name in live(turn, job):
+    for name in live(transition, job):
         participant = job.participants[name]
         if name not in here and not participant.joining and participant.arrived is None:
-            turn.send(name, Close(job=job.name, round=job.round + 1))
+            transition.send(name, Close(job=job.name, round=job.round + 1))
 
 
-def outer_settings(turn: Turn, job: Job, arrivals: dict[str, Arrived], owners: int) -> OuterSettings:
+def outer_settings(transition: Transition, job: JobState, arrivals: dict[str, Arrived], owners: int) -> OuterSettings:
     """Of the next round, which ``owners`` nodes contribute to. ``arrivals`` are in rank order."""
     settings = job.settings
     registered = OuterChange(lr_bits=settings.lr_bits, momentum_bits=settings.momentum_bits)
@@ -261,7 +263,7 @@ def outer_settings(turn: Turn, job: Job, arrivals: dict[str, Arrived], owners: i
     leader, chosen = next(iter(wanted.items()), ("", registered))
     differ = tuple(name for name, change in wanted.items() if change != chosen)
     if differ and differ != job.outer_differs:
-        turn.tell(
+        transition.tell(
             "warning",
             f"{', '.join(map(repr, differ))} set other outer settings than {leader!r}, whose rank is lower: "
             f"round {job.round + 1} uses {_text(chosen)}",
@@ -288,20 +290,20 @@ class Gathering(NamedTuple):
 
 def gatherings(state: RoundsState) -> dict[str, Gathering]:
     """The jobs whose next round waits for nothing but arrivals, however long that takes."""
-    turn, found = Turn(state), {}
+    transition, found = Transition(state), {}
     for name, job in state.jobs.items():
-        gathering = _gathering(turn, job)
+        gathering = _gathering(transition, job)
         if gathering is not None:
             found[name] = gathering
     return found
 
 
-def _gathering(turn: Turn, job: Job) -> Gathering | None:
+def _gathering(transition: Transition, job: JobState) -> Gathering | None:
     """None where it is about to go on: an attempt is open, a grace runs, or it is not known yet who is there."""
     busy = job.awaited or job.registering or job.open is not None or job.quorum_since is not None
     if busy or not job.has_state or job.orphan_since is not None:
         return None
-    names = required(turn, job)
+    names = required(transition, job)
     here = frozenset(name for name in names if is_current(job, job.participants[name]))
     missing = frozenset(names) - here
     if not here or not missing:

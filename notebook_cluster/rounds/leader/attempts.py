@@ -11,7 +11,7 @@ from notebook_cluster.journal.records import CommitRecord, EndedRecord, SealReco
 from notebook_cluster.protocol.rounds import (
     CatchUp,
     Commit,
-    Complete,
+    CompleteAttempt,
     Finished,
     Member,
     OuterSettings,
@@ -20,48 +20,56 @@ from notebook_cluster.protocol.rounds import (
     fragment_of,
 )
 from notebook_cluster.rounds.leader.arrivals import gathered, is_there, outer_settings, refuse_out_of_scale
-from notebook_cluster.rounds.leader.state import Job, Open, RoundsSettings, Turn, change, is_current, live
+from notebook_cluster.rounds.leader.state import (
+    JobState,
+    OpenAttempt,
+    RoundsSettings,
+    Transition,
+    change,
+    is_current,
+    live,
+)
 from notebook_cluster.rounds.leader.unlike import Outcome, agreed, stop, tell_mismatches, tell_once_more
 from notebook_cluster.rounds.numerics.bits import any_of, float_bits
 
 # ---- deciding ------------------------------------------------------------------------------------------------
 
 
-def settle_attempt(turn: Turn, job: Job) -> None:
+def settle_attempt(transition: Transition, job: JobState) -> None:
     """Look at the open attempt, then at the arrivals, until nothing changes."""
     if job.registering or not job.has_state:
         return
     if job.open is not None:
-        _settle_open(turn, job, job.open)
+        _settle_open(transition, job, job.open)
     if job.open is None:
-        _settle_arrivals(turn, job)
+        _settle_arrivals(transition, job)
 
 
-def _settle_arrivals(turn: Turn, job: Job) -> None:
-    names = gathered(turn, job)
+def _settle_arrivals(transition: Transition, job: JobState) -> None:
+    names = gathered(transition, job)
     if not names:
         return
-    refuse_out_of_scale(turn, job, names)
+    refuse_out_of_scale(transition, job, names)
     arrivals = [arrived for name in names if (arrived := job.participants[name].arrived) is not None]
     finishing = all(arrived.finishing for arrived in arrivals)
     if not finishing or any(arrived.samples or arrived.more for arrived in arrivals):
-        _seal(turn, job, names)
-    elif not _coming(turn, job, names):
+        _seal(transition, job, names)
+    elif not _coming(transition, job, names):
         if not job.ended:
-            turn.log(EndedRecord(job.name))
+            transition.log(EndedRecord(job.name))
         job.ended = True
         for name in names:
-            turn.send(name, Finished(job=job.name, round=job.round))
+            transition.send(name, Finished(job=job.name, round=job.round))
             change(job, name, active=False, arrived=None)
 
 
-def _coming(turn: Turn, job: Job, names: list[str]) -> bool:
+def _coming(transition: Transition, job: JobState, names: list[str]) -> bool:
     """Some other live node is still on its way into the rounds: whoever finishes waits for it."""
-    most = turn.state.settings.fetch_attempts
-    return any(name not in names and job.participants[name].asked < most for name in live(turn, job))
+    most = transition.state.settings.fetch_attempts
+    return any(name not in names and job.participants[name].asked < most for name in live(transition, job))
 
 
-def _seal(turn: Turn, job: Job, names: list[str]) -> None:
+def _seal(transition: Transition, job: JobState, names: list[str]) -> None:
     """Log and send the next attempt of the round over ``names`` (rank order), weights by samples."""
     job.attempt += 1
     job.highest_attempt = max(job.highest_attempt, job.attempt)
@@ -88,20 +96,20 @@ def _seal(turn: Turn, job: Job, names: list[str]) -> None:
         round=job.round + 1,
         attempt=job.attempt,
         members=members,
-        slices=_slices(owners, blocks, turn.state.settings, whole=job.settings.mode == "server"),
-        outer=outer_settings(turn, job, arrivals, len(counted)),
+        slices=_slices(owners, blocks, transition.state.settings, whole=job.settings.mode == "server"),
+        outer=outer_settings(transition, job, arrivals, len(counted)),
         base_hash=job.state_hash,
         fragment=fragment,
-        last=ending and not _coming(turn, job, names),
+        last=ending and not _coming(transition, job, names),
         gradients=any_of(arrivals[name].gradients for name in counted),
     )
-    turn.log(SealRecord(job.name, seal))
-    job.open = Open(seal, frozenset(arrivals))
+    transition.log(SealRecord(job.name, seal))
+    job.open = OpenAttempt(seal, frozenset(arrivals))
     for member in members:
-        turn.send(member.name, seal)
+        transition.send(member.name, seal)
 
 
-def _server(job: Job, members: list[Member]) -> str:
+def _server(job: JobState, members: list[Member]) -> str:
     """The node that owns the only slice and steps for all: whoever did so last, for it has the optimiser's state; else
     the lowest rank, with work of its own or not."""
     names = [member.name for member in members]
@@ -120,36 +128,36 @@ def _slices(owners: list[str], blocks: int, settings: RoundsSettings, whole: boo
     return [Slice(owner=owners[index // each], start=edges[index], stop=edges[index + 1]) for index in range(count)]
 
 
-def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
+def _settle_open(transition: Transition, job: JobState, attempt: OpenAttempt) -> None:
     """Losses first, then agreement."""
     seal = attempt.seal
-    there = [member.name for member in seal.members if is_there(turn, job, member)]
+    there = [member.name for member in seal.members if is_there(transition, job, member)]
     waiting = attempt.waiting & {name for name in there if job.participants[name].arrived is not None}
     if attempt.broken:
-        _seal(turn, job, turn.by_rank(attempt.waiting))
+        _seal(transition, job, transition.by_rank(attempt.waiting))
         return
-    reports = _stand_still(turn, attempt, waiting)
-    waiting -= _left_out(turn, attempt, waiting, reports)
+    reports = _stand_still(transition, attempt, waiting)
+    waiting -= _left_out(transition, attempt, waiting, reports)
     if not waiting:
         job.open = None
         return
     # nodes that left still serve what they have, unless it turns out that they do not
-    sources = tuple(turn.by_rank(n for n in there if n in attempt.prepared and (n in waiting or not reports)))
+    sources = tuple(transition.by_rank(n for n in there if n in attempt.prepared and (n in waiting or not reports)))
     lost = len(waiting) < len(seal.members)
     if lost and not sources:
         # nobody alive has all means, so nobody can come to have applied them: the same work, shared out anew
-        _reseal(turn, job, turn.by_rank(waiting))
+        _reseal(transition, job, transition.by_rank(waiting))
         return
     job.open = attempt = structs.replace(attempt, waiting=waiting)
-    unprepared = [name for name in turn.by_rank(waiting) if name not in attempt.prepared]
+    unprepared = [name for name in transition.by_rank(waiting) if name not in attempt.prepared]
     if not unprepared:
-        _agree(turn, job, attempt)
+        _agree(transition, job, attempt)
     elif sources and (lost or attempt.stalled) and sources != attempt.sources:
         job.open = structs.replace(attempt, sources=sources)
         for name in unprepared:
-            turn.send(
+            transition.send(
                 name,
-                Complete(
+                CompleteAttempt(
                     job=job.name,
                     round=seal.round,
                     attempt=seal.attempt,
@@ -159,32 +167,32 @@ def _settle_open(turn: Turn, job: Job, attempt: Open) -> None:
             )
 
 
-def _agree(turn: Turn, job: Job, attempt: Open) -> None:
+def _agree(transition: Transition, job: JobState, attempt: OpenAttempt) -> None:
     """Everybody waited for is PREPARED. Where they computed different states and no more than half agree, the same
     work is shared out anew, once."""
-    seal, outcome = attempt.seal, agreed(turn, attempt)
+    seal, outcome = attempt.seal, agreed(transition, attempt)
     if outcome is not None:
-        commit(turn, job, attempt, outcome)
+        commit(transition, job, attempt, outcome)
     elif job.unlike != (seal.round, seal.base_hash):
         job.unlike = (seal.round, seal.base_hash)
-        tell_once_more(turn, job, attempt)
-        _seal(turn, job, turn.by_rank(attempt.waiting))
+        tell_once_more(transition, job, attempt)
+        _seal(transition, job, transition.by_rank(attempt.waiting))
     else:
-        stop(turn, job, attempt)
+        stop(transition, job, attempt)
 
 
-def _reseal(turn: Turn, job: Job, names: list[str]) -> None:
+def _reseal(transition: Transition, job: JobState, names: list[str]) -> None:
     """The next attempt over those who are left; without any samples left in it the arrivals decide again."""
     names = [name for name in names if is_current(job, job.participants[name])]
     if any(a.samples for name in names if (a := job.participants[name].arrived) is not None):
-        _seal(turn, job, names)
+        _seal(transition, job, names)
     else:
         job.open = None
 
 
-def _stand_still(turn: Turn, attempt: Open, waiting: frozenset[str]) -> dict[str, tuple[str, ...]]:
+def _stand_still(transition: Transition, attempt: OpenAttempt, waiting: frozenset[str]) -> dict[str, tuple[str, ...]]:
     """Who is waited for by whom, when the exchange has stood still for longer than a moment; else empty."""
-    settings, now = turn.state.settings, turn.state.now
+    settings, now = transition.state.settings, transition.state.now
     if attempt.stalled_since is None or now - attempt.stalled_since < settings.stall_grace:
         return {}
     reports = {name: names for name, (when, names) in attempt.stalled.items() if name in waiting and now - when <= 4.0}
@@ -193,7 +201,7 @@ def _stand_still(turn: Turn, attempt: Open, waiting: frozenset[str]) -> dict[str
 
 
 def _left_out(
-    turn: Turn, attempt: Open, waiting: frozenset[str], reports: dict[str, tuple[str, ...]]
+    transition: Transition, attempt: OpenAttempt, waiting: frozenset[str], reports: dict[str, tuple[str, ...]]
 ) -> frozenset[str]:
     """Who is no longer waited for. Out of a round is not lost."""
     if not reports:
@@ -204,10 +212,16 @@ def _left_out(
         named = [name for names in reports.values() for name in names if name in waiting]
         # one that itself waits for somebody is the victim, unless everybody does
         blamed = [name for name in named if name not in reports] or named
-        worst = max(turn.by_rank(set(blamed)), key=lambda n: (blamed.count(n), turn.state.nodes[n].rank), default=None)
+        worst = max(
+            transition.by_rank(set(blamed)),
+            key=lambda n: (blamed.count(n), transition.state.nodes[n].rank),
+            default=None,
+        )
         out = frozenset() if worst is None else frozenset({worst})
-    for name in turn.by_rank(out):
-        turn.tell("warning", f"round {attempt.seal.round} goes on without {name!r}: its numbers do not get through")
+    for name in transition.by_rank(out):
+        transition.tell(
+            "warning", f"round {attempt.seal.round} goes on without {name!r}: its numbers do not get through"
+        )
     return out
 
 
@@ -215,9 +229,9 @@ KEPT_ROUNDS = 4
 """As many as members keep the means of."""
 
 
-def commit(turn: Turn, job: Job, attempt: Open, agreed: Outcome) -> None:
+def commit(transition: Transition, job: JobState, attempt: OpenAttempt, agreed: Outcome) -> None:
     """The state that more than half of the PREPARED members computed is the job's."""
-    tell_mismatches(turn, job, attempt, agreed)
+    tell_mismatches(transition, job, attempt, agreed)
     seal, state_hash = attempt.seal, agreed[0]
     counted = [member.name for member in seal.members if member.weight_bits]
     message = Commit(
@@ -229,7 +243,7 @@ def commit(turn: Turn, job: Job, attempt: Open, agreed: Outcome) -> None:
         fragment=seal.fragment,
         last=seal.last,
     )
-    turn.log(
+    transition.log(
         CommitRecord(
             job=job.name,
             commit=message,
@@ -243,7 +257,7 @@ def commit(turn: Turn, job: Job, attempt: Open, agreed: Outcome) -> None:
             hash_mismatches=job.hash_mismatches,
         )
     )
-    there = {member.name for member in seal.members if is_there(turn, job, member)}
+    there = {member.name for member in seal.members if is_there(transition, job, member)}
     advance_to(job, message, [member.name for member in seal.members], seal.slices, seal.outer)
     for member in seal.members:
         participant = job.participants[member.name]
@@ -252,12 +266,12 @@ def commit(turn: Turn, job: Job, attempt: Open, agreed: Outcome) -> None:
         said = attempt.prepared.get(member.name)
         if member.name not in there or said is None or (said.state_hash, *said.slice_hashes) != agreed:
             continue
-        turn.send(member.name, message)
+        transition.send(member.name, message)
         still_in = participant.active and not seal.last
         change(job, member.name, held=(job.round, state_hash), arrived=None, active=still_in, asked=0)
 
 
-def advance_to(job: Job, commit: Commit, members: list[str], slices: list[Slice], outer: OuterSettings) -> None:
+def advance_to(job: JobState, commit: Commit, members: list[str], slices: list[Slice], outer: OuterSettings) -> None:
     """The job's state is the one of ``commit``."""
     job.round, job.state_hash, job.last_commit = commit.round, commit.state_hash, commit
     chain = {**job.chain, commit.round: commit.state_hash}

@@ -14,7 +14,7 @@ class FromMember(msgspec.Struct, frozen=True):
     message: Message
 
 
-class CellStarted(msgspec.Struct, frozen=True):
+class CellBegan(msgspec.Struct, frozen=True):
     """The cell runs on ``nodes``; feed it before what they say in it."""
 
     cell: int
@@ -34,7 +34,7 @@ class CellLeft(msgspec.Struct, frozen=True):
     status: str
 
 
-class NodeLost(msgspec.Struct, frozen=True):
+class MemberLost(msgspec.Struct, frozen=True):
     """Its process ended (``gone``), or its peer's link is lost and it may come back with what it holds."""
 
     node: str
@@ -43,7 +43,7 @@ class NodeLost(msgspec.Struct, frozen=True):
     gone: bool = False
 
 
-class NodeUp(msgspec.Struct, frozen=True):
+class MemberUp(msgspec.Struct, frozen=True):
     """A node is in: new, restarted (higher incarnation), or back (same incarnation)."""
 
     node: str
@@ -62,7 +62,7 @@ class HomeNodes(msgspec.Struct, frozen=True):
 
 
 class SaveRequested(msgspec.Struct, frozen=True):
-    """A view wants a checkpoint of ``job`` (empty: the only one). Answered by Answer with the same ``token``."""
+    """A view wants a checkpoint of ``job`` (empty: the only one). Answered by SaveAnswer with the same ``token``."""
 
     name: str
     job: str
@@ -76,11 +76,11 @@ class Tick(msgspec.Struct, frozen=True):
     """Node -> (seconds without a sign of progress, why); the others were heard a moment ago."""
 
 
-class Recovered(msgspec.Struct, frozen=True):
+class LeaderRestarted(msgspec.Struct, frozen=True):
     """First event after a restart: the records of Log effects, oldest first, and the nodes (name, incarnation) of the
-    roster in rank order, which count as up until NodeLost. ``tickets`` is above every ticket that was ever given, else
-    parts of a checkpoint ordered before the restart would get into one of now. ``cell`` runs on ``running`` (0: unknown
-    or none)."""
+    roster in rank order, which count as up until MemberLost. ``tickets`` is above every ticket that was ever given:
+    else parts of a checkpoint ordered before the restart would get into one of now. ``cell`` runs on ``running`` (0:
+    unknown or none)."""
 
     records: tuple[Record, ...]
     nodes: tuple[tuple[str, int], ...]
@@ -92,16 +92,16 @@ class Recovered(msgspec.Struct, frozen=True):
 
 Event = (
     FromMember
-    | CellStarted
+    | CellBegan
     | NodeJoinedCell
     | CellLeft
-    | NodeLost
-    | NodeUp
+    | MemberLost
+    | MemberUp
     | RanksChanged
     | HomeNodes
     | SaveRequested
     | Tick
-    | Recovered
+    | LeaderRestarted
 )
 
 
@@ -126,7 +126,7 @@ class Tell(msgspec.Struct, frozen=True):
     text: str
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SaveAnswer(msgspec.Struct, frozen=True):
     """To SaveRequested: the checkpoint's path, or a one-line error."""
 
     token: int
@@ -141,4 +141,4 @@ class Relay(msgspec.Struct, frozen=True):
     waited_for: str
 
 
-Effect = Log | Send | Tell | Answer | Relay
+Effect = Log | Send | Tell | SaveAnswer | Relay

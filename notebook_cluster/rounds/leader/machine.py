@@ -14,36 +14,34 @@ the others. Parts: :mod:`.events_effects` (events and effects), :mod:`.state`, :
 from msgspec import structs
 
 from notebook_cluster.protocol.rounds import (
-    PATIENCE,
     Applied,
     Arrived,
     CheckpointRequest,
-    Joined,
-    Leave,
+    LeftRounds,
     Prepared,
-    Register,
     RoundStatus,
     Saved,
     Stalled,
 )
+from notebook_cluster.protocol.runs import PATIENCE, Joined, Register
 from notebook_cluster.protocol.state import JobView
 from notebook_cluster.rounds.leader.arrivals import on_arrived, on_prepared, on_stalled, required
 from notebook_cluster.rounds.leader.attempts import settle_attempt
 from notebook_cluster.rounds.leader.events_effects import (
-    Answer,
+    CellBegan,
     CellLeft,
-    CellStarted,
     Effect,
     Event,
     FromMember,
     HomeNodes,
+    LeaderRestarted,
     Log,
+    MemberLost,
+    MemberUp,
     NodeJoinedCell,
-    NodeLost,
-    NodeUp,
     RanksChanged,
-    Recovered,
     Relay,
+    SaveAnswer,
     SaveRequested,
     Send,
     Tell,
@@ -61,25 +59,25 @@ from notebook_cluster.rounds.leader.registration import (
 from notebook_cluster.rounds.leader.runs import forget_later, missing_registrants
 from notebook_cluster.rounds.leader.saving import on_request, on_save_requested, on_saved, settle_saves
 from notebook_cluster.rounds.leader.silence import settle_silence
-from notebook_cluster.rounds.leader.state import Job, RoundsSettings, RoundsState, Turn, change, is_current
+from notebook_cluster.rounds.leader.state import JobState, RoundsSettings, RoundsState, Transition, change, is_current
 
 __all__ = [
-    "Answer",
+    "CellBegan",
     "CellLeft",
-    "CellStarted",
     "Effect",
     "Event",
     "FromMember",
     "HomeNodes",
+    "LeaderRestarted",
     "Log",
+    "MemberLost",
+    "MemberUp",
     "NodeJoinedCell",
-    "NodeLost",
-    "NodeUp",
     "RanksChanged",
-    "Recovered",
     "Relay",
     "RoundsSettings",
     "RoundsState",
+    "SaveAnswer",
     "SaveRequested",
     "Send",
     "Tell",
@@ -98,76 +96,76 @@ def new_state(settings: RoundsSettings | None = None) -> RoundsState:
 
 def apply(state: RoundsState, event: Event) -> tuple[RoundsState, list[Effect]]:
     """The state after ``event``, and what is to be done, in order. ``state`` itself stays as it was."""
-    turn = Turn(state)
+    transition = Transition(state)
     match event:
         case FromMember():
-            touched = _from_member(turn, event)
+            touched = _from_member(transition, event)
         case SaveRequested():
-            on_save_requested(turn, event.name, event.job, event.token)
+            on_save_requested(transition, event.name, event.job, event.token)
             touched = ()
         case _:
-            _membership(turn, event)
-            touched = tuple(turn.state.jobs)
+            _membership(transition, event)
+            touched = tuple(transition.state.jobs)
     for name in touched:
-        _settle(turn, name)
-    return turn.state, turn.effects
+        _settle(transition, name)
+    return transition.state, transition.effects
 
 
-def _settle(turn: Turn, name: str) -> None:
+def _settle(transition: Transition, name: str) -> None:
     """Decide what the facts of a job allow. Nothing is decided before a restarted coordinator has heard from the
     nodes."""
-    job = turn.job(name)
+    job = transition.job(name)
     if job.awaited:
         return
-    settle_runs(turn, job)
-    settle_registration(turn, job)
-    settle_holders(turn, job)
-    settle_attempt(turn, job)
-    settle_sources(turn, job)
+    settle_runs(transition, job)
+    settle_registration(transition, job)
+    settle_holders(transition, job)
+    settle_attempt(transition, job)
+    settle_sources(transition, job)
     if job.saves or job.save_requests:
-        settle_saves(turn, job)
+        settle_saves(transition, job)
 
 
-def _membership(turn: Turn, event: Event) -> None:
-    state = turn.state
+def _membership(transition: Transition, event: Event) -> None:
+    state = transition.state
     match event:
         case Tick():
             if not state.now:  # what came before the first tick happened just now
                 for name in state.jobs:
-                    turn.job(name).first_register = event.now
+                    transition.job(name).first_register = event.now
             state.now = event.now
             if event.now >= state.awaited_until:
                 for name in state.jobs:
-                    turn.job(name).awaited = frozenset()
+                    transition.job(name).awaited = frozenset()
             for name in state.jobs:
-                settle_silence(turn, turn.job(name), event.silent)
-        case CellStarted():
+                settle_silence(transition, transition.job(name), event.silent)
+        case CellBegan():
             state.cell, state.running = event.cell, frozenset(event.nodes)
         case NodeJoinedCell():
             if event.cell == state.cell:
                 state.running |= {event.node}
         case CellLeft():
-            _cell_left(turn, event)
-        case NodeUp():
-            node_up(turn, event.node, event.incarnation, event.rank)
-        case NodeLost():
-            node_lost(turn, event.node, event.incarnation, event.gone)
+            _cell_left(transition, event)
+        case MemberUp():
+            node_up(transition, event.node, event.incarnation, event.rank)
+        case MemberLost():
+            node_lost(transition, event.node, event.incarnation, event.gone)
         case RanksChanged():
             for name, rank in event.ranks.items():
                 if name in state.nodes:
                     state.nodes[name] = structs.replace(state.nodes[name], rank=rank)
         case HomeNodes():
             state.home = frozenset(event.nodes)
-        case Recovered():
-            recover(turn, event)
+        case LeaderRestarted():
+            recover(transition, event)
 
 
-def _cell_left(turn: Turn, event: CellLeft) -> None:
+def _cell_left(transition: Transition, event: CellLeft) -> None:
     """What a node says in a round of a cell that is over there does not matter any more; it keeps its state."""
-    if event.cell == turn.state.cell:
-        turn.state.running -= {event.node}
-    for name in turn.state.jobs:
-        job = turn.job(name)
+    if event.cell == transition.state.cell:
+        transition.state.running -= {event.node}
+    for name in transition.state.jobs:
+        job = transition.job(name)
         participant = job.participants.get(event.node)
         if event.cell == job.cell:
             forget_later(job, event.node)
@@ -175,49 +173,49 @@ def _cell_left(turn: Turn, event: CellLeft) -> None:
             change(job, event.node, active=False, joining=False, arrived=None)
 
 
-def _from_member(turn: Turn, event: FromMember) -> tuple[str, ...]:
+def _from_member(transition: Transition, event: FromMember) -> tuple[str, ...]:
     """Note what a node says; the name of the job that it is about."""
     message, node = event.message, event.node
-    known = turn.state.nodes.get(node)
+    known = transition.state.nodes.get(node)
     if known is None or known.incarnation != event.incarnation:
         return ()
     if isinstance(message, Register):
-        on_register(turn, node, event.incarnation, message)
-        return (message.job,) if message.job in turn.state.jobs else ()
+        on_register(transition, node, event.incarnation, message)
+        return (message.job,) if message.job in transition.state.jobs else ()
     name: str = getattr(message, "job", "")
-    if name not in turn.state.jobs:
+    if name not in transition.state.jobs:
         return ()
-    job = turn.job(name)
+    job = transition.job(name)
     participant = job.participants.get(node)
     if participant is None or participant.incarnation != event.incarnation:
         return ()
     match message:
         case Arrived():
-            on_arrived(turn, job, node, message)
+            on_arrived(transition, job, node, message)
         case Prepared():
-            on_prepared(turn, job, node, message)
+            on_prepared(transition, job, node, message)
         case Joined():
-            on_joined(turn, job, node, message)
+            on_joined(transition, job, node, message)
         case Applied():
             _on_applied(job, node, message)
             return ()
         case Stalled():
-            on_stalled(turn, job, node, message)
-        case Leave():
+            on_stalled(transition, job, node, message)
+        case LeftRounds():
             forget_later(job, node)
             change(job, node, active=False, joining=False, arrived=None, fetching=None)
         case RoundStatus():
-            on_status(turn, job, node, message)
+            on_status(transition, job, node, message)
         case CheckpointRequest():
-            on_request(turn, job, node, message)
+            on_request(transition, job, node, message)
         case Saved():
-            on_saved(turn, job, node, message)
+            on_saved(transition, job, node, message)
         case _:
             return ()
     return (name,)
 
 
-def _on_applied(job: Job, node: str, message: Applied) -> None:
+def _on_applied(job: JobState, node: str, message: Applied) -> None:
     """Count traffic. A ring all-reduce of float32 gradients sends ``2 * 4 * parameters * (M - 1) / M`` bytes per node
     and step."""
     if message.round <= job.participants[node].applied:
@@ -250,23 +248,23 @@ def patience_for(state: RoundsState, node: str) -> float:
 def job_views(state: RoundsState) -> list[JobView]:
     """Every job as plain data: first those of the newest cell, and of these the ones that are not finished, by name. So
     the first one is what is trained now, or was trained last."""
-    turn = Turn(state)
-    jobs = sorted(turn.state.jobs.values(), key=lambda job: (-job.cell, job.ended, job.name))
-    return [_view(turn, job) for job in jobs]
+    transition = Transition(state)
+    jobs = sorted(transition.state.jobs.values(), key=lambda job: (-job.cell, job.ended, job.name))
+    return [_view(transition, job) for job in jobs]
 
 
-def _view(turn: Turn, job: Job) -> JobView:
-    names = required(turn, job)
+def _view(transition: Transition, job: JobState) -> JobView:
+    names = required(transition, job)
     members, attempt, phase = list(job.members), 0, "training"
     waiting_for: list[str] = []
     if job.awaited:
-        phase, waiting_for = "recovering", turn.by_rank(job.awaited)
+        phase, waiting_for = "recovering", transition.by_rank(job.awaited)
     elif job.registering:
-        phase, waiting_for = "registering", missing_registrants(turn, job)
+        phase, waiting_for = "registering", missing_registrants(transition, job)
     elif job.open is not None:
         phase, attempt = "exchanging", job.open.seal.attempt - job.attempt_floor
         members = [member.name for member in job.open.seal.members]
-        waiting_for = turn.by_rank(job.open.waiting - job.open.prepared.keys())
+        waiting_for = transition.by_rank(job.open.waiting - job.open.prepared.keys())
     elif not names:
         phase = "idle"
     elif any(job.participants[name].arrived for name in names):

@@ -14,50 +14,60 @@ from notebook_cluster.journal.records import (
     StopRecord,
     VoidRecord,
 )
-from notebook_cluster.protocol.rounds import Register, RoundQuery, RoundStatus, Void
+from notebook_cluster.protocol.rounds import RoundQuery, RoundStatus, Void
+from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.leader.arrivals import on_arrived
 from notebook_cluster.rounds.leader.attempts import advance_to
-from notebook_cluster.rounds.leader.events_effects import Recovered
+from notebook_cluster.rounds.leader.events_effects import LeaderRestarted
 from notebook_cluster.rounds.leader.registration import new_base
 from notebook_cluster.rounds.leader.runs import begin_run, forget_later, is_in, is_over, run_of, tell_over, took_part
 from notebook_cluster.rounds.leader.silence import let_others_ask
-from notebook_cluster.rounds.leader.state import Job, NodeState, Open, Turn, change, holders, is_reachable, live
+from notebook_cluster.rounds.leader.state import (
+    JobState,
+    NodeState,
+    OpenAttempt,
+    Transition,
+    change,
+    holders,
+    is_reachable,
+    live,
+)
 from notebook_cluster.rounds.leader.unlike import refuse_stopped
 
 # ---- nodes ---------------------------------------------------------------------------------------------------
 
 
-def node_up(turn: Turn, name: str, incarnation: int, rank: int) -> None:
+def node_up(transition: Transition, name: str, incarnation: int, rank: int) -> None:
     """New, restarted or back. One that is back is asked where it is: meanwhile rounds went on, or it did."""
-    known = turn.state.nodes.get(name)
-    turn.state.nodes[name] = NodeState(incarnation, rank)
+    known = transition.state.nodes.get(name)
+    transition.state.nodes[name] = NodeState(incarnation, rank)
     if known is None or known.incarnation != incarnation or known.up:
         return
-    for job_name in turn.state.jobs:
-        participant = turn.state.jobs[job_name].participants.get(name)
+    for job_name in transition.state.jobs:
+        participant = transition.state.jobs[job_name].participants.get(name)
         if participant is not None and participant.incarnation == incarnation:
-            job = turn.job(job_name)
+            job = transition.job(job_name)
             change(job, name, held=None, arrived=None, fetching=None, away=False, asked_where=True)
-            turn.send(name, RoundQuery(job=job_name))
+            transition.send(name, RoundQuery(job=job_name))
 
 
-def node_lost(turn: Turn, name: str, incarnation: int, gone: bool) -> None:
+def node_lost(transition: Transition, name: str, incarnation: int, gone: bool) -> None:
     """Its process ended, or it is out of reach."""
-    known = turn.state.nodes.get(name)
+    known = transition.state.nodes.get(name)
     if known is None or incarnation < known.incarnation:
         return
     # of a later process than the one known here: that one is gone, too
     gone = gone or known.gone or incarnation > known.incarnation
-    turn.state.nodes[name] = structs.replace(known, up=False, gone=gone)
-    for job_name in turn.state.jobs:
-        job = turn.job(job_name)
+    transition.state.nodes[name] = structs.replace(known, up=False, gone=gone)
+    for job_name in transition.state.jobs:
+        job = transition.job(job_name)
         job.awaited -= {name}
         if gone:
             forget_later(job, name)
         let_others_ask(job, name)
 
 
-def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
+def on_status(transition: Transition, job: JobState, node: str, message: RoundStatus) -> None:
     """Answer to RoundQuery: take its word for what it holds, and repeat the COMMIT that it may have missed."""
     job.awaited -= {node}
     change(job, node, asked_where=False)
@@ -65,36 +75,36 @@ def on_status(turn: Turn, job: Job, node: str, message: RoundStatus) -> None:
         return  # its Register came just before
     participant = job.participants[node]
     if message.cell == job.cell and is_over(job, participant.register) and not message.left:
-        tell_over(turn, job, node, participant.register)
+        tell_over(transition, job, node, participant.register)
     held = (message.round, message.state_hash) if message.holds else None
     active = not message.left and message.cell == job.cell and is_in(job, participant) and not job.registering
     change(job, node, held=held, active=active, joining=False, fetching=None, arrived=None)
     if job.stopped and active:  # it was out of reach when the others were told
-        refuse_stopped(turn, job, node, job.stopped)
+        refuse_stopped(transition, job, node, job.stopped)
         return
     last = job.last_commit
     prepared = (message.prepared_round, message.attempt, message.prepared_state_hash)
     if last is not None and message.round < last.round and prepared == (last.round, last.attempt, last.state_hash):
-        turn.send(node, last)
+        transition.send(node, last)
         change(job, node, held=(last.round, last.state_hash), active=active and not last.last)
     elif message.arrived is not None:
-        on_arrived(turn, job, node, message.arrived)
+        on_arrived(transition, job, node, message.arrived)
 
 
 # ---- states that nobody holds --------------------------------------------------------------------------------
 
 
-def settle_holders(turn: Turn, job: Job) -> None:
+def settle_holders(transition: Transition, job: JobState) -> None:
     """When no reachable node holds the last committed state: wait for one that may come back, go back to a round that
     a node holds (VOID), or begin anew from a node's own state."""
-    if job.registering or not job.has_state or holders(turn, job) or not live(turn, job):
+    if job.registering or not job.has_state or holders(transition, job) or not live(transition, job):
         job.orphan_since = None
         return
-    nodes, now = turn.state.nodes, turn.state.now
+    nodes, now = transition.state.nodes, transition.state.now
     known = [
         (p.held[0], p.active, name)
         for name, p in job.participants.items()
-        if p.held is not None and job.chain.get(p.held[0]) == p.held[1] and is_reachable(turn, job, name)
+        if p.held is not None and job.chain.get(p.held[0]) == p.held[1] and is_reachable(transition, job, name)
     ]
     away = [
         name
@@ -106,39 +116,43 @@ def settle_holders(turn: Turn, job: Job) -> None:
     ]
     newest = max((held for held, active, _ in known if active), default=None)
     if newest is not None and (newest == job.round - 1 or not away):
-        _void(turn, job, newest)
+        _void(transition, job, newest)
         return
     unsure = [
-        name for name in live(turn, job) if job.participants[name].held is None and not job.participants[name].joining
+        name
+        for name in live(transition, job)
+        if job.participants[name].held is None and not job.participants[name].joining
     ]
     if job.orphan_since is None:
         job.orphan_since = now
         if away:
-            turn.tell(
+            transition.tell(
                 "warning",
-                f"waiting for {', '.join(turn.by_rank(away))}: only there is round {job.round} of {job.name!r}",
+                f"waiting for {', '.join(transition.by_rank(away))}: only there is round {job.round} of {job.name!r}",
             )
-    if (away or unsure) and now - job.orphan_since < turn.state.settings.return_grace:
+    if (away or unsure) and now - job.orphan_since < transition.state.settings.return_grace:
         return
     if known:
-        _void(turn, job, max(held for held, _, _ in known))
+        _void(transition, job, max(held for held, _, _ in known))
     else:
-        _begin_anew(turn, job)
+        _begin_anew(transition, job)
 
 
-def _void(turn: Turn, job: Job, round: int) -> None:
+def _void(transition: Transition, job: JobState, round: int) -> None:
     """Back to the state after ``round``; the rounds since then are played again with the work that is still there."""
-    turn.tell("warning", f"no node holds round {job.round} of {job.name!r} any more: it goes on from round {round}")
+    transition.tell(
+        "warning", f"no node holds round {job.round} of {job.name!r} any more: it goes on from round {round}"
+    )
     state_hash = job.chain[round]
-    turn.log(VoidRecord(job.name, round + 1, state_hash, job.highest_attempt))
+    transition.log(VoidRecord(job.name, round + 1, state_hash, job.highest_attempt))
     go_back(job, round, state_hash, job.highest_attempt)
     for name, participant in job.participants.items():
         # who will not hear of it now is asked when it comes back
-        if turn.is_up(name, participant.incarnation) and not participant.joining:
-            turn.send(name, Void(job=job.name, round=round + 1, state_hash=state_hash))
+        if transition.is_up(name, participant.incarnation) and not participant.joining:
+            transition.send(name, Void(job=job.name, round=round + 1, state_hash=state_hash))
 
 
-def go_back(job: Job, round: int, state_hash: str, attempt_floor: int) -> None:
+def go_back(job: JobState, round: int, state_hash: str, attempt_floor: int) -> None:
     """Forget the rounds after ``round``."""
     job.round, job.state_hash, job.attempt, job.attempt_floor = round, state_hash, attempt_floor, attempt_floor
     job.chain = {number: value for number, value in job.chain.items() if number <= round}
@@ -150,58 +164,58 @@ def go_back(job: Job, round: int, state_hash: str, attempt_floor: int) -> None:
         change(job, name, counted=counted, arrived=None, fetching=None)
 
 
-def _begin_anew(turn: Turn, job: Job) -> None:
+def _begin_anew(transition: Transition, job: JobState) -> None:
     """No state of the job is left anywhere: the lowest rank's own becomes the job's."""
-    names = live(turn, job)
+    names = live(transition, job)
     trained = [name for name in names if job.participants[name].held is not None]
     name = (trained or names)[0]
     participant = job.participants[name]
     round, state_hash = participant.held or (participant.register.round, participant.register.state_hash)
-    turn.tell(
+    transition.tell(
         "warning",
         f"no node holds the state of {job.name!r} any more: it starts from {name!r}; resume= takes a checkpoint",
     )
-    new_base(turn, job, round, state_hash)
+    new_base(transition, job, round, state_hash)
 
 
 # ---- a restarted coordinator ---------------------------------------------------------------------------------
 
 
-def recover(turn: Turn, event: Recovered) -> None:
+def recover(transition: Transition, event: LeaderRestarted) -> None:
     """Rebuild the jobs from the log; say the last COMMIT and the open SEAL again; ask every node where it is."""
-    state = turn.state
+    state = transition.state
     state.now, state.cell, state.running = event.now, event.cell, frozenset(event.running)
     state.awaited_until = event.now + state.settings.recover_grace
     for rank, (name, incarnation) in enumerate(event.nodes):
         state.nodes[name] = NodeState(incarnation, rank)
     for record in event.records:
-        _replay(turn, record)
+        _replay(transition, record)
     for job in state.jobs.values():
         job.first_register, job.tickets = event.now, event.tickets
         _forget_who_left(job, event)
-        up = [name for name, p in job.participants.items() if turn.is_up(name, p.incarnation)]
+        up = [name for name, p in job.participants.items() if transition.is_up(name, p.incarnation)]
         job.awaited = frozenset(up)
-        for name in turn.by_rank(up):
+        for name in transition.by_rank(up):
             if job.last_commit is not None:
-                turn.send(name, job.last_commit)
+                transition.send(name, job.last_commit)
             if job.open is not None and name in job.open.waiting:
-                turn.send(name, job.open.seal)
-            turn.send(name, RoundQuery(job=job.name))
+                transition.send(name, job.open.seal)
+            transition.send(name, RoundQuery(job=job.name))
 
 
-def _forget_who_left(job: Job, event: Recovered) -> None:
+def _forget_who_left(job: JobState, event: LeaderRestarted) -> None:
     """The log says who came to a later run, not who went while it waited. Whoever still does says so again."""
     running = event.running if event.cell == job.cell else ()
     job.later = {name: entry for name, entry in job.later.items() if name in running}
 
 
-def _replay(turn: Turn, record: Record) -> None:
+def _replay(transition: Transition, record: Record) -> None:
     if isinstance(record, RegisterRecord | LaterRecord):
-        if record.job not in turn.state.jobs:
-            turn.add(Job(record.job, record.register, record.register.cell))
-        _replay_registration(turn, turn.job(record.job), record)
+        if record.job not in transition.state.jobs:
+            transition.add(JobState(record.job, record.register, record.register.cell))
+        _replay_registration(transition, transition.job(record.job), record)
         return
-    job = turn.job(record.job)
+    job = transition.job(record.job)
     match record:
         case BaseRecord():
             job.settings, job.cell = record.settings, record.cell
@@ -222,31 +236,31 @@ def _replay(turn: Turn, record: Record) -> None:
             seal = record.seal
             job.attempt = seal.attempt
             job.highest_attempt = max(job.highest_attempt, seal.attempt)
-            job.open = Open(seal, frozenset(member.name for member in seal.members))
+            job.open = OpenAttempt(seal, frozenset(member.name for member in seal.members))
         case CommitRecord():
             _replay_commit(job, record)
 
 
-def _replay_registration(turn: Turn, job: Job, record: RegisterRecord | LaterRecord) -> None:
+def _replay_registration(transition: Transition, job: JobState, record: RegisterRecord | LaterRecord) -> None:
     if isinstance(record, LaterRecord):
-        _replay_later(job, record.node, record.incarnation, record.register, turn.state.now)
+        _replay_later(job, record.node, record.incarnation, record.register, transition.state.now)
         return
     if run_of(record.register) > (job.cell, job.run):
-        begin_run(job, *run_of(record.register), turn.state.now)
+        begin_run(job, *run_of(record.register), transition.state.now)
     took_part(job, record.node, record.incarnation, record.register)
 
 
-def _registered(job: Job) -> frozenset[str]:
+def _registered(job: JobState) -> frozenset[str]:
     return frozenset(name for name, participant in job.participants.items() if is_in(job, participant))
 
 
-def _replay_later(job: Job, node: str, incarnation: int, register: Register, now: float) -> None:
+def _replay_later(job: JobState, node: str, incarnation: int, register: Register, now: float) -> None:
     if register.cell > job.cell:
         begin_run(job, register.cell, 1, now)
     job.later = {**job.later, node: (incarnation, register)}
 
 
-def _replay_commit(job: Job, record: CommitRecord) -> None:
+def _replay_commit(job: JobState, record: CommitRecord) -> None:
     incarnations = {member.name: member.incarnation for member in record.members}
     advance_to(job, record.commit, list(incarnations), record.slices, record.outer)
     job.cohort = frozenset()  # they had the state, or it went on without them

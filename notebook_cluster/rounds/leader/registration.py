@@ -3,7 +3,8 @@
 import math
 
 from notebook_cluster.journal.records import BaseRecord, CellRecord, RegisterRecord
-from notebook_cluster.protocol.rounds import Behind, Joined, OuterChange, Register, Registered, RegisterRefused
+from notebook_cluster.protocol.rounds import Behind, OuterChange
+from notebook_cluster.protocol.runs import Joined, Register, Registered, RegisterRefused
 from notebook_cluster.rounds.leader.runs import (
     begin_run,
     is_in,
@@ -14,22 +15,22 @@ from notebook_cluster.rounds.leader.runs import (
     wait_for_run,
     waits_for_registrants,
 )
-from notebook_cluster.rounds.leader.state import Job, Participant, Turn, change, holders, is_current, live
+from notebook_cluster.rounds.leader.state import JobState, Participant, Transition, change, holders, is_current, live
 
 MOST_NAMES, MOST_NAME = 20, 63
 """Checkpoints of a node that an error names, and the characters of a name."""
 
 
-def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> None:
+def on_register(transition: Transition, node: str, incarnation: int, message: Register) -> None:
     """A sync object was made (again). The first registration in a run opens a short wait for the other nodes."""
-    wrong = impossible(message) or _of_no_cell(turn, message)
+    wrong = impossible(message) or _of_no_cell(transition, message)
     if wrong:
         reason = f"{node!r} registers {message.job[:MOST_NAME]!r} with {wrong}: is its notebook-cluster damaged?"
-        turn.send(node, RegisterRefused(job=message.job, reason=reason, run=message.run))
+        transition.send(node, RegisterRefused(job=message.job, reason=reason, run=message.run))
         return
-    if message.job not in turn.state.jobs:
-        turn.add(Job(message.job, message, message.cell, first_register=turn.state.now))
-    job = turn.job(message.job)
+    if message.job not in transition.state.jobs:
+        transition.add(JobState(message.job, message, message.cell, first_register=transition.state.now))
+    job = transition.job(message.job)
     known = job.participants.get(node)
     if known is not None and known.incarnation == incarnation and known.register == message and known.active:
         # what was heard twice before it (after a restart of the coordinator) may say an older state, of another run too
@@ -38,70 +39,72 @@ def on_register(turn: Turn, node: str, incarnation: int, message: Register) -> N
         change(job, node, joining=True, fetching=None, asked=known.asked + 1, arrived=None, held=held)
         return
     if message.cell > job.cell:
-        begin_run(job, message.cell, 1, turn.state.now)
+        begin_run(job, message.cell, 1, transition.state.now)
     if message.cell < job.cell:
-        _refuse(turn, job, node, message, f"job {job.name!r} went on in a later cell: run this one again")
+        _refuse(transition, job, node, message, f"job {job.name!r} went on in a later cell: run this one again")
     elif is_over(job, message):
-        tell_over(turn, job, node, message)
+        tell_over(transition, job, node, message)
     elif message.run > job.run:
-        wait_for_run(turn, job, node, incarnation, message)
+        wait_for_run(transition, job, node, incarnation, message)
     elif job.stopped:
-        _refuse(turn, job, node, message, job.stopped)
+        _refuse(transition, job, node, message, job.stopped)
     else:
-        _take_part(turn, job, node, incarnation, message)
+        _take_part(transition, job, node, incarnation, message)
 
 
-def _of_no_cell(turn: Turn, register: Register) -> str:
+def _of_no_cell(transition: Transition, register: Register) -> str:
     """Once it counted, nobody could register before that cell; a coordinator that runs none may know of none."""
-    return f"cell={register.cell}" if 0 < turn.state.cell < register.cell else ""
+    return f"cell={register.cell}" if 0 < transition.state.cell < register.cell else ""
 
 
-def settle_runs(turn: Turn, job: Job) -> None:
+def settle_runs(transition: Transition, job: JobState) -> None:
     """Begin the next run with those that wait for it, when this one is over."""
-    for node, incarnation, register in next_run(turn, job):
-        _take_part(turn, job, node, incarnation, register)
+    for node, incarnation, register in next_run(transition, job):
+        _take_part(transition, job, node, incarnation, register)
 
 
-def _take_part(turn: Turn, job: Job, node: str, incarnation: int, register: Register) -> None:
-    turn.log(RegisterRecord(job.name, node, incarnation, register))
+def _take_part(transition: Transition, job: JobState, node: str, incarnation: int, register: Register) -> None:
+    transition.log(RegisterRecord(job.name, node, incarnation, register))
     took_part(job, node, incarnation, register)
     held = (register.round, register.state_hash) if register.holds_state else None
     change(job, node, joining=True, held=held)
     if not job.registering:
-        _accept(turn, job, node)
+        _accept(transition, job, node)
 
 
-def settle_registration(turn: Turn, job: Job) -> None:
+def settle_registration(transition: Transition, job: JobState) -> None:
     """When everyone who still runs the cell has registered, or the grace is over: decide on whose state the job goes
     on."""
     if not job.registering:
         return
-    nodes = candidates(turn, job)
+    nodes = candidates(transition, job)
     if not nodes:
         return
-    if waits_for_registrants(turn, job):
+    if waits_for_registrants(transition, job):
         return
     reference = job.participants[nodes[0]].register
     same_model = reference.schema == job.settings.schema
     job.settings, job.registering = reference, False
-    accepted = [node for node in nodes if _accept(turn, job, node)]
+    accepted = [node for node in nodes if _accept(transition, job, node)]
     if reference.resume:
-        _resume(turn, job, accepted)
+        _resume(transition, job, accepted)
     elif reference.fresh or not job.has_state or not same_model:
-        new_base(turn, job, 0, reference.state_hash)
+        new_base(transition, job, 0, reference.state_hash)
     else:
-        turn.log(CellRecord(job.name, job.settings))
-    job.cohort = frozenset(live(turn, job))
+        transition.log(CellRecord(job.name, job.settings))
+    job.cohort = frozenset(live(transition, job))
 
 
-def candidates(turn: Turn, job: Job) -> list[str]:
+def candidates(transition: Transition, job: JobState) -> list[str]:
     """Nodes that wait for the first answer of this run, in rank order."""
-    return turn.by_rank(
-        name for name, p in job.participants.items() if p.joining and is_in(job, p) and turn.is_up(name, p.incarnation)
+    return transition.by_rank(
+        name
+        for name, p in job.participants.items()
+        if p.joining and is_in(job, p) and transition.is_up(name, p.incarnation)
     )
 
 
-def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
+def new_base(transition: Transition, job: JobState, round: int, state_hash: str) -> None:
     """The job goes on from this state, whatever was committed before."""
     job.attempt_floor = job.attempt = job.highest_attempt
     job.has_state, job.round, job.state_hash, job.chain = True, round, state_hash, {round: state_hash}
@@ -111,10 +114,10 @@ def new_base(turn: Turn, job: Job, round: int, state_hash: str) -> None:
         change(job, name, counted=0, fetching=None)
         if participant.joining and participant.register.state_hash == state_hash:
             change(job, name, held=(round, state_hash))
-    turn.log(BaseRecord(job.name, job.cell, round, state_hash, job.attempt_floor, job.settings))
+    transition.log(BaseRecord(job.name, job.cell, round, state_hash, job.attempt_floor, job.settings))
 
 
-def on_joined(turn: Turn, job: Job, node: str, message: Joined) -> None:
+def on_joined(transition: Transition, job: JobState, node: str, message: Joined) -> None:
     """It holds a state; if that is no longer the newest, its next Arrived is answered with Behind."""
     arrived, held = job.participants[node].arrived, (message.round, message.state_hash)
     known = (arrived.round - 1, arrived.base_hash) if arrived is not None else None
@@ -122,33 +125,35 @@ def on_joined(turn: Turn, job: Job, node: str, message: Joined) -> None:
     job.cohort -= {node}
 
 
-def settle_sources(turn: Turn, job: Job) -> None:
+def settle_sources(transition: Transition, job: JobState) -> None:
     """Answer every node that waits to be told where the state is."""
     if job.registering or not job.has_state:
         return
-    for name in live(turn, job):
+    for name in live(transition, job):
         participant = job.participants[name]
         if participant.fetching is not None:
             continue
         if participant.joining:
-            _answer_joiner(turn, job, name, participant)
+            _answer_joiner(transition, job, name, participant)
         elif participant.arrived is not None and not is_current(job, participant):
-            _answer_late(turn, job, name, participant)
+            _answer_late(transition, job, name, participant)
 
 
-def _answer_joiner(turn: Turn, job: Job, name: str, participant: Participant) -> None:
+def _answer_joiner(transition: Transition, job: JobState, name: str, participant: Participant) -> None:
     now = (job.round, job.state_hash)
     if participant.held == now or participant.register.state_hash == job.state_hash:
         run = participant.register.run
-        turn.send(name, Registered(job=job.name, round=job.round, state_hash=job.state_hash, source=None, run=run))
+        transition.send(
+            name, Registered(job=job.name, round=job.round, state_hash=job.state_hash, source=None, run=run)
+        )
         change(job, name, held=now, joining=False, asked=0)
         job.cohort -= {name}
         return
-    source = _source(turn, job, name, participant)
+    source = _source(transition, job, name, participant)
     if source is not None:
         incarnation = job.participants[source].incarnation
         change(job, name, fetching=source)
-        turn.send(
+        transition.send(
             name,
             Registered(
                 job=job.name,
@@ -161,17 +166,17 @@ def _answer_joiner(turn: Turn, job: Job, name: str, participant: Participant) ->
         )
 
 
-def _answer_late(turn: Turn, job: Job, name: str, participant: Participant) -> None:
+def _answer_late(transition: Transition, job: JobState, name: str, participant: Participant) -> None:
     """Its arrival is for a round that is over. ``counted`` says whether that round's mean has its contribution."""
     arrived = participant.arrived
-    source = _source(turn, job, name, participant)
+    source = _source(transition, job, name, participant)
     if arrived is None or source is None:
         return
     known = job.chain.get(arrived.round - 1) == arrived.base_hash
     missed = [row for row in job.recent if row.round >= arrived.round]
     few = known and not participant.asked and len(missed) == job.round - arrived.round + 1
     change(job, name, fetching=source)
-    turn.send(
+    transition.send(
         name,
         Behind(
             job=job.name,
@@ -186,36 +191,36 @@ def _answer_late(turn: Turn, job: Job, name: str, participant: Participant) -> N
     )
 
 
-def _source(turn: Turn, job: Job, name: str, participant: Participant) -> str | None:
+def _source(transition: Transition, job: JobState, name: str, participant: Participant) -> str | None:
     """A holder: spread over them by rank, another one each time it asks."""
-    others = [holder for holder in holders(turn, job) if holder != name]
-    return others[(turn.state.nodes[name].rank + participant.asked) % len(others)] if others else None
+    others = [holder for holder in holders(transition, job) if holder != name]
+    return others[(transition.state.nodes[name].rank + participant.asked) % len(others)] if others else None
 
 
-def _accept(turn: Turn, job: Job, node: str) -> bool:
+def _accept(transition: Transition, job: JobState, node: str) -> bool:
     """Let the node take part, or refuse it with the first thing in which it differs from the lowest rank."""
     register = job.participants[node].register
-    reason = difference(register, job.settings, repr(node), _reference(turn, job))
+    reason = difference(register, job.settings, repr(node), _reference(transition, job))
     if reason:
-        _refuse(turn, job, node, register, reason)
-        turn.tell("error", reason)
+        _refuse(transition, job, node, register, reason)
+        transition.tell("error", reason)
     change(job, node, active=not reason, joining=not reason)
     return not reason
 
 
-def _refuse(turn: Turn, job: Job, node: str, register: Register, reason: str) -> None:
-    turn.send(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
+def _refuse(transition: Transition, job: JobState, node: str, register: Register, reason: str) -> None:
+    transition.send(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
 
 
-def _reference(turn: Turn, job: Job) -> str:
+def _reference(transition: Transition, job: JobState) -> str:
     """The node whose settings are the job's, with its rank."""
-    names = turn.by_rank(name for name, p in job.participants.items() if p.register == job.settings)
-    if not names or names[0] not in turn.state.nodes:
+    names = transition.by_rank(name for name, p in job.participants.items() if p.register == job.settings)
+    if not names or names[0] not in transition.state.nodes:
         return "the cluster"
-    return f"{names[0]!r} (rank {turn.state.nodes[names[0]].rank})"
+    return f"{names[0]!r} (rank {transition.state.nodes[names[0]].rank})"
 
 
-def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
+def _resume(transition: Transition, job: JobState, accepted: list[str]) -> None:
     """The nodes that found the newest valid checkpoint are the source of the state."""
     found = {node: job.participants[node].register for node in accepted}
     rounds = {node: row.resume_round for node, row in found.items() if row.resume_round is not None}
@@ -227,13 +232,13 @@ def _resume(turn: Turn, job: Job, accepted: list[str]) -> None:
             f"{there}"
         )
         for node in accepted:
-            _refuse(turn, job, node, found[node], reason)
+            _refuse(transition, job, node, found[node], reason)
             change(job, node, active=False, joining=False)
         job.registering = True
         return
     newest = max(rounds.values())
     source = next(node for node in accepted if rounds.get(node) == newest)
-    new_base(turn, job, newest, found[source].state_hash)
+    new_base(transition, job, newest, found[source].state_hash)
 
 
 def _others(found: dict[str, Register]) -> dict[str, list[str]]:

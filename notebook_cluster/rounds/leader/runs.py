@@ -7,8 +7,8 @@ No number is left out: a node that could not even register in a run is in a late
 """
 
 from notebook_cluster.journal.records import LaterRecord
-from notebook_cluster.protocol.rounds import Register, RunOver
-from notebook_cluster.rounds.leader.state import Job, Participant, Turn, change, holders, is_reachable
+from notebook_cluster.protocol.runs import Register, RunOver
+from notebook_cluster.rounds.leader.state import JobState, Participant, Transition, change, holders, is_reachable
 
 TELL_AFTER = 5.0
 """Seconds that nodes wait for a run to end on others before those are named."""
@@ -19,24 +19,24 @@ def run_of(register: Register) -> tuple[int, int]:
     return register.cell, register.run
 
 
-def is_in(job: Job, participant: Participant) -> bool:
+def is_in(job: JobState, participant: Participant) -> bool:
     """It registered in the run that the job is on."""
     return run_of(participant.register) == (job.cell, job.run)
 
 
-def is_over(job: Job, register: Register) -> bool:
+def is_over(job: JobState, register: Register) -> bool:
     """Of this cell, and the job has gone on to a later run."""
     return register.cell == job.cell and register.run < job.run
 
 
-def tell_over(turn: Turn, job: Job, node: str, register: Register) -> None:
+def tell_over(transition: Transition, job: JobState, node: str, register: Register) -> None:
     """The node passes this run. Unless it is about to come to the next, it is not waited for until it has caught up."""
     if register.run < job.run:
         job.passing |= {node}
-    turn.send(node, RunOver(job=job.name, cell=register.cell, run=register.run))
+    transition.send(node, RunOver(job=job.name, cell=register.cell, run=register.run))
 
 
-def begin_run(job: Job, cell: int, run: int, now: float) -> None:
+def begin_run(job: JobState, cell: int, run: int, now: float) -> None:
     """Nobody takes part yet; what the nodes hold stays."""
     if cell > job.cell:
         job.later, job.passing = {}, frozenset()
@@ -47,7 +47,7 @@ def begin_run(job: Job, cell: int, run: int, now: float) -> None:
         change(job, name, active=False, joining=False, fetching=None, arrived=None)
 
 
-def took_part(job: Job, node: str, incarnation: int, register: Register) -> Participant:
+def took_part(job: JobState, node: str, incarnation: int, register: Register) -> Participant:
     """The participant that a registration in the job's run makes; it takes the place of what was known."""
     known = job.participants.get(node)
     same = known is not None and known.incarnation == incarnation
@@ -61,12 +61,12 @@ def took_part(job: Job, node: str, incarnation: int, register: Register) -> Part
     return participant
 
 
-def wait_for_run(turn: Turn, job: Job, node: str, incarnation: int, register: Register) -> None:
+def wait_for_run(transition: Transition, job: JobState, node: str, incarnation: int, register: Register) -> None:
     """The node is done with the run that the job is on, and comes to a later one."""
     if job.later.get(node) != (incarnation, register):
-        turn.log(LaterRecord(job.name, node, incarnation, register))
+        transition.log(LaterRecord(job.name, node, incarnation, register))
     if not job.later:
-        job.later_since = turn.state.now
+        job.later_since = transition.state.now
     job.later = {**job.later, node: (incarnation, register)}
     job.passing -= {node}
     known = job.participants.get(node)
@@ -75,84 +75,85 @@ def wait_for_run(turn: Turn, job: Job, node: str, incarnation: int, register: Re
         change(job, node, active=False, joining=False, arrived=None, fetching=None, held=held)
 
 
-def forget_later(job: Job, node: str) -> None:
+def forget_later(job: JobState, node: str) -> None:
     """It waits for no later run any more."""
     job.later = {name: entry for name, entry in job.later.items() if name != node}
 
 
-def missing_registrants(turn: Turn, job: Job) -> list[str]:
+def missing_registrants(transition: Transition, job: JobState) -> list[str]:
     """Nodes that run the job's cell, make progress, and have not come to this run of it. Who was in none before may be
     in none at all: it is waited for once, in the first."""
-    if not job.registering or turn.state.cell != job.cell:
+    if not job.registering or transition.state.cell != job.cell:
         return []
-    nodes = turn.state.nodes
-    expected = turn.state.running
+    nodes = transition.state.nodes
+    expected = transition.state.running
     if job.run > 1:
         expected &= {name for name, p in job.participants.items() if p.register.cell == job.cell}
     ready = {name for name, p in job.participants.items() if is_in(job, p) or p.away} | job.later.keys() | job.passing
-    return turn.by_rank(n for n in expected - ready if n in nodes and nodes[n].up)
+    return transition.by_rank(n for n in expected - ready if n in nodes and nodes[n].up)
 
 
-def waits_for_registrants(turn: Turn, job: Job) -> bool:
+def waits_for_registrants(transition: Transition, job: JobState) -> bool:
     """Some node may still come to the run that has just begun."""
-    grace = turn.state.settings.register_grace
-    return bool(missing_registrants(turn, job)) and turn.state.now < job.first_register + grace
+    grace = transition.state.settings.register_grace
+    return bool(missing_registrants(transition, job)) and transition.state.now < job.first_register + grace
 
 
-def next_run(turn: Turn, job: Job) -> list[tuple[str, int, Register]]:
+def next_run(transition: Transition, job: JobState) -> list[tuple[str, int, Register]]:
     """The registrations with which the next run begins; none while somebody waits for none, or this one goes on."""
-    waiting = [name for name, (incarnation, _) in job.later.items() if turn.is_up(name, incarnation)]
+    waiting = [name for name, (incarnation, _) in job.later.items() if transition.is_up(name, incarnation)]
     due = _of_this_run(job)
-    if due or not waiting or not _may_leave(turn, job, len(waiting)):
+    if due or not waiting or not _may_leave(transition, job, len(waiting)):
         return due
-    here = _still_in(turn, job)
+    here = _still_in(transition, job)
     if job.ended:
-        _send_away(turn, job, here)
-        here = _still_in(turn, job)
+        _send_away(transition, job, here)
+        here = _still_in(transition, job)
     if here:
-        _tell_waits(turn, job, waiting, here)
+        _tell_waits(transition, job, waiting, here)
         return []
-    begin_run(job, job.cell, job.run + 1, turn.state.now)
+    begin_run(job, job.cell, job.run + 1, transition.state.now)
     return _of_this_run(job)
 
 
-def _may_leave(turn: Turn, job: Job, waiting: int) -> bool:
+def _may_leave(transition: Transition, job: JobState, waiting: int) -> bool:
     """Whether so many nodes may take the job to a later run. Not from one that others have yet to come to, however long
     that takes them, unless most of the cell's nodes want it."""
-    missing = missing_registrants(turn, job)
-    return not missing or (not waits_for_registrants(turn, job) and waiting > len(missing))
+    missing = missing_registrants(transition, job)
+    return not missing or (not waits_for_registrants(transition, job) and waiting > len(missing))
 
 
-def _of_this_run(job: Job) -> list[tuple[str, int, Register]]:
+def _of_this_run(job: JobState) -> list[tuple[str, int, Register]]:
     return [(name, *entry) for name, entry in job.later.items() if entry[1].run == job.run]
 
 
-def _still_in(turn: Turn, job: Job) -> list[str]:
-    return turn.by_rank(
+def _still_in(transition: Transition, job: JobState) -> list[str]:
+    return transition.by_rank(
         name
         for name, p in job.participants.items()
-        if is_in(job, p) and (p.active or p.joining) and is_reachable(turn, job, name) and name not in job.later
+        if is_in(job, p) and (p.active or p.joining) and is_reachable(transition, job, name) and name not in job.later
     )
 
 
-def _send_away(turn: Turn, job: Job, here: list[str]) -> None:
+def _send_away(transition: Transition, job: JobState, here: list[str]) -> None:
     """All that began this run have finished it. Whoever came after that, or can get its last state nowhere any more,
     would hold the others up for nothing."""
-    nowhere = not holders(turn, job)
+    nowhere = not holders(transition, job)
     for name in here:
         participant = job.participants[name]
         if participant.late or nowhere:
-            tell_over(turn, job, name, participant.register)
+            tell_over(transition, job, name, participant.register)
             change(job, name, active=False, joining=False, arrived=None, fetching=None)
 
 
-def _tell_waits(turn: Turn, job: Job, waiting: list[str], here: list[str]) -> None:
-    if job.later_since is None or turn.state.now - job.later_since < TELL_AFTER:
+def _tell_waits(transition: Transition, job: JobState, waiting: list[str], here: list[str]) -> None:
+    if job.later_since is None or transition.state.now - job.later_since < TELL_AFTER:
         return
     job.later_since = None
     run = min(register.run for _, register in job.later.values())
-    turn.tell(
+    names = ", ".join(map(repr, transition.by_rank(waiting)))
+    transition.tell(
         "warning",
-        f"sync object {run} of {job.name!r} in this cell waits on {', '.join(map(repr, turn.by_rank(waiting)))} until "
-        f"number {job.run} is finished on {', '.join(map(repr, here))}",
+        f"sync object {run} of {job.name!r} in this cell waits on {names} until number {job.run} is finished on "
+        f"{', '.join(map(repr, here))}",
     )

@@ -5,8 +5,9 @@ back. Nobody else hears of it, it keeps its rank and its place in the cell. How 
 :mod:`notebook_cluster.coordinator.rounds.signs_of_life`.
 """
 
-from notebook_cluster.protocol.rounds import LEAST_PATIENCE, PATIENCE, RoundQuery
-from notebook_cluster.rounds.leader.state import Job, Turn, change
+from notebook_cluster.protocol.rounds import RoundQuery
+from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
+from notebook_cluster.rounds.leader.state import JobState, Transition, change
 
 SHARE = 0.8
 """Of the patience: a sign of life is up to a second old when it comes, and what follows takes a moment, too."""
@@ -18,7 +19,7 @@ def limit(patience: float) -> float:
     return SHARE * (patience if usable else PATIENCE)
 
 
-def settle_silence(turn: Turn, job: Job, silent: dict[str, tuple[float, str]]) -> None:
+def settle_silence(transition: Transition, job: JobState, silent: dict[str, tuple[float, str]]) -> None:
     """``silent``: node -> (seconds without a sign of progress, why as far as it is known); others were just heard.
 
     After a restart of the coordinator and while a cell's nodes register, they are given the time that these take.
@@ -26,36 +27,36 @@ def settle_silence(turn: Turn, job: Job, silent: dict[str, tuple[float, str]]) -
     if job.awaited or job.registering:
         return
     for name, participant in list(job.participants.items()):
-        if not turn.is_up(name, participant.incarnation):
+        if not transition.is_up(name, participant.incarnation):
             continue
         seconds, why = silent.get(name, (0.0, ""))
         is_silent = seconds >= limit(job.settings.patience)
         if is_silent and not participant.away:
-            _leave_out(turn, job, name, seconds, why)
+            _leave_out(transition, job, name, seconds, why)
         elif participant.away and not is_silent:
-            _take_back(turn, job, name)
+            _take_back(transition, job, name)
 
 
-def _leave_out(turn: Turn, job: Job, name: str, seconds: float, why: str) -> None:
+def _leave_out(transition: Transition, job: JobState, name: str, seconds: float, why: str) -> None:
     participant = change(job, name, away=True)
     let_others_ask(job, name)
     if participant.active or participant.joining:
-        turn.tell(
+        transition.tell(
             "warning",
             f"{name!r} has made no progress for {seconds:.0f} s{f' ({why})' if why else ''}: the rounds of "
             f"{job.name!r} go on without it until it does",
         )
 
 
-def _take_back(turn: Turn, job: Job, name: str) -> None:
+def _take_back(transition: Transition, job: JobState, name: str) -> None:
     """Meanwhile rounds went on, or it did: it is asked where it is."""
     participant = change(job, name, away=False, held=None, arrived=None, fetching=None, asked_where=True)
-    turn.send(name, RoundQuery(job=job.name))
+    transition.send(name, RoundQuery(job=job.name))
     if participant.active or participant.joining:
-        turn.tell("info", f"{name!r} makes progress again: its work is in a later round of {job.name!r}")
+        transition.tell("info", f"{name!r} makes progress again: its work is in a later round of {job.name!r}")
 
 
-def let_others_ask(job: Job, name: str) -> None:
+def let_others_ask(job: JobState, name: str) -> None:
     """Whoever fetched the state from ``name`` needs another source, and is not to blame if it asked for one already."""
     for other, participant in list(job.participants.items()):
         if participant.fetching == name:

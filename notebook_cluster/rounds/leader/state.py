@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from notebook_cluster.journal.records import Record
-from notebook_cluster.protocol.rounds import Arrived, CatchUp, Commit, Prepared, Register, Saved, Seal
+from notebook_cluster.protocol.rounds import Arrived, CatchUp, Commit, Prepared, Saved, Seal
+from notebook_cluster.protocol.runs import Register
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.leader.events_effects import Effect, Log, Relay, Send, Tell
 
@@ -80,7 +81,7 @@ class Participant(msgspec.Struct, frozen=True):
     """It is back, and has not said yet what it holds."""
 
 
-class Open(msgspec.Struct, frozen=True):
+class OpenAttempt(msgspec.Struct, frozen=True):
     """A sealed attempt that is not committed."""
 
     seal: Seal
@@ -113,7 +114,7 @@ class Saving(msgspec.Struct, frozen=True):
     """Members whose part the writer was told not to wait for."""
 
 
-class Job(msgspec.Struct):
+class JobState(msgspec.Struct):
     """One job. ``chain``: round -> state hash, the last committed rounds; replaced, never written to."""
 
     name: str
@@ -140,7 +141,7 @@ class Job(msgspec.Struct):
     participants: dict[str, Participant] = {}
     cohort: frozenset[str] = frozenset()
     """Registered together: the next round waits until they have the state."""
-    open: Open | None = None
+    open: OpenAttempt | None = None
     attempt: int = 0
     """Last attempt used for round ``round`` + 1."""
     attempt_floor: int = 0
@@ -184,7 +185,7 @@ class RoundsState(msgspec.Struct):
     settings: RoundsSettings = RoundsSettings()
     nodes: dict[str, NodeState] = {}
     home: frozenset[str] = frozenset()
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, JobState] = {}
     cell: int = 0
     running: frozenset[str] = frozenset()
     """Nodes on which the cell has not ended."""
@@ -192,7 +193,7 @@ class RoundsState(msgspec.Struct):
     now: float = 0.0
 
 
-class Turn:
+class Transition:
     """One application of an event: a copy of the state that may be changed, and the effects so far."""
 
     def __init__(self, state: RoundsState) -> None:
@@ -201,8 +202,8 @@ class Turn:
         self.effects: list[Effect] = []
         self._copied: set[str] = set()
 
-    def job(self, name: str) -> Job:
-        """Job ``name``, copied on its first use in this turn."""
+    def job(self, name: str) -> JobState:
+        """Job ``name``, copied on its first use in this transition."""
         job = self.state.jobs[name]
         if name not in self._copied:
             job = copy(job)
@@ -211,7 +212,7 @@ class Turn:
             self.add(job)
         return job
 
-    def add(self, job: Job) -> None:
+    def add(self, job: JobState) -> None:
         self.state.jobs[job.name] = job
         self._copied.add(job.name)
 
@@ -237,31 +238,35 @@ class Turn:
         return sorted(names, key=lambda name: (nodes[name].rank if name in nodes else 1 << 30, name))
 
 
-def change(job: Job, name: str, **fields: Any) -> Participant:
+def change(job: JobState, name: str, **fields: Any) -> Participant:
     """Replace fields of a participant."""
     changed: Participant = msgspec.structs.replace(job.participants[name], **fields)
     job.participants[name] = changed
     return changed
 
 
-def is_reachable(turn: Turn, job: Job, name: str) -> bool:
+def is_reachable(transition: Transition, job: JobState, name: str) -> bool:
     """The process that takes part in the job is reachable and makes progress."""
     participant = job.participants.get(name)
-    return participant is not None and not participant.away and turn.is_up(name, participant.incarnation)
+    return participant is not None and not participant.away and transition.is_up(name, participant.incarnation)
 
 
-def live(turn: Turn, job: Job) -> list[str]:
+def live(transition: Transition, job: JobState) -> list[str]:
     """Participants that are reachable and take part, in rank order."""
-    return turn.by_rank(name for name, p in job.participants.items() if p.active and is_reachable(turn, job, name))
+    return transition.by_rank(
+        name for name, p in job.participants.items() if p.active and is_reachable(transition, job, name)
+    )
 
 
-def holders(turn: Turn, job: Job) -> list[str]:
+def holders(transition: Transition, job: JobState) -> list[str]:
     """Reachable nodes that hold the last committed state, in rank order; they may have left the rounds."""
     now = (job.round, job.state_hash)
-    return turn.by_rank(name for name, p in job.participants.items() if p.held == now and is_reachable(turn, job, name))
+    return transition.by_rank(
+        name for name, p in job.participants.items() if p.held == now and is_reachable(transition, job, name)
+    )
 
 
-def is_current(job: Job, participant: Participant) -> bool:
+def is_current(job: JobState, participant: Participant) -> bool:
     """True when its arrival is for the next round, based on the last committed state."""
     arrived = participant.arrived
     return arrived is not None and arrived.round == job.round + 1 and arrived.base_hash == job.state_hash

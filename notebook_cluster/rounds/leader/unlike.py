@@ -8,8 +8,8 @@ nodes get an error, and keep the state before the round.
 from collections.abc import Mapping
 
 from notebook_cluster.journal.records import StopRecord
-from notebook_cluster.protocol.rounds import RegisterRefused
-from notebook_cluster.rounds.leader.state import Job, Open, Turn, change, live
+from notebook_cluster.protocol.runs import RegisterRefused
+from notebook_cluster.rounds.leader.state import JobState, OpenAttempt, Transition, change, live
 
 Outcome = tuple[str, ...]
 """The hash of the next state, then those of the means."""
@@ -18,70 +18,70 @@ _MOST_TEXT = 60
 _MOST_FACTS = 16
 
 
-def outcomes(turn: Turn, attempt: Open) -> dict[Outcome, list[str]]:
+def outcomes(transition: Transition, attempt: OpenAttempt) -> dict[Outcome, list[str]]:
     """What was computed -> who said so, in rank order; members that are lost since then are heard, too."""
     groups: dict[Outcome, list[str]] = {}
-    for name in turn.by_rank(attempt.prepared):
+    for name in transition.by_rank(attempt.prepared):
         said = attempt.prepared[name]
         groups.setdefault((said.state_hash, *said.slice_hashes), []).append(name)
     return groups
 
 
-def agreed(turn: Turn, attempt: Open) -> Outcome | None:
+def agreed(transition: Transition, attempt: OpenAttempt) -> Outcome | None:
     """What more than half of the PREPARED members computed, one of which is still there; None: nothing."""
-    groups = outcomes(turn, attempt)
+    groups = outcomes(transition, attempt)
     most = max(groups, key=lambda outcome: len(groups[outcome]))
     return most if 2 * len(groups[most]) > len(attempt.prepared) and attempt.waiting & set(groups[most]) else None
 
 
-def tell_mismatches(turn: Turn, job: Job, attempt: Open, winner: Outcome) -> None:
+def tell_mismatches(transition: Transition, job: JobState, attempt: OpenAttempt, winner: Outcome) -> None:
     """Say who differs from the others, whose state it takes."""
-    groups = outcomes(turn, attempt)
+    groups = outcomes(transition, attempt)
     for outcome, names in groups.items():
         for name in names if outcome != winner else ():
             job.hash_mismatches += 1
             source = next(other for other in groups[winner] if other in attempt.waiting)
-            turn.tell(
+            transition.tell(
                 "error",
                 f"{name!r} computed another state for round {attempt.seal.round}{_means(attempt, outcome, winner)}: "
                 f"{_short(outcome)}, not {_short(winner)}; it takes the state from {source!r}",
             )
 
 
-def tell_once_more(turn: Turn, job: Job, attempt: Open) -> None:
+def tell_once_more(transition: Transition, job: JobState, attempt: OpenAttempt) -> None:
     """Nobody has more than half; the same work is about to be shared out anew."""
-    job.hash_mismatches += _odd(turn, attempt)
-    turn.tell("warning", f"{_who(turn, job, attempt)}, and no more than half agree: it is played again")
+    job.hash_mismatches += _odd(transition, attempt)
+    transition.tell("warning", f"{_who(transition, job, attempt)}, and no more than half agree: it is played again")
 
 
-def stop(turn: Turn, job: Job, attempt: Open) -> None:
+def stop(transition: Transition, job: JobState, attempt: OpenAttempt) -> None:
     """The job ends in its cell on every node, whose next sync call says why. What was committed stays."""
-    job.hash_mismatches += _odd(turn, attempt)
+    job.hash_mismatches += _odd(transition, attempt)
     reason = (
-        f"{_who(turn, job, attempt)}, twice, and no more than half agree: the job stops at round {job.round}. "
-        f"{_facts(turn, job, attempt)}; then run the cell again, which goes on from there"
+        f"{_who(transition, job, attempt)}, twice, and no more than half agree: the job stops at round {job.round}. "
+        f"{_facts(transition, job, attempt)}; then run the cell again, which goes on from there"
     )
-    turn.log(StopRecord(job.name, job.cell, reason))
-    turn.tell("error", reason)
-    for name in live(turn, job):
-        refuse_stopped(turn, job, name, reason)
+    transition.log(StopRecord(job.name, job.cell, reason))
+    transition.tell("error", reason)
+    for name in live(transition, job):
+        refuse_stopped(transition, job, name, reason)
     job.stopped, job.open = reason, None
 
 
-def refuse_stopped(turn: Turn, job: Job, name: str, reason: str) -> None:
+def refuse_stopped(transition: Transition, job: JobState, name: str, reason: str) -> None:
     """``name`` takes part no more in this cell; it keeps its state."""
-    turn.send(name, RegisterRefused(job=job.name, reason=reason, run=job.run))
+    transition.send(name, RegisterRefused(job=job.name, reason=reason, run=job.run))
     change(job, name, active=False, joining=False, fetching=None, arrived=None)
 
 
-def _odd(turn: Turn, attempt: Open) -> int:
-    groups = outcomes(turn, attempt)
+def _odd(transition: Transition, attempt: OpenAttempt) -> int:
+    groups = outcomes(transition, attempt)
     return len(attempt.prepared) - max(map(len, groups.values()))
 
 
-def _who(turn: Turn, job: Job, attempt: Open) -> str:
+def _who(transition: Transition, job: JobState, attempt: OpenAttempt) -> str:
     """``round 3 of 'model' came out unlike on 'a' (1c5f...) and 'b', 'c' (77aa...)``."""
-    groups = outcomes(turn, attempt)
+    groups = outcomes(transition, attempt)
     first = next(iter(groups))
     sides = " and ".join(
         f"{', '.join(map(repr, names))} ({_short(outcome)}){_means(attempt, outcome, first)}"
@@ -94,15 +94,15 @@ def _short(outcome: Outcome) -> str:
     return _printable(outcome[0][:8])
 
 
-def _means(attempt: Open, outcome: Outcome, other: Outcome) -> str:
+def _means(attempt: OpenAttempt, outcome: Outcome, other: Outcome) -> str:
     pairs = zip(attempt.seal.slices, outcome[1:], other[1:], strict=False)
     owners = dict.fromkeys(piece.owner for piece, mine, theirs in pairs if mine != theirs)
     return f" (the mean it got from {', '.join(map(repr, owners))} differs)" if owners else ""
 
 
-def _facts(turn: Turn, job: Job, attempt: Open) -> str:
+def _facts(transition: Transition, job: JobState, attempt: OpenAttempt) -> str:
     """In what these nodes differ, as they say themselves, and what to do."""
-    names = turn.by_rank(attempt.prepared)
+    names = transition.by_rank(attempt.prepared)
     flushing = [name for name in names if attempt.prepared[name].flushes]
     about: dict[str, Mapping[str, str]] = {
         name: job.participants[name].register.about for name in names if name in job.participants

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import OuterChange, Register
+from notebook_cluster.protocol.rounds import OuterChange
+from notebook_cluster.protocol.runs import Register
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.numerics.fragments import Fragments
 
@@ -24,7 +25,7 @@ Buffer = bytes | bytearray | memoryview
 # ---- events --------------------------------------------------------------------------------------------------
 
 
-class Begin(msgspec.Struct, frozen=True):
+class BeginRun(msgspec.Struct, frozen=True):
     """The sync object was made (again). ``theta`` and ``momentum`` are what this node would start from: its fresh
     model, a checkpoint, or the state it holds; ``register.round`` and ``register.state_hash`` belong to them."""
 
@@ -73,7 +74,7 @@ class Stepped(msgspec.Struct, frozen=True):
     theta: "Vector"
 
 
-class Control(msgspec.Struct, frozen=True):
+class FromLeader(msgspec.Struct, frozen=True):
     """A :mod:`notebook_cluster.protocol.rounds` message from the coordinator."""
 
     message: Message
@@ -115,7 +116,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Monotonic seconds."""
 
 
-Event = Begin | Boundary | Advance | Stepped | Control | Frame | StateFetched | FetchFailed | LeaveRounds | Tick
+Event = BeginRun | Boundary | Advance | Stepped | FromLeader | Frame | StateFetched | FetchFailed | LeaveRounds | Tick
 
 
 # ---- effects -------------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ class SendChunk(msgspec.Struct, frozen=True):
     payload: Buffer = b""
 
 
-class Ready(msgspec.Struct, frozen=True):
+class BeginTraining(msgspec.Struct, frozen=True):
     """The job is on: load ``theta`` into the model and train. Work done on another state is dropped."""
 
     round: int
@@ -210,7 +211,7 @@ class DiscardContribution(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Release(msgspec.Struct, frozen=True):
+class ReleaseContribution(msgspec.Struct, frozen=True):
     """The turn of the contribution's fragment is over: the bytes are dropped and the node receives the next round only.
     Its work, which is in theta_m still, goes into the fragment's next turn; error feedback stays."""
 
@@ -241,14 +242,14 @@ class Log(msgspec.Struct, frozen=True):
 Effect = (
     SendControl
     | SendChunk
-    | Ready
+    | BeginTraining
     | TakeStep
     | Apply
     | Rebase
     | FetchState
     | CancelFetch
     | DiscardContribution
-    | Release
+    | ReleaseContribution
     | Finish
     | Fail
     | Pass

@@ -9,7 +9,7 @@ from copy import copy
 import xxhash
 
 from notebook_cluster.codecs import DamagedError
-from notebook_cluster.protocol.rounds import Complete, Prepared, Seal
+from notebook_cluster.protocol.rounds import CompleteAttempt, Prepared, Seal
 from notebook_cluster.rounds.member.chunks import my_bytes, send_slice, take_chunk, take_held, to_send
 from notebook_cluster.rounds.member.events_effects import (
     Boundary,
@@ -21,8 +21,8 @@ from notebook_cluster.rounds.member.events_effects import (
     SendControl,
     Stepped,
 )
-from notebook_cluster.rounds.member.means import computed, look, slice_mean
-from notebook_cluster.rounds.member.retransmission import serve, stalled, take_sent, want
+from notebook_cluster.rounds.member.means import computed, inspect_contributions, slice_mean
+from notebook_cluster.rounds.member.retransmission import request_missing, serve, stalled, take_sent
 from notebook_cluster.rounds.member.state import Exchange, MemberState
 from notebook_cluster.rounds.numerics.outer import bits_float, flushes_subnormals
 
@@ -54,7 +54,7 @@ def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
     state.exchange = exchange = Exchange(seal, senders, {}, {}, {}, progress=state.now)
     kept = {(mean.round, mean.attempt) for mean in state.kept}
     state.handed = {key: times for key, times in state.handed.items() if key[:2] in kept}
-    if state.fragments is not None and state.fragments.gathers:
+    if state.fragments is not None and state.fragments.all_gather:
         exchange.gathered = sum(weight > 0 for _, weight in senders.values())
     if weight > 0:
         exchange.contributions = {
@@ -97,7 +97,7 @@ def take_frame(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
     state.held_frames = (*state.held_frames, (frame.sender, header, bytes(frame.payload)))
 
 
-def take_complete(state: MemberState, message: Complete, effects: list[Effect]) -> None:
+def take_complete(state: MemberState, message: CompleteAttempt, effects: list[Effect]) -> None:
     """A member was lost, but ``sources`` hold every mean: ask them at once."""
     exchange = state.exchange
     if exchange is None or (message.round, message.attempt) != (exchange.seal.round, exchange.seal.attempt):
@@ -108,7 +108,7 @@ def take_complete(state: MemberState, message: Complete, effects: list[Effect]) 
     exchange = state.exchange = copy(exchange)
     exchange.sources = tuple(name for name in message.sources if name != state.node)
     exchange.turn = 0
-    want(state, effects)
+    request_missing(state, effects)
 
 
 def tick(state: MemberState, effects: list[Effect]) -> None:
@@ -118,7 +118,7 @@ def tick(state: MemberState, effects: list[Effect]) -> None:
         return
     if state.now - max(exchange.progress, exchange.wanted) >= settings.want_after:
         state.exchange = exchange = copy(exchange)
-        want(state, effects)
+        request_missing(state, effects)
     if state.now - max(exchange.progress, exchange.stalled) >= settings.stalled_after:
         state.exchange = exchange = copy(exchange)
         exchange.stalled = state.now
@@ -136,7 +136,7 @@ def advance(state: MemberState, effects: list[Effect]) -> None:
             continue
         if exchange.stepping:
             return
-        exchange = look(state, exchange, index)
+        exchange = inspect_contributions(state, exchange, index)
         if all((index, name) in exchange.contributions for name in contributors):
             mean = slice_mean(state, exchange, index, contributors, effects)
             if mean is None:
@@ -178,7 +178,7 @@ def _prepare(state: MemberState, effects: list[Effect]) -> None:
         _ask_again(state, exchange, error, effects)
         return
     flushes = flushes_subnormals()
-    if flushes and not state.fragments.served:
+    if flushes and not state.fragments.central_optimizer:
         text = (
             "this process rounds subnormal numbers to zero, so its state will differ: torch.set_flush_denormal(False)"
         )

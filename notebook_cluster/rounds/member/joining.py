@@ -7,29 +7,30 @@ steps as the others did; the hash after each of them shows that it came to the s
 from copy import copy
 
 from notebook_cluster.codecs import DamagedError
-from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Joined, Member, Registered, Seal
+from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Member, Seal
+from notebook_cluster.protocol.runs import Joined, Registered
 from notebook_cluster.rounds.member.events_effects import (
     Apply,
-    Begin,
+    BeginRun,
+    BeginTraining,
     Boundary,
     CancelFetch,
     Effect,
     FetchState,
     Log,
-    Ready,
     Rebase,
-    Release,
+    ReleaseContribution,
     SendControl,
     StateFetched,
 )
 from notebook_cluster.rounds.member.means import computed
-from notebook_cluster.rounds.member.retransmission import want
+from notebook_cluster.rounds.member.retransmission import request_missing
 from notebook_cluster.rounds.member.state import Exchange, MemberState
 
 # ---- joining and arriving ------------------------------------------------------------------------------------
 
 
-def begin(state: MemberState, event: Begin, effects: list[Effect]) -> None:
+def begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None:
     state.register, state.fragments = event.register, event.fragments
     state.theta, state.momentum = event.theta, event.momentum
     state.round, state.state_hash = event.register.round, event.register.state_hash
@@ -84,7 +85,7 @@ def _release_if_over(state: MemberState, effects: list[Effect], counted: bool = 
     more = not fragments.gradients
     state.contribution = Boundary(b"", 0.0, 0, finishing=mine.finishing, outer=mine.outer, more=more)
     state.serial += 1
-    effects.append(Release())
+    effects.append(ReleaseContribution())
     if stale and not counted:
         text = (
             f"the gradient of {state.node!r} for round {state.round + 1} was computed on the parameters of round "
@@ -146,7 +147,7 @@ def _ready(state: MemberState, effects: list[Effect]) -> None:
     assert state.theta is not None
     assert state.momentum is not None
     state.phase, state.joining = "training", False
-    effects.append(Ready(state.round, state.theta, state.momentum, state.state_hash))
+    effects.append(BeginTraining(state.round, state.theta, state.momentum, state.state_hash))
     if state.contribution is not None:
         arrive(state, effects)
 
@@ -211,7 +212,7 @@ def tick_catching_up(state: MemberState, effects: list[Effect]) -> None:
         _fetch_whole(state, effects)
     elif state.now - max(exchange.progress, exchange.wanted) >= state.settings.want_after:
         state.exchange = copy(exchange)
-        want(state, effects)
+        request_missing(state, effects)
 
 
 def _fetch_whole(state: MemberState, effects: list[Effect]) -> None:
@@ -224,7 +225,7 @@ def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
     fragments = state.fragments
     if not missed or fragments is None or fragments.gradients or missed[0].round != state.round + 1:
         return False
-    copies = [row.senders if fragments.gathers else 1 for row in missed]
+    copies = [row.senders if fragments.all_gather else 1 for row in missed]
     sizes = [fragments.wire(row.round).size for row in missed]
     needed = sum(size * times for size, times, row in zip(sizes, copies, missed, strict=True) if row.slices)
     return needed < 2 * 4 * fragments.size
@@ -244,9 +245,9 @@ def _next_missed(state: MemberState, effects: list[Effect]) -> None:
         base_hash=state.state_hash,
     )
     senders = {source: (state.fetch.incarnation, 0.0)}
-    gathered = row.senders if state.fragments is not None and state.fragments.gathers else 0
+    gathered = row.senders if state.fragments is not None and state.fragments.all_gather else 0
     state.exchange = Exchange(seal, senders, {}, {}, {}, gathered=gathered, sources=(source,), progress=state.now)
-    want(state, effects)
+    request_missing(state, effects)
 
 
 # ---- whole states --------------------------------------------------------------------------------------------

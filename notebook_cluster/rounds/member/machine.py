@@ -16,28 +16,25 @@ from copy import copy
 from notebook_cluster.protocol.rounds import (
     Behind,
     Commit,
-    Complete,
+    CompleteAttempt,
     Finished,
-    Leave,
+    LeftRounds,
     Refused,
-    Registered,
-    RegisterRefused,
     RoundQuery,
     RoundStatus,
-    RunOver,
     Seal,
     Void,
     server_of,
 )
+from notebook_cluster.protocol.runs import Registered, RegisterRefused, RunOver
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.member import exchange
 from notebook_cluster.rounds.member.events_effects import (
     Advance,
     Apply,
-    Begin,
+    BeginRun,
     Boundary,
     CancelFetch,
-    Control,
     DiscardContribution,
     Effect,
     Event,
@@ -45,6 +42,7 @@ from notebook_cluster.rounds.member.events_effects import (
     FetchFailed,
     Finish,
     Frame,
+    FromLeader,
     LeaveRounds,
     Pass,
     SendControl,
@@ -93,11 +91,11 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
                 tick_catching_up(state, effects)
             else:
                 exchange.tick(state, effects)
-        case Control():
+        case FromLeader():
             _control(state, event.message, effects)
         case Boundary():
             boundary(state, event, effects)
-        case Begin():
+        case BeginRun():
             begin(state, event, effects)
         case Advance():
             # Only what the step of this round made. Later the running statistics have moved on with the next batches,
@@ -112,7 +110,7 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
             fetch_failed(state, effects)
         case LeaveRounds():
             state.left = True
-            effects.append(SendControl(Leave(job=state.job, reason=event.reason)))
+            effects.append(SendControl(LeftRounds(job=state.job, reason=event.reason)))
     return state, effects
 
 
@@ -121,7 +119,7 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
         case Seal():
             if not state.left:
                 exchange.take_seal(state, message, effects)
-        case Complete():
+        case CompleteAttempt():
             exchange.take_complete(state, message, effects)
         case Commit():
             _commit(state, message, effects)
@@ -183,7 +181,7 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
             message.last,
             steps,
             state.bytes_sent,
-            server_of(exchange.seal) if state.fragments is not None and state.fragments.served else "",
+            server_of(exchange.seal) if state.fragments is not None and state.fragments.central_optimizer else "",
             exchange.seal.gradients,
         )
     )

@@ -15,7 +15,7 @@ from notebook_cluster.rounds.numerics.outer import bits_float, outer_step
 from notebook_cluster.rounds.numerics.weighted_mean import gathered, is_finite, mean_of, mean_of_gathered
 
 
-def look(state: MemberState, exchange: Exchange, index: int) -> Exchange:
+def inspect_contributions(state: MemberState, exchange: Exchange, index: int) -> Exchange:
     """What is only sent on is looked at as it comes, while the others are on their way. One's own was just encoded."""
     new = [name for number, name in exchange.contributions if number == index and (index, name) not in exchange.usable]
     new = [name for name in new if name != state.node]
@@ -46,7 +46,7 @@ def slice_mean(
         if not broken:
             with np.errstate(all="ignore"):
                 total = mean_of(wire, sent, piece.start, piece.stop)
-            if state.fragments.served:
+            if state.fragments.central_optimizer:
                 _let_step(state, exchange, total, len(contributors), effects)
                 return None
             return wire.encode(total, piece.start, piece.stop)
@@ -89,7 +89,7 @@ def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
         return state.theta, state.momentum
     wire, fragment = fragments.wire(seal.round), fragments.of_round(seal.round)
     mean = fragments.unpack(_means(fragments, exchange))
-    if fragments.served:
+    if fragments.central_optimizer:
         return mean, state.momentum
     lr, mu = bits_float(seal.outer.lr_bits), bits_float(seal.outer.momentum_bits)
     before = fragments.take(state.theta, fragment), fragments.take(state.momentum, fragment)

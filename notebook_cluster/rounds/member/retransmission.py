@@ -16,7 +16,7 @@ from notebook_cluster.rounds.member.state import Exchange, MemberState
 # ---- asking --------------------------------------------------------------------------------------------------
 
 
-def want(state: MemberState, effects: list[Effect]) -> None:
+def request_missing(state: MemberState, effects: list[Effect]) -> None:
     """Ask for everything that is missing: contributions from their senders, means from the owner, and where that is
     silent (or COMPLETE named others) from any member that may be PREPARED, one after the other. The exchange is a copy
     already."""

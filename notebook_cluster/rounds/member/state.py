@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import CatchUp, Prepared, Register, Seal
+from notebook_cluster.protocol.rounds import CatchUp, Prepared, Seal
+from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.member.events_effects import Boundary, Buffer, FetchState
 from notebook_cluster.rounds.numerics.fragments import Fragments
 

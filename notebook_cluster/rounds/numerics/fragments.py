@@ -40,29 +40,29 @@ class Fragments:
         buffers: int = 0,
         count: int = 1,
         *,
-        gathers: bool = False,
+        all_gather: bool = False,
         gradients: bool = False,
-        served: bool = False,
+        central_optimizer: bool = False,
         exact_every: int = 0,
         tiles: "Tiles | None" = None,
         descent: Descent | None = None,
     ) -> None:
-        """``gathers``: owners of slices send the contributions on instead of their mean (:mod:`.weighted_mean`).
+        """``all_gather``: owners of slices send the contributions on instead of their mean (:mod:`.weighted_mean`).
         ``gradients``: rounds carry gradients. Their mean is what momentum holds; theta is what every node's own
-        optimiser made of it. ``served``: one node's optimiser makes its step with their mean, and theta, in float32,
-        is what all get instead of the mean. ``exact_every``: in every round whose number it divides the codec is
-        float32; 0: never.
+        optimiser made of it. ``central_optimizer``: one node's optimiser makes its step with their mean, and theta, in
+        float32, is what all get instead of the mean. ``exact_every``: in every round whose number it divides the codec
+        is float32; 0: never.
         ``descent``: rounds carry momenta, and this is made of their mean; ``tiles``: the order of their elements on the
-        wire. Both need ``gathers`` and one fragment.
+        wire. Both need ``all_gather`` and one fragment.
 
         Raises:
             ValueError: more fragments than the model has codec blocks; says how many it can have.
         """
         self.codec = codec_of(codec)
         self.count = count
-        self.gathers = gathers
+        self.all_gather = all_gather
         self.gradients = gradients
-        self.served = served
+        self.central_optimizer = central_optimizer
         self.size = parameters + buffers
         """Elements of the whole vector."""
         self.descent = descent
@@ -95,12 +95,12 @@ class Fragments:
 
     def result(self, round: int) -> WireFormat:
         """How what the owners of slices made of the contributions is sent."""
-        return self._exact if self.served else self.wire(round)
+        return self._exact if self.central_optimizer else self.wire(round)
 
     @property
     def advances(self) -> bool:
         """theta is what each node's own optimiser makes of a round, after its COMMIT."""
-        return self.gradients and not self.served
+        return self.gradients and not self.central_optimizer
 
     def is_exact(self, round: int) -> bool:
         """True for the rounds that are sent in float32."""

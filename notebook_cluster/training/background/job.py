@@ -17,16 +17,8 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import EndWait, NodeLog, Roster
-from notebook_cluster.protocol.rounds import (
-    Applied,
-    CheckpointRequest,
-    Close,
-    PartMissing,
-    Register,
-    RoundQuery,
-    Save,
-    Saved,
-)
+from notebook_cluster.protocol.rounds import Applied, CheckpointRequest, Close, PartMissing, RoundQuery, Save, Saved
+from notebook_cluster.protocol.runs import Register
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.member import machine as member
@@ -36,25 +28,25 @@ from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.state_transfers import StateTransfers
 from notebook_cluster.training.background.transfer import TransferError, frames_of
-from notebook_cluster.training.checkpointing.emergency_checkpoint import PartWanted, kept_writer
+from notebook_cluster.training.checkpointing.emergency_checkpoint import StateRequest, kept_writer
 from notebook_cluster.training.checkpointing.resuming import Start
-from notebook_cluster.training.checkpointing.saving import CheckpointWriter, Settings, Snapshot
+from notebook_cluster.training.checkpointing.saving import CheckpointWriter, Settings, StateSnapshot
 from notebook_cluster.training.runtime import Runtime
 
 Notice = (
-    types.Ready
+    types.BeginTraining
     | types.TakeStep
     | types.Apply
     | types.Rebase
     | types.DiscardContribution
-    | types.Release
+    | types.ReleaseContribution
     | types.Finish
     | types.Fail
     | types.Pass
     | Close
     | Save
     | Saved
-    | PartWanted
+    | StateRequest
     | EndWait
 )
 """What the main thread takes up at its next sync call."""
@@ -127,7 +119,7 @@ class Job:
 
         def start() -> None:
             self._description, self._states.part = description, None
-            self.handle(types.Begin(register=register, fragments=fragments, theta=theta, momentum=momentum))
+            self.handle(types.BeginRun(register=register, fragments=fragments, theta=theta, momentum=momentum))
 
         self.runtime.call_soon(start)
 
@@ -204,11 +196,11 @@ class Job:
                     self._requested.discard(message.name)
                 self.notify(message)
             case RoundQuery():  # a restarted coordinator knows of no request
-                self.handle(types.Control(message=message))
+                self.handle(types.FromLeader(message=message))
                 for name in sorted(self._requested):
                     self.runtime.send_control(CheckpointRequest(job=self.name, name=name))
             case _:
-                self.handle(types.Control(message=message))
+                self.handle(types.FromLeader(message=message))
 
     def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
         try:
@@ -314,7 +306,7 @@ class Job:
         snapshot, resting = self._snapshot(), self.resting_part
         if snapshot is None:
             return None
-        wanted = PartWanted()
+        wanted = StateRequest()
         if resting is None:
             self.notify(wanted)
         directory, own = self.runtime.checkpoint_directory(), self.runtime.name
@@ -324,8 +316,8 @@ class Job:
         """The optimiser's state of ``node`` in the checkpoint that this node resumed from; empty: none."""
         return self.restored_part(node, self._ranks.get(node, -1), frozenset(self._ranks)) or b""
 
-    def _snapshot(self) -> Snapshot | None:
+    def _snapshot(self) -> StateSnapshot | None:
         state, about = self._member, self._description
         if not state.holds or state.theta is None or state.momentum is None or about is None:
             return None
-        return Snapshot(state.round, state.state_hash, state.theta, state.momentum, about.layout, about.settings)
+        return StateSnapshot(state.round, state.state_hash, state.theta, state.momentum, about.layout, about.settings)

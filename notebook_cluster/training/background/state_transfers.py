@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.training.background.transfer import Fetch, TransferError, snapshot_frames
-from notebook_cluster.training.checkpointing.emergency_checkpoint import PartWanted
+from notebook_cluster.training.checkpointing.emergency_checkpoint import StateRequest
 from notebook_cluster.training.runtime import Payload
 
 if TYPE_CHECKING:
@@ -130,12 +130,14 @@ class StateTransfers:
         round, resting = state.round, job.resting_part
         if state.fragments is None or not state.fragments.gradients:
             self._push(sender, header, round, job.saved_part_for(sender))
-        elif state.fragments.served:  # the node that steps keeps it; before its first step it is on disk
+        elif state.fragments.central_optimizer:  # the node that steps keeps it; before its first step it is on disk
             self._push(sender, header, round, job.restored_optimizer(state.state_hash) or b"")
         elif resting is not None:
             self._push(sender, header, round, resting())
         else:  # the optimiser's state after that round, which the main thread has
-            job.notify(PartWanted(lambda part: job.runtime.call_soon(lambda: self._push(sender, header, round, part))))
+            job.notify(
+                StateRequest(lambda part: job.runtime.call_soon(lambda: self._push(sender, header, round, part)))
+            )
 
     def serve_waiting(self) -> None:
         """Something changed: look at the requests that wait."""

@@ -14,14 +14,14 @@ from queue import Empty, SimpleQueue
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
 from notebook_cluster.checkpoints.kept import SUFFIX
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.training.checkpointing.saving import Snapshot
+from notebook_cluster.training.checkpointing.saving import StateSnapshot
 
 PART_SECONDS = 2.0
 """How long the main thread may take for this node's own part. One in the middle of a long step does not come."""
 _MAX_NAME = 63
 
 
-class PartWanted:
+class StateRequest:
     """Asks the main thread for this node's own part at its next sync call; ``then`` gets it there as well."""
 
     def __init__(self, then: Callable[[bytes], None] = lambda part: None) -> None:
@@ -46,7 +46,7 @@ def kept_name(job: str) -> str:
 
 
 def kept_writer(
-    directory: Path, job: str, snapshot: Snapshot, node: str, rank: int, part: Callable[[], bytes | None]
+    directory: Path, job: str, snapshot: StateSnapshot, node: str, rank: int, part: Callable[[], bytes | None]
 ) -> Callable[[], Path]:
     """What saves ``snapshot`` with the ``part`` of ``node`` (None: without it) under ``directory`` and returns the
     folder. It raises CheckpointError when that was not possible: the checkpoint before is then still valid."""
@@ -68,7 +68,7 @@ def kept_writer(
     return write
 
 
-def _parts_of_others(directory: Path, name: str, snapshot: Snapshot, node: str) -> list[Part]:
+def _parts_of_others(directory: Path, name: str, snapshot: StateSnapshot, node: str) -> list[Part]:
     """What other nodes than ``node`` put into the newest kept checkpoint, when that is of the same state."""
     try:
         found = find_latest(directory, name)

@@ -17,11 +17,11 @@ MAX_PART_BYTES = 64 * 1024**3
 _TENSOR, _DTYPE, _PAIRS, _TUPLE = "__tensor__", "dtype", "__pairs__", "__tuple__"
 
 
-class PartError(ValueError):
+class OptimizerBytesError(ValueError):
     """The bytes or the optimiser do not fit; one line."""
 
 
-class OtherFrameworkError(PartError):
+class OtherFrameworkError(OptimizerBytesError):
     """The state is that of the same optimiser in another framework."""
 
 
@@ -29,8 +29,8 @@ def pack(counters: Mapping[str, float], optimizer: Any) -> bytes:
     """``counters`` and, if given, the optimiser's state as safetensors bytes.
 
     Raises:
-        PartError: the state holds something that is neither array nor plain data, or an mlx state is not computed yet;
-            names it.
+        OptimizerBytesError: the state holds something that is neither array nor plain data, or an mlx state is not
+            computed yet; names it.
     """
     metadata = {"counters": json.dumps(dict(counters))}
     if optimizer is None:
@@ -41,7 +41,7 @@ def pack(counters: Mapping[str, float], optimizer: Any) -> bytes:
     try:
         state = kind.state(optimizer)
     except ValueError as error:
-        raise PartError(str(error)) from None
+        raise OptimizerBytesError(str(error)) from None
     skeleton = _skeleton(state, arrays, kind, type(optimizer).__name__)
     metadata |= {"optimizer": kind.title + type(optimizer).__name__, "skeleton": json.dumps(skeleton)}
     return bytes(kind.save(arrays, metadata))
@@ -51,8 +51,8 @@ def unpack(data: bytes, optimizer: Any) -> dict[str, float]:
     """Put the state in ``data`` into ``optimizer`` (if given) and return the counters.
 
     Raises:
-        PartError: not such bytes, or another optimiser's state (OtherFrameworkError: that of its namesake in torch or
-            mlx); ``optimizer`` is then unchanged.
+        OptimizerBytesError: not such bytes, or another optimiser's state (OtherFrameworkError: that of its namesake in
+            torch or mlx); ``optimizer`` is then unchanged.
     """
     metadata = _metadata(data)
     try:
@@ -62,13 +62,13 @@ def unpack(data: bytes, optimizer: Any) -> dict[str, float]:
         kind, name = _kind_of(optimizer), type(optimizer).__name__
         saved, here = metadata["optimizer"], kind.title + name
         if saved != here:
-            kind_of_error = OtherFrameworkError if saved.rpartition(" ")[2] == name else PartError
+            kind_of_error = OtherFrameworkError if saved.rpartition(" ")[2] == name else OptimizerBytesError
             raise kind_of_error(f"the checkpoint's optimizer is {saved}, this one {here}: it starts afresh")
         kind.put(optimizer, _filled(json.loads(metadata["skeleton"]), kind.load(data), kind))
-    except PartError:
+    except OptimizerBytesError:
         raise
     except Exception as error:  # safetensors, json and the frameworks each raise their own
-        raise PartError(
+        raise OptimizerBytesError(
             f"the checkpoint's optimizer state does not fit ({error}): the optimizer starts afresh"
         ) from None
     return counters
@@ -84,7 +84,7 @@ def has_optimizer(data: bytes, round: int) -> bool:
     try:
         metadata = _metadata(data)
         return "skeleton" in metadata and json.loads(metadata["counters"])["round"] == round
-    except (PartError, ValueError, KeyError, TypeError):
+    except (OptimizerBytesError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -160,11 +160,13 @@ def _metadata(data: bytes) -> dict[str, str]:
     """The ``__metadata__`` of safetensors bytes: an 8-byte length, then JSON."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
-        raise PartError(f"{len(data)} bytes that are no safetensors file: the optimizer starts afresh")
+        raise OptimizerBytesError(f"{len(data)} bytes that are no safetensors file: the optimizer starts afresh")
     try:
         return dict(json.loads(data[8 : 8 + length])["__metadata__"])
     except (ValueError, KeyError, TypeError):
-        raise PartError("a safetensors file without notebook-cluster's metadata: the optimizer starts afresh") from None
+        raise OptimizerBytesError(
+            "a safetensors file without notebook-cluster's metadata: the optimizer starts afresh"
+        ) from None
 
 
 def _skeleton(value: Any, arrays: dict[str, Any], kind: _Kind, where: str) -> Any:
@@ -181,7 +183,9 @@ def _skeleton(value: Any, arrays: dict[str, Any], kind: _Kind, where: str) -> An
         return [_skeleton(item, arrays, kind, where) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise PartError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: leave optimizer= out")
+    raise OptimizerBytesError(
+        f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: leave optimizer= out"
+    )
 
 
 def _filled(skeleton: Any, arrays: dict[str, Any], kind: _Kind) -> Any:

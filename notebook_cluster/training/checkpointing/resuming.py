@@ -8,7 +8,7 @@ import numpy as np
 
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, Found, find_newest, load, names
 from notebook_cluster.codecs import Vector
-from notebook_cluster.protocol.rounds import Register
+from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout

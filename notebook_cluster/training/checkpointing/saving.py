@@ -27,7 +27,7 @@ Settings = dict[str, str | int | float | bool | None]
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StateSnapshot:
     """What is saved for all nodes: the state after ``round`` and what describes it."""
 
     round: int
@@ -45,7 +45,7 @@ class _Collection:
     parts: dict[str, Pieces] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
     order: Save | None = None
-    snapshot: Snapshot | None = None
+    snapshot: StateSnapshot | None = None
     ranks: dict[str, int] = field(default_factory=dict)
 
 
@@ -58,7 +58,7 @@ class CheckpointWriter:
         self._open: dict[int, _Collection] = {}
         self._writing = threading.Lock()
 
-    def order(self, message: Save, snapshot: Snapshot | None, ranks: dict[str, int]) -> None:
+    def order(self, message: Save, snapshot: StateSnapshot | None, ranks: dict[str, int]) -> None:
         """The coordinator made this node the writer. ``snapshot`` must be of the round that it names."""
         if snapshot is None or (snapshot.round, snapshot.state_hash) != (message.round, message.state_hash):
             here = f"round {snapshot.round}" if snapshot else "no state"

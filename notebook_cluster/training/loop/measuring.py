@@ -12,7 +12,7 @@ from typing import Any
 from notebook_cluster.protocol.node import GlobalMeasured
 
 
-class Measuring:
+class GlobalModelBlock:
     """One block in which the model holds the global parameters of run ``run`` of ``job`` after round ``round``.
 
     ``step``: steps that this node had taken when it took over that round.
@@ -47,13 +47,13 @@ class Measuring:
 
 class _Blocks(threading.local):
     def __init__(self) -> None:
-        self.open: list[Measuring] = []
+        self.open: list[GlobalModelBlock] = []
         """Of this thread, the innermost last."""
 
 
 _blocks = _Blocks()
 
 
-def open_block() -> Measuring | None:
+def open_block() -> GlobalModelBlock | None:
     """The innermost block that is open on this thread, or None."""
     return _blocks.open[-1] if _blocks.open else None

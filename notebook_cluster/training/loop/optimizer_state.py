@@ -6,17 +6,17 @@ from typing import Any
 
 from notebook_cluster.training.background.job import Job
 from notebook_cluster.training.checkpointing.optimizer_bytes import (
+    OptimizerBytesError,
     OtherFrameworkError,
-    PartError,
     holds_state,
     pack,
     unpack,
 )
-from notebook_cluster.training.loop.progress import Progress
+from notebook_cluster.training.loop.progress import TrainingProgress
 from notebook_cluster.training.models import mlx_optimizer, torch_optimizer
 
 
-class OwnPart:
+class OptimizerState:
     """Packs this node's part, and puts back the one of the checkpoint that the job resumed from.
 
     ``restore``: whether there is such a checkpoint; ``warn`` tells people in one line what did not fit; ``shared``: all
@@ -27,7 +27,7 @@ class OwnPart:
         self,
         job: Job,
         optimizer: Any,
-        progress: Progress,
+        progress: TrainingProgress,
         restore: bool,
         warn: Callable[[str], None],
         shared: bool = False,
@@ -46,7 +46,7 @@ class OwnPart:
         counters = {"step": self._progress.step, "round": round}
         try:
             return pack(counters, self._optimizer if self.holds() else None)
-        except PartError as error:
+        except OptimizerBytesError as error:
             self._warn(str(error))
             return pack(counters, None)
 
@@ -76,7 +76,7 @@ class OwnPart:
             counters = unpack(own, None) if own else counters
             if counters:
                 self._progress.step = int(counters["step"])
-        except (PartError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (OptimizerBytesError, KeyError, TypeError, ValueError, OverflowError) as error:
             self._warn(str(error))
 
     def _unpack_shared(self, data: bytes, own: bytes | None) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class OwnPart:
             if unpack(data, None).get("round"):  # before the first round there is nothing to miss
                 self._warn(str(error))
             return False
-        except PartError as error:
+        except OptimizerBytesError as error:
             self._warn(str(error))
             return False
         return True

@@ -11,7 +11,7 @@ READ_SECONDS = 0.25
 RATE_SECONDS = 0.5
 
 
-class Progress:
+class TrainingProgress:
     """Counts steps and samples of one run of a job and reports them."""
 
     def __init__(self, runtime: Runtime, job: str = "", run: int = 0) -> None:

@@ -19,10 +19,10 @@ from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
 from notebook_cluster.protocol.runs import run_number
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.training.background.job import Job, Notice
-from notebook_cluster.training.checkpointing.emergency_checkpoint import PartWanted
+from notebook_cluster.training.checkpointing.emergency_checkpoint import StateRequest
 from notebook_cluster.training.loop.host_encoding import Background
-from notebook_cluster.training.loop.optimizer_state import OwnPart
-from notebook_cluster.training.loop.progress import Progress
+from notebook_cluster.training.loop.optimizer_state import OptimizerState
+from notebook_cluster.training.loop.progress import TrainingProgress
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.runtime import Runtime
 from notebook_cluster.training.settings.arguments import Strategy
@@ -33,7 +33,7 @@ WAIT_SLICE = 0.2
 """Seconds: how long an interrupt may go unnoticed on systems where it does not end a wait."""
 
 
-class Exchanges:
+class RoundClient:
     """What a strategy needs of rounds; :class:`~.sync.RoundSync` adds what people call."""
 
     _replica: Replica
@@ -42,8 +42,8 @@ class Exchanges:
 
     def __init__(self, runtime: Runtime, job: Job, strategy: Strategy, optimizer: Any, *, restore: bool) -> None:
         self._runtime, self._job, self._strategy = runtime, job, strategy
-        self._progress = Progress(runtime, job.name, run_number(self._run[0], max(self._run[1] - 1, 0)))
-        self._part = OwnPart(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
+        self._progress = TrainingProgress(runtime, job.name, run_number(self._run[0], max(self._run[1] - 1, 0)))
+        self._part = OptimizerState(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
         self._schedule = Schedule(strategy.every, strategy.fragments)
         self._background = Background()
         self._outer: OuterChange | None = None
@@ -173,10 +173,10 @@ class Exchanges:
 
     def _take(self, notice: Notice) -> None:
         replica = self._replica
-        if isinstance(notice, types.Ready | types.Rebase | types.DiscardContribution | types.Finish):
+        if isinstance(notice, types.BeginTraining | types.Rebase | types.DiscardContribution | types.Finish):
             self._take_up()
         match notice:
-            case types.Ready():
+            case types.BeginTraining():
                 replica.start(notice.round, notice.theta, notice.momentum, notice.state_hash)
                 self._ready, self._waiting, self._finished = True, False, False
                 self._closing = False
@@ -193,9 +193,9 @@ class Exchanges:
             case types.DiscardContribution() if replica.started:
                 replica.discard()
                 self._refused(notice.reason)
-            case types.Release() if replica.started:
+            case types.ReleaseContribution() if replica.started:
                 replica.release()
-            case types.Apply() | types.Rebase() | types.DiscardContribution() | types.Release():
+            case types.Apply() | types.Rebase() | types.DiscardContribution() | types.ReleaseContribution():
                 pass  # for the sync object before this one
             case types.Finish():
                 if self._waiting:
@@ -213,7 +213,7 @@ class Exchanges:
                 self._saved[notice.name] = notice
             case EndWait():
                 self._endless = notice.reason if self._open_wait else ""
-            case PartWanted():
+            case StateRequest():
                 notice.give(self._part.data(replica.round))
 
     def _pass(self, run: int) -> None:

@@ -22,16 +22,16 @@ from notebook_cluster.training.background.job import Description, Job
 from notebook_cluster.training.checkpointing.resuming import Start, registration, shared_optimizer, start_of
 from notebook_cluster.training.loop.device_encoding import encoder_of
 from notebook_cluster.training.loop.going_on import GoingOn
-from notebook_cluster.training.loop.measuring import Measuring
+from notebook_cluster.training.loop.measuring import GlobalModelBlock
 from notebook_cluster.training.loop.replica import Replica
-from notebook_cluster.training.loop.round_client import Exchanges
+from notebook_cluster.training.loop.round_client import RoundClient
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import Runtime, current_runtime
 from notebook_cluster.training.settings.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
 from notebook_cluster.training.settings.results import Round, TrainingError
 
 
-class RoundSync(Exchanges):
+class RoundSync(RoundClient):
     """Base of the strategies that exchange once in ``every`` steps."""
 
     def __init__(self, model: Any, strategy: Strategy, *, optimizer: Any, resume: str | None, fresh: bool) -> None:
@@ -49,9 +49,9 @@ class RoundSync(Exchanges):
             trained,
             layout.buffers,
             count,
-            gathers=strategy.gathers,
+            all_gather=strategy.all_gather,
             gradients=strategy.gradients,
-            served=strategy.mode == SERVER,
+            central_optimizer=strategy.mode == SERVER,
             exact_every=strategy.exact_every,
             tiles=tiles_of(layout) if strategy.descent is not None else None,
             descent=strategy.descent,
@@ -130,7 +130,7 @@ class RoundSync(Exchanges):
         Raises:
             TrainingError: the model is not on yet, or this block is inside another one of the same job.
         """
-        block = Measuring(self._job.name, self._progress.run, self._replica.round, self._round_step)
+        block = GlobalModelBlock(self._job.name, self._progress.run, self._replica.round, self._round_step)
         if self._idle():
             with block.opened(lambda message: None):
                 yield

@@ -13,21 +13,21 @@ _DIRECTIONS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
 
 
 @dataclass(frozen=True)
-class OptimizerState:
+class TorchOptimizerState:
     """What a step changes of an optimizer."""
 
     state: dict[Any, Any]
     groups: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, optimizer: Any) -> "OptimizerState":
+    def of(cls, optimizer: Any) -> "TorchOptimizerState":
         """Its own tensors, not copies of them."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         return cls(dict(optimizer.state), groups)
 
-    def copy(self) -> "OptimizerState":
+    def copy(self) -> "TorchOptimizerState":
         """The keys of ``state`` are the parameters themselves."""
-        return OptimizerState({key: deepcopy(value) for key, value in self.state.items()}, deepcopy(self.groups))
+        return TorchOptimizerState({key: deepcopy(value) for key, value in self.state.items()}, deepcopy(self.groups))
 
     def put(self, optimizer: Any) -> None:
         optimizer.state.clear()

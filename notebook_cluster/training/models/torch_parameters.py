@@ -11,7 +11,7 @@ from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout
 from notebook_cluster.training.models.parameters import first_difference
 from notebook_cluster.training.models.torch_names import check_whole, former_name, is_distributed_tensor, plain_names
-from notebook_cluster.training.models.torch_optimizer import OptimizerState
+from notebook_cluster.training.models.torch_optimizer import TorchOptimizerState
 
 if TYPE_CHECKING:
     import torch
@@ -206,19 +206,21 @@ class TorchParameters:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
-    def step_aside(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> tuple[Vector, OptimizerState]:
-        model, before = self.snapshot(), OptimizerState.of(optimizer).copy()
+    def step_aside(
+        self, optimizer: Any, mean: Vector, factor: int, there: list[bool]
+    ) -> tuple[Vector, TorchOptimizerState]:
+        model, before = self.snapshot(), TorchOptimizerState.of(optimizer).copy()
         gradients = [(tensor, tensor.grad) for tensor in self.model.parameters()]
         try:
             self.optimizer_step(optimizer, mean, factor, there)
-            return self.read(), OptimizerState.of(optimizer)
+            return self.read(), TorchOptimizerState.of(optimizer)
         finally:
             before.put(optimizer)
             self.restore(model)
             for tensor, gradient in gradients:
                 tensor.grad = gradient
 
-    def put_state(self, optimizer: Any, state: OptimizerState) -> None:
+    def put_state(self, optimizer: Any, state: TorchOptimizerState) -> None:
         state.put(optimizer)
 
     def stepped_elsewhere(self, optimizer: Any, steps: int, forget: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from notebook_cluster.codecs import CODEC_NAMES
 from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.rounds import LEAST_PATIENCE, PATIENCE
+from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.rounds.numerics.bits import float_bits
 from notebook_cluster.rounds.numerics.outer import Descent
 from notebook_cluster.training.checkpointing.saving import Settings
@@ -45,7 +45,7 @@ class Strategy:
     """Steps that training goes on between sending and receiving."""
     mix: float | None = None
     """The share that the local parameters keep when they receive; None: they keep the work since they sent."""
-    gathers: bool = False
+    all_gather: bool = False
     """Every node gets all contributions, which are sparse, instead of their mean."""
     beta: float = 1.0
     """How much of the error feedback is sent again; with ``descent`` the momentum's decay."""
@@ -71,7 +71,7 @@ class Strategy:
             raise ValueError(f"outer_momentum={momentum!r}: use a number from 0 to below 1 (DiLoCo: 0.9)")
         if not isinstance(self.nesterov, bool):
             raise ValueError(f"nesterov={self.nesterov!r}: use True or False")
-        if self.gathers:
+        if self.all_gather:
             check_sparse(lr, self.beta)
         elif self.codec not in CODEC_NAMES:
             raise ValueError(f"codec={self.codec!r}: use one of {', '.join(map(repr, CODEC_NAMES))}")

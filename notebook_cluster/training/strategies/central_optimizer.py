@@ -17,7 +17,7 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.member.events_effects import Apply, TakeStep
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.models.parameters import WithGradients
-from notebook_cluster.training.strategies.gradients import Gradients
+from notebook_cluster.training.strategies.gradients import GradientReplica
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Step:
     """The optimiser's state of the round before was not here."""
 
 
-class ServedGradients(Gradients):
+class CentralOptimizerReplica(GradientReplica):
     """One node's model and gradients, and the step for all where it is the one that makes it."""
 
     def __init__(
@@ -46,8 +46,8 @@ class ServedGradients(Gradients):
         afresh: Callable[[int, str], None],
         warn: Callable[[str], None],
     ) -> None:
-        """``restore`` as for Gradients. ``afresh`` is told the round of a step that began with an empty state because
-        the node named, or one not known, had it."""
+        """``restore`` as for GradientReplica. ``afresh`` is told the round of a step that began with an empty state
+        because the node named, or one not known, had it."""
         super().__init__(parameters, fragments, optimizer, scale_lr=scale_lr, is_lowest=lambda: False, restore=restore)
         self._afresh, self._warn = afresh, warn
         self._optimizer_round = 0

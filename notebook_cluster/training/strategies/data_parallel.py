@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.protocol.node import NodeLog
-from notebook_cluster.protocol.rounds import PATIENCE
+from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.background.job import Notice
@@ -22,8 +22,8 @@ from notebook_cluster.training.settings.arguments import (
     check_steps,
 )
 from notebook_cluster.training.settings.results import Round
-from notebook_cluster.training.strategies.central_optimizer import ServedGradients
-from notebook_cluster.training.strategies.gradients import Gradients
+from notebook_cluster.training.strategies.central_optimizer import CentralOptimizerReplica
+from notebook_cluster.training.strategies.gradients import GradientReplica
 
 
 class DataParallel(RoundSync):
@@ -54,7 +54,7 @@ class DataParallel(RoundSync):
         ValueError, TypeError, TrainingError, CheckpointError: as DiLoCo.
     """
 
-    _replica: Gradients
+    _replica: GradientReplica
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class DataParallel(RoundSync):
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
 
-    def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Gradients:
+    def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> GradientReplica:
         parameters.check_optimizer(self._user_optimizer, self._strategy.scale_lr)
         if self._mode == SERVER:
-            served = ServedGradients(
+            served = CentralOptimizerReplica(
                 parameters,
                 fragments,
                 self._user_optimizer,
@@ -112,7 +112,7 @@ class DataParallel(RoundSync):
             )
             self._part.holds = served.holds_optimizer
             return served
-        return Gradients(
+        return GradientReplica(
             parameters,
             fragments,
             self._user_optimizer,
@@ -190,7 +190,7 @@ class DataParallel(RoundSync):
         replica = self._replica
         if not isinstance(notice, types.TakeStep):
             super()._take(notice)
-        elif isinstance(replica, ServedGradients) and replica.started and notice.round == replica.round + 1:
+        elif isinstance(replica, CentralOptimizerReplica) and replica.started and notice.round == replica.round + 1:
             self._job.post(types.Stepped(notice.round, notice.attempt, replica.serve(notice)))
 
     def _tell_afresh(self, round: int, server: str) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from notebook_cluster.protocol.rounds import PATIENCE
+from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.weighted_mean import dct_name
 from notebook_cluster.training.loop.sync import RoundSync
@@ -80,7 +80,7 @@ class DeMo(RoundSync):
             codec,
             quorum,
             grace,
-            gathers=True,
+            all_gather=True,
             beta=decay,
             descent=descent,
             patience=patience,

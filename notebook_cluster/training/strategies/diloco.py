@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from notebook_cluster.protocol.rounds import PATIENCE
+from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.training.loop.sync import RoundSync
 from notebook_cluster.training.settings.arguments import Strategy
 from notebook_cluster.training.settings.schedule import Seconds

@@ -23,7 +23,7 @@ from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.parameters import WithGradients
 
 
-class Gradients(Replica):
+class GradientReplica(Replica):
     """One node's model and the gradients in it that no round has counted yet."""
 
     parameters: WithGradients

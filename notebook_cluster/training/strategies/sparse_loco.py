@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from notebook_cluster.protocol.rounds import PATIENCE
+from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.numerics.weighted_mean import sparse_name
 from notebook_cluster.training.settings.arguments import Strategy, check_kept
 from notebook_cluster.training.settings.schedule import Seconds
