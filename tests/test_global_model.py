@@ -18,7 +18,7 @@ from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.node import GlobalMeasured
 from notebook_cluster.protocol.state import ClusterView, JobView, Series
 from notebook_cluster.server.history import History
-from notebook_cluster.training.loop.measuring import open_block
+from notebook_cluster.training.loop.progress import open_block
 from notebook_cluster.widgets import render_html, render_text
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.model import panel_model

@@ -11,7 +11,8 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
-from notebook_cluster.training.loop import host_encoding, replica
+from notebook_cluster.training.loop import encoding as host_encoding
+from notebook_cluster.training.loop import replica
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
 from tests.test_training_streaming import wide

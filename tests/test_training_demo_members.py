@@ -17,7 +17,7 @@ from notebook_cluster.rounds.member.events_effects import Apply
 from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from notebook_cluster.training.settings.arguments import check_descent
-from notebook_cluster.training.strategies.local_momentum import LocalMomentum, MomentumReplica
+from notebook_cluster.training.strategies.demo import LocalMomentum, MomentumReplica
 from tests import demo_oracle as oracle
 from tests.cluster_in_process import Cluster, Node
 from tests.demo_rounds import LR, NODES, SHAPES, Recording, gradient, momentum_of, samples_of

@@ -13,8 +13,8 @@ from torch import nn
 
 from notebook_cluster.codecs import Vector, WireFormat
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.loop import device_encoding
-from notebook_cluster.training.loop.device_encoding import DeviceEncoder
+from notebook_cluster.training.loop import encoding as device_encoding
+from notebook_cluster.training.loop.encoding import DeviceEncoder
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from tests.test_codecs_torch import CODECS, values_of

@@ -11,7 +11,7 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.loop import device_encoding
+from notebook_cluster.training.loop import encoding as device_encoding
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from notebook_cluster.training.strategies.gradients import GradientReplica
 from tests.cluster_in_process import Cluster, Node

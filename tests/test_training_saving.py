@@ -12,8 +12,7 @@ from notebook_cluster.checkpoints import find_latest, load
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Save, Saved
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.training.background.transfer import CHUNK
-from notebook_cluster.training.checkpointing.saving import OPEN_TICKETS, CheckpointWriter, StateSnapshot
+from notebook_cluster.training.checkpointing.saving import CHUNK, OPEN_TICKETS, CheckpointWriter, StateSnapshot
 
 ORDER = Save(job="model", name="half", round=3, state_hash="h", writer="a", members=["a", "b"], ticket=7)
 THETA = np.arange(4, dtype=np.float32)

@@ -14,16 +14,8 @@ from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.runs import Joined
 from notebook_cluster.rounds.numerics.outer import state_hash
-from notebook_cluster.training.background.transfer import (
-    CHUNK,
-    RETRIES,
-    RETRY_SECONDS,
-    Fetch,
-    Pieces,
-    TransferError,
-    frames_of,
-    snapshot_frames,
-)
+from notebook_cluster.training.background.state_transfers import RETRIES, RETRY_SECONDS, Fetch, snapshot_frames
+from notebook_cluster.training.checkpointing.saving import CHUNK, Pieces, TransferError, frames_of
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models
 

@@ -20,7 +20,7 @@ from notebook_cluster.protocol.rounds import Commit, OuterSettings, Prepared, Se
 from notebook_cluster.rounds.member.events_effects import Apply
 from notebook_cluster.rounds.numerics.bits import any_of, byte_count, packed, unpacked
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.loop.device_encoding import DeviceEncoder, on_host
+from notebook_cluster.training.loop.encoding import DeviceEncoder, on_host
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from notebook_cluster.training.strategies.gradients import GradientReplica
 from tests.cluster_in_process import Cluster, Node

@@ -4,7 +4,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_cluster.node.telemetry import as_number
-from notebook_cluster.training.loop.measuring import open_block
+from notebook_cluster.training.loop.progress import open_block
 from notebook_cluster.training.runtime import current_runtime
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.training.runtime import JobHandler, Runtime, current_runtime, set_runtime
 
 if TYPE_CHECKING:
-    from notebook_cluster.training.settings.results import Round, TrainingError
+    from notebook_cluster.training.loop.round_client import Round, TrainingError
     from notebook_cluster.training.settings.schedule import Seconds
     from notebook_cluster.training.strategies.data_parallel import DataParallel
     from notebook_cluster.training.strategies.demo import DeMo
@@ -45,10 +45,10 @@ _LAZY = {
     "DeMo": "notebook_cluster.training.strategies.demo",
     "DiLoCo": "notebook_cluster.training.strategies.diloco",
     "LocalSGD": "notebook_cluster.training.strategies.diloco",
-    "Round": "notebook_cluster.training.settings.results",
+    "Round": "notebook_cluster.training.loop.round_client",
     "Seconds": "notebook_cluster.training.settings.schedule",
     "SparseLoCo": "notebook_cluster.training.strategies.sparse_loco",
-    "TrainingError": "notebook_cluster.training.settings.results",
+    "TrainingError": "notebook_cluster.training.loop.round_client",
 }
 
 

@@ -23,7 +23,7 @@ from notebook_cluster.rounds.member.events_effects import (
     SendControl,
     StateFetched,
 )
-from notebook_cluster.rounds.member.means import computed
+from notebook_cluster.rounds.member.exchange import computed
 from notebook_cluster.rounds.member.retransmission import request_missing
 from notebook_cluster.rounds.member.state import Exchange, MemberState
 

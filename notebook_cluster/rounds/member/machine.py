@@ -50,6 +50,7 @@ from notebook_cluster.rounds.member.events_effects import (
     Stepped,
     Tick,
 )
+from notebook_cluster.rounds.member.exchange import kept_mean
 from notebook_cluster.rounds.member.joining import (
     answers,
     arrive,
@@ -64,7 +65,6 @@ from notebook_cluster.rounds.member.joining import (
     registered,
     tick_catching_up,
 )
-from notebook_cluster.rounds.member.means import kept_mean
 from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState
 
 

@@ -27,11 +27,11 @@ from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.state_transfers import StateTransfers
-from notebook_cluster.training.background.transfer import TransferError, frames_of
 from notebook_cluster.training.checkpointing.emergency_checkpoint import StateRequest, kept_writer
 from notebook_cluster.training.checkpointing.resuming import Start
-from notebook_cluster.training.checkpointing.saving import CheckpointWriter, Settings, StateSnapshot
+from notebook_cluster.training.checkpointing.saving import CheckpointWriter, StateSnapshot, TransferError, frames_of
 from notebook_cluster.training.runtime import Runtime
+from notebook_cluster.training.settings.arguments import Settings
 
 Notice = (
     types.BeginTraining
@@ -70,12 +70,12 @@ class Job:
         """The sync object that was made last: an older one must not go on."""
         self.step = 0
         """Steps of its training loop at the boundary that was reached last."""
-        self.restored_part: Callable[[str, int, frozenset[str]], bytes | None] = lambda node, rank, used: None
+        self.checkpoint_part: Callable[[str, int, frozenset[str]], bytes | None] = lambda node, rank, used: None
         """Optimiser state of a node, from the checkpoint that this node resumed from."""
         self.restored_optimizer: Callable[[str], bytes | None] = lambda state_hash: None
         """The state of an optimiser that all share, from that checkpoint; empty where it has none. None: the state with
         that hash is not the checkpoint's."""
-        self.resting_part: Callable[[], bytes] | None = None
+        self.resting_optimizer_bytes: Callable[[], bytes] | None = None
         """Set while the main thread is in no training loop: a checkpoint then need not wait for its next sync call."""
         self.own: object | None = None
         """What a strategy keeps on this node alone and the next sync object goes on with; main thread only."""
@@ -87,7 +87,9 @@ class Job:
         self._description: Description | None = None
         self._notices: deque[Notice] = deque()
         self._noticed = threading.Event()
-        self._states = StateTransfers(self)
+        self._states = StateTransfers(
+            runtime, name, member=lambda: self._member, handle=self.handle, optimizer_bytes=self._give_optimizer_bytes
+        )
         self._waiting_saves: list[Save] = []
         self._requested: set[str] = set()
         """Checkpoints that this node asked for and was not told of yet."""
@@ -118,7 +120,7 @@ class Job:
         """Register (again). ``theta`` and ``momentum``: what this node would start from."""
 
         def start() -> None:
-            self._description, self._states.part = description, None
+            self._description, self._states.optimizer_bytes = description, None
             self.handle(types.BeginRun(register=register, fragments=fragments, theta=theta, momentum=momentum))
 
         self.runtime.call_soon(start)
@@ -133,15 +135,15 @@ class Job:
         own = state.state_hash if state.advanced else state_hash(state.theta, state.momentum)
         return Start(state.round, state.theta, state.momentum, own, held=True)
 
-    def fetched_part(self) -> bytes | None:
+    def fetched_optimizer_bytes(self) -> bytes | None:
         """The optimiser's state that came with the state this node fetched last; empty: none did. None: this node has
         not fetched a state since it registered."""
-        return self._states.part
+        return self._states.optimizer_bytes
 
-    def own_saved_part(self) -> bytes:
+    def saved_optimizer_bytes(self) -> bytes:
         """This node's own part of the checkpoint that the job resumed from; empty when there is none."""
-        own = self.restored_part(self.runtime.name, self.runtime.rank(), frozenset(self._ranks))
-        return self._states.part or own or b""
+        own = self.checkpoint_part(self.runtime.name, self.runtime.rank(), frozenset(self._ranks))
+        return self._states.optimizer_bytes or own or b""
 
     def post(self, event: types.Event, owner: object | None = None) -> None:
         """Hand ``event`` to the member on the runtime's thread (any thread); not what an ``owner`` has made that is no
@@ -293,7 +295,7 @@ class Job:
             self._writer.order(order, self._snapshot(), dict(self._ranks))
         if self.runtime.name not in order.members:
             return
-        resting = self.resting_part
+        resting = self.resting_optimizer_bytes
         if resting is None:
             self.notify(order)
         else:
@@ -303,7 +305,7 @@ class Job:
 
     def keep(self) -> Callable[[], Path] | None:
         """See ``runtime.JobHandler``: for a node that is about to end without its cluster."""
-        snapshot, resting = self._snapshot(), self.resting_part
+        snapshot, resting = self._snapshot(), self.resting_optimizer_bytes
         if snapshot is None:
             return None
         wanted = StateRequest()
@@ -312,9 +314,18 @@ class Job:
         directory, own = self.runtime.checkpoint_directory(), self.runtime.name
         return kept_writer(directory, self.name, snapshot, own, self._ranks.get(own, 0), resting or wanted.wait)
 
-    def saved_part_for(self, node: str) -> bytes:
-        """The optimiser's state of ``node`` in the checkpoint that this node resumed from; empty: none."""
-        return self.restored_part(node, self._ranks.get(node, -1), frozenset(self._ranks)) or b""
+    def _give_optimizer_bytes(self, node: str, give: Callable[[bytes], None]) -> None:
+        """The optimiser's state that goes with the state held here when ``node`` takes that over; empty: none."""
+        fragments, resting = self._member.fragments, self.resting_optimizer_bytes
+        if fragments is None or not fragments.gradients:  # each node has its own: what it saved, if it did
+            rank, used = self._ranks.get(node, -1), frozenset(self._ranks)
+            give(self.checkpoint_part(node, rank, used) or b"")
+        elif fragments.central_optimizer:  # the node that steps keeps it; before its first step it is on disk
+            give(self.restored_optimizer(self._member.state_hash) or b"")
+        elif resting is not None:
+            give(resting())
+        else:  # the optimiser's state after that round, which the main thread has
+            self.notify(StateRequest(lambda optimizer: self.runtime.call_soon(lambda: give(optimizer))))
 
     def _snapshot(self) -> StateSnapshot | None:
         state, about = self._member, self._description

@@ -8,14 +8,10 @@ import numpy as np
 
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, Found, find_newest, load, names
 from notebook_cluster.codecs import Vector
-from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
-from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
 from notebook_cluster.training.models.parameters import Parameters
-from notebook_cluster.training.settings.about import about_this_process
-from notebook_cluster.training.settings.arguments import Strategy
 
 MOST_NAMES = 20
 
@@ -93,50 +89,3 @@ def shared_optimizer(checkpoint: Checkpoint, state_hash: str) -> bytes | None:
         return None
     round = checkpoint.manifest.round
     return next((part for part in checkpoint.parts() if has_optimizer(part, round)), b"")
-
-
-def registration(
-    strategy: Strategy,
-    layout: TensorLayout,
-    fragments: Fragments,
-    run: tuple[int, int],
-    start: Start,
-    resume: str,
-    fresh: bool,
-) -> Register:
-    """What a node says when it makes a sync object and would begin from ``start``; ``run``: the cell, and which of its
-    sync objects it is."""
-    return Register(
-        job=strategy.name,
-        cell=run[0],
-        run=run[1],
-        strategy=strategy.strategy,
-        codec=strategy.codec,
-        schema_hash=layout.hash(strategy.codec),
-        schema=layout.schema,
-        parameters=layout.size,
-        every=strategy.period,
-        lr_bits=strategy.lr_bits,
-        momentum_bits=strategy.momentum_bits,
-        nesterov=strategy.nesterov,
-        round=start.round,
-        state_hash=start.state_hash,
-        holds_state=start.held,
-        fresh=fresh,
-        resume=resume,
-        resume_round=start.round if start.checkpoint is not None else None,
-        resume_manifest_hash=start.manifest_hash,
-        resume_names=list(start.names),
-        buffers=layout.buffers,
-        blocks=sum(wire.blocks for wire in fragments.wires),
-        fragments=fragments.count,
-        fragment_blocks=[wire.blocks for wire in fragments.wires] if fragments.count > 1 else [],
-        every_step=strategy.every_step,
-        mode=strategy.mode,
-        overlap=strategy.overlap,
-        mix=strategy.mix,
-        quorum=strategy.quorum,
-        grace=strategy.grace_seconds if strategy.quorum is not None else 0.0,
-        patience=float(strategy.patience),
-        about=about_this_process(),
-    )

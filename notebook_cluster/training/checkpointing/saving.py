@@ -3,10 +3,13 @@
 Called on the runtime's thread only. A part may arrive before the order to save (mesh and link are not ordered with
 respect to each other), and a member may be lost while its part is on the way. A ticket is given once: a coordinator
 that was restarted orders with a new one, so that what was on its way for the old order is not taken for the new.
+
+Parts, and the states that joiners fetch, go between nodes in :class:`Pieces`: frames that may arrive in any order and
+twice.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,16 +17,21 @@ from msgspec.structs import replace
 
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, save
 from notebook_cluster.codecs import Vector
+from notebook_cluster.collectives.parcels import reserve
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.training.background.transfer import MAX_PART_BYTES, Pieces, TransferError
 from notebook_cluster.training.runtime import Payload
+from notebook_cluster.training.settings.arguments import Settings
+
+CHUNK = 256 * 1024
+"""Bytes per frame: the most that is good over TCP with CURVE."""
+
+MAX_PART_BYTES = 8 * 1024**3
+"""What one node's optimiser state may take: more is refused before anything is allocated."""
 
 OPEN_TICKETS = 8
 """Saves whose parts are kept at the same time, ordered ones and ones to come; the oldest is dropped beyond that."""
-
-Settings = dict[str, str | int | float | bool | None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class StateSnapshot:
 class _Collection:
     """One save in progress."""
 
-    parts: dict[str, Pieces] = field(default_factory=dict)
+    parts: "dict[str, Pieces]" = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
     order: Save | None = None
     snapshot: StateSnapshot | None = None
@@ -150,3 +158,60 @@ class CheckpointWriter:
             path=path, manifest_hash=manifest_hash, error=error,
         )  # fmt: skip
         self._answer(saved)
+
+
+# ---- bytes in pieces -----------------------------------------------------------------------------------------
+
+
+class TransferError(ValueError):
+    """A frame that cannot belong to the transfer; it is dropped."""
+
+
+class Pieces:
+    """The bytes of one array, put together. ``limit``: the most bytes it may have."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._total: int | None = None
+        self._data = reserve(0)
+        self._missing: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        return self._total is not None and not self._missing
+
+    @property
+    def data(self) -> memoryview:
+        """All bytes; only meaningful when ``complete``."""
+        return self._data
+
+    @property
+    def first_missing(self) -> int:
+        """Offset of the first byte that has not come."""
+        return min(self._missing) if self._total is not None and self._missing else 0
+
+    def add(self, offset: int, total: int, payload: Payload) -> bool:
+        """Put one frame in its place; True when it was new.
+
+        Raises:
+            TransferError: too large, or not one of the frames that :func:`frames_of` cuts.
+        """
+        if self._total is None:
+            if not 0 <= total <= self.limit:
+                raise TransferError(f"{total} bytes announced where at most {self.limit} can be right")
+            self._total, self._data = total, reserve(total)
+            self._missing = set(range(0, total, CHUNK))
+        if total != self._total or (total and len(payload) != min(CHUNK, total - offset)):
+            raise TransferError(f"a piece of {len(payload)} bytes at {offset} of {total} in an array of {self._total}")
+        if offset not in self._missing:
+            return total == 0
+        self._missing.discard(offset)
+        self._data[offset : offset + len(payload)] = payload
+        return True
+
+
+def frames_of(data: Payload) -> Iterator[tuple[int, int, memoryview]]:
+    """(offset, total, payload) for every frame of ``data``; one empty frame for no bytes."""
+    view = memoryview(data).cast("B")
+    for offset in range(0, max(1, len(view)), CHUNK):
+        yield offset, len(view), view[offset : offset + CHUNK]

@@ -41,7 +41,7 @@ class OptimizerState:
         self._young = True
         """No round has counted work of this node since its optimiser began, or began anew."""
 
-    def data(self, round: int) -> bytes:
+    def as_bytes(self, round: int) -> bytes:
         """The part as bytes, on the state after ``round``."""
         counters = {"step": self._progress.step, "round": round}
         try:
@@ -53,7 +53,7 @@ class OptimizerState:
     def rest(self) -> None:
         """From now on another thread may ask for the part: what mlx has still to compute is computed here."""
         if mlx_optimizer.is_mlx_optimizer(self._optimizer):
-            with contextlib.suppress(ValueError):  # :meth:`data` says it, where the state is wanted
+            with contextlib.suppress(ValueError):  # :meth:`as_bytes` says it, where the state is wanted
                 mlx_optimizer.evaluate(self._optimizer)
 
     def restore(self, state_hash: str) -> None:
@@ -62,9 +62,9 @@ class OptimizerState:
         if not self._restore:
             return
         self._restore = False
-        own = optimizer = self._job.own_saved_part()
+        own = optimizer = self._job.saved_optimizer_bytes()
         if self._shared:
-            saved = self._job.fetched_part() or self._job.restored_optimizer(state_hash)
+            saved = self._job.fetched_optimizer_bytes() or self._job.restored_optimizer(state_hash)
             if saved == b"":
                 self._warn(
                     "the checkpoint has no state of the optimizer, which was on a node that is not in it: "
@@ -93,7 +93,7 @@ class OptimizerState:
     def take_over(self) -> bool | None:
         """Put the optimiser's state in that came with the state of another node; False: none came, or it does not
         fit. None: no state came."""
-        data = self._job.fetched_part()
+        data = self._job.fetched_optimizer_bytes()
         if not data:
             return None if data is None else False
         try:

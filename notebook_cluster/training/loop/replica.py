@@ -24,8 +24,7 @@ from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.vectors import copy, difference
-from notebook_cluster.training.loop.device_encoding import DeviceEncoder, on_host
-from notebook_cluster.training.loop.host_encoding import encoded
+from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, on_host
 from notebook_cluster.training.models.parameters import Parameters
 
 

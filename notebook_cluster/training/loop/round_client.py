@@ -8,7 +8,7 @@ interrupts deferred, so Stop leaves the state before the round or after it.
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import structs
@@ -20,14 +20,31 @@ from notebook_cluster.protocol.runs import run_number
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.training.background.job import Job, Notice
 from notebook_cluster.training.checkpointing.emergency_checkpoint import StateRequest
-from notebook_cluster.training.loop.host_encoding import Background
+from notebook_cluster.training.loop.encoding import Background
 from notebook_cluster.training.loop.optimizer_state import OptimizerState
 from notebook_cluster.training.loop.progress import TrainingProgress
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.runtime import Runtime
 from notebook_cluster.training.settings.arguments import Strategy
-from notebook_cluster.training.settings.results import Round, TrainingError
 from notebook_cluster.training.settings.schedule import Schedule
+
+
+class TrainingError(RuntimeError):
+    """The coordinator refused the job, or the sync object cannot be used like this; one line."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """A committed round: its number, the nodes whose work is in it, seconds this node waited, bytes it sent, the hash
+    of the state (equal on all nodes), and whether this node's work was counted."""
+
+    round: int
+    members: tuple[str, ...]
+    wait: float
+    bytes_sent: int
+    state_hash: str
+    counted: bool
+
 
 WAIT_SLICE = 0.2
 """Seconds: how long an interrupt may go unnoticed on systems where it does not end a wait."""
@@ -43,7 +60,7 @@ class RoundClient:
     def __init__(self, runtime: Runtime, job: Job, strategy: Strategy, optimizer: Any, *, restore: bool) -> None:
         self._runtime, self._job, self._strategy = runtime, job, strategy
         self._progress = TrainingProgress(runtime, job.name, run_number(self._run[0], max(self._run[1] - 1, 0)))
-        self._part = OptimizerState(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
+        self._optimizer_state = OptimizerState(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
         self._schedule = Schedule(strategy.every, strategy.fragments)
         self._background = Background()
         self._outer: OuterChange | None = None
@@ -121,7 +138,7 @@ class RoundClient:
             return
         self._replica.apply(apply)
         if apply.counted:
-            self._part.counted()
+            self._optimizer_state.counted()
         self._members, self._round_step = apply.members, self._progress.step
         self._received = Round(apply.round, apply.members, 0.0, apply.bytes_sent, apply.state_hash, apply.counted)
         self._waiting = False
@@ -168,8 +185,8 @@ class RoundClient:
     def _let_save(self) -> None:
         """Out of the rounds: from now on a checkpoint need not wait for this thread."""
         self._cell = None
-        self._part.rest()
-        self._job.resting_part = lambda: self._part.data(self._replica.round)
+        self._optimizer_state.rest()
+        self._job.resting_optimizer_bytes = lambda: self._optimizer_state.as_bytes(self._replica.round)
 
     def _take(self, notice: Notice) -> None:
         replica = self._replica
@@ -181,7 +198,7 @@ class RoundClient:
                 self._ready, self._waiting, self._finished = True, False, False
                 self._closing = False
                 self._schedule.keep(replica.steps)
-                self._part.restore(notice.state_hash)
+                self._optimizer_state.restore(notice.state_hash)
                 self._round_step = self._progress.step
             case types.Apply() if replica.started:
                 self._landed = notice
@@ -208,13 +225,13 @@ class RoundClient:
                 base = self._landed.round if self._landed is not None else replica.round
                 self._closing = notice.round > base and (self._landed is not None or not self._waiting)
             case Save():
-                self._job.send_part(notice, self._part.data(replica.round))
+                self._job.send_part(notice, self._optimizer_state.as_bytes(replica.round))
             case Saved():
                 self._saved[notice.name] = notice
             case EndWait():
                 self._endless = notice.reason if self._open_wait else ""
             case StateRequest():
-                notice.give(self._part.data(replica.round))
+                notice.give(self._optimizer_state.as_bytes(replica.round))
 
     def _pass(self, run: int) -> None:
         self._passing, self._waiting, self._closing, self._landed = True, False, False, None
@@ -225,7 +242,7 @@ class RoundClient:
 
     def _refused(self, reason: str) -> None:
         text = f"round {self._replica.round + 1} did not use this node's work: {reason}"
-        forgotten = self._part.forget()
+        forgotten = self._optimizer_state.forget()
         self._warn(f"{text}; {forgotten}" if forgotten else text)
 
     def _warn(self, text: str) -> None:

@@ -19,16 +19,16 @@ from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.training.background.job import Description, Job
-from notebook_cluster.training.checkpointing.resuming import Start, registration, shared_optimizer, start_of
-from notebook_cluster.training.loop.device_encoding import encoder_of
-from notebook_cluster.training.loop.going_on import GoingOn
-from notebook_cluster.training.loop.measuring import GlobalModelBlock
+from notebook_cluster.training.checkpointing.resuming import Start, shared_optimizer, start_of
+from notebook_cluster.training.loop.encoding import encoder_of
+from notebook_cluster.training.loop.progress import GlobalModelBlock
+from notebook_cluster.training.loop.registration import GoingOn, registration
 from notebook_cluster.training.loop.replica import Replica
-from notebook_cluster.training.loop.round_client import RoundClient
+from notebook_cluster.training.loop.round_client import Round, RoundClient, TrainingError
+from notebook_cluster.training.models import check_optimizer, parameters_of
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import Runtime, current_runtime
-from notebook_cluster.training.settings.arguments import SERVER, Strategy, check_optimizer, check_samples, parameters_of
-from notebook_cluster.training.settings.results import Round, TrainingError
+from notebook_cluster.training.settings.arguments import SERVER, Strategy, check_samples
 
 
 class RoundSync(RoundClient):
@@ -209,7 +209,7 @@ class RoundSync(RoundClient):
             with self._runtime.deferred_interrupts():
                 self._hand_over()
                 self._cell, self._ready, self._passing = cell, False, False
-                self._job.resting_part = None
+                self._job.resting_optimizer_bytes = None
                 self._runtime.at_cell_end(self._cell_ended)
                 self._job.begin(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._pump(lambda: self._ready or self._passing, f"{self._job.name} to start")
@@ -228,14 +228,14 @@ class RoundSync(RoundClient):
             replica.round,
             self._resume,
             lossy=replica.fragments.codec.lossy,
-            restored=self._part.restored,
+            restored=self._optimizer_state.restored,
             momentum=self._momentum_goes_on(),
         )
         self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
 
     def _momentum_goes_on(self) -> bool:
         """Of a strategy with a momentum that is each node's own."""
-        return self._part.restored
+        return self._optimizer_state.restored
 
     def _start(self) -> Start:
         held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
@@ -252,7 +252,7 @@ class RoundSync(RoundClient):
         if held is not None and start.checkpoint is None:  # what is held here stays when nobody has the checkpoint
             return replace(held, names=start.names)
         if start.checkpoint is not None:
-            self._job.restored_part = start.checkpoint.part
+            self._job.checkpoint_part = start.checkpoint.part
             self._job.restored_optimizer = partial(shared_optimizer, start.checkpoint)
         for warning in start.warnings:
             self._warn(warning)

@@ -3,3 +3,39 @@
 May import: ``rounds.numerics`` and ``codecs``. No framework is imported before a model of it is there. Called by:
 everything above in ``training``.
 """
+
+from typing import Any
+
+from notebook_cluster.training.models.mlx_optimizer import is_mlx_optimizer
+from notebook_cluster.training.models.parameters import WithGradients
+
+
+def check_optimizer(optimizer: Any) -> Any:
+    """``optimizer`` if its state can be saved.
+
+    Raises:
+        TypeError: neither a torch optimizer nor an mlx one.
+    """
+    of_torch = hasattr(optimizer, "state_dict") and hasattr(optimizer, "param_groups")
+    if optimizer is not None and not of_torch and not is_mlx_optimizer(optimizer):
+        name = type(optimizer).__name__
+        raise TypeError(f"optimizer={name}: pass a torch.optim optimizer, one of mlx.optimizers, or leave it out")
+    return optimizer
+
+
+def parameters_of(model: Any) -> WithGradients:
+    """The adapter for ``model``'s framework; neither framework is imported to find out.
+
+    Raises:
+        TypeError: neither a torch.nn.Module nor an mlx.nn.Module.
+    """
+    frameworks = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    if "torch" in frameworks and hasattr(model, "named_parameters"):
+        from notebook_cluster.training.models.torch_parameters import TorchParameters
+
+        return TorchParameters(model)
+    if "mlx" in frameworks and hasattr(model, "trainable_parameters"):
+        from notebook_cluster.training.models.mlx_parameters import MlxParameters
+
+        return MlxParameters(model)
+    raise TypeError(f"model is a {type(model).__name__}: pass a torch.nn.Module or an mlx.nn.Module")

@@ -11,14 +11,14 @@ from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.rounds.numerics.bits import float_bits
 from notebook_cluster.rounds.numerics.outer import Descent
-from notebook_cluster.training.checkpointing.saving import Settings
-from notebook_cluster.training.models.mlx_optimizer import is_mlx_optimizer
-from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.settings.schedule import Seconds
 
 DEFAULT_GRACE = 5.0
 """Seconds that the rest has once a quorum is at the boundary."""
 
+
+Settings = dict[str, str | int | float | bool | None]
+"""As a checkpoint's manifest has them."""
 
 ALLREDUCE, SERVER = "allreduce", "server"
 """Whose optimiser makes the steps of data-parallel training: each node's own, or that of one node for all."""
@@ -269,37 +269,6 @@ def check_samples(samples: Any) -> float:
     if not (math.isfinite(count) and count >= 0):
         raise ValueError(f"samples={samples!r}: pass the number of examples in the batch, for example len(x)")
     return count
-
-
-def check_optimizer(optimizer: Any) -> Any:
-    """``optimizer`` if its state can be saved.
-
-    Raises:
-        TypeError: neither a torch optimizer nor an mlx one.
-    """
-    of_torch = hasattr(optimizer, "state_dict") and hasattr(optimizer, "param_groups")
-    if optimizer is not None and not of_torch and not is_mlx_optimizer(optimizer):
-        name = type(optimizer).__name__
-        raise TypeError(f"optimizer={name}: pass a torch.optim optimizer, one of mlx.optimizers, or leave it out")
-    return optimizer
-
-
-def parameters_of(model: Any) -> WithGradients:
-    """The adapter for ``model``'s framework; neither framework is imported to find out.
-
-    Raises:
-        TypeError: neither a torch.nn.Module nor an mlx.nn.Module.
-    """
-    frameworks = {base.__module__.partition(".")[0] for base in type(model).__mro__}
-    if "torch" in frameworks and hasattr(model, "named_parameters"):
-        from notebook_cluster.training.models.torch_parameters import TorchParameters
-
-        return TorchParameters(model)
-    if "mlx" in frameworks and hasattr(model, "trainable_parameters"):
-        from notebook_cluster.training.models.mlx_parameters import MlxParameters
-
-        return MlxParameters(model)
-    raise TypeError(f"model is a {type(model).__name__}: pass a torch.nn.Module or an mlx.nn.Module")
 
 
 def _is_whole(value: object, least: int) -> bool:

@@ -10,18 +10,18 @@ from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.background.job import Notice
 from notebook_cluster.training.checkpointing.resuming import Start
+from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
+from notebook_cluster.training.models import check_optimizer
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.settings.arguments import (
     ALLREDUCE,
     SERVER,
     Strategy,
     check_mode,
-    check_optimizer,
     check_samples,
     check_steps,
 )
-from notebook_cluster.training.settings.results import Round
 from notebook_cluster.training.strategies.central_optimizer import CentralOptimizerReplica
 from notebook_cluster.training.strategies.gradients import GradientReplica
 
@@ -106,11 +106,11 @@ class DataParallel(RoundSync):
                 fragments,
                 self._user_optimizer,
                 scale_lr=self._strategy.scale_lr,
-                restore=self._part.take_over,
+                restore=self._optimizer_state.take_over,
                 afresh=self._tell_afresh,
                 warn=self._warn,
             )
-            self._part.holds = served.holds_optimizer
+            self._optimizer_state.holds = served.holds_optimizer
             return served
         return GradientReplica(
             parameters,
@@ -118,7 +118,7 @@ class DataParallel(RoundSync):
             self._user_optimizer,
             scale_lr=self._strategy.scale_lr,
             is_lowest=lambda: self._members[:1] == (self._runtime.name,),
-            restore=self._part.take_over,
+            restore=self._optimizer_state.take_over,
         )
 
     def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:

@@ -18,7 +18,7 @@ from notebook_cluster.codecs import NotFiniteError, Vector
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.bits import packed, unpacked
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.loop.device_encoding import encoder_of, on_host
+from notebook_cluster.training.loop.encoding import encoder_of, on_host
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.parameters import WithGradients
 

@@ -1,16 +1,94 @@
-"""What a new sync object of a job goes on with, and what begins anew, in one line for people.
+"""What a node says when it registers a sync object, and what people are told that it goes on with.
 
 Parameters and what belongs to rounds are held by the nodes, or come from a checkpoint. What the cell itself makes, its
 optimizer, scheduler and data, begins anew when the cell is run again, unless it was made elsewhere.
 """
 
 import contextlib
+import platform
+import sys
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from notebook_cluster.protocol.runs import Register
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.settings.arguments import Strategy
+
+
+def registration(
+    strategy: Strategy,
+    layout: TensorLayout,
+    fragments: Fragments,
+    run: tuple[int, int],
+    start: Start,
+    resume: str,
+    fresh: bool,
+) -> Register:
+    """What a node says when it makes a sync object and would begin from ``start``; ``run``: the cell, and which of its
+    sync objects it is."""
+    return Register(
+        job=strategy.name,
+        cell=run[0],
+        run=run[1],
+        strategy=strategy.strategy,
+        codec=strategy.codec,
+        schema_hash=layout.hash(strategy.codec),
+        schema=layout.schema,
+        parameters=layout.size,
+        every=strategy.period,
+        lr_bits=strategy.lr_bits,
+        momentum_bits=strategy.momentum_bits,
+        nesterov=strategy.nesterov,
+        round=start.round,
+        state_hash=start.state_hash,
+        holds_state=start.held,
+        fresh=fresh,
+        resume=resume,
+        resume_round=start.round if start.checkpoint is not None else None,
+        resume_manifest_hash=start.manifest_hash,
+        resume_names=list(start.names),
+        buffers=layout.buffers,
+        blocks=sum(wire.blocks for wire in fragments.wires),
+        fragments=fragments.count,
+        fragment_blocks=[wire.blocks for wire in fragments.wires] if fragments.count > 1 else [],
+        every_step=strategy.every_step,
+        mode=strategy.mode,
+        overlap=strategy.overlap,
+        mix=strategy.mix,
+        quorum=strategy.quorum,
+        grace=strategy.grace_seconds if strategy.quorum is not None else 0.0,
+        patience=float(strategy.patience),
+        about=about_this_process(),
+    )
+
+
+_PACKAGES = ("numpy", "torch", "mlx.core")
+
+
+def about_this_process(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """``processor``, ``python``, and the versions of those of numpy, torch and mlx that are loaded."""
+    found = {"processor": _processor(cpuinfo), "python": platform.python_version()}
+    for name in _PACKAGES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            found[name.partition(".")[0]] = str(version)
+    return found
+
+
+def _processor(cpuinfo: Path) -> str:
+    try:
+        with cpuinfo.open(errors="replace") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return " ".join(filter(None, (platform.system(), platform.processor() or platform.machine())))
 
 
 class GoingOn:
