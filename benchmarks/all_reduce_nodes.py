@@ -86,7 +86,7 @@ class Node:
         )
         self.collectives = Collectives(self._mesh, CollectiveSettings(shared_memory=transport == "shm"))
         self._plain = self._loop.call(self._bind_plain) if transport == "tcp" else ""
-        self._loop.every(0.1, self.collectives.inbox.tick)
+        self._loop.every(0.1, self.collectives.receiver.tick)
 
     def address(self) -> NodeAddress:
         """Its row of the roster. With CURVE every node is a peer of its own, so that nothing goes over ipc."""
@@ -121,7 +121,7 @@ class Node:
 
     def _on_frame(self, sender: str, header: MeshHeader, payload: memoryview) -> None:
         if isinstance(header, CellFrame):
-            self.collectives.inbox.on_frame(sender, header, payload)
+            self.collectives.receiver.on_frame(sender, header, payload)
 
 
 def run_blocks(places: list[Place], transports: list[str], order: list[Block]) -> Iterator[tuple[list[float], float]]:

@@ -21,7 +21,7 @@ from notebook_cluster.pairing.guest import ask
 from notebook_cluster.protocol import PROTOCOL_VERSION, encode, mesh, pairing, peer
 from notebook_cluster.protocol.node import MeasurePair, NodeAddress, PairMeasured, Roster
 from notebook_cluster.security import Identity, announce, new_identity, withdraw
-from notebook_cluster.security.pairing import PAIRING_IDENTITY, GuestExchange
+from notebook_cluster.security.codes import PAIRING_IDENTITY, GuestExchange
 from tests.frames_mutator import Frames, Mutator, examples
 from tests.raw_link import RawClient, RawLink
 

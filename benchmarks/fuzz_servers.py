@@ -135,7 +135,7 @@ class TrainingNode:
 
     def dropped(self) -> int:
         runtime, of_job = self.runtime, self._job.member.dropped
-        return runtime._mesh.dropped + runtime.collectives.inbox.dropped + runtime._jobs.dropped + of_job
+        return runtime._mesh.dropped + runtime.collectives.receiver.dropped + runtime._jobs.dropped + of_job
 
 
 OUTER = OuterSettings(lr_bits=float_bits(0.5), momentum_bits=float_bits(0.9))

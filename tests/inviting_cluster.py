@@ -5,7 +5,7 @@ from typing import Any, Self
 import zmq
 
 from notebook_cluster.discovery import ClusterAdvertiser
-from notebook_cluster.link import Reception
+from notebook_cluster.link import InboundListener
 from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
@@ -24,7 +24,7 @@ class InvitingCluster:
 
     async def __aenter__(self) -> Self:
         self._gate = Gate(self._context)
-        self._reception = Reception(
+        self._reception = InboundListener(
             self._context,
             "tcp://127.0.0.1:0",
             self.identity,

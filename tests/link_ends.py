@@ -8,7 +8,7 @@ import msgspec
 import zmq
 
 from notebook_cluster import security
-from notebook_cluster.link import Condition, Dialer, DialOut, LinkSettings, Listener, Reception, Session
+from notebook_cluster.link import Condition, Dialer, DialOut, InboundListener, LinkSettings, Listener, Session
 from notebook_cluster.link.frames import Hello
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, encode
 from notebook_cluster.protocol.peer import LogLines, ReadLog
@@ -131,7 +131,7 @@ class Coordinator:
 
 
 class Front:
-    """A Reception and who came."""
+    """An InboundListener and who came."""
 
     def __init__(self, agent: Agent, *, trusted: bool = True, port: str = "0") -> None:
         self.identity = security.new_identity()
@@ -141,7 +141,7 @@ class Front:
             self.trusted[agent.identity.public_key] = "mini"
         agent.trusted[self.identity.public_key] = "teacher"
         self.arrivals: list[tuple[str, str]] = []
-        self.reception = Reception(
+        self.reception = InboundListener(
             self.context,
             f"tcp://127.0.0.1:{port}",
             self.identity,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.collectives import CellWorld, Collectives, CollectiveSettings
-from notebook_cluster.collectives.choosing import ALGORITHMS
+from notebook_cluster.collectives.hierarchical import ALGORITHMS
 from notebook_cluster.mesh import IOThread, Mesh, MeshSettings
 from notebook_cluster.protocol.mesh import CellFrame, MeshHeader
 from notebook_cluster.protocol.node import NodeAddress, Roster
@@ -51,12 +51,12 @@ class MeshNode:
         )
         self.mesh.on_frame = self._on_frame
         self.collectives = Collectives(self.mesh, settings)
-        self.loop.every(0.05, self.collectives.inbox.tick)
+        self.loop.every(0.05, self.collectives.receiver.tick)
         self.frames: list[tuple[str, MeshHeader, bytes]] = []
 
     def _on_frame(self, sender: str, header: MeshHeader, payload: memoryview) -> None:
         if isinstance(header, CellFrame):
-            self.collectives.inbox.on_frame(sender, header, payload)
+            self.collectives.receiver.on_frame(sender, header, payload)
         else:
             self.frames.append((sender, header, bytes(payload)))
 

@@ -91,12 +91,12 @@ class RawLink(RawClient):
             self.received, self.sequence + 1,
         )  # fmt: skip
 
-    def open(self, timeout: float = 10.0) -> f.Welcome | f.Refusal | None:
+    def open(self, timeout: float = 10.0) -> f.Welcome | f.SessionRefusal | None:
         """Say Hello and wait for the answer."""
         hello = self.hello()
         self.send([encode(hello)])
         for header, _ in self.incoming(timeout):
-            if isinstance(header, f.Welcome | f.Refusal) and header.session == hello.session:
+            if isinstance(header, f.Welcome | f.SessionRefusal) and header.session == hello.session:
                 if isinstance(header, f.Welcome):
                     self.sequence = max(self.sequence, header.received)
                 return header
@@ -111,7 +111,7 @@ class RawLink(RawClient):
         """``message`` as the next numbered one."""
         return [*self.header(), encode(message), *buffers]
 
-    def incoming(self, timeout: float) -> Iterator[tuple[f.Header, list[bytes]]]:
+    def incoming(self, timeout: float) -> Iterator[tuple[f.FrameHeader, list[bytes]]]:
         """Headers and what follows them, as they come, for ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while (frames := self.receive(deadline - time.monotonic())) is not None:
@@ -164,7 +164,7 @@ def try_to_execute(link: RawLink, code: str, node: str = "intruder") -> str:
         return event or "no answer"
     answer = link.open()
     if not isinstance(answer, f.Welcome):
-        return f"session refused: {answer.reason}" if isinstance(answer, f.Refusal) else "no session"
+        return f"session refused: {answer.reason}" if isinstance(answer, f.SessionRefusal) else "no session"
     link.send(link.data(p.StartNode(node=node, incarnation=1, device="cpu")))
     for message, _ in link.messages(p.FromAgent, 30.0):
         if isinstance(message, p.NodeRefused):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from notebook_cluster.link import Dialer, LinkSettings, Reception
+from notebook_cluster.link import Dialer, InboundListener, LinkSettings
 from notebook_cluster.pairing import PairingError, PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol import peer as p
@@ -32,7 +32,7 @@ class Inviting:
     identity: Identity
     gate: Gate
     trusted: dict[str, Partner]
-    reception: Reception
+    reception: InboundListener
     port: int
     pairing: PairingHost
     pairing_port: int
@@ -50,7 +50,7 @@ async def inviting(identity: Identity | None = None, port: int = 0, owner: str =
     gate = Gate(context)
     trusted: dict[str, Partner] = {}
     arrived: list[str] = []
-    reception = Reception(
+    reception = InboundListener(
         context,
         f"tcp://127.0.0.1:{port}",
         identity,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from notebook_cluster import security
 from notebook_cluster.security import chart_grammar
 from notebook_cluster.security.chart_grammar import ChartRefused
-from notebook_cluster.security.charts import safe_chart
+from notebook_cluster.security.sanitise import safe_chart
 from notebook_cluster.security.vega_expressions import ExpressionRefused, check_expression
 from tests.hostile_charts import (
     PLOTLY,

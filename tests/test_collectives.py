@@ -219,14 +219,14 @@ def test_one_node_alone_needs_nobody() -> None:
 
 
 def lose_one(nodes: list[MeshNode], lose: Any, operation: Any) -> list[Any]:
-    """The last node does nothing; the others are in ``operation`` when ``lose(inbox, cell)`` happens to them."""
+    """The last node does nothing; the others are in ``operation`` when ``lose(receiver, cell)`` happens to them."""
     cell = next(_cells)
 
     def body(collectives: Collectives, rank: int) -> Any:
         if rank == len(nodes) - 1:
             return None
         timer = threading.Timer(
-            0.1, lambda: nodes[rank].loop.call_soon(lambda: lose(nodes[rank].collectives.inbox, cell))
+            0.1, lambda: nodes[rank].loop.call_soon(lambda: lose(nodes[rank].collectives.receiver, cell))
         )
         timer.start()
         return operation(collectives)
@@ -235,8 +235,8 @@ def lose_one(nodes: list[MeshNode], lose: Any, operation: Any) -> list[Any]:
 
 
 def test_a_node_that_raised_ends_the_waiting_of_the_others(three: list[MeshNode]) -> None:
-    def done(inbox: Any, cell: int) -> None:
-        inbox.on_cell_done(CellDone(cell=cell, node="book", status="error", reason="raised ValueError: no data"))
+    def done(receiver: Any, cell: int) -> None:
+        receiver.on_cell_done(CellDone(cell=cell, node="book", status="error", reason="raised ValueError: no data"))
 
     for operation in (lambda c: c.all_reduce(1.0), lambda c: c.barrier(), lambda c: c.recv(2)):
         results = lose_one(three, done, operation)
@@ -245,7 +245,9 @@ def test_a_node_that_raised_ends_the_waiting_of_the_others(three: list[MeshNode]
 
 
 def test_a_lost_node_ends_the_waiting_of_the_others(three: list[MeshNode]) -> None:
-    results = lose_one(three, lambda inbox, cell: inbox.lose("book", "was lost: killed"), lambda c: c.all_gather(1))
+    results = lose_one(
+        three, lambda receiver, cell: receiver.lose("book", "was lost: killed"), lambda c: c.all_gather(1)
+    )
     assert [str(result) for result in results[:2]] == ["book was lost: killed"] * 2
 
 
@@ -253,7 +255,7 @@ def test_the_next_operation_after_a_loss_raises_too(three: list[MeshNode]) -> No
     def body(collectives: Collectives, rank: int) -> Any:
         collectives.barrier()
         if rank != 2:
-            three[rank].loop.call(lambda: collectives.inbox.lose("book", "was lost"))
+            three[rank].loop.call(lambda: collectives.receiver.lose("book", "was lost"))
             return collectives.all_reduce(1)
         return None
 
@@ -261,8 +263,8 @@ def test_the_next_operation_after_a_loss_raises_too(three: list[MeshNode]) -> No
 
 
 def test_a_node_that_finished_without_us_is_named(three: list[MeshNode]) -> None:
-    def done(inbox: Any, cell: int) -> None:
-        inbox.on_cell_done(CellDone(cell=cell, node="book", status="ok"))
+    def done(receiver: Any, cell: int) -> None:
+        receiver.on_cell_done(CellDone(cell=cell, node="book", status="ok"))
 
     results = lose_one(three, done, lambda c: c.all_reduce(1.0))
     assert str(results[0]) == "book finished the cell without this all_reduce"
@@ -274,10 +276,10 @@ def test_what_a_finished_node_sent_before_is_still_used(three: list[MeshNode]) -
     def body(collectives: Collectives, rank: int) -> Any:
         if rank == 2:
             return collectives.send(np.arange(5), dst=0)
-        inbox = collectives.inbox
-        done = CellDone(cell=inbox._world.cell, node="book", status="ok") if inbox._world else None
-        wait_until(lambda: inbox._world is not None)
-        three[rank].loop.call(lambda: done and inbox.on_cell_done(done))
+        receiver = collectives.receiver
+        done = CellDone(cell=receiver._world.cell, node="book", status="ok") if receiver._world else None
+        wait_until(lambda: receiver._world is not None)
+        three[rank].loop.call(lambda: done and receiver.on_cell_done(done))
         return collectives.recv(src=2).tolist() if rank == 0 else None
 
     assert play(three, body)[0] == [0, 1, 2, 3, 4]
@@ -332,7 +334,7 @@ def test_a_header_that_promises_too_much_takes_no_memory() -> None:
                 header = CellFrame(cell=1, generation=1, operation=1, name="all_gather", kind="numpy", total=1 << 50)
                 nodes[0].mesh.send("desk", header, b"x")
                 return None
-            wait_until(lambda: collectives.inbox.dropped)
-            return collectives.inbox._parcel_bytes
+            wait_until(lambda: collectives.receiver.dropped)
+            return collectives.receiver._message_bytes
 
         assert run_cell(nodes, body)[1] == 0

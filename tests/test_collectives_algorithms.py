@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from notebook_cluster.collectives.algorithms import blocks_of, slices_of
-from notebook_cluster.collectives.choosing import by_peer, choose
-from notebook_cluster.collectives.parcels import Parcel, may_be_kept
+from notebook_cluster.collectives.chunked_messages import ChunkedMessage, may_be_kept
+from notebook_cluster.collectives.hierarchical import by_peer, choose
 from notebook_cluster.collectives.shared_reduce import block_elements
 from notebook_cluster.protocol.mesh import CellFrame
 from tests.mesh_nodes import FIVE, MeshNode, five_nodes, possible, run_cell
@@ -186,7 +186,7 @@ def test_slices_and_blocks_cover_any_size_exactly(count: int) -> None:
     assert 7 * 4 * block_elements(count, 7, 16 << 20, 4) <= max(16 << 20, 7 * 4)
 
 
-def test_a_parcel_over_4_gib_is_described_by_its_header() -> None:
+def test_a_message_over_4_gib_is_described_by_its_header() -> None:
     total = (1 << 33) - 4
     header = CellFrame(
         cell=1, generation=1, operation=1, name="all_reduce(sum)", kind="numpy", dtype="float32", shape=[1 << 31],
@@ -195,4 +195,4 @@ def test_a_parcel_over_4_gib_is_described_by_its_header() -> None:
     assert may_be_kept(header, 1 << 33)
     assert not may_be_kept(header, 1 << 32)
     data = memoryview(np.zeros(0, np.uint8))
-    assert not Parcel("desk", header, data).add(header, memoryview(b"1234"))
+    assert not ChunkedMessage("desk", header, data).add(header, memoryview(b"1234"))

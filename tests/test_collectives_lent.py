@@ -47,7 +47,7 @@ def hold(node: MeshNode) -> threading.Event:
 def lose_in_the_middle(node: MeshNode) -> None:
     """While most of an array is on its way, ``node`` hears that the other one was lost."""
     wait_until(lambda: node.mesh.waiting("desk") > 20)
-    node.loop.call(lambda: node.collectives.inbox.lose("desk", "was lost"))
+    node.loop.call(lambda: node.collectives.receiver.lose("desk", "was lost"))
 
 
 def test_a_node_that_left_the_operation_may_change_its_array(two: list[MeshNode]) -> None:
@@ -108,7 +108,7 @@ def test_the_cell_goes_on_after_an_operation_that_was_left(two: list[MeshNode]) 
             return float(collectives.recv(0)[0])
         with pytest.raises(PeerLost):
             collectives.all_reduce(np.ones(SIZE, np.float32))
-        mini.loop.call(lambda: collectives.inbox._holes.clear())
+        mini.loop.call(lambda: collectives.receiver._holes.clear())
         collectives.send(np.full(3, 7.0), 1)
         return 7.0
 

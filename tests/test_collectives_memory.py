@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from notebook_cluster.collectives import CollectiveSettings
-from notebook_cluster.collectives.parcels import place_for
+from notebook_cluster.collectives.chunked_messages import place_for
 from notebook_cluster.mesh import MeshSettings
 from notebook_cluster.protocol.mesh import CellFrame
 from tests.conftest import wait_until
@@ -52,7 +52,7 @@ def test_blocks_that_take_the_same_memory_do_not_mix(three: list[MeshNode], oper
 def test_only_a_few_blocks_come_before_they_are_added_up(three: list[MeshNode]) -> None:
     mini, desk, book = three
     waits: list[str] = []
-    mini.collectives.inbox.on_waiting = waits.append
+    mini.collectives.receiver.on_waiting = waits.append
     came: list[int] = []
 
     def body(collectives: Any, rank: int) -> float:

@@ -164,7 +164,7 @@ def test_nothing_is_written_there_when_the_operation_was_left(two: list[MeshNode
         if late or (result and len(came) == 4):
             late.append((sender, header, payload))
             if len(late) == 1:
-                mini.collectives.inbox.lose("desk", "was lost")
+                mini.collectives.receiver.lose("desk", "was lost")
             return
         if result:
             came.append(header.offset)
@@ -179,7 +179,7 @@ def test_nothing_is_written_there_when_the_operation_was_left(two: list[MeshNode
         assert (x == 3).any()
         x[:] = -1
         wanted = len(came) + len([None for _, header, _ in late if header.phase == 2])
-        desk.loop.call(lambda: desk.collectives.inbox.lose("mini", "was lost"))
+        desk.loop.call(lambda: desk.collectives.receiver.lose("mini", "was lost"))
         mini.loop.call(lambda: [mini._on_frame(*frame) for frame in late])
         return wanted, float(x.min()), float(x.max())
 

@@ -187,7 +187,7 @@ def test_a_node_that_comes_late_is_waited_for_without_a_busy_processor(two: list
     def body(collectives: Any, rank: int) -> float:
         collectives.all_reduce(np.ones(5000))
         if rank == 1:
-            wait_until(lambda: two[0].collectives.inbox._wait is not None)  # it has given up looking
+            wait_until(lambda: two[0].collectives.receiver._wait is not None)  # it has given up looking
             time.sleep(0.5)
         before = time.thread_time()
         total = float(collectives.all_reduce(np.ones(5000)).sum())
@@ -207,7 +207,7 @@ def test_a_node_that_is_lost_ends_the_waiting_of_the_others(two: list[MeshNode])
         if rank == 1:
             return None
         done = CellDone(cell=cell, node="desk", status="error", reason="raised ValueError: no data")
-        threading.Timer(0.1, lambda: two[0].loop.call_soon(lambda: collectives.inbox.on_cell_done(done))).start()
+        threading.Timer(0.1, lambda: two[0].loop.call_soon(lambda: collectives.receiver.on_cell_done(done))).start()
         return collectives.all_reduce(np.ones(5000))
 
     results = run_cell(two, body, cell)
@@ -226,8 +226,8 @@ def test_after_an_operation_was_left_in_the_middle_nobody_takes_it_for_finished(
         with pytest.raises(KeyboardInterrupt), collectives._operate("all_reduce(sum)"):
             raise KeyboardInterrupt
         left.set()
-        wait_until(lambda: two[1].collectives.inbox._wait is not None)
-        two[1].loop.call_soon(lambda: two[1].collectives.inbox.on_cell_done(done))
+        wait_until(lambda: two[1].collectives.receiver._wait is not None)
+        two[1].loop.call_soon(lambda: two[1].collectives.receiver.on_cell_done(done))
         return None
 
     cell = next(_cells)
@@ -251,7 +251,7 @@ def test_an_operation_that_one_node_could_not_begin_counts_all_the_same(two: lis
     lost = CellDone(cell=cell, node="mini", status="interrupted")
     for node, word in zip(two, (done, lost), strict=True):
         threading.Timer(
-            1.0, lambda n=node, w=word: n.loop.call_soon(lambda: n.collectives.inbox.on_cell_done(w))
+            1.0, lambda n=node, w=word: n.loop.call_soon(lambda: n.collectives.receiver.on_cell_done(w))
         ).start()
     assert [type(result) for result in run_cell(two, body, cell)] == [PeerLost] * 2
 
@@ -291,7 +291,7 @@ def test_a_node_that_needs_more_memory_than_the_other_gets_the_error(two: list[M
 
 def test_what_went_over_sockets_before_is_not_kept(two: list[MeshNode]) -> None:
     def held(collectives: Any) -> int:
-        return sum(len(sent.data) for kept in collectives.inbox.outbox._sent.values() for sent in kept.values())
+        return sum(len(sent.data) for kept in collectives.receiver.sent._sent.values() for sent in kept.values())
 
     def body(collectives: Any, rank: int) -> None:
         collectives.all_gather(np.zeros(100_000))

@@ -10,16 +10,15 @@ import pytest
 from msgspec import structs
 
 from notebook_cluster.coordinator.cells.outputs import CellOutputs, batches, hint_missing_name
-from notebook_cluster.journal import committed, kept_rounds, log
 from notebook_cluster.journal import events as e
-from notebook_cluster.journal.curves import GROWTH, CurvesFile, LastView, read_series, read_view
-from notebook_cluster.journal.last_run import last_run
+from notebook_cluster.journal import kept_rounds, log
+from notebook_cluster.journal.curves import GROWTH, CurvesFile, LastView, SeriesStore, read_series, read_view
+from notebook_cluster.journal.kept_runs import last_run
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.journal.place import JOURNAL_FILE, curves_path, journal_path
 from notebook_cluster.journal.reading import has_crashed, read_rounds, recover
 from notebook_cluster.journal.records import CommitRecord, EndedRecord, Record, RegisterRecord
 from notebook_cluster.journal.rows import Shape, from_row, packed, to_row, unpacked
-from notebook_cluster.journal.series import SeriesStore
 from notebook_cluster.journal.state import State, apply, roster
 from notebook_cluster.journal.writer import SYNC_PERIOD
 from notebook_cluster.protocol.node import NodeHello
@@ -153,7 +152,7 @@ async def test_a_journal_gives_the_state_back(tmp_path: Path) -> None:
 async def test_a_snapshot_says_what_the_rows_before_it_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "_ROW_BYTES", log.MOST_BYTES)  # let go of every row that nobody needs
     monkeypatch.setattr(kept_rounds, "_COMMITS", 8)
-    monkeypatch.setattr(committed, "MAX_ROUNDS", 20)
+    monkeypatch.setattr(kept_rounds, "MAX_ROUNDS", 20)
     records = [
         structs.replace(one, time=5.0) if isinstance(one, CommitRecord) else one for one in World(3).run().records
     ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from notebook_cluster.agent.diagnosis import MAX_PACKAGES, diagnose, package_versions
-from notebook_cluster.discovery.reaching import MAX_TARGETS, reach
+from notebook_cluster.discovery.addresses import MAX_TARGETS, reach
 from notebook_cluster.protocol.peer import Diagnose
 from tests import namespaces
 from tests.namespaces import Host, Network
@@ -42,11 +42,11 @@ def desk(network: Network) -> Iterator[Host]:
 
 
 def in_host(host: Host, expression: str) -> Any:
-    """The value of an expression over discovery.selftest and discovery.reaching, computed in ``host``."""
+    """The value of an expression over discovery.selftest and discovery.addresses, computed in ``host``."""
     code = (
         "import asyncio, json\n"
         "from notebook_cluster.discovery.selftest import *\n"
-        "from notebook_cluster.discovery.reaching import reach\n"
+        "from notebook_cluster.discovery.addresses import reach\n"
         f"print(json.dumps({expression}))"
     )
     done = host.run([sys.executable, "-c", code])

@@ -13,7 +13,7 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.coordinator.nodes.global_model import WAIT, GlobalModels
-from notebook_cluster.journal.series import SeriesStore
+from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.node import GlobalMeasured
 from notebook_cluster.protocol.state import ClusterView, JobView, Series

@@ -8,7 +8,7 @@ import zmq
 
 from notebook_cluster import security
 from notebook_cluster.link import LinkSettings
-from notebook_cluster.link.frames import Data, Hello, Refusal
+from notebook_cluster.link.frames import Data, Hello, SessionRefusal
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, encode
 from notebook_cluster.protocol.peer import LogLines, ReadLog, Released
 from tests.in_loop import in_loop, until
@@ -309,7 +309,7 @@ async def test_another_protocol_version_is_refused_with_both_versions() -> None:
     agent.start()
     async with raw_client(agent) as client:
         await client.send(hello(protocol=99, sender="attic"))
-        refusal = await client.receive(Refusal)
+        refusal = await client.receive(SessionRefusal)
         assert refusal.protocol == PROTOCOL_VERSION
         assert f"peer 'attic' speaks protocol 99, this machine {PROTOCOL_VERSION}" in refusal.reason
     await agent.close()
@@ -329,7 +329,7 @@ async def test_the_dialer_names_both_versions_when_the_agent_speaks_another_prot
         await until(lambda: router.poll(0), "hello")
         routing_id, frame = router.recv_multipart()
         said = zmq_decode(frame, Hello)
-        refusal = Refusal(said.cluster, said.epoch, said.session, PROTOCOL_VERSION + 1, "no")
+        refusal = SessionRefusal(said.cluster, said.epoch, said.session, PROTOCOL_VERSION + 1, "no")
         router.send_multipart([routing_id, encode(refusal)])
         await until(lambda: coordinator.dialer.condition == "refused", "refusal")
         assert f"speaks protocol {PROTOCOL_VERSION + 1}, this machine {PROTOCOL_VERSION}" in coordinator.dialer.reason
@@ -448,7 +448,7 @@ async def test_a_cluster_name_that_is_no_name_is_refused(cluster: str) -> None:
     agent.start()
     async with raw_client(agent) as client:
         await client.send(hello(cluster=cluster))
-        assert "not a usable cluster name" in (await client.receive(Refusal)).reason
+        assert "not a usable cluster name" in (await client.receive(SessionRefusal)).reason
     await agent.close()
 
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster.link import channel as channel_module
-from notebook_cluster.link.channel import Channel, Item
+from notebook_cluster.link.channel import Channel, Segment
 from notebook_cluster.protocol import ProtocolError
 
 LIMITS = {"outbox_bytes": 1000, "message_bytes": 1 << 22}
 
 
-def deliver(channel: Channel, items: list[Item]) -> list[list[bytes]]:
+def deliver(channel: Channel, items: list[Segment]) -> list[list[bytes]]:
     """Give ``items`` to ``channel`` and process what becomes complete."""
     messages = []
     for item in items:
@@ -107,7 +107,7 @@ def test_a_full_outbox_leaves_out_only_what_is_droppable() -> None:
 
 def test_the_marker_comes_before_the_next_message_that_is_taken() -> None:
     sender, receiver = Channel(**LIMITS), Channel(**LIMITS)
-    wire: list[Item] = []
+    wire: list[Segment] = []
     sender.on_shortened = lambda count: wire.extend(sender.send([b"%d left out" % count]))
     wire += sender.send([bytes(900)], droppable=True)
     for _ in range(3):
@@ -132,26 +132,26 @@ def test_the_marker_comes_when_half_of_the_outbox_is_free_again() -> None:
 def test_what_arrives_too_early_is_bounded() -> None:
     receiver = Channel(**LIMITS)
     for sequence in range(2, 5000):
-        receiver.inbox.accept(Item(sequence, (b"x",)))
+        receiver.inbox.accept(Segment(sequence, (b"x",)))
     assert len(receiver.inbox._ahead) == channel_module._MAX_AHEAD
 
 
 @pytest.mark.parametrize(
     "items",
     [
-        [Item(1, (b"abc",), sizes=(1 << 40,), pieces_left=1, piece=True)],
-        [Item(1, (b"abc",), sizes=(2,), pieces_left=0, piece=True)],
-        [Item(1, (b"abc",), sizes=(4,), pieces_left=0, piece=True)],
-        [Item(1, (b"abc",), sizes=(-3, 6), pieces_left=0, piece=True)],
-        [Item(1, (b"abc",), pieces_left=0, piece=True)],
-        [Item(1, (b"abc", b"d"), sizes=(3,), pieces_left=0, piece=True)],
+        [Segment(1, (b"abc",), sizes=(1 << 40,), pieces_left=1, piece=True)],
+        [Segment(1, (b"abc",), sizes=(2,), pieces_left=0, piece=True)],
+        [Segment(1, (b"abc",), sizes=(4,), pieces_left=0, piece=True)],
+        [Segment(1, (b"abc",), sizes=(-3, 6), pieces_left=0, piece=True)],
+        [Segment(1, (b"abc",), pieces_left=0, piece=True)],
+        [Segment(1, (b"abc", b"d"), sizes=(3,), pieces_left=0, piece=True)],
     ],
 )
-def test_pieces_that_do_not_fit_are_dropped_and_counted(items: list[Item]) -> None:
+def test_pieces_that_do_not_fit_are_dropped_and_counted(items: list[Segment]) -> None:
     receiver = Channel(**LIMITS)
     assert deliver(receiver, items) == []
     assert receiver.inbox.malformed == 1
-    assert deliver(receiver, [Item(2, (b"next",))]) == [[b"next"]]
+    assert deliver(receiver, [Segment(2, (b"next",))]) == [[b"next"]]
 
 
 class Network:
@@ -162,7 +162,7 @@ class Network:
         self.ends = [Channel(outbox_bytes=1 << 30, message_bytes=1 << 22) for _ in range(2)]
         self.sent: list[list[list[bytes]]] = [[], []]
         self.arrived: list[list[list[bytes]]] = [[], []]
-        self.wire: list[tuple[int, Item]] = []
+        self.wire: list[tuple[int, Segment]] = []
         self.now = 0.0
 
     def step(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from notebook_cluster import security
-from notebook_cluster.link import LinkSettings, Reception
+from notebook_cluster.link import InboundListener, LinkSettings
 from notebook_cluster.link.frames import Arrival, Data
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, encode
 from notebook_cluster.protocol.peer import LogLines, ReadLog, Released
@@ -141,7 +141,7 @@ async def test_a_restarted_reception_is_dialled_again() -> None:
     await front.close()
     await until(lambda: dialled.condition == "lost", "loss")
     assert f"127.0.0.1:{front.port}" in dialled.reason
-    second = Reception(
+    second = InboundListener(
         context := zmq.Context(),
         f"tcp://127.0.0.1:{front.port}",
         front.identity,
@@ -315,7 +315,7 @@ async def test_a_reception_whose_handler_is_absent_lets_nobody_in() -> None:
     gate = security.Gate(context)
     identity = security.new_identity()
     arrivals: list[str] = []
-    reception = Reception(
+    reception = InboundListener(
         context,
         "tcp://127.0.0.1:0",
         identity,

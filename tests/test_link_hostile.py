@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster import security
-from notebook_cluster.link import backlog
+from notebook_cluster.link import tcp
 from notebook_cluster.link.frames import (
     Ack,
     AnyHeader,
@@ -21,8 +21,8 @@ from notebook_cluster.link.frames import (
     Beat,
     Data,
     Hello,
-    Refusal,
     Resend,
+    SessionRefusal,
     Welcome,
 )
 from notebook_cluster.protocol import decode, encode
@@ -249,7 +249,7 @@ async def test_a_flood_of_clusters_is_refused_with_the_way_out() -> None:
         while refusals < 18:
             await until(lambda: client.socket.poll(0), "answer")
             answer = decode(client.socket.recv_multipart()[0], AnyHeader)
-            if isinstance(answer, Refusal):
+            if isinstance(answer, SessionRefusal):
                 refusals += 1
                 assert "32 clusters of key" in answer.reason
                 assert "stop one of them first" in answer.reason
@@ -340,8 +340,8 @@ async def test_a_frame_over_the_limit_ends_the_connection_before_it_is_read() ->
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux says how much came over a connection")
 @in_loop
 async def test_a_message_of_endless_parts_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "MAX_UNDELIVERED", 4 << 20)
-    monkeypatch.setattr(backlog, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(tcp, "MAX_UNDELIVERED", 4 << 20)
+    monkeypatch.setattr(tcp, "LOOK_EVERY", 0.01)
     agent = Agent()
     async with Relay(agent.start()) as relay:
         coordinator = await Coordinator(agent).connected()
@@ -357,8 +357,8 @@ async def test_a_message_of_endless_parts_ends_the_connection(monkeypatch: pytes
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux says how much came over a connection")
 @in_loop
 async def test_many_messages_that_are_taken_are_no_endless_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "MAX_UNDELIVERED", 10 << 20)
-    monkeypatch.setattr(backlog, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(tcp, "MAX_UNDELIVERED", 10 << 20)
+    monkeypatch.setattr(tcp, "LOOK_EVERY", 0.01)
     agent = Agent()
     async with Relay(agent.start()) as relay:
         coordinator = await Coordinator(agent, relay.port).connected()

@@ -6,7 +6,7 @@ import socket
 from notebook_cluster import security
 from notebook_cluster.link import Listener
 from notebook_cluster.link.frames import (
-    Refusal,
+    SessionRefusal,
 )
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from tests.in_loop import in_loop, until
@@ -164,7 +164,7 @@ async def test_a_hello_with_another_protocol_leaves_no_session() -> None:
     agent.start()
     async with raw_client(agent) as client:
         await client.send(hello(protocol=PROTOCOL_VERSION + 1))
-        await client.receive(Refusal)
+        await client.receive(SessionRefusal)
         assert agent.listener.sessions == {}
         assert agent.listener.dropped["refused"] == 1
     await agent.close()

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster.link import channel as channel_module
-from notebook_cluster.link.channel import Channel, Item
-from notebook_cluster.link.drops import Drops
+from notebook_cluster.link.channel import Channel, Segment
+from notebook_cluster.link.conversation import RoundTrip
 from notebook_cluster.link.frames import (
     MAX_FRAMES,
     AnyHeader,
+    Drops,
 )
-from notebook_cluster.link.round_trip import RoundTrip
 from notebook_cluster.protocol import ProtocolError, decode
 
 HUGE = (1 << 62) - 1
@@ -22,7 +22,7 @@ numbers = st.sampled_from([0, 1, 2, 3, 5, 64, 1 << 20, 1 << 40, HUGE, 1 << 62]) 
 any_numbers = numbers | st.sampled_from([-1, -(1 << 62), (1 << 62) + 1, (1 << 64) - 1])
 
 items = st.builds(
-    Item,
+    Segment,
     any_numbers,
     st.lists(st.sampled_from([b"", b"x", bytes(100), bytes(2000)]), min_size=1, max_size=4).map(tuple),
     st.lists(numbers, max_size=4).map(tuple),
@@ -33,7 +33,7 @@ items = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(items, max_size=60))
-def test_no_item_breaks_the_inbox_or_makes_it_grow(arrivals: list[Item]) -> None:
+def test_no_item_breaks_the_inbox_or_makes_it_grow(arrivals: list[Segment]) -> None:
     channel = Channel(outbox_bytes=1000, message_bytes=10_000)
     for item in arrivals:
         for sequence, frames in channel.inbox.accept(item):
@@ -59,7 +59,7 @@ def test_any_range_may_be_asked_for_and_any_number_acknowledged(first: int, last
 def test_many_empty_frames_that_came_too_early_are_bounded_by_what_they_cost() -> None:
     channel = Channel(outbox_bytes=1000, message_bytes=10_000)
     for sequence in range(2, 1000):
-        channel.inbox.accept(Item(sequence, (b"",) * MAX_FRAMES))
+        channel.inbox.accept(Segment(sequence, (b"",) * MAX_FRAMES))
     assert len(channel.inbox._ahead) < 70
     assert channel.inbox._ahead_bytes <= channel_module._MAX_AHEAD_BYTES
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_cluster.memory import Memory
+from notebook_cluster.memory import ArrayPool
 
 COUNT = 1 << 20
 SIZE = 4 * COUNT
@@ -27,7 +27,7 @@ def place(array) -> int:
     ids=["itself", "view", "tensor", "memoryview"],
 )
 def test_memory_is_used_again_only_when_nobody_has_it(hold) -> None:
-    memory = Memory(16 * SIZE)
+    memory = ArrayPool(16 * SIZE)
     first = memory.array(COUNT, np.float32)
     at, held = place(first), hold(first)
     del first
@@ -39,7 +39,7 @@ def test_memory_is_used_again_only_when_nobody_has_it(hold) -> None:
 
 
 def test_it_is_found_for_another_type_of_the_same_size_only() -> None:
-    memory = Memory(16 * SIZE)
+    memory = ArrayPool(16 * SIZE)
     at = place(memory.array(COUNT, np.float32))
     assert place(memory.array(COUNT // 2, np.float32)) != at
     again = memory.array(COUNT // 2, np.float64)
@@ -47,7 +47,7 @@ def test_it_is_found_for_another_type_of_the_same_size_only() -> None:
 
 
 def test_no_more_is_kept_than_was_asked_for() -> None:
-    memory = Memory(2 * SIZE)
+    memory = ArrayPool(2 * SIZE)
     arrays = [memory.array(COUNT, np.float32) for _ in range(3)]
     places = list(map(place, arrays))
     for array, value in zip(arrays, range(3), strict=True):
@@ -62,7 +62,7 @@ def test_no_more_is_kept_than_was_asked_for() -> None:
 
 
 def test_what_is_forgotten_stays_with_who_has_it() -> None:
-    memory = Memory(16 * SIZE)
+    memory = ArrayPool(16 * SIZE)
     array = memory.array(COUNT, np.float32)
     array[...] = 3
     memory.forget()
@@ -73,7 +73,7 @@ def test_what_is_forgotten_stays_with_who_has_it() -> None:
 
 
 def test_threads_never_get_the_same_memory() -> None:
-    memory = Memory(64 * SIZE)
+    memory = ArrayPool(64 * SIZE)
     wrong: list[int] = []
 
     def work(number: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from notebook_cluster.mesh.buffers import enlarge
+from notebook_cluster.mesh.connection import enlarge
 from tests.conftest import wait_until
 from tests.mesh_nodes import MeshNode, mesh_nodes
 from tests.test_mesh import frame

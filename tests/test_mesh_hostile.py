@@ -13,7 +13,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notebook_cluster.collectives import CellWorld, CollectiveSettings, inbox
+from notebook_cluster.collectives import CellWorld, CollectiveSettings, receiver
 from notebook_cluster.node import jobs as node_jobs
 from notebook_cluster.node.jobs import Jobs
 from notebook_cluster.node.runtime import NodeRuntime
@@ -108,7 +108,7 @@ class Target:
         runtime = self.runtime
         return (
             runtime._mesh.dropped
-            + runtime.collectives.inbox.dropped
+            + runtime.collectives.receiver.dropped
             + runtime._jobs.dropped
             + self.job.dropped
             + self.job._member.dropped
@@ -128,11 +128,11 @@ class Target:
 
     def check(self) -> None:
         """It lives, nothing failed, and what it holds is bounded."""
-        runtime, inside = self.runtime, self.runtime.collectives.inbox
+        runtime, inside = self.runtime, self.runtime.collectives.receiver
         assert self.raised == []
         assert self.errors() == []
         assert inside._early_bytes <= 64 << 20
-        assert inside._parcel_bytes <= 8 << 30
+        assert inside._message_bytes <= 8 << 30
         assert runtime._jobs._frame_bytes <= (64 << 20) + (256 << 10)
         assert len(self.job._member.held_frames) <= 4096
         assert self.job._member.round in (0, 1)
@@ -230,11 +230,11 @@ def test_no_bytes_harm_a_node(target: Target) -> None:
     ids=str,
 )
 def test_a_collective_header_that_cannot_be_right_takes_no_memory(target: Target, changes: dict[str, Any]) -> None:
-    inside = target.runtime.collectives.inbox
-    before, held, taken = target.dropped(), inside._early_bytes, inside._parcel_bytes
+    inside = target.runtime.collectives.receiver
+    before, held, taken = target.dropped(), inside._early_bytes, inside._message_bytes
     target.deliver((encode(msgspec.structs.replace(GOOD_CELL, **changes)), b"12345678"))
     assert target.dropped() == before + 1
-    assert (inside._early_bytes, inside._parcel_bytes) == (held, taken)
+    assert (inside._early_bytes, inside._message_bytes) == (held, taken)
     target.check()
 
 
@@ -279,7 +279,7 @@ def test_a_sender_of_another_incarnation_or_none_is_not_heard(target: Target) ->
 
 def test_empty_frames_of_a_later_cell_are_bounded() -> None:
     with mesh_nodes("mini", settings=CollectiveSettings(held_bytes=100_000)) as (mini,):
-        inside = mini.collectives.inbox
+        inside = mini.collectives.receiver
         mini.collectives.begin_cell(CellWorld(cell=1, generation=1, nodes={"mini": 0, "desk": 1}))
 
         def flood() -> None:
@@ -295,7 +295,7 @@ def test_empty_frames_of_a_later_cell_are_bounded() -> None:
 def test_questions_for_what_will_never_come_are_bounded() -> None:
     with mesh_nodes("mini") as (mini,):
         mini.collectives.begin_cell(CellWorld(cell=1, generation=1, nodes={"mini": 0, "desk": 1}))
-        inside = mini.collectives.inbox
+        inside = mini.collectives.receiver
 
         def flood() -> None:
             for operation in range(1, 5001):
@@ -303,14 +303,14 @@ def test_questions_for_what_will_never_come_are_bounded() -> None:
                 inside.on_frame("desk", header, memoryview(b""))
 
         mini.loop.call(flood)
-        assert 0 < len(inside.outbox._asked) <= 1000
+        assert 0 < len(inside.sent._asked) <= 1000
         assert mini.mesh.bytes_sent == 0
 
 
 def test_empty_values_that_nobody_asked_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "_MOST_PARCELS", 50)
+    monkeypatch.setattr(receiver, "_MOST_MESSAGES", 50)
     with mesh_nodes("mini") as (mini,):
-        inside = mini.collectives.inbox
+        inside = mini.collectives.receiver
         mini.collectives.begin_cell(CellWorld(cell=1, generation=1, nodes={"mini": 0, "desk": 1}))
 
         def flood() -> None:
@@ -319,7 +319,7 @@ def test_empty_values_that_nobody_asked_for_are_bounded(monkeypatch: pytest.Monk
                 inside.on_frame("desk", header, memoryview(b""))
 
         mini.loop.call(flood)
-        assert len(inside._parcels) == 50
+        assert len(inside._messages) == 50
         assert inside.dropped == 950
 
 

@@ -14,10 +14,10 @@ from notebook_cluster import security
 from notebook_cluster.link import Pump
 from notebook_cluster.pairing import PairingError
 from notebook_cluster.pairing import host as pairing_host
-from notebook_cluster.pairing import pairing_clients as visitors
+from notebook_cluster.pairing import port as pairing_port
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, decode, encode
 from notebook_cluster.protocol.pairing import Accepted, Begin, Challenge, Denied, FromGuest, Here, Prove, Who
-from notebook_cluster.security.pairing import PAIRING_IDENTITY
+from notebook_cluster.security.codes import PAIRING_IDENTITY
 from tests.in_loop import in_loop, until
 from tests.pairing_guests import CODE, WRONG, Host, RawGuest, hosting
 
@@ -333,7 +333,7 @@ async def test_a_frame_over_the_limit_ends_its_connection_only() -> None:
         guest = RawGuest(host.guests, address)
         await guest.ask(Who(protocol=PROTOCOL_VERSION))
         guest.send(bytes(4097))
-        await until(lambda: len(host.host._port._visitors) == 0, "end of the connection")
+        await until(lambda: len(host.host._port._clients) == 0, "end of the connection")
         assert host.host.dropped == {}
         assert (await host.pair(address)).name == "mini"
         guest.close()
@@ -354,12 +354,12 @@ async def test_who_sends_without_end_is_cut() -> None:
 
 @in_loop
 async def test_connections_of_one_source_are_bounded_and_others_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitors, "MAX_OF_ONE_SOURCE", 4)
+    monkeypatch.setattr(pairing_port, "MAX_OF_ONE_SOURCE", 4)
     async with hosting() as host:
         address = host.open()
         crowd = [await asyncio.open_connection(*address.split(":"), local_addr=("127.0.0.2", 0)) for _ in range(20)]
         await until(lambda: host.host.dropped["too many"] == 16, "cuts")
-        assert len(host.host._port._visitors) == 4
+        assert len(host.host._port._clients) == 4
         assert (await host.pair(address)).name == "mini"
         for _, writer in crowd:
             writer.close()
@@ -367,7 +367,7 @@ async def test_connections_of_one_source_are_bounded_and_others_come_in(monkeypa
 
 @in_loop
 async def test_who_stays_without_a_word_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitors, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(pairing_port, "MAX_SECONDS", 0.2)
     async with hosting() as host:
         reader, writer = await asyncio.open_connection(*host.open().split(":"))
         await until(lambda: host.host.dropped["too long"], "cut")

@@ -19,14 +19,14 @@ import zmq
 
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.link import Listener
-from notebook_cluster.link.reception import Reception
+from notebook_cluster.link.inbound_listener import InboundListener
 from notebook_cluster.mesh import IOThread, Mesh
 from notebook_cluster.pairing.guest import PairingError, PairingHost, pair
 from notebook_cluster.protocol import PROTOCOL_VERSION, decode, encode
 from notebook_cluster.protocol.node import NodeAddress, Roster
 from notebook_cluster.protocol.pairing import Begin, Challenge, FromHost, Here, Prove
 from notebook_cluster.security import Gate, Identity, OpenCode, load_identity, new_identity, same_user_keys
-from notebook_cluster.security.pairing import PAIRING_IDENTITY, GuestExchange
+from notebook_cluster.security.codes import PAIRING_IDENTITY, GuestExchange
 from tests.cluster import run, running_cluster
 from tests.command import COMMAND
 from tests.conftest import Agents, wait_until
@@ -69,7 +69,7 @@ async def listener(context: "zmq.Context[zmq.Socket[bytes]]", client: Identity) 
 @asynccontextmanager
 async def reception(context: "zmq.Context[zmq.Socket[bytes]]", client: Identity) -> AsyncIterator[Server]:
     identity, gate = new_identity(), Gate(context)
-    server = Reception(
+    server = InboundListener(
         context, "tcp://127.0.0.1:0", identity, authorise={client.public_key: "mini"}.get,
         on_arrival=lambda key, address: pytest.fail("an agent arrived"), gate=gate,
     )  # fmt: skip
@@ -121,7 +121,7 @@ async def view_server(context: "zmq.Context[zmq.Socket[bytes]]", client: Identit
 MakeServer = Callable[["zmq.Context[zmq.Socket[bytes]]", Identity], AbstractAsyncContextManager[Server]]
 NO_HANDLER = "HANDSHAKE_FAILED_NO_DETAIL"
 SERVERS: dict[str, list[MakeServer]] = {
-    "link/door.py": [listener, reception],
+    "link/authenticated_router.py": [listener, reception],
     "pairing/port.py": [pairing_host],
     "mesh/listening.py": [mesh],
     "coordinator/view_server.py": [view_server],

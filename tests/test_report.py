@@ -18,7 +18,7 @@ import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
-from notebook_cluster.journal.committed import MAX_ROUNDS, Rounds
+from notebook_cluster.journal.kept_rounds import MAX_ROUNDS, Rounds
 from notebook_cluster.journal.records import CommitRecord, Record, VoidRecord
 from notebook_cluster.protocol.history import CheckpointView, PeerVersions, RoundView, RunHistory
 from notebook_cluster.protocol.rounds import Commit, OuterSettings

@@ -22,7 +22,7 @@ from notebook_cluster import training as nc
 from notebook_cluster.coordinator.startup import StartProgress, lock
 from notebook_cluster.journal.curves import pack, read_series, unpack
 from notebook_cluster.journal.events import Event
-from notebook_cluster.journal.last_run import last_run
+from notebook_cluster.journal.kept_runs import last_run
 from notebook_cluster.journal.old_format import import_old
 from notebook_cluster.journal.place import curves_path, journal_path
 from notebook_cluster.journal.reading import has_crashed, read_events, read_rounds, recover

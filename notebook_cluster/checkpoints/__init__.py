@@ -15,7 +15,7 @@ May import: protocol. Called by: ``training``, ``agent``.
 
 from notebook_cluster.checkpoints.kept import find_newest, names
 from notebook_cluster.checkpoints.manifest import CheckpointError, FileEntry, Manifest, NodeEntry
-from notebook_cluster.checkpoints.reading import Checkpoint, Found, find_latest, load
+from notebook_cluster.checkpoints.reading import Checkpoint, FoundCheckpoint, find_latest, load
 from notebook_cluster.checkpoints.writing import Contents, Part, save
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "CheckpointError",
     "Contents",
     "FileEntry",
-    "Found",
+    "FoundCheckpoint",
     "Manifest",
     "NodeEntry",
     "Part",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notebook_cluster.checkpoints.manifest import CheckpointError, Manifest, read_manifest
-from notebook_cluster.checkpoints.reading import Found, find_latest
+from notebook_cluster.checkpoints.reading import FoundCheckpoint, find_latest
 
 SUFFIX = "-kept"
 
@@ -48,7 +48,7 @@ def kept_below(work: Path) -> list[KeptHere]:
     return sorted(newest.values(), key=lambda kept: -kept.manifest.saved_at)
 
 
-def find_newest(directory: Path, name: str, work: Path | None) -> Found | None:
+def find_newest(directory: Path, name: str, work: Path | None) -> FoundCheckpoint | None:
     """:func:`.reading.find_latest` of ``directory``; a kept one also in what is below ``work``: the newest of all.
 
     Raises:

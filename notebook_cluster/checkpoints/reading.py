@@ -23,7 +23,7 @@ Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """The newest whole checkpoint of a name. ``warnings``: one line for each damaged one before it."""
 
     round: int
@@ -65,7 +65,7 @@ class Checkpoint:
         return (self.path / entry.file).read_bytes() if entry.file in self.manifest.files else None
 
 
-def find_latest(directory: Path, name: str) -> Found | None:
+def find_latest(directory: Path, name: str) -> FoundCheckpoint | None:
     """The newest checkpoint under ``directory/name`` whose files all have the sizes and hashes of its manifest, or None
     when nothing was ever saved there.
 
@@ -79,7 +79,7 @@ def find_latest(directory: Path, name: str) -> Found | None:
         except CheckpointError as error:
             warnings.append(str(error))
             continue
-        return Found(manifest.round, folder, manifest_hash, tuple(warnings), manifest.saved_at)
+        return FoundCheckpoint(manifest.round, folder, manifest_hash, tuple(warnings), manifest.saved_at)
     if warnings:
         raise CheckpointError(f"no whole checkpoint {name!r}: {warnings[0]}")
     return None

@@ -97,7 +97,7 @@ def _listen(seconds: float) -> "list[FoundPeer]":
 
 async def _peers(found: "Sequence[FoundPeer]") -> list[Finding]:
     from notebook_cluster.discovery import IN_GROUP
-    from notebook_cluster.discovery.reaching import MAX_TARGETS, reach
+    from notebook_cluster.discovery.addresses import MAX_TARGETS, reach
     from notebook_cluster.doctor import findings as f
     from notebook_cluster.doctor import network
 

@@ -10,9 +10,8 @@ from notebook_cluster.cli.secret_code import ASK, read_code
 from notebook_cluster.cli.values import default_name
 from notebook_cluster.pairing import PairingError, Partner, first_that_answers
 from notebook_cluster.pairing import pair as pair_as_guest
-from notebook_cluster.peering.candidates import Candidate
-from notebook_cluster.peering.finding import Finding
-from notebook_cluster.peering.trusting import Trust
+from notebook_cluster.peering.candidates import Candidate, Trust
+from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import Trusted, data_directory, fingerprint, load_identity, owner
 
@@ -59,7 +58,7 @@ async def _pair(peer: str, code: str, trust: Trust) -> Partner:
 
 
 async def _find(context: "zmq.Context[zmq.Socket[bytes]]", peer: str, trust: Trust) -> Candidate:
-    finding = Finding(context, trust, (), lambda new: None)
+    finding = PeerFinder(context, trust, (), lambda new: None)
     await finding.start()
     try:
         # Where a paired peer was last is known at once, but not whether it has a code open.

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from notebook_cluster.client.connection import ClusterError
-from notebook_cluster.journal.kept_runs import KeptRun, kept_runs
-from notebook_cluster.journal.last_run import LastRun, last_run
+from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, last_run
 from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.state import ClusterView, JobView, Series
 from notebook_cluster.security import runtime_directory

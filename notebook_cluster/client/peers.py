@@ -57,14 +57,13 @@ class PeerWatch:
     def __init__(self) -> None:
         import zmq
 
-        from notebook_cluster.peering.candidates import known_peers
-        from notebook_cluster.peering.finding import Finding
-        from notebook_cluster.peering.trusting import Trust
+        from notebook_cluster.peering.candidates import Trust, known_peers
+        from notebook_cluster.peering.peer_finder import PeerFinder
 
         self._trust = Trust()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         known = known_peers(os.environ.get(PEERS_VARIABLE, ""))
-        self._finding = Finding(self._context, self._trust, known, lambda new: None)
+        self._finding = PeerFinder(self._context, self._trust, known, lambda new: None)
 
     async def start(self) -> str | None:
         """Listen on mDNS; returns why that does not work, if so."""

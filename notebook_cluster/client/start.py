@@ -20,7 +20,7 @@ from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.security import cluster_directory, runtime_directory
 
 if TYPE_CHECKING:
-    from notebook_cluster.journal.last_run import LastRun
+    from notebook_cluster.journal.kept_runs import LastRun
 
 START_TIMEOUT = 20.0
 """Seconds without a sign of a coordinator that starts, after which it is ended."""
@@ -103,7 +103,7 @@ def read_last_run(name: str) -> "LastRun":
     Raises:
         ClusterError: none of this name has run here, or what it left is damaged.
     """
-    from notebook_cluster.journal.last_run import last_run
+    from notebook_cluster.journal.kept_runs import last_run
 
     try:
         check_name(name, "cluster")

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.collectives import reduction
 from notebook_cluster.collectives.steps import Steps
-from notebook_cluster.collectives.values import Wire, carrier
+from notebook_cluster.collectives.values import WireValue, carrier
 from notebook_cluster.memory import keep_freed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Algorithm = Callable[[Steps, Wire, str], "NDArray[Any]"]
+Algorithm = Callable[[Steps, WireValue, str], "NDArray[Any]"]
 """(steps, this node's array, op) -> the reduced array, flat, in memory of its own. ``wire.data`` is only read, and not
 needed any more when the function returns."""
 
@@ -42,7 +42,7 @@ def blocks_of(piece: slice, size: int, count: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
-def direct(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
+def direct(steps: Steps, wire: WireValue, op: str) -> "NDArray[Any]":
     """Everybody sends everybody the whole array and adds up all of them."""
     own = wire.data.copy()  # may still be on its way when the caller goes on
     steps.send_array(steps.others, 0, wire, own)
@@ -50,7 +50,7 @@ def direct(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
     return reduction.reduce_arrays([found.get(node, own) for node in steps.nodes], wire.dtype, op)
 
 
-def star(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
+def star(steps: Steps, wire: WireValue, op: str) -> "NDArray[Any]":
     """Everybody sends the first node its array; that one sends the result."""
     root, size = steps.nodes[0], wire.data.size
     if steps.own != root:
@@ -62,10 +62,10 @@ def star(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
     return result
 
 
-def tree(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
+def tree(steps: Steps, wire: WireValue, op: str) -> "NDArray[Any]":
     """Pairs add up, then pairs of pairs, up to the first node; the result goes back the same way."""
     index, count, size = steps.index, len(steps.nodes), wire.data.size
-    sums = Wire(wire.kind, reduction.wide(wire.dtype), wire.shape, None)
+    sums = WireValue(wire.kind, reduction.wide(wire.dtype), wire.shape, None)
     total = reduction.widened(wire.data, wire.dtype)
     distance, level, below = 1, 0, []
     while distance < count and index % (2 * distance) == 0:
@@ -91,13 +91,13 @@ _DOWN = 1 << 20
 """Phase of a tree's way back, after all levels of the way up."""
 
 
-def ring(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
+def ring(steps: Steps, wire: WireValue, op: str) -> "NDArray[Any]":
     """Sums go from the first node to the last, each adding its own; the result goes on from there, block by block."""
     import numpy
 
     index, last, size = steps.index, len(steps.nodes) - 1, wire.data.size
     after, before = steps.nodes[(index + 1) % (last + 1)], steps.nodes[index - 1]
-    sums = Wire(wire.kind, reduction.wide(wire.dtype), wire.shape, None)
+    sums = WireValue(wire.kind, reduction.wide(wire.dtype), wire.shape, None)
     step = max(1, steps.settings.ring_block // numpy.dtype(carrier(wire.dtype)).itemsize)
     blocks = blocks_of(slice(0, size), step, -(-size // step) or 1)
     result: NDArray[Any] = numpy.empty_like(wire.data)
@@ -120,7 +120,7 @@ def ring(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
     return result
 
 
-def reduce_scatter_slices(steps: Steps, wire: Wire, op: str, result: "NDArray[Any]", gather: bool) -> None:
+def reduce_scatter_slices(steps: Steps, wire: WireValue, op: str, result: "NDArray[Any]", gather: bool) -> None:
     """Slice k of the array goes to node k, which adds it up; with ``gather`` it sends everybody the result.
 
     In blocks, so that one is added up while the next is on its way. A block is sent when one before it is added up, so
@@ -199,7 +199,9 @@ def _place_blocks(steps: Steps, mine: list[slice], size: int, ahead: int, dtype:
             steps.place(node, _in(number), received[start : start + block.stop - block.start], may_stay=True)
 
 
-def _send_slices(steps: Steps, wire: Wire, blocks: "list[list[slice]]", number: int, source: "NDArray[Any]") -> None:
+def _send_slices(
+    steps: Steps, wire: WireValue, blocks: "list[list[slice]]", number: int, source: "NDArray[Any]"
+) -> None:
     """Everybody gets block ``number`` of its slice of this node's array, out of ``source``: the array itself, or memory
     that the caller does not know."""
     parts = {}
@@ -208,11 +210,11 @@ def _send_slices(steps: Steps, wire: Wire, blocks: "list[list[slice]]", number: 
             block = blocks[index][number]
             if source is not wire.data:
                 source[block] = wire.data[block]
-            parts[node] = Wire(wire.kind, wire.dtype, wire.shape, source[block])
+            parts[node] = WireValue(wire.kind, wire.dtype, wire.shape, source[block])
     steps.send(parts, _in(number), lent=source is wire.data)
 
 
-def _take_over(steps: Steps, wire: Wire, blocks: "list[list[slice]]", number: int, result: "NDArray[Any]") -> None:
+def _take_over(steps: Steps, wire: WireValue, blocks: "list[list[slice]]", number: int, result: "NDArray[Any]") -> None:
     """Block ``number`` of everybody's result, into ``result`` where it did not come there by itself."""
     if number < 0:
         return
@@ -225,7 +227,7 @@ def _take_over(steps: Steps, wire: Wire, blocks: "list[list[slice]]", number: in
                 place[:] = found
 
 
-def slices(steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
+def slices(steps: Steps, wire: WireValue, op: str) -> "NDArray[Any]":
     """Slice k of the array goes to node k, which adds it up and sends everybody the result."""
     result = steps.result(wire.data.size, wire.data.dtype)
     reduce_scatter_slices(steps, wire, op, result, gather=True)

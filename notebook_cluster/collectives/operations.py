@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from notebook_cluster.collectives import algorithms, hierarchical, reduction, shared_reduce
-from notebook_cluster.collectives.checks import any_value, same_array
-from notebook_cluster.collectives.choosing import choose
-from notebook_cluster.collectives.inbox import Inbox
-from notebook_cluster.collectives.outputs import Output
-from notebook_cluster.collectives.parcels import MESSAGE, CellWorld, CollectiveSettings, Parcel, Transport
+from notebook_cluster.collectives.chunked_messages import (
+    MESSAGE,
+    CellWorld,
+    ChunkedMessage,
+    CollectiveSettings,
+    Transport,
+)
+from notebook_cluster.collectives.expectations import Wait, any_value, same_array
+from notebook_cluster.collectives.hierarchical import choose
+from notebook_cluster.collectives.receiver import CellReceiver
 from notebook_cluster.collectives.shared_reduce import FIRST_PHASE, SMALL_CAPACITY, SharedMemory, SharedSteps
 from notebook_cluster.collectives.steps import Steps, payload_of, wait_for
-from notebook_cluster.collectives.values import Wire, from_wire, to_wire
-from notebook_cluster.collectives.waits import Wait
+from notebook_cluster.collectives.values import ResultBuffer, WireValue, from_wire, to_wire
 from notebook_cluster.memory import Scratch
 
 if TYPE_CHECKING:
@@ -39,14 +43,14 @@ _BARRIERS_BEFORE_SHARING = 3
 
 
 class Collectives:
-    """The collectives of one node. ``inbox`` is fed by the I/O thread (frames, CellDone, ticks), all else here is
+    """The collectives of one node. ``receiver`` is fed by the I/O thread (frames, CellDone, ticks), all else here is
     called by the one thread that runs the cell."""
 
     def __init__(self, transport: Transport, settings: CollectiveSettings | None = None) -> None:
         self._transport = transport
         self._own = transport.name
         self._settings = settings or CollectiveSettings()
-        self.inbox = Inbox(transport, self._settings)
+        self.receiver = CellReceiver(transport, self._settings)
         self._world: CellWorld | None = None
         self._operation = 0
         share = int(psutil.virtual_memory().total * self._settings.scratch_share)
@@ -64,7 +68,7 @@ class Collectives:
         self._memory.refused = not self._settings.shared_memory
         self._sent, self._received = {}, {}
         # Frames of the cell, and its first operation, wake the thread; most cells have none.
-        self._transport.call_soon(lambda: self.inbox.begin(world), wake=False)
+        self._transport.call_soon(lambda: self.receiver.begin(world), wake=False)
 
     def end_cell(self) -> None:
         """The cell is over on this node. What others may still ask for is kept until the next cell."""
@@ -83,7 +87,7 @@ class Collectives:
         """Return when every node of the cell has called it."""
         if self._world is not None and self._world.replay:
             return  # everybody passed it when the cell ran first
-        wire = Wire("json", "", (), b"")
+        wire = WireValue("json", "", (), b"")
         with self._operate("barrier") as steps:
             if self._memory.group is not None or self._operation > _BARRIERS_BEFORE_SHARING:
                 shared = self._shared(steps, "", 0)
@@ -115,7 +119,7 @@ class Collectives:
         settings = self._settings
         with self._operate(f"all_reduce({op})" if algorithm == "auto" else f"all_reduce({op}, {algorithm})") as steps:
             wire = self._to_wire(value, "all_reduce", copy=False)
-            output = Output(out, wire, "all_reduce") if out is not None else None
+            output = ResultBuffer(out, wire, "all_reduce") if out is not None else None
             size, shared = wire.data.nbytes if wire.is_array else 0, settings.shared_memory
             chosen = choose(algorithm, size, steps.nodes, steps.world.peers, settings.small_bytes, shared)
             if not wire.is_array:
@@ -152,13 +156,13 @@ class Collectives:
         """The values of all nodes in rank order, on every node. Shapes and types may differ; plain data may travel."""
         with self._operate("all_gather") as steps:
             wire = self._to_wire(value, "all_gather")
-            parcels = steps.exchange(dict.fromkeys(steps.others, wire), any_value)
+            messages = steps.exchange(dict.fromkeys(steps.others, wire), any_value)
         gathered = []
         for node in steps.nodes:
             if node == self._own:
                 gathered.append(from_wire(wire.kind, wire.dtype, wire.shape, _copy(wire.data), wire.like))
             else:
-                gathered.append(_value(parcels[node], wire.like))
+                gathered.append(_value(messages[node], wire.like))
         return gathered
 
     def broadcast(self, value: Any = None, src: int = 0) -> Any:
@@ -171,9 +175,9 @@ class Collectives:
                 steps.send(dict.fromkeys(steps.others, wire), 0)
                 steps.receive(steps.others, 1, any_value)
                 return from_wire(wire.kind, wire.dtype, wire.shape, wire.data, wire.like)
-            parcel = steps.receive([source], 0, any_value)[source]
-            steps.send({source: Wire("json", "", (), b"")}, 1)
-        return _value(parcel, value)
+            message = steps.receive([source], 0, any_value)[source]
+            steps.send({source: WireValue("json", "", (), b"")}, 1)
+        return _value(message, value)
 
     def send(self, value: Any, dst: int) -> None:
         """Send ``value`` to rank ``dst``, which gets it with ``recv``. Returns at once while little is on its way."""
@@ -184,9 +188,9 @@ class Collectives:
         self._sent[node] = number = self._sent.get(node, 0) + 1
         header = self._steps(world, MESSAGE, number).header(wire, 0)
         gone: SimpleQueue[None] = SimpleQueue()
-        self._transport.call_soon(lambda: self.inbox.post_message(node, header, payload_of(wire), gone))
+        self._transport.call_soon(lambda: self.receiver.post_message(node, header, payload_of(wire), gone))
         wait_for(gone)
-        if (error := self.inbox.hole(node)) is not None:
+        if (error := self.receiver.hole(node)) is not None:
             raise error
 
     def recv(self, src: int) -> Any:
@@ -197,21 +201,21 @@ class Collectives:
             raise ValueError(f"recv: rank {src} is this node itself")
         number = self._received.get(node, 0) + 1
         wait = Wait(MESSAGE, number, 0, "message", (node,), any_value)
-        parcel = self._steps(world, MESSAGE, number).wait(wait)[node]
+        message = self._steps(world, MESSAGE, number).wait(wait)[node]
         self._received[node] = number
-        return _value(parcel, None)
+        return _value(message, None)
 
     # ---- how
 
-    def _all_reduce_number(self, steps: Steps, wire: Wire, op: str) -> int | float:
+    def _all_reduce_number(self, steps: Steps, wire: WireValue, op: str) -> int | float:
         if wire.dtype != "number":
             raise TypeError(f"all_reduce: a {type(wire.like).__name__} cannot be reduced: use an array or a number")
         reduction.check_reduction(op, "float64", "all_reduce")
-        parcels = steps.exchange(dict.fromkeys(steps.others, wire), same_array(steps.world, self._own, wire))
-        numbers = [wire.like if node == self._own else _value(parcels[node], None) for node in steps.nodes]
+        messages = steps.exchange(dict.fromkeys(steps.others, wire), same_array(steps.world, self._own, wire))
+        numbers = [wire.like if node == self._own else _value(messages[node], None) for node in steps.nodes]
         return reduction.reduce_numbers(numbers, op)
 
-    def _reduce(self, steps: Steps, wire: Wire, op: str, chosen: str) -> "NDArray[Any]":
+    def _reduce(self, steps: Steps, wire: WireValue, op: str, chosen: str) -> "NDArray[Any]":
         if not steps.others:
             return reduction.reduce_arrays([wire.data], wire.dtype, op)
         if chosen == "shared":
@@ -223,7 +227,7 @@ class Collectives:
             chosen = "direct" if small else "slices"
         return _ALGORITHMS[chosen](steps, wire, op)
 
-    def _scatter(self, steps: Steps, wire: Wire, op: str) -> "NDArray[Any]":
+    def _scatter(self, steps: Steps, wire: WireValue, op: str) -> "NDArray[Any]":
         shared = self._shared(steps, wire.describe(), wire.data.nbytes)
         if shared is not None:
             return shared_reduce.slices(shared, wire, op, gather=False)
@@ -267,10 +271,10 @@ class Collectives:
                 steps.withdraw()
             raise
         finally:
-            self.inbox.places.clear()
+            self.receiver.places.clear()
 
     def _steps(self, world: CellWorld, name: str, number: int) -> Steps:
-        return Steps(self._transport, self.inbox, self._settings, self._scratch, world, number, name)
+        return Steps(self._transport, self.receiver, self._settings, self._scratch, world, number, name)
 
     # ---- checks
 
@@ -286,7 +290,7 @@ class Collectives:
             raise RuntimeError(f"{operation}: {self._world.excluded}")
         return self._world
 
-    def _to_wire(self, value: Any, operation: str, copy: bool = True) -> Wire:
+    def _to_wire(self, value: Any, operation: str, copy: bool = True) -> WireValue:
         wire = to_wire(value, operation, copy=copy)
         if (size := len(payload_of(wire))) > self._settings.limit:
             raise ValueError(f"{operation}: {size:,} bytes are over the limit of {self._settings.limit:,}: use parts")
@@ -301,9 +305,9 @@ class Collectives:
         raise ValueError(f"{operation}: no rank {rank!r} runs this cell; there are {known}")
 
 
-def _value(parcel: Parcel, like: Any) -> Any:
-    header = parcel.header
-    return from_wire(header.kind, header.dtype, header.shape, parcel.data, like)
+def _value(message: ChunkedMessage, like: Any) -> Any:
+    header = message.header
+    return from_wire(header.kind, header.dtype, header.shape, message.data, like)
 
 
 def _copy(data: Any) -> Any:

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from notebook_cluster.collectives import reduction
 from notebook_cluster.collectives.algorithms import blocks_of, slices_of
-from notebook_cluster.collectives.checks import same_description
+from notebook_cluster.collectives.expectations import same_description
 from notebook_cluster.collectives.shared_group import SharedGroup
 from notebook_cluster.collectives.steps import Steps
-from notebook_cluster.collectives.values import Wire
+from notebook_cluster.collectives.values import WireValue
 from notebook_cluster.mesh.shared_memory import WHERES, SharedFile
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ class SharedMemory:
     def _ask_all(self, steps: Steps, text: str, phase: int, answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Tell the others ``answer`` and hear theirs."""
         others = [node for node in self.nodes if node != steps.own]
-        steps.send(dict.fromkeys(others, Wire("json", text, (), json.dumps(answer).encode())), phase)
-        parcels = steps.receive(others, phase, same_description(steps.world, steps.own, text))
-        return {node: _plain(bytes(parcel.data)) for node, parcel in parcels.items()}
+        steps.send(dict.fromkeys(others, WireValue("json", text, (), json.dumps(answer).encode())), phase)
+        messages = steps.receive(others, phase, same_description(steps.world, steps.own, text))
+        return {node: _plain(bytes(message.data)) for node, message in messages.items()}
 
 
 class SharedSteps:
@@ -116,7 +116,7 @@ class SharedSteps:
         self.text = text[:_DESCRIPTION]
         self.nodes = memory.nodes
         self.own = memory.nodes.index(steps.own)
-        header = steps.header(Wire("json", self.text, (), b""), 0)
+        header = steps.header(WireValue("json", self.text, (), b""), 0)
         self._header = header
 
     def begin(self) -> None:
@@ -129,13 +129,13 @@ class SharedSteps:
         self.group.describe(number, said)
         self.reach(FIRST_PHASE)
         self.wait(FIRST_PHASE)
-        outbox = self.steps.inbox.outbox
-        if outbox.holding:
-            self.steps.transport.call_soon(lambda: outbox.forget_before(self.nodes, number))
+        sent = self.steps.receiver.sent
+        if sent.holding:
+            self.steps.transport.call_soon(lambda: sent.forget_before(self.nodes, number))
         if self.group.unlike(number, said):
             # The others see it too: over the mesh everybody gets the error that names both sides.
             others = [node for node in self.nodes if node != self.steps.own]
-            self.steps.send(dict.fromkeys(others, Wire("json", self.text, (), b"")), _LAST_PHASE)
+            self.steps.send(dict.fromkeys(others, WireValue("json", self.text, (), b"")), _LAST_PHASE)
             check = same_description(self.steps.world, self.steps.own, self.text)
             self.steps.receive(others, _LAST_PHASE, check)
             raise ValueError(f"{self.steps.name}: the nodes are in different operations: run the cell again")
@@ -143,7 +143,7 @@ class SharedSteps:
     def reach(self, phase: int) -> None:
         """This node has come to ``phase``."""
         self.group.reach(self.steps.number, phase)
-        self.steps.inbox.outbox.reach(replace(self._header, phase=phase))
+        self.steps.receiver.sent.reach(replace(self._header, phase=phase))
 
     def wait(self, phase: int) -> None:
         """Wait until everybody has come to ``phase``.
@@ -162,7 +162,7 @@ def barrier(steps: SharedSteps) -> None:
     steps.begin()
 
 
-def direct(steps: SharedSteps, wire: Wire, op: str) -> "NDArray[Any]":
+def direct(steps: SharedSteps, wire: WireValue, op: str) -> "NDArray[Any]":
     """Everybody adds up what everybody has put in."""
     group, turn, dtype, size = steps.group, steps.steps.number, wire.data.dtype, wire.data.size
     group.put_in(steps.own, turn, dtype)[:size] = wire.data
@@ -180,7 +180,7 @@ def block_elements(size: int, nodes: int, block_bytes: int, itemsize: int) -> in
     return max(1, min(-(-size // nodes), block_bytes // nodes // itemsize))
 
 
-def slices(steps: SharedSteps, wire: Wire, op: str, *, gather: bool = True) -> "NDArray[Any]":
+def slices(steps: SharedSteps, wire: WireValue, op: str, *, gather: bool = True) -> "NDArray[Any]":
     """Slice k of the array is added up by node k; with ``gather`` everybody gets all of them, else each its own.
 
     In blocks that alternate between two halves. A node writes block b + 2 over block b when all have come so far that

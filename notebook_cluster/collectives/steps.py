@@ -7,19 +7,18 @@ from collections.abc import Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.collectives.checks import Check, any_value, same_array, same_operation
-from notebook_cluster.collectives.inbox import Inbox
-from notebook_cluster.collectives.parcels import (
+from notebook_cluster.collectives.chunked_messages import (
     CellWorld,
+    ChunkedMessage,
     CollectiveSettings,
-    Parcel,
+    Destination,
     Payload,
-    Place,
     Transport,
     as_bytes,
 )
-from notebook_cluster.collectives.values import Wire, carrier
-from notebook_cluster.collectives.waits import Wait
+from notebook_cluster.collectives.expectations import Check, Wait, any_value, same_array, same_operation
+from notebook_cluster.collectives.receiver import CellReceiver
+from notebook_cluster.collectives.values import WireValue, carrier
 from notebook_cluster.memory import Scratch
 from notebook_cluster.protocol.mesh import CellFrame
 
@@ -56,7 +55,7 @@ class Steps:
     def __init__(
         self,
         transport: Transport,
-        inbox: Inbox,
+        receiver: CellReceiver,
         settings: CollectiveSettings,
         scratch: Scratch,
         world: CellWorld,
@@ -64,7 +63,7 @@ class Steps:
         name: str,
     ) -> None:
         self.transport = transport
-        self.inbox = inbox
+        self.receiver = receiver
         self.settings = settings
         self.scratch = scratch
         self.world = world
@@ -83,7 +82,7 @@ class Steps:
         """Of this node among ``nodes``."""
         return self.nodes.index(self.own)
 
-    def header(self, wire: Wire, phase: int) -> CellFrame:
+    def header(self, wire: WireValue, phase: int) -> CellFrame:
         """What stands in front of ``wire`` in ``phase``."""
         world = self.world
         return CellFrame(
@@ -92,7 +91,7 @@ class Steps:
             kind=wire.kind, dtype=wire.dtype, shape=list(wire.shape),
         )  # fmt: skip
 
-    def send(self, parts: Mapping[str, Wire], phase: int, lent: bool = False) -> None:
+    def send(self, parts: Mapping[str, WireValue], phase: int, lent: bool = False) -> None:
         """Send each node of ``parts`` its part, which must not change until all nodes are in a later operation; of
         arrays that are ``lent``, until :meth:`settle` or :meth:`withdraw`."""
         outgoing = [(node, self.header(wire, phase), payload_of(wire)) for node, wire in parts.items()]
@@ -101,12 +100,12 @@ class Steps:
 
         def post() -> None:
             for node, header, payload in outgoing:
-                self.inbox.outbox.post(node, header, payload)
+                self.receiver.sent.post(node, header, payload)
 
         if outgoing:
             self.transport.call_soon(post)
 
-    def receive(self, senders: Iterable[str], phase: int, check: Check, ask: bool = False) -> dict[str, Parcel]:
+    def receive(self, senders: Iterable[str], phase: int, check: Check, ask: bool = False) -> dict[str, ChunkedMessage]:
         """Wait for what ``senders`` send in ``phase``. Phases of one sender are waited for in their order.
 
         Raises:
@@ -119,16 +118,16 @@ class Steps:
         named = same_operation(self.own, self.name, check)
         return self.wait(Wait(self.name, self.number, self.base + phase, "collective", wanted, named, ask))
 
-    def wait(self, wait: Wait) -> dict[str, Parcel]:
+    def wait(self, wait: Wait) -> dict[str, ChunkedMessage]:
         """Hand ``wait`` to the I/O thread and sleep until it is settled."""
-        self.transport.call_soon(lambda: self.inbox.expect(wait))
+        self.transport.call_soon(lambda: self.receiver.expect(wait))
         outcome = wait_for(wait.outcome)
         if isinstance(outcome, Exception):
             raise outcome
-        parcels: dict[str, Parcel] = outcome
-        return parcels
+        messages: dict[str, ChunkedMessage] = outcome
+        return messages
 
-    def exchange(self, parts: Mapping[str, Wire], check: Check, phase: int = 0) -> dict[str, Parcel]:
+    def exchange(self, parts: Mapping[str, WireValue], check: Check, phase: int = 0) -> dict[str, ChunkedMessage]:
         """Send each other node its part and wait for theirs."""
         self.send({node: parts[node] for node in self.others}, phase)
         return self.receive(self.others, phase, check)
@@ -137,9 +136,9 @@ class Steps:
 
     def settle(self, phase: int) -> None:
         """Wait until every node has all that it needs of this operation: what was lent is not read any more."""
-        self.exchange(dict.fromkeys(self.others, Wire("json", "", (), b"")), any_value, phase)
+        self.exchange(dict.fromkeys(self.others, WireValue("json", "", (), b"")), any_value, phase)
         self._lent.clear()
-        self.transport.call_soon(lambda: self.inbox.outbox.forget_parts(self.number, self.base + phase))
+        self.transport.call_soon(lambda: self.receiver.sent.forget_parts(self.number, self.base + phase))
 
     def close_out(self) -> None:
         """The operation was left in the middle. When this returns, nothing that still comes is written to ``out``."""
@@ -148,7 +147,7 @@ class Steps:
         closed: SimpleQueue[None] = SimpleQueue()
 
         def close() -> None:
-            self.inbox.drop_operation(self.number)
+            self.receiver.drop_operation(self.number)
             closed.put(None)
 
         self.transport.call_soon(close)
@@ -162,7 +161,7 @@ class Steps:
             return
 
         def give_up() -> None:
-            self.inbox.outbox.forget_parts(self.number)
+            self.receiver.sent.forget_parts(self.number)
             for node in self.others:
                 self.transport.start_over(node)
 
@@ -177,29 +176,31 @@ class Steps:
     def place(self, sender: str, phase: int, flat: "NDArray[Any]", may_stay: bool = False) -> None:
         """What ``sender`` sends in ``phase`` goes into ``flat``, unless it ``may_stay`` where it came and does; said
         before anything of the operation is sent."""
-        self.inbox.places[sender, self.number, self.base + phase] = Place(as_bytes(flat), may_stay)
+        self.receiver.places[sender, self.number, self.base + phase] = Destination(as_bytes(flat), may_stay)
 
     def result(self, count: int, dtype: Any) -> "NDArray[Any]":
         """Memory for the result, flat: ``out``, or some that nothing else refers to."""
         return self.out if self.out is not None else self.scratch.result(count, dtype)
 
     def send_array(
-        self, nodes: Iterable[str], phase: int, wire: Wire, flat: "NDArray[Any]", lent: bool = False
+        self, nodes: Iterable[str], phase: int, wire: WireValue, flat: "NDArray[Any]", lent: bool = False
     ) -> None:
         """Send ``flat``, a part of the array that ``wire`` describes; ``lent`` as of :meth:`send`."""
-        part = Wire(wire.kind, wire.dtype, wire.shape, flat)
+        part = WireValue(wire.kind, wire.dtype, wire.shape, flat)
         self.send(dict.fromkeys(nodes, part), phase, lent)
 
-    def receive_arrays(self, senders: Iterable[str], phase: int, wire: Wire, size: int) -> "dict[str, NDArray[Any]]":
+    def receive_arrays(
+        self, senders: Iterable[str], phase: int, wire: WireValue, size: int
+    ) -> "dict[str, NDArray[Any]]":
         """A part of ``size`` elements from each of ``senders``, who must have the array that ``wire`` describes."""
         import numpy
 
         dtype = numpy.dtype(carrier(wire.dtype))
         check = same_array(self.world, self.own, wire, size * dtype.itemsize)
-        parcels = self.receive(senders, phase, check)
-        return {node: numpy.frombuffer(parcel.data, dtype) for node, parcel in parcels.items()}
+        messages = self.receive(senders, phase, check)
+        return {node: numpy.frombuffer(message.data, dtype) for node, message in messages.items()}
 
 
-def payload_of(wire: Wire) -> Payload:
+def payload_of(wire: WireValue) -> Payload:
     """The bytes of ``wire`` as they travel, without a copy."""
     return as_bytes(wire.data) if wire.is_array else wire.data

@@ -1,7 +1,8 @@
-"""What may travel between nodes, and how it becomes a flat buffer of bytes and back. Nothing is ever unpickled.
+"""What may travel between nodes, how it becomes a flat buffer of bytes and back, and where a result goes (``out=``).
 
-A value is one of: an array (numpy, torch, mlx; numbers of any size, bool, complex, bfloat16), a number, or plain data
-(None, str, lists and dicts of these with string keys). An array travels as its bytes in C order, little endian.
+Nothing is ever unpickled. A value is one of: an array (numpy, torch, mlx; numbers of any size, bool, complex,
+bfloat16), a number, or plain data (None, str, lists and dicts of these with string keys). An array travels as its bytes
+in C order, little endian.
 """
 
 import json
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+    from numpy.typing import NDArray
 
 _ITEM_BYTES = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -33,7 +35,7 @@ _MAX_SIZE = 1 << 48
 
 
 @dataclass(frozen=True)
-class Wire:
+class WireValue:
     """A value ready to travel.
 
     Attributes:
@@ -84,7 +86,7 @@ def expected_bytes(kind: str, dtype: str, shape: "tuple[int, ...] | list[int]") 
     return _ITEM_BYTES[dtype] * math.prod(shape)
 
 
-def to_wire(value: Any, operation: str, *, copy: bool = True) -> Wire:
+def to_wire(value: Any, operation: str, *, copy: bool = True) -> WireValue:
     """A private copy of ``value`` as it travels; without ``copy`` it may share memory with ``value``.
 
     Raises:
@@ -98,7 +100,7 @@ def to_wire(value: Any, operation: str, *, copy: bool = True) -> Wire:
         return _numpy_to_wire(value, operation, copy)
     _check_plain(value, operation, 0)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return Wire("json", "number" if is_number else "", (), json.dumps(value).encode(), value)
+    return WireValue("json", "number" if is_number else "", (), json.dumps(value).encode(), value)
 
 
 def from_wire(kind: str, dtype: str, shape: "tuple[int, ...] | list[int]", data: Any, like: Any = None) -> Any:
@@ -141,7 +143,7 @@ def library_of(value: Any) -> str:
     return ""
 
 
-def _numpy_to_wire(value: Any, operation: str, copy: bool) -> Wire:
+def _numpy_to_wire(value: Any, operation: str, copy: bool) -> WireValue:
     import numpy
 
     array = numpy.asarray(value)
@@ -153,10 +155,10 @@ def _numpy_to_wire(value: Any, operation: str, copy: bool) -> Wire:
     little = numpy.dtype(carrier(dtype)).newbyteorder("<")
     flat = numpy.array(array, dtype=little, order="C", copy=copy or None).reshape(-1)
     kind = "scalar" if isinstance(value, numpy.generic) else "numpy"
-    return Wire(kind, dtype, tuple(array.shape), flat, value)
+    return WireValue(kind, dtype, tuple(array.shape), flat, value)
 
 
-def _torch_to_wire(value: Any, operation: str, copy: bool) -> Wire:
+def _torch_to_wire(value: Any, operation: str, copy: bool) -> WireValue:
     import torch
 
     dtype = str(value.dtype).removeprefix("torch.")
@@ -167,7 +169,7 @@ def _torch_to_wire(value: Any, operation: str, copy: bool) -> Wire:
     tensor = value.detach().resolve_conj().resolve_neg()
     flat = tensor.to("cpu", copy=copy, memory_format=torch.contiguous_format).reshape(-1)
     bits = flat.view(getattr(torch, _CARRIERS[dtype])) if dtype in _CARRIERS else flat
-    return Wire("torch", dtype, tuple(value.shape), bits.numpy(), value)
+    return WireValue("torch", dtype, tuple(value.shape), bits.numpy(), value)
 
 
 def _torch_from_flat(flat: "Array", dtype: str, shape: "tuple[int, ...] | list[int]", like: Any) -> Any:
@@ -183,7 +185,7 @@ def _torch_from_flat(flat: "Array", dtype: str, shape: "tuple[int, ...] | list[i
     return tensor.to(like.device) if isinstance(like, torch.Tensor) else tensor
 
 
-def _mlx_to_wire(value: Any, operation: str, copy: bool) -> Wire:
+def _mlx_to_wire(value: Any, operation: str, copy: bool) -> WireValue:
     import mlx.core as mx
     import numpy
 
@@ -193,7 +195,7 @@ def _mlx_to_wire(value: Any, operation: str, copy: bool) -> Wire:
         raise TypeError(f"{operation}: an mlx array of {value.dtype} cannot travel between nodes: convert it first")
     flat = value.reshape(-1)
     bits = flat.view(getattr(mx, _CARRIERS[dtype])) if dtype in _CARRIERS else flat
-    return Wire("mlx", dtype, tuple(value.shape), numpy.array(bits), value)
+    return WireValue("mlx", dtype, tuple(value.shape), numpy.array(bits), value)
 
 
 def _mlx_from_flat(flat: "Array", dtype: str, shape: "tuple[int, ...] | list[int]") -> Any:
@@ -238,3 +240,77 @@ def _check_plain(value: Any, operation: str, depth: int) -> None:
         f"{operation}: a {type(value).__name__}{inside} cannot travel between nodes: use an array or tensor by itself, "
         "a number, or lists, dicts and strings of these"
     )
+
+
+class ResultBuffer:
+    """``out`` of one operation whose result is like its array ``wire``.
+
+    Attributes:
+        memory: of ``out``, flat, in the carrier dtype, where a result can be written straight into it: it may be the
+            memory of ``wire``, but does not overlap with it in part. None: the result is copied there.
+
+    Raises:
+        TypeError: ``out`` is nothing that a result can be written to.
+        ValueError: it has another library, dtype or shape than the array, or is read-only.
+    """
+
+    def __init__(self, out: Any, wire: WireValue, operation: str) -> None:
+        import numpy
+
+        if not wire.is_array:
+            raise TypeError(f"{operation}: out= takes the result of an array: leave it out for {wire.describe()}")
+        kind = library_of(out)
+        if kind not in ("numpy", "torch") or isinstance(out, numpy.generic):
+            raise TypeError(
+                f"{operation}: out cannot be a {type(out).__name__}, which is not written to: pass a numpy array or a "
+                "torch tensor, or take what is returned"
+            )
+        dtype = str(out.dtype).removeprefix("torch.") if kind == "torch" else out.dtype.name
+        if (kind, dtype, tuple(out.shape)) != (wire.kind, wire.dtype, wire.shape):
+            raise ValueError(
+                f"{operation}: out is {kind} {describe(kind, dtype, tuple(out.shape))}, the array {wire.kind} "
+                f"{wire.describe()}: they must be alike"
+            )
+        if kind == "numpy" and not out.flags.writeable:
+            raise ValueError(f"{operation}: out is a read-only array: pass a copy of it")
+        self._out = out
+        self._wire = wire
+        self.memory: NDArray[Any] | None = None
+        flat = _memory(out, dtype, kind)
+        if flat is not None and (_begin(flat) == _begin(wire.data) or not numpy.may_share_memory(flat, wire.data)):
+            self.memory = flat
+
+    def take(self, flat: "NDArray[Any]") -> Any:
+        """``out``, with the result ``flat``, in the carrier dtype."""
+        wire = self._wire
+        if wire.kind == "numpy":
+            if flat is not self.memory:
+                self._out[...] = from_wire(wire.kind, wire.dtype, wire.shape, flat)
+            return self._out
+        import torch
+
+        with torch.no_grad():
+            if flat is not self.memory:
+                self._out.copy_(from_wire(wire.kind, wire.dtype, wire.shape, flat, self._out))
+            elif not self._out.is_inference():
+                torch.autograd.graph.increment_version(self._out)  # autograd did not see that it was written to
+        return self._out
+
+
+def _memory(out: Any, dtype: str, kind: str) -> "NDArray[Any] | None":
+    """The memory of ``out`` itself, if its elements lie there one after the other as they travel."""
+    flat: NDArray[Any] | None = None
+    if kind == "torch":
+        if out.device.type == "cpu" and out.is_contiguous() and not out.is_conj() and not out.is_neg():
+            import torch
+
+            flat = out.detach().reshape(-1).view(getattr(torch, carrier(dtype))).numpy()
+    elif out.flags.c_contiguous and out.dtype.isnative:
+        import numpy
+
+        flat = numpy.asarray(out).reshape(-1).view(carrier(dtype))
+    return flat
+
+
+def _begin(flat: "NDArray[Any]") -> int:
+    return int(flat.ctypes.data)

@@ -16,8 +16,7 @@ import msgspec
 from notebook_cluster.coordinator.peer_link import PeerLink
 from notebook_cluster.coordinator.peers.links import LOCAL
 from notebook_cluster.coordinator.questions import ANSWER_S, Questions
-from notebook_cluster.discovery.addresses import networks
-from notebook_cluster.discovery.reaching import MAX_TARGETS, NO, reach
+from notebook_cluster.discovery.addresses import MAX_TARGETS, NO, networks, reach
 from notebook_cluster.doctor import findings as f
 from notebook_cluster.doctor import network, versions
 from notebook_cluster.doctor.findings import Examined

@@ -44,15 +44,15 @@ from notebook_cluster.coordinator.settings import Settings
 from notebook_cluster.coordinator.startup import StartProgress
 from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal import events as e
+from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.journal.kept_runs import let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.journal.old_format import import_old
 from notebook_cluster.journal.place import journal_path
 from notebook_cluster.journal.reading import recover
 from notebook_cluster.journal.records import Record
-from notebook_cluster.journal.series import SeriesStore
 from notebook_cluster.journal.state import State, apply, cell_view
-from notebook_cluster.peering.trusting import Trust
+from notebook_cluster.peering.candidates import Trust
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol import views as v

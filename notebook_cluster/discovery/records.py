@@ -74,7 +74,7 @@ class FoundCluster:
     instance: str
 
 
-class Found(Protocol):
+class NetworkRecord(Protocol):
     """What every record has."""
 
     @property
@@ -89,7 +89,7 @@ class Found(Protocol):
     def instance(self) -> str: ...
 
 
-Record = TypeVar("Record", bound=Found)
+Record = TypeVar("Record", bound=NetworkRecord)
 
 
 @dataclass(frozen=True)

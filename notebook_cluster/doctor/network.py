@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from notebook_cluster.discovery.reaching import NO
+from notebook_cluster.discovery.addresses import NO
 from notebook_cluster.doctor.findings import Examined, Level, allow_tcp, listed, on, say, span
 from notebook_cluster.protocol.node import PairMeasured
 from notebook_cluster.protocol.state import JobView

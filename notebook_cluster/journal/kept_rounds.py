@@ -1,7 +1,9 @@
-"""Which records of training rounds a restarted coordinator needs, out of a journal that may have a million.
+"""Which records of training rounds are kept, out of a journal that may have a million of them.
 
-A run writes a SEAL and a COMMIT for each round, and nearly all of them are superseded by those after them. What the
-round machine makes of the kept ones is what it would make of all.
+A run writes a SEAL and a COMMIT for each round, and nearly all of them are superseded by those after them.
+:class:`KeptRounds` finds those that a restarted coordinator needs: what the round machine makes of them is what it
+would make of all. :class:`Rounds` has what a report and the panels show: all rounds of a short run, the longest waits
+of a long one.
 """
 
 from collections import deque
@@ -10,7 +12,10 @@ from notebook_cluster.journal.records import (
     CommitRecord,
     Record,
     SealRecord,
+    VoidRecord,
 )
+from notebook_cluster.protocol.history import RoundView
+from notebook_cluster.protocol.state import RoundWait
 
 KEPT_HASHES = 256
 """Committed rounds whose hash is remembered: how far back a node's state is recognised."""
@@ -68,3 +73,68 @@ class KeptRounds:
     def rows(self) -> list[int]:
         """In the order of the journal."""
         return sorted({*self._others, *(row for job in self._jobs.values() for row in job.rows())})
+
+
+MAX_ROUNDS = 2000
+SHOWN_WAITS = 8
+"""Rounds of each job that panels show."""
+
+
+class Rounds:
+    """The committed rounds of all jobs, from their records.
+
+    Attributes:
+        seen: how many there were.
+    """
+
+    def __init__(self, seen: int = 0) -> None:
+        self.seen = seen
+        self._kept: list[tuple[int, RoundView]] = []
+
+    @property
+    def rounds(self) -> list[RoundView]:
+        """At most MAX_ROUNDS, oldest first; of two neighbours that are long past the one with the longer wait."""
+        return [view for _, view in self._kept]
+
+    def rows(self) -> list[int]:
+        """The rows of the journal that :attr:`rounds` are made of."""
+        return [row for row, _ in self._kept]
+
+    def replay(self, record: Record, row: int = 0) -> None:
+        """Take over a record, which is row number ``row`` of the journal."""
+        if isinstance(record, VoidRecord):
+            # The job is back at the round before: what was said about this one is no more.
+            self._kept = [
+                (row, view) for row, view in self._kept if view.job != record.job or view.round < record.round
+            ]
+        if not isinstance(record, CommitRecord) or not record.time:
+            return
+        self.seen += 1
+        self._kept.append((row, _view(record)))
+        if len(self._kept) > MAX_ROUNDS:
+            old, new = self._kept[: MAX_ROUNDS // 2], self._kept[MAX_ROUNDS // 2 :]
+            self._kept = [max(pair, key=_longest) for pair in zip(old[::2], old[1::2], strict=False)] + new
+
+    def waits(self, job: str) -> list[RoundWait]:
+        """The last rounds of ``job`` for panels: for whom was waited, and how long at most."""
+        found = []
+        for kept in reversed(self._kept):
+            view = kept[1]
+            if view.job == job and len(view.waits) > 1:
+                node = min(view.waits, key=view.waits.__getitem__)
+                found.append(RoundWait(round=view.round, node=node, seconds=_longest(kept)))
+            if len(found) == SHOWN_WAITS:
+                break
+        return found[::-1]
+
+
+def _view(record: CommitRecord) -> RoundView:
+    commit = record.commit
+    return RoundView(
+        job=record.job, round=commit.round, time=record.time, members=list(commit.members), waits=record.waits,
+        bytes_sent=record.bytes_sent, hash_mismatches=record.hash_mismatches, state_hash=commit.state_hash,
+    )  # fmt: skip
+
+
+def _longest(kept: tuple[int, RoundView]) -> float:
+    return max(kept[1].waits.values(), default=0.0)

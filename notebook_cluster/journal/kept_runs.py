@@ -1,4 +1,6 @@
-"""Runs that are over and were kept: each in a folder of its own under ``runs/`` of its cluster's folder."""
+"""Runs that are over: kept ones, each in a folder of its own under ``runs/`` of its cluster's folder, and the last run
+of a cluster as a report wants it.
+"""
 
 import contextlib
 import os
@@ -9,11 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from notebook_cluster.journal.curves import read_view
+import msgspec
+
+from notebook_cluster.journal.curves import SeriesStore, read_series, read_view
 from notebook_cluster.journal.old_format import LOG_FILE, SERIES_FILE, VIEW_FILE, import_old
-from notebook_cluster.journal.place import CURVES_FILE, JOURNAL_FILE, curves_path, place_of
+from notebook_cluster.journal.place import CURVES_FILE, JOURNAL_FILE, curves_path, journal_path, place_of
+from notebook_cluster.journal.reading import recover
+from notebook_cluster.journal.state import cell_view
 from notebook_cluster.journal.store import CURVES, JOURNAL, checkpoint, open_to_write, remove
-from notebook_cluster.protocol.state import ClusterView
+from notebook_cluster.protocol.history import RunHistory
+from notebook_cluster.protocol.state import ClusterView, Series
 
 RUNS = "runs"
 MOST_RUNS, MOST_MEGABYTES = 50, 1000
@@ -123,3 +130,49 @@ def _setting(variable: str, default: int) -> int:
     if not text.isdigit():
         raise ValueError(f"{variable}={text}: use a whole number, 0 or more")
     return int(text)
+
+
+MAX_CELLS = 500
+"""The newest cells that a report has."""
+
+
+class LastRun(msgspec.Struct, frozen=True):
+    """A run that is over, as a report wants it."""
+
+    view: ClusterView
+    curves: list[Series]
+    past: RunHistory
+    ended: str
+    """``ended at 12:00:00: stopped``."""
+
+    def state(self) -> ClusterView:
+        return self.view
+
+    def series(self) -> list[Series]:
+        return self.curves
+
+    def history(self) -> RunHistory:
+        return self.past
+
+
+def last_run(folder: Path) -> LastRun | None:
+    """The run that ended in ``folder``, also one that an earlier version has written; None when there was none.
+
+    Raises:
+        ValueError: its journal is damaged; names it.
+    """
+    import_old(folder)
+    last = read_view(curves_path(folder))
+    if last is None:
+        return None
+    recovered = recover(journal_path(folder))
+    cells = [cell_view(cell) for cell in recovered.state.cells.values()]
+    store = SeriesStore()
+    store.take_over(read_series(curves_path(folder)))
+    past = RunHistory(
+        rounds=recovered.committed.rounds, rounds_seen=recovered.committed.seen, checkpoints=last.checkpoints,
+        cells=cells[-MAX_CELLS:], cells_seen=len(cells), peers=last.peers,
+    )  # fmt: skip
+    clock = time.strftime("%H:%M:%S", time.localtime(last.state.now))
+    ended = f"ended at {clock}: {last.ended}" if last.ended else f"its coordinator was killed after {clock}"
+    return LastRun(view=last.state, curves=store.all(), past=past, ended=ended)

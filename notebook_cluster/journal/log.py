@@ -21,12 +21,12 @@ import msgspec
 
 from notebook_cluster.journal.events import Event
 from notebook_cluster.journal.place import JOURNAL_FILE, make_place
-from notebook_cluster.journal.reading import Recovered, Snapshot
+from notebook_cluster.journal.reading import RecoveredRun, StateSnapshot
 from notebook_cluster.journal.records import Record
 from notebook_cluster.journal.rows import Shape, to_row
 from notebook_cluster.journal.state import State
 from notebook_cluster.journal.store import as_os_error
-from notebook_cluster.journal.writer import Item, Writer
+from notebook_cluster.journal.writer import PendingRow, Writer
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ class Journal:
         committed: the rounds for reports and panels.
     """
 
-    def __init__(self, folder: Path, recovered: Recovered | None = None) -> None:
+    def __init__(self, folder: Path, recovered: RecoveredRun | None = None) -> None:
         """Raises OSError when the journal cannot be opened, ValueError when it was written by a later version."""
-        recovered = recovered or Recovered()
+        recovered = recovered or RecoveredRun()
         self.path = folder / JOURNAL_FILE
         self.trouble: OSError | None = None
         self.on_holding: Callable[[bool], None] = lambda holding: None
@@ -127,7 +127,7 @@ class Journal:
             return
         row = self._snapshot_at = self._next
         rows = self._kept.rows()
-        body = msgspec.json.encode(Snapshot(state, rows, self.committed.rows(), self.committed.seen))
+        body = msgspec.json.encode(StateSnapshot(state, rows, self.committed.rows(), self.committed.seen))
         self._shapes.clear()  # a shape that old rows alone name may go with them
         self._put(
             (
@@ -160,7 +160,7 @@ class Journal:
         )
 
     def _put(self, statements: tuple[tuple[str, tuple[object, ...]], ...], durable: bool) -> None:
-        item = Item(self._next, statements, durable)
+        item = PendingRow(self._next, statements, durable)
         if self._waits_since is None:
             self._waits_since = time.monotonic()
         self._handed, self._next = self._next, self._next + 1

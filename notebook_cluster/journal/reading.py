@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from notebook_cluster.journal.committed import Rounds
 from notebook_cluster.journal.events import Event
-from notebook_cluster.journal.kept_rounds import KeptRounds
+from notebook_cluster.journal.kept_rounds import KeptRounds, Rounds
 from notebook_cluster.journal.records import Record
 from notebook_cluster.journal.rows import RoundRow, Shape, from_row
 from notebook_cluster.journal.state import State, apply
@@ -22,7 +21,7 @@ _PROGRESS_ROWS = 4096
 _COLUMNS = "id, time, kind, job, round, attempt, hash, shape, body"
 
 
-class Snapshot(msgspec.Struct):
+class StateSnapshot(msgspec.Struct):
     """What all rows before it have led to."""
 
     state: State
@@ -33,7 +32,7 @@ class Snapshot(msgspec.Struct):
     seen: int
 
 
-class Recovered:
+class RecoveredRun:
     """What a journal says: the state, the records of the rounds that still matter, in order, the last message of each
     peer (by key), the rounds for a report, and the row of the last snapshot."""
 
@@ -70,7 +69,7 @@ class _Shapes:
         return known
 
 
-def recover(path: Path, on_progress: Callable[[int, int], None] = lambda done, size: None) -> Recovered:
+def recover(path: Path, on_progress: Callable[[int, int], None] = lambda done, size: None) -> RecoveredRun:
     """The last snapshot in ``path`` and what follows it. ``on_progress`` is called with the bytes read so far and those
     of the file.
 
@@ -79,20 +78,20 @@ def recover(path: Path, on_progress: Callable[[int, int], None] = lambda done, s
         OSError: the disk is full, so that SQLite cannot even read.
     """
     if not path.exists():
-        return Recovered()
+        return RecoveredRun()
     size = path.stat().st_size
     on_progress(0, size)
     try:
         with reading(path) as connection:
             return _recover(connection, lambda share: on_progress(int(size * share), size))
     except FileNotFoundError:
-        return Recovered()
+        return RecoveredRun()
     except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
 
 
-def _recover(connection: sqlite3.Connection, on_progress: Callable[[float], None]) -> Recovered:
-    found = Recovered()
+def _recover(connection: sqlite3.Connection, on_progress: Callable[[float], None]) -> RecoveredRun:
+    found = RecoveredRun()
     snapshot = _snapshot(connection)
     found.state = _state(connection, snapshot, found)
     kept, shown = set(snapshot.kept), set(snapshot.shown)
@@ -114,12 +113,12 @@ def _recover(connection: sqlite3.Connection, on_progress: Callable[[float], None
     return found
 
 
-def _snapshot(connection: sqlite3.Connection) -> Snapshot:
+def _snapshot(connection: sqlite3.Connection) -> StateSnapshot:
     row = connection.execute("SELECT body FROM snapshots ORDER BY id DESC LIMIT 1").fetchone()
-    return Snapshot(State(), [], [], 0) if row is None else msgspec.json.decode(row[0], type=Snapshot)
+    return StateSnapshot(State(), [], [], 0) if row is None else msgspec.json.decode(row[0], type=StateSnapshot)
 
 
-def _state(connection: sqlite3.Connection, snapshot: Snapshot, found: Recovered) -> State:
+def _state(connection: sqlite3.Connection, snapshot: StateSnapshot, found: RecoveredRun) -> State:
     (found.snapshot,) = connection.execute("SELECT ifnull(max(id), 0) FROM snapshots").fetchone()
     state = snapshot.state
     for (body,) in connection.execute("SELECT body FROM events WHERE id > ? ORDER BY id", (found.snapshot,)):
@@ -146,7 +145,7 @@ def has_crashed(path: Path) -> bool:
         return False
     try:
         with reading(path) as connection:
-            state = _state(connection, _snapshot(connection), Recovered())
+            state = _state(connection, _snapshot(connection), RecoveredRun())
     except FileNotFoundError:
         return False
     except (sqlite3.Error, ValueError, KeyError, TypeError) as error:

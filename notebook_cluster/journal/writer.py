@@ -25,7 +25,7 @@ _LAST_ROW = "SELECT max(ifnull((SELECT max(id) FROM events), 0), ifnull((SELECT 
             "ifnull((SELECT max(id) FROM received), 0), ifnull((SELECT max(id) FROM snapshots), 0))"  # fmt: skip
 
 
-class Item(msgspec.Struct, frozen=True):
+class PendingRow(msgspec.Struct, frozen=True):
     """Statements that belong together. Each row of them has the number ``row``; a later item has a higher one."""
 
     row: int
@@ -61,7 +61,7 @@ class Writer(threading.Thread):
         super().__init__(name="journal", daemon=True)
         self._path, self._copy = path, copy
         self._on_written, self._on_error = on_written, on_error
-        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[PendingRow | None] = queue.SimpleQueue()
         self._connection: sqlite3.Connection | None = open_to_write(path, JOURNAL)
         self.first_row = last_row(self._connection) + 1
         self._closing = threading.Event()
@@ -69,7 +69,7 @@ class Writer(threading.Thread):
         self._unsynced = self._grown = False
         self._level = ""
 
-    def put(self, item: Item) -> None:
+    def put(self, item: PendingRow) -> None:
         self._items.put(item)
 
     def close(self, timeout: float) -> bool:
@@ -90,9 +90,9 @@ class Writer(threading.Thread):
                 self._tidy_up()
         self._end()
 
-    def _next(self) -> tuple[list[Item], bool]:
+    def _next(self) -> tuple[list[PendingRow], bool]:
         """What waits, when there is something or after a while; True when it is the last."""
-        batch: list[Item] = []
+        batch: list[PendingRow] = []
         try:
             item = self._items.get(timeout=SYNC_PERIOD if self._grown or self._unsynced else None)
             while item is not None:
@@ -102,7 +102,7 @@ class Writer(threading.Thread):
             return batch, False
         return batch, True
 
-    def _write_all(self, batch: list[Item]) -> None:
+    def _write_all(self, batch: list[PendingRow]) -> None:
         while batch:
             try:
                 if self._connection is None:
@@ -119,7 +119,7 @@ class Writer(threading.Thread):
                 if self._closing.wait(RETRY):
                     return
 
-    def _write(self, batch: list[Item]) -> None:
+    def _write(self, batch: list[PendingRow]) -> None:
         connection = self._connection
         if connection is None or not batch:
             return

@@ -1,30 +1,30 @@
 """The encrypted, resumable message channel between a coordinator and an agent.
 
-May import: ``security``, ``protocol``. Called by: ``agent`` (Listener), ``coordinator`` (Dialer, Reception); both,
-``pairing`` and ``client`` use :class:`Pump` for their other sockets.
+May import: ``security``, ``protocol``. Called by: ``agent`` (Listener) and ``coordinator`` (Dialer, InboundListener);
+both, ``pairing`` and ``client`` use :class:`Pump` for their other sockets.
 
 A :class:`Dialer` (DEALER) connects to a :class:`Listener` (ROUTER), which has one :class:`Session` per cluster. Where
-nobody can connect to the agent, its Listener connects (:class:`DialOut`) to a :class:`Reception` of the coordinator,
-and the Dialer talks over that connection; everything else stays the same.
+nobody can connect to the agent, its Listener connects (:class:`DialOut`) to an :class:`InboundListener` of the
+coordinator, and the Dialer talks over that connection; everything else stays the same.
 Messages are numbered, acknowledged once processed, and kept until then, so that a connection may break for minutes:
 
 - :mod:`.pump`: a zmq socket on an asyncio loop
-- :mod:`.frames`: headers on the wire
+- :mod:`.frames`: headers on the wire, and the count of what is dropped
 - :mod:`.channel`: numbering, order, large messages in pieces, the bounded outbox; pure
 - :mod:`.conversation`: acknowledgements, heartbeats, asking again; the same for both sides
-- :mod:`.connection`, :mod:`.dialer`, :mod:`.round_trip`: the side that connects
+- :mod:`.connection`, :mod:`.dialer`: the side that connects
 - :mod:`.listener`, :mod:`.session`: the side that is connected to
-- :mod:`.link_end`, :mod:`.drops`: what they share; :mod:`.tcp`, :mod:`.backlog`: the connections below
-- :mod:`.door`: a ROUTER that only lets known keys in
-- :mod:`.reception`, :mod:`.dial_out`: the same link over a connection that the agent makes
+- :mod:`.tcp`: the connections below
+- :mod:`.authenticated_router`: a ROUTER that only lets known keys in
+- :mod:`.inbound_listener`, :mod:`.dial_out`: the same link over a connection that the agent makes
 """
 
 from notebook_cluster.link.dial_out import DialOut
 from notebook_cluster.link.dialer import Dialer
-from notebook_cluster.link.drops import Drops
+from notebook_cluster.link.frames import Drops
+from notebook_cluster.link.inbound_listener import InboundListener
 from notebook_cluster.link.listener import Listener
 from notebook_cluster.link.pump import Pump
-from notebook_cluster.link.reception import Reception
 from notebook_cluster.link.session import Session
 from notebook_cluster.link.settings import Condition, LinkSettings
 
@@ -33,9 +33,9 @@ __all__ = [
     "DialOut",
     "Dialer",
     "Drops",
+    "InboundListener",
     "LinkSettings",
     "Listener",
     "Pump",
-    "Reception",
     "Session",
 ]

@@ -1,8 +1,8 @@
 """Exactly once and in order over connections that break: numbering, acknowledging, sending again. No I/O, no clock.
 
-A :class:`Channel` is one end: an :class:`Outbox` that keeps what is not acknowledged and an :class:`Inbox` that puts
-what arrives in order. Large messages are cut into numbered pieces: libzmq gives up a connection on which no whole frame
-arrived for its heartbeat time-out, so a 20 MB frame on slow Wi-Fi would never arrive.
+A :class:`Channel` is one end: a :class:`SendWindow` that keeps what is not acknowledged, and a :class:`ReceiveWindow`
+that puts in order what arrives. Large messages are cut into numbered pieces: libzmq gives up a connection on which no
+whole frame arrived for its heartbeat time-out, so a 20 MB frame on slow Wi-Fi would never arrive.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ _ASK_AGAIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Segment:
     """One numbered thing on the wire: a message, or with ``piece`` a part of one (``sizes`` in the first part)."""
 
     sequence: int
@@ -46,13 +46,13 @@ class Item:
         return self.size + _FRAME_COST * (1 + len(self.frames) + len(self.sizes))
 
 
-class Outbox:
+class SendWindow:
     """What was sent and is not acknowledged. ``last`` is the newest sequence number, ``first`` the oldest kept."""
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.size = 0
-        self._items: deque[Item] = deque()
+        self._items: deque[Segment] = deque()
 
     @property
     def first(self) -> int:
@@ -61,18 +61,18 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, frames: Sequence[bytes], total: int) -> list[Item]:
+    def add(self, frames: Sequence[bytes], total: int) -> list[Segment]:
         """Number ``frames`` (of ``total`` bytes) and keep them; returns the items to put on the wire."""
         if total < _JOIN_BELOW and len(frames) > _FEW_FRAMES:
             sizes = tuple(len(frame) for frame in frames)
-            added = [Item(self.last + 1, (b"".join(frames),), sizes, piece=True)]
+            added = [Segment(self.last + 1, (b"".join(frames),), sizes, piece=True)]
         elif total <= PIECE_BYTES:
-            added = [Item(self.last + 1, tuple(frames))]
+            added = [Segment(self.last + 1, tuple(frames))]
         else:
             whole = memoryview(b"".join(frames))
             count = -(-total // PIECE_BYTES)
             added = [
-                Item(
+                Segment(
                     self.last + 1 + index,
                     (whole[index * PIECE_BYTES : (index + 1) * PIECE_BYTES],),
                     sizes=tuple(len(frame) for frame in frames) if index == 0 else (),
@@ -93,14 +93,14 @@ class Outbox:
         while self._items and self._items[0].sequence <= ack:
             self.size -= self._items.popleft().size
 
-    def between(self, first: int, last: int) -> list[Item]:
+    def between(self, first: int, last: int) -> list[Segment]:
         """The kept items numbered ``first`` to ``last``; any two numbers will do."""
         start = min(max(first - self.first, 0), len(self._items))
         stop = min(last, self.last) - self.first + 1
         return list(islice(self._items, start, max(start, stop)))
 
 
-class Inbox:
+class ReceiveWindow:
     """Puts items in order and pieces together.
 
     Attributes:
@@ -120,13 +120,13 @@ class Inbox:
         """The other side's numbering goes on after ``received``; what was incomplete is forgotten."""
         self.received = self.held = self._processed = received
         self._announced = received
-        self._ahead: dict[int, Item] = {}
+        self._ahead: dict[int, Segment] = {}
         self._ahead_bytes = 0
         self._sizes: tuple[int, ...] = ()
         self._parts = bytearray()
         self._asked: tuple[int, float] | None = None
 
-    def accept(self, item: Item) -> list[tuple[int, list[bytes]]]:
+    def accept(self, item: Segment) -> list[tuple[int, list[bytes]]]:
         """Take ``item``; returns (sequence number, frames) of the messages that are complete now, in order.
 
         Call :meth:`processed` with each number once its message is processed.
@@ -139,7 +139,7 @@ class Inbox:
             self._hold(item)
             return []
         complete: list[tuple[int, list[bytes]]] = []
-        following: Item | None = item
+        following: Segment | None = item
         while following is not None:
             self.held = following.sequence
             frames = self._assemble(following)
@@ -175,13 +175,13 @@ class Inbox:
         self._asked = (first, now)
         return first, min(self._ahead, default=self._announced + 1) - 1
 
-    def _hold(self, item: Item) -> None:
+    def _hold(self, item: Segment) -> None:
         """Keep an item that came too early, within limits: beyond them it is asked for again later."""
         if len(self._ahead) < _MAX_AHEAD and self._ahead_bytes + item.cost <= _MAX_AHEAD_BYTES:
             self._ahead[item.sequence] = item
             self._ahead_bytes += item.cost
 
-    def _assemble(self, item: Item) -> list[bytes] | None:
+    def _assemble(self, item: Segment) -> list[bytes] | None:
         """The frames of the message that ``item`` completes, or None. A piece that fits nothing is counted."""
         if not item.piece:
             self._sizes = ()
@@ -216,15 +216,15 @@ class Channel:
     """
 
     def __init__(self, *, outbox_bytes: int, message_bytes: int, received: int = 0, sent: int = 0) -> None:
-        self.outbox = Outbox(sent)
-        self.inbox = Inbox(received, message_bytes)
+        self.outbox = SendWindow(sent)
+        self.inbox = ReceiveWindow(received, message_bytes)
         self.dropped = 0
         self.on_shortened: Callable[[int], None] | None = None
         self._outbox_bytes = outbox_bytes
         self._message_bytes = message_bytes
         self._left_out = 0
 
-    def send(self, frames: Sequence[bytes], *, droppable: bool = False) -> list[Item]:
+    def send(self, frames: Sequence[bytes], *, droppable: bool = False) -> list[Segment]:
         """Number and keep one message; returns what to put on the wire, nothing when it was left out.
 
         A message that is not droppable is always taken, also over the limit.

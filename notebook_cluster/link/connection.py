@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from notebook_cluster.link.backlog import Backlog
-from notebook_cluster.link.drops import Drops
+from notebook_cluster.link.frames import Drops
 from notebook_cluster.link.pump import Pump
+from notebook_cluster.link.tcp import UndeliveredBytes
 from notebook_cluster.security import Identity, dial
 
 MAX_FRAME_BYTES = 1 << 20
@@ -42,8 +42,8 @@ def set_heartbeat(socket: zmq.Socket[Any]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
 
 
-class Wire(Protocol):
-    """What a link runs over: a :class:`Connection`, or one that the other side made."""
+class AgentConnection(Protocol):
+    """What a link runs over: a :class:`DialledConnection`, or one that the other side made."""
 
     @property
     def is_up(self) -> bool: ...
@@ -55,7 +55,7 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
-class Connection:
+class DialledConnection:
     """Connects to ``address`` and reconnects; ``on_up`` is called after each CURVE handshake, ``on_down(trouble,
     answered)`` when the connection breaks or an attempt fails, ``on_refused`` when the other side does not trust our
     key (libzmq gives up then). ``answered`` is True when the other machine closed or refused it, False when it just
@@ -88,7 +88,7 @@ class Connection:
         self.strangers = 0
         self._shaking_hands = self._met = False
         self._descriptor = -1
-        self._backlog = Backlog(Drops() if drops is None else drops)
+        self._backlog = UndeliveredBytes(Drops() if drops is None else drops)
         self._socket = context.socket(zmq.DEALER)
         set_heartbeat(self._socket)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from notebook_cluster.link.channel import PIECE_BYTES, Channel, Item
+from notebook_cluster.link.channel import PIECE_BYTES, Channel, Segment
 from notebook_cluster.link.connection import QUEUE_MESSAGES
-from notebook_cluster.link.drops import Drops
-from notebook_cluster.link.frames import MAX_FRAMES, Ack, Beat, Data, Header, Resend
+from notebook_cluster.link.frames import MAX_FRAMES, Ack, Beat, Data, Drops, FrameHeader, Resend
 from notebook_cluster.protocol import ProtocolError, encode
 
 _ACK_AFTER = 0.02
@@ -100,7 +100,7 @@ class Conversation:
             self._owed = 0
             self._transmit([encode(Ack(self.cluster, self.epoch, self.session, self.channel.inbox.received))])
 
-    def handle(self, header: Header, frames: Sequence[bytes]) -> None:
+    def handle(self, header: FrameHeader, frames: Sequence[bytes]) -> None:
         """A header of this session and the frames after it. ProtocolError for numbers that cannot be."""
         if isinstance(header, Data):
             self.acknowledged(header.ack)
@@ -132,13 +132,13 @@ class Conversation:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
 
-    def _put_all(self, items: Sequence[Item]) -> None:
+    def _put_all(self, items: Sequence[Segment]) -> None:
         for item in items:
             if not self._put(item):
                 self._waiting = item.sequence if self._waiting is None else min(self._waiting, item.sequence)
                 return
 
-    def _put(self, item: Item) -> bool:
+    def _put(self, item: Segment) -> bool:
         self._owed = 0
         header = Data(
             self.cluster,
@@ -170,7 +170,7 @@ class Conversation:
 
     def _take(self, header: Data, frames: Sequence[bytes]) -> None:
         inbox = self.channel.inbox
-        item = Item(header.sequence, tuple(frames), header.sizes, header.pieces_left, header.piece)
+        item = Segment(header.sequence, tuple(frames), header.sizes, header.pieces_left, header.piece)
         if item.size > PIECE_BYTES or not 0 < len(frames) <= MAX_FRAMES:
             raise ProtocolError(f"message {item.sequence} has {item.size} bytes in {len(frames)} frames")
         duplicates = inbox.duplicates
@@ -211,3 +211,64 @@ class Conversation:
         if gap is not None and self.is_open:
             self._drops["gaps"] += 1
             self._transmit([encode(Resend(self.cluster, self.epoch, self.session, *gap))])
+
+
+class LinkEnd:
+    """One end of a link as its owner sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Sent, or about to be, and not acknowledged."""
+        return self._channel.outbox.size
+
+    @property
+    def left_out(self) -> int:
+        """Droppable messages left out so far because the outbox was full."""
+        return self._channel.dropped
+
+    @property
+    def on_shortened(self) -> Callable[[int], None] | None:
+        """Called with the number of droppable messages left out; see :class:`.channel.Channel`."""
+        return self._channel.on_shortened
+
+    @on_shortened.setter
+    def on_shortened(self, callback: Callable[[int], None] | None) -> None:
+        self._channel.on_shortened = callback
+
+
+_OPEN = 16
+
+
+class RoundTrip:
+    """Seconds there and back. A time counts once and only when it was sent: an echo is a claim of the other side.
+
+    Attributes:
+        mean: SRTT of RFC 6298 (alpha 1/8), None before the first measurement.
+        deviation: RTTVAR (beta 1/4), None before the first measurement.
+    """
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+        self.deviation: float | None = None
+        self._sent: deque[float] = deque(maxlen=_OPEN)
+
+    def sent(self, time: float) -> None:
+        """``time``, our clock, goes out now."""
+        self._sent.append(time)
+
+    def returned(self, echo: float, now: float) -> None:
+        """The other side says ``echo``; ignored unless it is a time that is still out."""
+        if echo in self._sent:
+            self._sent.remove(echo)
+            self.measured(now - echo)
+
+    def measured(self, sample: float) -> None:
+        """One time there and back."""
+        if self.mean is None or self.deviation is None:
+            self.mean, self.deviation = sample, sample / 2
+        else:
+            self.deviation += (abs(self.mean - sample) - self.deviation) / 4
+            self.mean += (sample - self.mean) / 8

@@ -6,9 +6,8 @@ from typing import Any
 
 import zmq
 
-from notebook_cluster.link.connection import Connection
-from notebook_cluster.link.drops import Drops
-from notebook_cluster.link.frames import Arrival
+from notebook_cluster.link.connection import DialledConnection
+from notebook_cluster.link.frames import Arrival, Drops
 from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, encode
 from notebook_cluster.security import Identity
@@ -70,7 +69,7 @@ class DialOut:
             self._on_close()
 
     def _connect(self) -> None:
-        self._connection = Connection(
+        self._connection = DialledConnection(
             self._context,
             self.address,
             self.server_key,

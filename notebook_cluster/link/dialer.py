@@ -9,14 +9,11 @@ from typing import Any
 import zmq
 
 from notebook_cluster.link.channel import Channel
-from notebook_cluster.link.connection import Connection, Wire
-from notebook_cluster.link.conversation import Conversation, Gate, at_once
-from notebook_cluster.link.drops import Drops
-from notebook_cluster.link.frames import SESSION_SHIFT, AnyHeader, Beat, Hello, Refusal, Welcome
-from notebook_cluster.link.link_end import LinkEnd
+from notebook_cluster.link.connection import AgentConnection, DialledConnection
+from notebook_cluster.link.conversation import Conversation, Gate, LinkEnd, RoundTrip, at_once
+from notebook_cluster.link.frames import SESSION_SHIFT, AnyHeader, Beat, Drops, Hello, SessionRefusal, Welcome
+from notebook_cluster.link.inbound_listener import ArrivedConnection, InboundListener, way_out
 from notebook_cluster.link.pump import plain_context
-from notebook_cluster.link.reception import ArrivedConnection, Reception, way_out
-from notebook_cluster.link.round_trip import RoundTrip
 from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.awake import AwakeClock
@@ -62,7 +59,7 @@ class Dialer(LinkEnd):
         cluster_name: str = "",
         peer: str = "",
         settings: LinkSettings | None = None,
-        reception: Reception | None = None,
+        reception: InboundListener | None = None,
         gate: Gate = at_once,
     ) -> None:
         """``cluster`` identifies the cluster at the agent and ``cluster_name`` (default: the same) is shown to people;
@@ -122,7 +119,7 @@ class Dialer(LinkEnd):
     @property
     def meets_stranger(self) -> bool:
         """True while somebody else answers at the agent's address, time after time."""
-        return isinstance(self._connection, Connection) and self._connection.strangers >= STRANGER_AFTER
+        return isinstance(self._connection, DialledConnection) and self._connection.strangers >= STRANGER_AFTER
 
     @property
     def trouble(self) -> str:
@@ -183,7 +180,7 @@ class Dialer(LinkEnd):
 
     # ---- connection ------------------------------------------------------------------------------------------
 
-    def _connect(self) -> Wire:
+    def _connect(self) -> AgentConnection:
         self._last_sign = self._loop.time()
         if self._reception is not None:
             return ArrivedConnection(
@@ -194,7 +191,7 @@ class Dialer(LinkEnd):
                 on_up=self._on_up,
                 on_down=self._on_down,
             )
-        return Connection(
+        return DialledConnection(
             self._context,
             self._address,
             self._server_key,
@@ -263,7 +260,7 @@ class Dialer(LinkEnd):
             self._heard()
             if isinstance(header, Welcome):
                 self._welcome(header)
-            elif isinstance(header, Refusal):
+            elif isinstance(header, SessionRefusal):
                 reason = "".join(letter if letter.isprintable() else " " for letter in header.reason)
                 self._on_refused(mismatch(self._peer, header.protocol) or f"{self._peer} refuses: {reason}")
             elif self._conversation.is_open:

@@ -6,7 +6,9 @@ its upper bits and its count of connections in the lower 32, so what belongs to 
 Limits stand in the types: a header with a number, text or list out of bounds is never made.
 """
 
-from typing import Annotated
+import logging
+from collections import Counter
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,13 +24,14 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 class Arrival(msgspec.Struct, frozen=True, array_like=True, tag="arrival"):
     """An agent that dials out, first on each connection: a ROUTER knows who is there only once something was said.
 
-    ``protocol`` stays in this place in every version; an agent of another version answers Hello with its Refusal.
+    ``protocol`` stays in this place in every version; an agent of another version answers Hello with its
+    SessionRefusal.
     """
 
     protocol: Number
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
+class FrameHeader(msgspec.Struct, frozen=True, array_like=True):
     """Common to all that follow: which cluster, which start of its coordinator, which connection."""
 
     cluster: Text
@@ -36,7 +39,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     session: Number
 
 
-class Hello(Header, frozen=True, array_like=True, tag="hello"):
+class Hello(FrameHeader, frozen=True, array_like=True, tag="hello"):
     """Dialer, first on each connection. ``protocol`` stays in this place in every version, so that a mismatch can
     be told apart from garbage."""
 
@@ -52,7 +55,7 @@ class Hello(Header, frozen=True, array_like=True, tag="hello"):
     """The lowest sequence number that the dialer can still send."""
 
 
-class Welcome(Header, frozen=True, array_like=True, tag="welcome"):
+class Welcome(FrameHeader, frozen=True, array_like=True, tag="welcome"):
     """Listener: the session is on. Fields as in Hello, in the other direction."""
 
     received: Number
@@ -62,14 +65,14 @@ class Welcome(Header, frozen=True, array_like=True, tag="welcome"):
     """True: the listener knew nothing of this cluster (new, or its process was restarted)."""
 
 
-class Refusal(Header, frozen=True, array_like=True, tag="refusal"):
+class SessionRefusal(FrameHeader, frozen=True, array_like=True, tag="refusal"):
     """Listener: no session, for this reason. ``protocol`` is the listener's."""
 
     protocol: Number
     reason: Text
 
 
-class Data(Header, frozen=True, array_like=True, tag="data"):
+class Data(FrameHeader, frozen=True, array_like=True, tag="data"):
     """One numbered message, or one piece of a large one."""
 
     sequence: Number
@@ -81,20 +84,20 @@ class Data(Header, frozen=True, array_like=True, tag="data"):
     piece: bool = False
 
 
-class Ack(Header, frozen=True, array_like=True, tag="ack"):
+class Ack(FrameHeader, frozen=True, array_like=True, tag="ack"):
     """Everything up to ``ack`` is processed."""
 
     ack: Number
 
 
-class Resend(Header, frozen=True, array_like=True, tag="resend"):
+class Resend(FrameHeader, frozen=True, array_like=True, tag="resend"):
     """``first`` to ``last`` did not arrive though later ones did."""
 
     first: Number
     last: Number
 
 
-class Beat(Header, frozen=True, array_like=True, tag="beat"):
+class Beat(FrameHeader, frozen=True, array_like=True, tag="beat"):
     """The dialer's heartbeat, and the listener's answer to it.
 
     ``time`` is the dialer's clock in seconds and comes back as ``echo``; ``sent`` is the last sequence number sent.
@@ -106,4 +109,18 @@ class Beat(Header, frozen=True, array_like=True, tag="beat"):
     echo: float = 0.0
 
 
-AnyHeader = Hello | Welcome | Refusal | Data | Ack | Resend | Beat
+AnyHeader = Hello | Welcome | SessionRefusal | Data | Ack | Resend | Beat
+
+
+_log = logging.getLogger(__name__)
+
+
+class Drops(Counter[str]):
+    """Number of frames dropped, by cause."""
+
+    def note(self, cause: str, text: str, *values: Any) -> None:
+        """Count one more of ``cause`` and log it, but only the first, second, fourth, eighth ... of each cause."""
+        self[cause] += 1
+        count = self[cause]
+        if count & (count - 1) == 0:
+            _log.warning(text + " (%d of this kind so far)", *values, count)

@@ -7,10 +7,9 @@ from typing import Any
 
 import zmq
 
+from notebook_cluster.link.authenticated_router import AuthenticatedRouter, Caller
 from notebook_cluster.link.dial_out import DialOut
-from notebook_cluster.link.door import Caller, Door
-from notebook_cluster.link.drops import Drops
-from notebook_cluster.link.frames import MAX_FRAMES, AnyHeader, Beat, Header, Hello, Refusal
+from notebook_cluster.link.frames import MAX_FRAMES, AnyHeader, Beat, Drops, FrameHeader, Hello, SessionRefusal
 from notebook_cluster.link.pump import plain_context
 from notebook_cluster.link.session import Session
 from notebook_cluster.link.settings import LinkSettings
@@ -56,7 +55,7 @@ class Listener:
         self.settings = settings or LinkSettings()
         self.sessions: dict[str, Session] = {}
         self.dropped = Drops()
-        self._door = Door(
+        self._door = AuthenticatedRouter(
             context,
             endpoint,
             identity,
@@ -159,7 +158,7 @@ class Listener:
         try:
             if len(frames) > MAX_FRAMES + 1:
                 raise ProtocolError(f"{len(frames)} parts")
-            header: Header = decode(frames[0], AnyHeader)
+            header: FrameHeader = decode(frames[0], AnyHeader)
             if isinstance(header, Hello):
                 self._hello(header, routing_id, key)
                 return
@@ -183,7 +182,7 @@ class Listener:
         if reason is not None:
             name = hello.cluster_name
             self.dropped.note("refused", "refused cluster %.80r of key %s: %s", name, fingerprint(key), reason)
-            refusal = Refusal(hello.cluster, hello.epoch, hello.session, PROTOCOL_VERSION, reason)
+            refusal = SessionRefusal(hello.cluster, hello.epoch, hello.session, PROTOCOL_VERSION, reason)
             self.transmit(routing_id, [encode(refusal)])
             return
         if session is not None and session.is_older(hello):

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from notebook_cluster.link.channel import Channel
-from notebook_cluster.link.conversation import Conversation
+from notebook_cluster.link.conversation import Conversation, LinkEnd
 from notebook_cluster.link.frames import SESSION_SHIFT, Hello, Welcome
-from notebook_cluster.link.link_end import LinkEnd
 from notebook_cluster.link.settings import Condition
 from notebook_cluster.protocol import Message, decode, encode
 from notebook_cluster.protocol.peer import FromCoordinator

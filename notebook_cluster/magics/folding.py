@@ -11,7 +11,7 @@ from notebook_cluster.magics import ansi
 from notebook_cluster.magics.results import shortened
 from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
 from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
-from notebook_cluster.security.tex import NO_TEX
+from notebook_cluster.security.chart_grammar import NO_TEX
 from notebook_cluster.widgets.palette import rank_colour
 
 MOST_BUNDLE_CHARACTERS = 64 * 1024

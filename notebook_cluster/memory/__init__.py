@@ -1,15 +1,13 @@
-"""Large arrays in memory that was used before.
+"""Large arrays in memory that was used before (:mod:`.arrays`).
 
-- :mod:`.kept`: freed memory that stays with the process
-- :mod:`.reuse`: arrays that are handed out again once nothing refers to them
-- :mod:`.scratch`: arrays that are handed out again for the same use
+- :class:`ArrayPool` hands arrays out again once nothing refers to them
+- :class:`Scratch` hands arrays out again for the same use
+- :func:`keep_freed` keeps freed memory with the process
 
 May import: nothing of ours. Called by: ``training``, ``collectives``, ``codecs``. Importing this room does not
 import numpy.
 """
 
-from notebook_cluster.memory.kept import keep_freed
-from notebook_cluster.memory.reuse import Memory
-from notebook_cluster.memory.scratch import Scratch
+from notebook_cluster.memory.arrays import ArrayPool, Scratch, keep_freed
 
-__all__ = ["Memory", "Scratch", "keep_freed"]
+__all__ = ["ArrayPool", "Scratch", "keep_freed"]

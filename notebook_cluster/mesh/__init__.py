@@ -6,8 +6,7 @@ of the roster come in. The mesh does not know what frames mean: :mod:`~notebook_
 
 - :mod:`.io_thread`: the one thread that owns all sockets of a node
 - :mod:`.listening`: the sockets on which a node hears the others
-- :mod:`.connection`: the socket to one other node
-- :mod:`.buffers`: what the system holds of a connection over ipc
+- :mod:`.connection`: the socket to one other node, and what the system holds of it over ipc
 - :mod:`.outgoing`: the way to one other node, directly or over the links
 - :mod:`.relay`: how much may be on its way over the links
 - :mod:`.measuring`: how fast the way to another node is

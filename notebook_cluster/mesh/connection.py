@@ -1,7 +1,13 @@
-"""The connection to one other node: a DEALER that dials until it is in."""
+"""The connection to one other node: a DEALER that dials until it is in.
+
+On Linux an AF_UNIX socket holds 208 KiB by default, on macOS 8 KiB: threads of libzmq that pass megabytes through it
+wait for each other all the time. libzmq's own option (ZMQ_SNDBUF) is for TCP only, so :func:`enlarge` sets the size by
+the descriptor. The system may grant less than asked (``net.core.wmem_max``).
+"""
 
 import contextlib
 import logging
+import socket as sockets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +16,6 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from notebook_cluster.mesh.buffers import enlarge
 from notebook_cluster.mesh.io_thread import SENDING, IOThread
 from notebook_cluster.protocol.node import NodeAddress
 from notebook_cluster.security import Identity, dial
@@ -69,7 +74,7 @@ def tcp_hosts(own: NodeAddress | None, other: NodeAddress) -> list[str]:
     return [f"[{host}]" if ":" in host else host for host in hosts]
 
 
-class Connection:
+class MeshConnection:
     """A DEALER to one incarnation of one other node. Used on the I/O thread only.
 
     It takes frames only while it is connected (IMMEDIATE), so what could not be given survives a refusal: a node whose
@@ -234,3 +239,21 @@ class Connection:
         with contextlib.suppress(zmq.ContextTerminated):
             self._socket, self._monitor = self._dial()
             self._on_room()
+
+
+def enlarge(descriptor: int, path: str, size: int) -> bool:
+    """Let the socket ``descriptor`` hold ``size`` bytes (Linux: twice that, half of it for its own use) that the other
+    side has not read. False when it is not a connection to ``path`` any more, or the system says no."""
+    try:
+        socket = sockets.socket(fileno=descriptor)
+    except OSError:
+        return False
+    try:
+        mine = socket.family == getattr(sockets, "AF_UNIX", None) and socket.getpeername() == path
+        if mine and socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF) < size:
+            socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, size)
+        return mine
+    except OSError:
+        return False
+    finally:
+        socket.detach()  # it is libzmq's

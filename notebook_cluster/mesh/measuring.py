@@ -31,7 +31,7 @@ class _Measurement:
     answered_at: float = 0.0
 
 
-class Measuring:
+class PairMeasurements:
     """The measurements that one node makes. ``send`` gets (node, probe, payload). Used on the I/O thread only."""
 
     def __init__(self, send: SendProbe) -> None:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from notebook_cluster.mesh.connection import MeshSettings, Payload, on_one_machine
 from notebook_cluster.mesh.io_thread import IOThread
 from notebook_cluster.mesh.listening import Listening
-from notebook_cluster.mesh.measuring import Done, Measuring
+from notebook_cluster.mesh.measuring import Done, PairMeasurements
 from notebook_cluster.mesh.outgoing import OWN_TICKET, Outgoing
-from notebook_cluster.mesh.relay import SendRelay, Taken
+from notebook_cluster.mesh.relay import RelayAcknowledgements, SendRelay
 from notebook_cluster.protocol import ProtocolError, decode, encode
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.mesh import MeshHeader, ProbeFrame
@@ -102,8 +102,8 @@ class Mesh:
         self._identity = new_identity()
         self._outgoing: dict[str, Outgoing] = {}
         self._generation = -1
-        self._taken = Taken(self._to_relay)
-        self._measuring = Measuring(self._send)
+        self._taken = RelayAcknowledgements(self._to_relay)
+        self._measuring = PairMeasurements(self._send)
         self._nodes: dict[str, NodeAddress] = {}
         self._users: dict[str, str] = {}
         self._former: dict[str, str] = {}

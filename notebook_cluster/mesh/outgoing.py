@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from notebook_cluster.mesh.connection import Connection, MeshSettings, Payload
+from notebook_cluster.mesh.connection import MeshConnection, MeshSettings, Payload
 from notebook_cluster.mesh.io_thread import IOThread
 from notebook_cluster.mesh.relay import Credit, SendRelay
 from notebook_cluster.protocol import encode
@@ -57,7 +57,7 @@ class Outgoing:
         """The connection stands, but nothing seems to get through it."""
         self._probed_at: float | None = None
         self._credit = Credit()
-        self._connection = Connection(
+        self._connection = MeshConnection(
             loop, identity, own, address, routing_id, settings, self._on_connected, self._flush
         )
 

@@ -77,7 +77,7 @@ class _Came:
     untold: int = 0
 
 
-class Taken:
+class RelayAcknowledgements:
     """The receiver's side: tells senders what was taken. ``send`` gets RelayTaken messages."""
 
     def __init__(self, send: SendRelay) -> None:

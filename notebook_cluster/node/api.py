@@ -8,7 +8,7 @@ from notebook_cluster.training.loop.progress import open_block
 from notebook_cluster.training.runtime import current_runtime
 
 if TYPE_CHECKING:
-    from notebook_cluster.collectives.choosing import AlgorithmName
+    from notebook_cluster.collectives.hierarchical import AlgorithmName
     from notebook_cluster.node.runtime import NodeRuntime
 
 Reduction = Literal["sum", "mean", "max", "min"]

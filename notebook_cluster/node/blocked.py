@@ -84,11 +84,11 @@ class BlockedWaits:
         if self._message.job:
             self._end_round(self._message.job, order)
         else:
-            self._collectives.inbox.fail(self._message.operation, Deadlock(order.reason))
+            self._collectives.receiver.fail(self._message.operation, Deadlock(order.reason))
 
     def _blocked_in(self, now: float) -> tuple[object, Blocked] | None:
         """What identifies the wait, and what is said of it; None: the main thread waits for nothing, or not long."""
-        waiting = self._collectives.inbox.blocked()
+        waiting = self._collectives.receiver.blocked()
         if waiting is not None:
             wait, missing = waiting
             if not missing or now - wait.started < TELL_AFTER:

@@ -103,8 +103,8 @@ class NodeRuntime:
         self._control = Control(self._loop, control, f"{name}/{incarnation}", self._on_control)
         self._mesh.send_relay = self.send_control
         self._telemetry = TelemetryKeeper(self._device, self.send_control)
-        self.collectives.inbox.on_waiting = self._telemetry.set_waiting
-        self.collectives.inbox.on_lost = self._tell_broken
+        self.collectives.receiver.on_waiting = self._telemetry.set_waiting
+        self.collectives.receiver.on_lost = self._tell_broken
         self.blocked = BlockedWaits(
             self.collectives, send=self.send_control, cell=self.cell, end_round=self._jobs.on_control
         )
@@ -303,13 +303,13 @@ class NodeRuntime:
                 self._on_roster(message)
             case NodeLost():
                 self._lost[message.node, message.incarnation] = f"was lost: {message.reason}"
-                self.collectives.inbox.lose(message.node, f"was lost: {message.reason}")
+                self.collectives.receiver.lose(message.node, f"was lost: {message.reason}")
             case NodeSilent():
-                self.collectives.inbox.silent(message.node, message.incarnation, message.reason)
+                self.collectives.receiver.silent(message.node, message.incarnation, message.reason)
             case InterruptCell():
                 self._on_interrupt(message)
             case CellDone():
-                self.collectives.inbox.on_cell_done(message)
+                self.collectives.receiver.on_cell_done(message)
             case EndWait():
                 self.blocked.end(message)
             case RelayFrame():
@@ -352,7 +352,7 @@ class NodeRuntime:
         before, self.roster = self.roster, roster
         again = before is not None and before.generation == roster.generation
         # A coordinator that was started again, which says a roster once more, has marked nobody.
-        self.collectives.inbox.keep_silent({} if again else {node.name: node.incarnation for node in roster.nodes})
+        self.collectives.receiver.keep_silent({} if again else {node.name: node.incarnation for node in roster.nodes})
         for node in roster.nodes:
             self._lost.pop((node.name, node.incarnation), None)  # its machine was away and came back with it
         self._mesh.set_roster(roster)
@@ -367,17 +367,17 @@ class NodeRuntime:
         cell, present = self.cell(), {(node.name, node.incarnation) for node in self.roster.nodes}
         for member in members:
             if member in self._lost:
-                self.collectives.inbox.lose(member[0], self._lost[member])
+                self.collectives.receiver.lose(member[0], self._lost[member])
             elif member not in present:
                 self._loop.call_later(_LEFT_GRACE, functools.partial(self._left, cell, member))
 
     def _left(self, cell: int, member: tuple[str, int]) -> None:
         if cell == self.cell():
-            self.collectives.inbox.lose(member[0], self._lost.get(member, "left the cluster"))
+            self.collectives.receiver.lose(member[0], self._lost.get(member, "left the cluster"))
 
     def _on_frame(self, sender: str, header: MeshHeader, payload: memoryview) -> None:
         if isinstance(header, CellFrame):
-            self.collectives.inbox.on_frame(sender, header, payload)
+            self.collectives.receiver.on_frame(sender, header, payload)
         elif isinstance(header, JobFrame):
             self._jobs.on_mesh(sender, header, payload)
         if len(payload):
@@ -391,7 +391,7 @@ class NodeRuntime:
         self.send_control(Heartbeat(heard=sorted(heard)))
 
     def _tick(self, now: float) -> None:
-        self.collectives.inbox.tick(now)
+        self.collectives.receiver.tick(now)
         self._jobs.tick(now)
         self._telemetry.tick(now)
         self.blocked.tick(now)

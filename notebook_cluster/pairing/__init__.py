@@ -4,8 +4,7 @@ May import: ``link`` (Pump, Connection, Drops), ``security``, ``protocol``. Call
 ``coordinator``, ``peering`` and ``cli``.
 
 - :mod:`.guest`: the side that connects: :func:`pair` with a code, :func:`ask` who is there
-- :mod:`.host`: the side that shows the code, and :mod:`.port`: its socket
-- :mod:`.pairing_clients`: who is connected to that socket, and for how long
+- :mod:`.host`: the side that shows the code; :mod:`.port`: its socket, and who is connected to it for how long
 """
 
 from notebook_cluster.pairing.guest import PairingError, ask, first_that_answers, pair

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import zmq
 
-from notebook_cluster.link.connection import Connection
+from notebook_cluster.link.connection import DialledConnection
 from notebook_cluster.link.pump import plain_context
 from notebook_cluster.link.tcp import host_port, read_host_port
 from notebook_cluster.pairing.host import PairingHost, Partner
@@ -29,7 +29,7 @@ from notebook_cluster.protocol.pairing import (
 )
 from notebook_cluster.protocol.version import mismatch
 from notebook_cluster.security import fingerprint, is_key, new_identity, read_code
-from notebook_cluster.security.pairing import (
+from notebook_cluster.security.codes import (
     PAIRING_IDENTITY,
     BadElement,
     GuestExchange,
@@ -165,7 +165,7 @@ class _Guest:
         self._timeout = timeout
         self._stage = "nothing answers there: is that machine on this network, and is its firewall open?"
         self._frames: asyncio.Queue[bytes | PairingError] = asyncio.Queue(16)
-        self._connection: Connection | None = None
+        self._connection: DialledConnection | None = None
         self._was_up = False
         self.host = ""
 
@@ -173,7 +173,7 @@ class _Guest:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + self._timeout
         self.host, port = await self._in_time(self._reach())
-        self._connection = Connection(
+        self._connection = DialledConnection(
             self._context,
             f"tcp://{host_port(self.host, port)}",
             PAIRING_IDENTITY.public_key,

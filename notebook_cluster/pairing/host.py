@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import zmq
 
-from notebook_cluster.link.drops import Drops
+from notebook_cluster.link.frames import Drops
 from notebook_cluster.pairing.port import PairingPort, source_of
 from notebook_cluster.protocol import Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.names import is_name
@@ -25,9 +25,10 @@ from notebook_cluster.protocol.pairing import (
     Who,
 )
 from notebook_cluster.security import Gate, OpenCode, fingerprint, is_key
-from notebook_cluster.security.codes import Attempt, TooManyAttempts
-from notebook_cluster.security.pairing import (
+from notebook_cluster.security.codes import (
+    Attempt,
     BadElement,
+    TooManyAttempts,
     answer,
     guest_proof,
     has_form,

@@ -1,20 +1,25 @@
-"""The socket of pairing: a ROUTER that lets any key in, for as long as a code is open."""
+"""The socket of pairing: a ROUTER that lets any key in, for as long as a code is open.
+
+libzmq would hold any number of connections, and a message of endless parts. So :class:`PairingClients` limits how many
+connections there may be, how long and how much they may say.
+"""
 
 import asyncio
 import ipaddress
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
-from notebook_cluster.link.drops import Drops
+from notebook_cluster.link.frames import Drops
 from notebook_cluster.link.pump import Pump, plain_context
-from notebook_cluster.link.tcp import port_error
-from notebook_cluster.pairing.pairing_clients import Visitors
+from notebook_cluster.link.tcp import cut, port_error, received_bytes, remote_end
 from notebook_cluster.protocol.pairing import MAX_PAIRING_BYTES
 from notebook_cluster.security import Gate, serve
-from notebook_cluster.security.pairing import PAIRING_IDENTITY
+from notebook_cluster.security.codes import PAIRING_IDENTITY
 
 _LAST_WORDS = 1.0
 """Seconds that guests have to read the last answer and leave before the connections are closed."""
@@ -80,7 +85,7 @@ class PairingPort:
         self._gate.allow(self._domain, _anybody)
         self._was_bound = True
         self._loop = asyncio.get_running_loop()
-        self._visitors = Visitors(router, self._loop.time, self._drops)
+        self._clients = PairingClients(router, self._loop.time, self._drops)
         self._pump = Pump(router, self._on_frames, copy=False)
 
     def send(self, frames: Sequence[bytes]) -> bool:
@@ -89,7 +94,7 @@ class PairingPort:
 
     def look(self) -> None:
         """End connections that stayed or said too much; call a few times a second."""
-        self._visitors.look()
+        self._clients.look()
 
     def leave(self) -> None:
         """Let nobody in any more, and close as soon as those who are connected have left, in a second at most.
@@ -105,7 +110,7 @@ class PairingPort:
         if self._pump is None:
             return
         self._stay()
-        self._visitors.close()
+        self._clients.close()
         self._pump.close()
         self._pump = None
         if self._gate is not None:
@@ -120,7 +125,7 @@ class PairingPort:
             self._farewell = None
 
     def _see_off(self, deadline: float) -> None:
-        if len(self._visitors) == 0 or self._loop.time() >= deadline:
+        if len(self._clients) == 0 or self._loop.time() >= deadline:
             self.close()
         else:
             self._farewell = self._loop.call_later(_LOOK, self._see_off, deadline)
@@ -167,3 +172,73 @@ def _patiently(bind: Callable[[], T]) -> T:
             if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
                 raise
         time.sleep(0.005)
+
+
+MAX_CLIENTS = 256
+MAX_OF_ONE_SOURCE = 32
+MAX_SECONDS = 30.0
+"""Pairing takes less than one; a guest that waits for its turn stays connected meanwhile."""
+MAX_RECEIVED = 64 * 1024
+"""Bytes from one connection, encryption included; pairing takes about 1 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    remote: Any
+    since: float
+
+
+class PairingClients:
+    """Watches the connections to ``server``, a bound zmq socket; call :meth:`look` a few times a second.
+
+    Connections that it ends are counted in ``drops`` as ``too many``, ``too long`` or ``too much``.
+    """
+
+    def __init__(self, server: zmq.Socket[Any], clock: Callable[[], float], drops: Drops) -> None:
+        self._server = server
+        self._clock = clock
+        self._drops = drops
+        self._port = int(server.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._here: dict[int, _Client] = {}
+        self._monitor = Pump(server.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED), self._on_event)
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def close(self) -> None:
+        """Stop watching; call before the server is closed."""
+        if not self._monitor.closed:
+            self._server.disable_monitor()
+            self._monitor.close()
+
+    def look(self) -> None:
+        """End the connections that stayed or said too much."""
+        now = self._clock()
+        for descriptor, client in list(self._here.items()):
+            if now - client.since > MAX_SECONDS:
+                self._end(descriptor, client, "too long")
+            elif received_bytes(descriptor) > MAX_RECEIVED:
+                self._end(descriptor, client, "too much")
+
+    def _on_event(self, frames: list[bytes]) -> None:
+        event = parse_monitor_message(frames)
+        descriptor = int(event["value"])
+        if event["event"] == zmq.EVENT_DISCONNECTED:
+            self._here.pop(descriptor, None)
+            return
+        remote = remote_end(descriptor, self._port)
+        if remote is None:
+            return
+        client = _Client(remote, self._clock())
+        same = sum(other.remote[0] == remote[0] for other in self._here.values())
+        if same >= MAX_OF_ONE_SOURCE or len(self._here) >= MAX_CLIENTS:
+            self._end(descriptor, client, "too many")
+        else:
+            self._here[descriptor] = client
+
+    def _end(self, descriptor: int, client: _Client, cause: str) -> None:
+        """Shut the connection down, unless the descriptor means another one by now."""
+        self._here.pop(descriptor, None)
+        if remote_end(descriptor, self._port) == client.remote:
+            self._drops.note(cause, "ended a connection of %s to the pairing port: %s", client.remote[0], cause)
+            cut(descriptor, client.remote)

@@ -3,7 +3,6 @@
 May import: ``pairing``, ``link``, ``discovery``, ``security``, ``protocol``. Called by:
 ``coordinator``, ``client`` and ``cli``.
 
-- :mod:`.finding`: listens, asks at addresses, finds a peer by its name or address
-- :mod:`.candidates`: what may be added, and why not; pure
-- :mod:`.trusting`: the keys that this user's clusters trust
+- :mod:`.peer_finder`: listens, asks at addresses, finds a peer by its name or address
+- :mod:`.candidates`: what may be added, and why not; the keys that this user's clusters trust
 """

@@ -2,32 +2,35 @@
 
 May import: ``protocol``. Called by: ``link``, ``discovery``, ``mesh`` and every room above them.
 
-- :mod:`.paths`: the folders of this user and how a private file is written
-- :mod:`.identity`: the CURVE key pair of an installation or agent
+- :mod:`.identity`: the CURVE key pair of an installation or agent, the folders of this user, how a private file is
+  written
 - :mod:`.local_trust`: keys of the same user on this machine, through 0600 files
 - :mod:`.trust`: keys of other people and machines that were paired
-- :mod:`.codes`: short codes and how few wrong ones are allowed
-- :mod:`.pairing`: SPAKE2 with such a code
+- :mod:`.codes`: short codes, how few wrong ones are allowed, and SPAKE2 with such a code
 - :mod:`.curve`: CURVE on a socket and the ZAP handler that decides which keys come in
 - :mod:`.sanitise`: the MIME allow-list for what nodes print and display
-- :mod:`.charts`: the allow-list for charts that nodes display: the walk (:mod:`.chart_grammar`), the words
-  (:mod:`.chart_words`), :mod:`.vega_charts` with :mod:`.vega_expressions`, :mod:`.plotly_charts`, :mod:`.tex`
+- :mod:`.chart_grammar`: the allow-list for charts that nodes display, a walk over the words of :mod:`.chart_words`;
+  :mod:`.vega_charts` with :mod:`.vega_expressions`, and :mod:`.plotly_charts`
 - :mod:`.widgets`: the allow-list for widgets that nodes create, with :mod:`.widget_checks` of their traits
 """
 
 from notebook_cluster.security.codes import OpenCode, new_code, read_code
 from notebook_cluster.security.curve import Gate, dial, serve, user_id
-from notebook_cluster.security.identity import Identity, fingerprint, is_key, load_identity, new_identity
-from notebook_cluster.security.local_trust import announce, same_user_keys, withdraw
-from notebook_cluster.security.paths import (
+from notebook_cluster.security.identity import (
+    Identity,
     agent_directory,
     cluster_directory,
     data_directory,
+    fingerprint,
+    is_key,
+    load_identity,
+    new_identity,
     private_directory,
     private_socket_directory,
     runtime_directory,
     write_private,
 )
+from notebook_cluster.security.local_trust import announce, same_user_keys, withdraw
 from notebook_cluster.security.sanitise import WidgetView, safe_bundle, safe_output
 from notebook_cluster.security.trust import KeyChanged, Trusted, TrustStore, owner, trusted_coordinators, trusted_peers
 

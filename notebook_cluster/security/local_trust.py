@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from notebook_cluster.protocol import check_name
-from notebook_cluster.security.identity import fingerprint, is_key
-from notebook_cluster.security.paths import private_directory, runtime_directory, write_private
+from notebook_cluster.security.identity import fingerprint, is_key, private_directory, runtime_directory, write_private
 
 Role = Literal["agent", "coordinator"]
 _MAX_BYTES = 4096

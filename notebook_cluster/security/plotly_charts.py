@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from notebook_cluster.security.chart_grammar import ChartReader, refused
+from notebook_cluster.security.chart_grammar import ChartReader, is_plain_tex, refused
 from notebook_cluster.security.chart_words import (
     PLOTLY_MAPS,
     PLOTLY_NUMBERED,
@@ -16,7 +16,6 @@ from notebook_cluster.security.chart_words import (
     PLOTLY_TYPES,
     PLOTLY_WORDS,
 )
-from notebook_cluster.security.tex import is_plain_tex
 
 _CONFIG: dict[str, Any] = {
     "displaylogo": False, "showLink": False, "showEditInChartStudio": False, "showSendToCloud": False,

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from notebook_cluster.protocol import check_name
-from notebook_cluster.security.identity import fingerprint, is_key
-from notebook_cluster.security.paths import data_directory, private_directory, write_private
+from notebook_cluster.security.identity import data_directory, fingerprint, is_key, private_directory, write_private
 
 MAX_ENTRIES = 1000
 MAX_OWNER = 100

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from notebook_cluster.security.chart_grammar import html_without_tex, without_tex
 from notebook_cluster.security.sanitise import safe_html, safe_output, safe_text
-from notebook_cluster.security.tex import html_without_tex, without_tex
 
 Check = Callable[[Any], Any]
 Reference = Callable[[str], str | None]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from notebook_cluster.security.chart_grammar import without_tex
 from notebook_cluster.security.sanitise import safe_name
-from notebook_cluster.security.tex import without_tex
 from notebook_cluster.security.widget_checks import (
     REFERENCE,
     Check,

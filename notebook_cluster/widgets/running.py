@@ -4,7 +4,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from notebook_cluster.security.tex import NO_TEX
+from notebook_cluster.security.chart_grammar import NO_TEX
 from notebook_cluster.widgets.subshell import Post, reroute
 
 _COLOURS = {"running": "#2f81f7", "ok": "#2da876", "error": "#d9534f", "lost": "#d9534f"}

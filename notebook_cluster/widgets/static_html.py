@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
-from notebook_cluster.security.tex import NO_TEX
+from notebook_cluster.security.chart_grammar import NO_TEX
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import global_label
 from notebook_cluster.widgets.model import panel_model, peer_row

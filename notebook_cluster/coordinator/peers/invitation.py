@@ -9,7 +9,7 @@ import zmq
 
 from notebook_cluster.discovery import ClusterAdvertiser, reachable_addresses
 from notebook_cluster.journal import events as e
-from notebook_cluster.link import Reception
+from notebook_cluster.link import InboundListener
 from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
@@ -34,7 +34,7 @@ class InvitationHost:
         self._host: PairingHost | None = None
         self._advertiser: ClusterAdvertiser | None = None
         self._port = 0
-        self.reception: Reception | None = None
+        self.reception: InboundListener | None = None
 
     def restore(self) -> None:
         """After a restart of the coordinator: listen where those who dialled its predecessor look for it."""
@@ -49,7 +49,7 @@ class InvitationHost:
         """Bind the reception at ``port``, or (0) at any free one."""
         if self._gate is None:
             self._gate = Gate(self._context)
-        reception = Reception(
+        reception = InboundListener(
             self._context,
             f"tcp://0.0.0.0:{port}",
             self._identity,

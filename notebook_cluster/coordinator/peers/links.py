@@ -14,7 +14,7 @@ from notebook_cluster.coordinator.peers.local_agent import start_private_agent
 from notebook_cluster.journal import events as e
 from notebook_cluster.link import Dialer
 from notebook_cluster.peering.candidates import FoundBy, found_view, known_peers
-from notebook_cluster.peering.finding import Finding
+from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol.peer import AskInventory, Release
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import RequestError
@@ -38,7 +38,7 @@ class PeerLinks:
         self._hub = hub
         self._identity = identity
         self._context = context
-        self.finding = Finding(
+        self.finding = PeerFinder(
             context, hub.trust, known_peers(hub.settings.known), lambda new: hub.admission.on_found(new)
         )
         self.links: dict[str, PeerLink] = {}

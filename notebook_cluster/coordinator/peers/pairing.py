@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from notebook_cluster.pairing import PairingError, Partner, first_that_answers, pair
-from notebook_cluster.peering.candidates import Candidate
-from notebook_cluster.peering.finding import ASK_TIMEOUT
-from notebook_cluster.peering.trusting import Trust
+from notebook_cluster.peering.candidates import Candidate, Trust
+from notebook_cluster.peering.peer_finder import ASK_TIMEOUT
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import Identity, Trusted, owner, read_code
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from notebook_cluster.coordinator.peers.links import LOCAL
-from notebook_cluster.discovery.reaching import reach
+from notebook_cluster.discovery.addresses import reach
 from notebook_cluster.peering.candidates import Candidate, how_to_pair
 from notebook_cluster.protocol.version import mismatch
 from notebook_cluster.protocol.views import RequestError

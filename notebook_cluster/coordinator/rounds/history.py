@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from notebook_cluster.journal.committed import Rounds
-from notebook_cluster.journal.last_run import MAX_CELLS
+from notebook_cluster.journal.kept_rounds import Rounds
+from notebook_cluster.journal.kept_runs import MAX_CELLS
 from notebook_cluster.journal.records import CommitRecord, Record
 from notebook_cluster.journal.state import cell_view
 from notebook_cluster.protocol.history import CheckpointView, PeerVersions, RunHistory

@@ -14,9 +14,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from notebook_cluster.codecs import Vector
-from notebook_cluster.memory import Memory
+from notebook_cluster.memory import ArrayPool
 
-_MEMORY = Memory(512 << 20)
+_MEMORY = ArrayPool(512 << 20)
 
 
 def empty(count: int) -> Vector:

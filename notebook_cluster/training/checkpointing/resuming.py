@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from notebook_cluster.checkpoints import Checkpoint, CheckpointError, Found, find_newest, load, names
+from notebook_cluster.checkpoints import Checkpoint, CheckpointError, FoundCheckpoint, find_newest, load, names
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
@@ -68,7 +68,7 @@ def start_of(
     )
 
 
-def _elsewhere(found: Found, directory: Path) -> list[str]:
+def _elsewhere(found: FoundCheckpoint, directory: Path) -> list[str]:
     """A line where it is not one of the node's own working directory."""
     if found.path.parent.parent == directory.resolve():
         return []

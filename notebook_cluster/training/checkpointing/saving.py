@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, save
 from notebook_cluster.codecs import Vector
-from notebook_cluster.collectives.parcels import reserve
+from notebook_cluster.collectives.chunked_messages import reserve
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
 from notebook_cluster.rounds.numerics.vectors import TensorLayout

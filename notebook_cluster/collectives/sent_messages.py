@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from notebook_cluster.collectives.parcels import Channel, Payload, Transport, channel_of
+from notebook_cluster.collectives.chunked_messages import Channel, Payload, Transport, channel_of
 from notebook_cluster.protocol.mesh import CellFrame
 
 _MOST_QUESTIONS = 1000
@@ -17,14 +17,14 @@ class _Sent:
     data: Payload
 
 
-class Outbox:
+class SentMessages:
     """What this node has sent in this cell and may have to send again. Used on the I/O thread only.
 
-    A collective's parcel is forgotten when its receiver shows a later operation (nobody can be in operation n + 1
-    without all of n), a message's when the receiver acknowledges it.
+    A message of a collective is forgotten when its receiver shows a later operation (nobody can be in operation n + 1
+    without all of n), one of ``send`` when its receiver acknowledges it.
 
     Attributes:
-        holding: parcels of collectives are kept that :meth:`forget_before` could let go.
+        holding: messages of collectives are kept that :meth:`forget_before` could let go.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -84,7 +84,7 @@ class Outbox:
             self._answer(node, want.operation, want.phase)
 
     def forget(self, node: str, channel: Channel, before: int) -> None:
-        """``node`` has every parcel of operations below ``before``."""
+        """``node`` has every message of operations below ``before``."""
         sent = self._sent.get((node, channel), {})
         for key in [key for key in sent if key[0] < before]:
             del sent[key]

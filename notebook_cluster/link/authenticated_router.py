@@ -7,12 +7,10 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from notebook_cluster.link.backlog import Backlog
 from notebook_cluster.link.connection import LINGER, set_heartbeat
-from notebook_cluster.link.drops import Drops
-from notebook_cluster.link.frames import MAX_FRAMES
+from notebook_cluster.link.frames import MAX_FRAMES, Drops
 from notebook_cluster.link.pump import Pump, plain_context
-from notebook_cluster.link.tcp import cut, host_port, port_error, remote_end
+from notebook_cluster.link.tcp import UndeliveredBytes, cut, host_port, port_error, remote_end
 from notebook_cluster.security import Gate, Identity, serve, user_id
 
 
@@ -34,7 +32,7 @@ class Caller:
         return host_port(*self.remote[:2])
 
 
-class Door:
+class AuthenticatedRouter:
     """Listens at ``endpoint`` as ``identity`` and lets in the keys for which ``authorise(key)`` (called on the ZAP
     thread) is not None. ``gate`` is the context's ZAP handler when it has one already; without any, nobody comes in.
 
@@ -84,7 +82,7 @@ class Door:
         if self._gate is None:
             self._gate = Gate(self._context)
         self._gate.allow(self._domain, lambda key: key if self._authorise(key) is not None else None)
-        self._backlog = Backlog(self._drops)
+        self._backlog = UndeliveredBytes(self._drops)
         self._monitor = Pump(router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED), self._on_event)
         self._pump = Pump(router, self._receive, copy=False, linger=LINGER)
         return int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

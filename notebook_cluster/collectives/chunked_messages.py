@@ -21,7 +21,7 @@ _MAX_TEXT = 64
 
 _SMALL_PIECES = 16
 _PIECE_BYTES = 4096
-"""A parcel comes in at most 16 pieces and one for each 4 KiB: each costs memory, however small it is."""
+"""A message comes in at most 16 pieces and one for each 4 KiB: each costs memory, however small it is."""
 
 
 _LONG = 1024 * 1024
@@ -124,23 +124,23 @@ def channel_of(header: CellFrame) -> Channel:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the bytes of a parcel go. ``may_stay``: one that comes in one frame stays where it came."""
+class Destination:
+    """Where the bytes of a message go. ``may_stay``: one that comes in one frame stays where it came."""
 
     data: memoryview
     may_stay: bool = False
 
 
-def place_for(header: CellFrame, payload: memoryview) -> Place:
-    """Where a parcel goes of which this is the first frame, and nobody said where: a long one that is whole stays where
-    it came, others get memory of their own."""
+def place_for(header: CellFrame, payload: memoryview) -> Destination:
+    """Where a message goes of which this is the first frame, and nobody said where: a long one that is whole stays
+    where it came, others get memory of their own."""
     if len(payload) == header.total >= _LONG and not payload.readonly:
-        return Place(payload, may_stay=True)
-    return Place(reserve(header.total))
+        return Destination(payload, may_stay=True)
+    return Destination(reserve(header.total))
 
 
 @dataclass
-class Parcel:
+class ChunkedMessage:
     """A value that arrives. ``header`` is its first frame's; ``data`` is complete when ``received`` is its length."""
 
     sender: str

@@ -11,8 +11,7 @@ import zmq
 
 from notebook_cluster.discovery import Browser, FoundPeer, local_addresses
 from notebook_cluster.pairing import PairingError, ask
-from notebook_cluster.peering.candidates import Candidate, answered, collect, heard, split_address
-from notebook_cluster.peering.trusting import Trust
+from notebook_cluster.peering.candidates import Candidate, Trust, answered, collect, heard, split_address
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import RequestError
@@ -28,7 +27,7 @@ TYPED_AGAIN = 15.0
 """Seconds after which a typed address that did not answer is asked again."""
 
 
-class Finding:
+class PeerFinder:
     """Listens on mDNS and asks at typed addresses; ``on_found(new)`` is called on the loop with the peers that were not
     there before."""
 

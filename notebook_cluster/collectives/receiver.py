@@ -9,41 +9,40 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
-from notebook_cluster.collectives.errors import PeerLost
-from notebook_cluster.collectives.outbox import Outbox
-from notebook_cluster.collectives.parcels import (
+from notebook_cluster.collectives.chunked_messages import (
     ACKNOWLEDGE,
     WANT,
     CellWorld,
     Channel,
+    ChunkedMessage,
     CollectiveSettings,
-    Parcel,
+    Destination,
     Payload,
-    Place,
     Transport,
     channel_of,
     is_usable,
     may_be_kept,
     place_for,
 )
-from notebook_cluster.collectives.waits import Wait
+from notebook_cluster.collectives.expectations import PeerLost, Wait
+from notebook_cluster.collectives.sent_messages import SentMessages
 from notebook_cluster.protocol.mesh import CellFrame
 from notebook_cluster.protocol.node import CellDone
 
 _Key = tuple[str, Channel, int, int]
 _FRAME_COST = 1024
 """Bytes that a held frame may take beside its payload."""
-_MOST_PARCELS = 100_000
+_MOST_MESSAGES = 100_000
 """Values on their way or not asked for yet; more are dropped, and asked for again when they are waited for."""
 
 
-class Inbox:
+class CellReceiver:
     """One node's side of the collectives of one cell after the other.
 
     Attributes:
         dropped: frames that were old, unusable or over a limit.
-        places: (sender, operation, phase) -> where the bytes of that parcel go; put there by the main thread before it
-            sends anything of the operation. Elsewhere, or of another size, parcels get memory of their own.
+        places: (sender, operation, phase) -> where the bytes of that message go; put there by the main thread before it
+            sends anything of the operation. Elsewhere, or of another size, messages get memory of their own.
         on_waiting: called with what the main thread waits for (``all_reduce #3 for desk``), or ``""``, when that has
             taken longer than half a second.
         on_lost: called with ``desk raised ValueError: ...`` when a node leaves a hole in the running cell.
@@ -53,8 +52,8 @@ class Inbox:
         self.dropped = 0
         self.on_waiting: Callable[[str], None] = lambda text: None
         self.on_lost: Callable[[str], None] = lambda text: None
-        self.places: dict[tuple[str, int, int], Place] = {}
-        self.outbox = Outbox(transport)
+        self.places: dict[tuple[str, int, int], Destination] = {}
+        self.sent = SentMessages(transport)
         self._transport = transport
         self._settings = settings
         self._world: CellWorld | None = None
@@ -69,8 +68,8 @@ class Inbox:
         self._reset()
 
     def _reset(self) -> None:
-        self._parcels: dict[_Key, Parcel] = {}
-        self._parcel_bytes = 0
+        self._messages: dict[_Key, ChunkedMessage] = {}
+        self._message_bytes = 0
         self._consumed: dict[tuple[str, Channel], tuple[int, int]] = {}
         self._floor = 0
         self._holes: dict[str, str] = {}
@@ -78,7 +77,7 @@ class Inbox:
         self._progress: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._senders_waiting.clear()
-        self.outbox.clear()
+        self.sent.clear()
 
     # ---- the cell
 
@@ -148,9 +147,9 @@ class Inbox:
         elif (header.cell, header.generation) != (world.cell, world.generation) or sender not in world.nodes:
             self.dropped += 1
         elif header.name == WANT:
-            self.outbox.send_again(sender, header)
+            self.sent.send_again(sender, header)
         elif header.name == ACKNOWLEDGE:
-            self.outbox.forget(sender, "message", header.operation + 1)
+            self.sent.forget(sender, "message", header.operation + 1)
             self._let_senders_go()
         else:
             self._progress[sender] = time.monotonic()
@@ -167,35 +166,35 @@ class Inbox:
     def _take(self, sender: str, header: CellFrame, payload: memoryview) -> None:
         channel = channel_of(header)
         if channel == "collective":
-            self.outbox.forget(sender, channel, header.operation)
+            self.sent.forget(sender, channel, header.operation)
         key = (sender, channel, header.operation, header.phase)
         old = self._consumed.get((sender, channel), (0, 0)) >= (header.operation, header.phase)
         if old or (channel == "collective" and header.operation < self._floor):
             if channel == "message":
                 self._acknowledge(sender)
             return
-        parcel = self._parcels.get(key)
-        if parcel is None:
+        message = self._messages.get(key)
+        if message is None:
             if self._refuse_now(sender, header):
                 return
-            room = self._settings.limit - self._parcel_bytes
-            if not may_be_kept(header, room) or len(self._parcels) >= _MOST_PARCELS:
+            room = self._settings.limit - self._message_bytes
+            if not may_be_kept(header, room) or len(self._messages) >= _MOST_MESSAGES:
                 self.dropped += 1
                 return
             place = self.places.pop((sender, header.operation, header.phase), None) if channel == "collective" else None
             if place is None or len(place.data) != header.total:
                 place = place_for(header, payload)
-            parcel = self._parcels[key] = Parcel(sender, header, place.data, place.may_stay)
-            self._parcel_bytes += header.total
-        if not parcel.add(header, payload):
+            message = self._messages[key] = ChunkedMessage(sender, header, place.data, place.may_stay)
+            self._message_bytes += header.total
+        if not message.add(header, payload):
             self.dropped += 1
-        elif parcel.complete:
+        elif message.complete:
             if channel == "message":
                 self._acknowledge(sender)
             self._judge()
 
     def _refuse_now(self, sender: str, header: CellFrame) -> bool:
-        """Fail the wait, before anything is allocated, when this parcel is not what it is for."""
+        """Fail the wait, before anything is allocated, when this message is not what it is for."""
         wait = self._wait
         if wait is None or not wait.concerns(sender, header):
             return False
@@ -212,8 +211,8 @@ class Inbox:
         assert self._world is not None
         last = self._consumed.get((sender, "message"), (0, 0))[0]
         unread = 0
-        while (parcel := self._parcels.get((sender, "message", last + 1, 0))) is not None and parcel.complete:
-            unread += len(parcel.data)
+        while (message := self._messages.get((sender, "message", last + 1, 0))) is not None and message.complete:
+            unread += len(message.data)
             if unread > self._settings.unread_bytes:
                 break
             last += 1
@@ -225,7 +224,7 @@ class Inbox:
 
     def post_message(self, node: str, header: CellFrame, data: Payload, gone: "SimpleQueue[None]") -> None:
         """Send a message; ``gone`` gets None when the next one may follow."""
-        self.outbox.post(node, header, data)
+        self.sent.post(node, header, data)
         self._senders_waiting.append((node, len(data), gone))
         self._let_senders_go()
 
@@ -233,7 +232,7 @@ class Inbox:
         waiting = list(self._senders_waiting)
         self._senders_waiting.clear()
         for node, size, gone in waiting:
-            on_the_way = self.outbox.unacknowledged(node)
+            on_the_way = self.sent.unacknowledged(node)
             if on_the_way <= max(self._settings.unacknowledged_bytes, size) or self.hole(node) is not None:
                 gone.put(None)
             else:
@@ -246,10 +245,10 @@ class Inbox:
         self._wait = wait
         if wait.channel == "collective":
             self._floor = max(self._floor, wait.operation)
-            self._drop_parcels(key for key in self._parcels if key[1] == "collective" and key[2] < wait.operation)
-        for parcel in list(self._parcels.values()):
+            self._drop_messages(key for key in self._messages if key[1] == "collective" and key[2] < wait.operation)
+        for message in list(self._messages.values()):
             if self._wait is wait:
-                self._refuse_now(parcel.sender, parcel.header)
+                self._refuse_now(message.sender, message.header)
         self._judge()
         if wait.ask and self._wait is wait:
             for node in self._missing(wait):
@@ -269,7 +268,7 @@ class Inbox:
         """The main thread has left the collective ``operation``: what has come or still comes for it goes nowhere."""
         self.places.clear()
         self._floor = max(self._floor, operation + 1)
-        self._drop_parcels(key for key in self._parcels if key[1] == "collective" and key[2] <= operation)
+        self._drop_messages(key for key in self._messages if key[1] == "collective" and key[2] <= operation)
 
     def _judge(self) -> None:
         """Settle the wait when everything is here, or when it can never be."""
@@ -278,8 +277,8 @@ class Inbox:
             return
         missing = self._missing(wait)
         if not missing:
-            found = {sender: self._parcels[self._key(wait, sender)] for sender in wait.senders}
-            self._drop_parcels(self._key(wait, sender) for sender in wait.senders)
+            found = {sender: self._messages[self._key(wait, sender)] for sender in wait.senders}
+            self._drop_messages(self._key(wait, sender) for sender in wait.senders)
             for sender in wait.senders:
                 self._consumed[sender, wait.channel] = (wait.operation, wait.phase)
                 if wait.channel == "message":
@@ -294,7 +293,7 @@ class Inbox:
                 self._settle(wait, error)
                 return
 
-    def _settle(self, wait: Wait, outcome: "dict[str, Parcel] | Exception") -> None:
+    def _settle(self, wait: Wait, outcome: "dict[str, ChunkedMessage] | Exception") -> None:
         self._wait = None
         self._asked.clear()
         self._say("")
@@ -320,10 +319,10 @@ class Inbox:
     def _ask(self, wait: Wait, node: str, now: float) -> None:
         assert self._world is not None
         self._asked[node] = now
-        parcel = self._parcels.get(self._key(wait, node))
+        message = self._messages.get(self._key(wait, node))
         header = CellFrame(
             cell=self._world.cell, generation=self._world.generation, operation=wait.operation, name=WANT,
-            phase=wait.phase, kind=wait.channel, offset=parcel.first_missing() if parcel is not None else 0,
+            phase=wait.phase, kind=wait.channel, offset=message.first_missing() if message is not None else 0,
         )  # fmt: skip
         self._transport.send(node, header)
 
@@ -337,11 +336,11 @@ class Inbox:
         return (sender, wait.channel, wait.operation, wait.phase)
 
     def _missing(self, wait: Wait) -> list[str]:
-        parcels = ((sender, self._parcels.get(self._key(wait, sender))) for sender in wait.senders)
-        return [sender for sender, parcel in parcels if parcel is None or not parcel.complete]
+        messages = ((sender, self._messages.get(self._key(wait, sender))) for sender in wait.senders)
+        return [sender for sender, message in messages if message is None or not message.complete]
 
-    def _drop_parcels(self, keys: Iterable[_Key]) -> None:
+    def _drop_messages(self, keys: Iterable[_Key]) -> None:
         for key in list(keys):
-            parcel = self._parcels.pop(key, None)
-            if parcel is not None:
-                self._parcel_bytes -= len(parcel.data)
+            message = self._messages.pop(key, None)
+            if message is not None:
+                self._message_bytes -= len(message.data)

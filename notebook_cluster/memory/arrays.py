@@ -1,9 +1,10 @@
-"""Arrays that are handed out again once nothing refers to them.
+"""Large arrays in memory that was used before.
 
 Where a system gives the pages of a freed array back, as it does beyond some megabytes, the next one costs as much time
 again for its first use as several copies: a virtual machine may have to ask its host for every page.
 """
 
+import functools
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ def _references_of_unused() -> int:
 _UNUSED = _references_of_unused()
 
 
-class Memory:
+class ArrayPool:
     """At most ``most`` bytes of arrays that were handed out, found again once nothing refers to them any more. For any
     thread."""
 
@@ -57,3 +58,48 @@ class Memory:
         """Give back what is unused, at once or when nothing refers to it any more."""
         with self._lock:
             self._kept.clear()
+
+
+class Scratch:
+    """Memory for what is on its way, used again by the next operation: new pages cost more than the copy into them. For
+    one thread."""
+
+    def __init__(self, largest: int) -> None:
+        """``largest``: bytes; larger arrays are not kept."""
+        self._largest = largest
+        self._kept: dict[str, NDArray[Any]] = {}
+        self._results = ArrayPool(largest)
+
+    def take(self, use: str, size: int) -> "NDArray[Any]":
+        """``size`` bytes for ``use``, with whatever is in them. Nobody else may still need what was taken before."""
+        import numpy
+
+        kept = self._kept.pop(use, None)
+        if kept is None or kept.size < size:
+            kept = numpy.empty(size, numpy.uint8)
+        if size <= self._largest:
+            self._kept[use] = kept
+        return kept[:size]
+
+    def result(self, count: int, dtype: Any) -> "NDArray[Any]":
+        """A flat array for a result: the memory of an earlier one that nothing refers to any more, or new memory."""
+        return self._results.array(count, dtype)
+
+    def forget(self) -> None:
+        """An operation was left in the middle, so others may still read what it sent; or the cell is over."""
+        self._kept.clear()
+        self._results.forget()
+
+
+_LARGEST = (32 << 20) - (64 << 10)
+"""Bytes, with what the allocator adds at most 32 MiB."""
+
+
+@functools.cache
+def keep_freed() -> None:
+    """Have glibc keep blocks of up to 32 MiB that are freed, 64 MiB at most, as it does in any process that has freed
+    one so large (mallopt(3), on the dynamic threshold of M_MMAP_THRESHOLD). Before that, what libzmq receives comes in
+    new pages each time, which cost as much as two copies. Elsewhere this does nothing."""
+    import numpy
+
+    numpy.empty(_LARGEST, numpy.uint8)

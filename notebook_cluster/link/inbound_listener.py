@@ -7,17 +7,16 @@ from typing import Any
 
 import zmq
 
+from notebook_cluster.link.authenticated_router import AuthenticatedRouter, Caller
 from notebook_cluster.link.connection import is_silence
-from notebook_cluster.link.door import Caller, Door
-from notebook_cluster.link.drops import Drops
-from notebook_cluster.link.frames import Arrival
+from notebook_cluster.link.frames import Arrival, Drops
 from notebook_cluster.protocol import ProtocolError, decode
 from notebook_cluster.security import Gate, Identity, fingerprint
 
 _log = logging.getLogger(__name__)
 
 
-class Reception:
+class InboundListener:
     """Accepts the connections that agents make (:meth:`.listener.Listener.dial_out`), if ``authorise`` knows their key.
 
     ``authorise(key)`` returns a name for people, or None to refuse; it is called on the ZAP thread when a connection
@@ -44,7 +43,7 @@ class Reception:
         self._authorise = authorise
         self._on_arrival = on_arrival
         self.dropped = Drops()
-        self._door = Door(
+        self._door = AuthenticatedRouter(
             context,
             endpoint,
             identity,
@@ -142,12 +141,12 @@ class Reception:
 
 
 class ArrivedConnection:
-    """What a Dialer has instead of a :class:`.connection.Connection`: the one that the agent with ``key`` made, now
-    and whenever it comes back. Same callbacks; ``peer`` is the agent's name in them."""
+    """What a Dialer has instead of a :class:`.connection.DialledConnection`: the connection that the agent with ``key``
+    made, now and whenever it comes back. Same callbacks; ``peer`` is the agent's name in them."""
 
     def __init__(
         self,
-        reception: Reception,
+        reception: InboundListener,
         key: str,
         peer: str,
         *,
