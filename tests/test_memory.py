@@ -1,5 +1,6 @@
 """Arrays in memory that was used before: found again when nobody has them, never while somebody does."""
 
+import sys
 import threading
 
 import numpy as np
@@ -70,6 +71,17 @@ def test_what_is_forgotten_stays_with_who_has_it() -> None:
     assert place(other) != place(array)
     other[...] = 4
     assert (array == 3).all()
+
+
+def test_a_python_without_global_lock_gets_new_memory_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ArrayPool(16 * SIZE)
+    at = place(memory.array(COUNT, np.float32))
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    kept = [memory.array(COUNT, np.float32) for _ in range(2)]
+    assert at not in map(place, kept)
+    assert len(memory._kept) == 1
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    assert place(memory.array(COUNT, np.float32)) == at
 
 
 def test_threads_never_get_the_same_memory() -> None:

@@ -22,12 +22,19 @@ def _references_of_unused() -> int:
     return sys.getrefcount(held[0])
 
 
-_UNUSED = _references_of_unused()
+_UNUSED = _references_of_unused() if hasattr(sys, "getrefcount") else 0
+
+
+def _counts_tell_use() -> bool:
+    """Whether a count of references says that nobody has an array. Without the global lock another thread may just be
+    taking one, and its count does not show that yet."""
+    is_gil_enabled = getattr(sys, "_is_gil_enabled", None)  # Python 3.13 and later
+    return _UNUSED > 0 and (is_gil_enabled is None or is_gil_enabled())
 
 
 class ArrayPool:
     """At most ``most`` bytes of arrays that were handed out, found again once nothing refers to them any more. For any
-    thread."""
+    thread. Where this Python cannot say that nothing refers to an array, every array is new memory."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -40,7 +47,7 @@ class ArrayPool:
 
         kind = numpy.dtype(dtype)
         size = count * kind.itemsize
-        if not _WORTH_KEEPING <= size <= self._most:
+        if not _WORTH_KEEPING <= size <= self._most or not _counts_tell_use():
             return numpy.empty(count, kind)
         with self._lock:
             for index in range(len(self._kept)):
