@@ -139,12 +139,12 @@ class Listener:
 
     # ---- called by sessions ----------------------------------------------------------------------------------
 
-    def transmit(self, routing_id: bytes, frames: Sequence[bytes | memoryview]) -> bool:
+    def _transmit(self, routing_id: bytes, frames: Sequence[bytes | memoryview]) -> bool:
         """Queue one message for this connection. False: it is gone, or as much as may wait for it waits already."""
         dialled = self._dial_outs.get(routing_id)
         return self._door.send(routing_id, frames) if dialled is None else dialled.send(frames)
 
-    def forget(self, session: Session) -> None:
+    def _forget(self, session: Session) -> None:
         if self.sessions.get(session.cluster) is session:
             del self.sessions[session.cluster]
 
@@ -183,7 +183,7 @@ class Listener:
             name = hello.cluster_name
             self.dropped.note("refused", "refused cluster %.80r of key %s: %s", name, fingerprint(key), reason)
             refusal = SessionRefusal(hello.cluster, hello.epoch, hello.session, PROTOCOL_VERSION, reason)
-            self.transmit(routing_id, [encode(refusal)])
+            self._transmit(routing_id, [encode(refusal)])
             return
         if session is not None and session.is_older(hello):
             self.dropped["stale"] += 1
@@ -191,7 +191,15 @@ class Listener:
         now = self._loop.time()
         fresh = session is None
         if session is None:
-            session = self.sessions[hello.cluster] = Session(self, hello, key, now)
+            session = self.sessions[hello.cluster] = Session(
+                hello,
+                key,
+                now,
+                settings=self.settings,
+                drops=self.dropped,
+                transmit=self._transmit,
+                on_close=self._forget,
+            )
             self._on_session(session)
         session.last_heard = now
         session.resume(hello, routing_id, fresh=fresh)

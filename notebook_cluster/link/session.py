@@ -2,17 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from notebook_cluster.link.channel import Channel
 from notebook_cluster.link.conversation import Conversation, LinkEnd
-from notebook_cluster.link.frames import SESSION_SHIFT, Hello, Welcome
-from notebook_cluster.link.settings import Condition
+from notebook_cluster.link.frames import SESSION_SHIFT, Drops, Hello, Welcome
+from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import Message, decode, encode
 from notebook_cluster.protocol.peer import FromCoordinator
-
-if TYPE_CHECKING:
-    from notebook_cluster.link.listener import Listener
 
 
 def _ignore_message(message: Message, buffers: list[bytes]) -> None:
@@ -32,9 +28,19 @@ class Session(LinkEnd):
         last_heard: time (``loop.time()``, monotonic, seconds) of the last frame.
     """
 
-    def __init__(self, listener: "Listener", hello: Hello, key: str, now: float) -> None:
-        settings = listener.settings
-        self._listener = listener
+    def __init__(
+        self,
+        hello: Hello,
+        key: str,
+        now: float,
+        *,
+        settings: LinkSettings,
+        drops: Drops,
+        transmit: Callable[[bytes, Sequence[bytes | memoryview]], bool],
+        on_close: Callable[["Session"], None],
+    ) -> None:
+        """``transmit(routing_id, frames)`` queues one message for a connection; False: it takes none now."""
+        self._transmit_to, self._on_close = transmit, on_close
         self.cluster, self.cluster_name, self.epoch, self.key = hello.cluster, hello.cluster_name, hello.epoch, key
         self.condition: Condition = "connecting"
         self.last_heard = now
@@ -52,7 +58,7 @@ class Session(LinkEnd):
                 sent=max(hello.received, hello.held),
             )
         )
-        self.conversation = Conversation(self._channel, self._transmit, self._deliver, listener.dropped)
+        self.conversation = Conversation(self._channel, self._transmit, self._deliver, drops)
 
     def send(self, message: Message, buffers: Sequence[bytes] = (), *, droppable: bool = False) -> bool:
         """Send ``message`` with ``buffers``, now or when the coordinator is back. False: left out, see
@@ -65,7 +71,7 @@ class Session(LinkEnd):
 
     def close(self) -> None:
         """Forget this cluster. A coordinator that dials again gets a new session."""
-        self._listener.forget(self)
+        self._on_close(self)
         # After the message in whose handling this may be called, so that it is acknowledged as well.
         asyncio.get_running_loop().call_soon(self.conversation.close)
 
@@ -106,7 +112,7 @@ class Session(LinkEnd):
             self.on_condition(condition, reason)
 
     def _transmit(self, frames: Sequence[bytes | memoryview]) -> bool:
-        return self._listener.transmit(self.routing_id, frames)
+        return self._transmit_to(self.routing_id, frames)
 
     def _deliver(self, frames: list[bytes]) -> None:
         self.on_message(decode(frames[0], FromCoordinator), frames[1:])
