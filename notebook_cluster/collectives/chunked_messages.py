@@ -86,7 +86,7 @@ class CollectiveSettings:
     shared_memory: bool = True
     """Nodes of one peer exchange arrays through memory that they share."""
     shared_block: int = 16 << 20
-    """Of a larger array so much is in shared memory at a time, from each node."""
+    """So much of a larger array is in shared memory at a time, from each node."""
     shared_direct: int = 1 << 20
     """With two nodes, arrays up to this size are added up in shared memory by everybody; with more, smaller ones."""
     shared_patience: float = 0.02
@@ -102,10 +102,10 @@ class CollectiveSettings:
     ring_block: int = 1 << 20
     """Bytes that go round a ring in one piece."""
     scratch_bytes: int = 2 << 30
-    """Memory of this size is used again by the cell's next operation, a larger one is given back; also above
+    """Memory of this size is used again by the cell's next operation, a larger one is given back; also one above
     ``scratch_share``."""
     scratch_share: float = 1 / 16
-    """Of the machine's memory."""
+    """A share of the machine's memory."""
     give_up_after: float = 1.0
     """Wait this long without a byte from a node that has finished the cell."""
 

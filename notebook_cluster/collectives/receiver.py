@@ -127,7 +127,7 @@ class CellReceiver:
             self._let_senders_go()
 
     def keep_silent(self, incarnations: dict[str, int]) -> None:
-        """Of the nodes that make no progress only these, with these incarnations, are still meant."""
+        """Forget which nodes make no progress, but for these with these incarnations."""
         self._silent = {name: row for name, row in self._silent.items() if incarnations.get(name) == row[0]}
 
     def hole(self, node: str) -> PeerLost | None:

@@ -52,7 +52,7 @@ class SentMessages:
             self._answer(*question)
 
     def _answer(self, node: str, operation: int, phase: int) -> None:
-        """To a question that was noted; it stays so while this node has not come that far."""
+        """Answer a question that was noted; it stays noted while this node has not come that far."""
         reached = self._reached.get(operation)
         if (operation, phase) in self._sent.get((node, "collective"), {}):
             self._asked.discard((node, operation, phase))  # it was sent since then

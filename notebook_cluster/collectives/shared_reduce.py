@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SMALL_CAPACITY = 64 * 1024
-"""For operations on little or nothing."""
+"""Bytes of each node that are set up for operations on little or nothing."""
 FIRST_PHASE = 2
-"""After those that set the memory up."""
+"""The first phase after those that set the memory up."""
 _LAST_PHASE = 1 << 23
 _DESCRIPTION = 64
 

@@ -79,7 +79,7 @@ class Steps:
 
     @property
     def index(self) -> int:
-        """Of this node among ``nodes``."""
+        """The place of this node among ``nodes``."""
         return self.nodes.index(self.own)
 
     def header(self, wire: WireValue, phase: int) -> CellFrame:

@@ -31,7 +31,7 @@ _CARRIERS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uin
 ARRAY_KINDS = ("numpy", "scalar", "torch", "mlx")
 _MAX_DIMENSIONS = 64
 _MAX_SIZE = 1 << 48
-"""Of one dimension: libraries fail in ways of their own where products leave 64 bits."""
+"""The largest dimension: libraries fail in ways of their own where products leave 64 bits."""
 
 
 @dataclass(frozen=True)

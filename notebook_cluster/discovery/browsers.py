@@ -218,8 +218,8 @@ class RecordBrowser(Generic[Record]):
 
 
 def _newest_text(zeroconf: "Zeroconf", info: "ServiceInfo") -> bytes:
-    """Of several TXT records in the cache the one that was heard last: for a second, one that changed stands beside
-    what it was (RFC 6762, 10.2), and ``info`` has any of them."""
+    """The TXT record in the cache that was heard last: for a second, a record that changed stands beside what it was
+    (RFC 6762, 10.2), and ``info`` has any of them."""
     from zeroconf import DNSText
 
     cached = zeroconf.cache.get_all_by_details(info.name, _TXT, _IN)

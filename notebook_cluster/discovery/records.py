@@ -15,7 +15,7 @@ GROUP_VARIABLE = "NOTEBOOK_CLUSTER_MDNS_GROUP"
 """Environment variable: two classes on one network, each with a text of its own in it, do not see each other."""
 GROUP = os.environ.get(GROUP_VARIABLE, "").strip()
 IN_GROUP = f" (group {GROUP!r} of {GROUP_VARIABLE})" if GROUP else ""
-"""For people: whom this process hears and who hears it."""
+"""What people are told of the group: only who is in it hears this process, and is heard."""
 
 
 def service_types(group: str) -> tuple[str, str]:
@@ -64,10 +64,10 @@ class FoundCluster:
     owner: str
     """``user@machine``, for people."""
     public_key: str
-    """Of its coordinator."""
+    """The key of its coordinator."""
     hosts: tuple[str, ...]
     port: int
-    """Of its reception, where peers dial in."""
+    """The port where peers dial in."""
     pairing_port: int
     """Where its code is accepted, or 0 while none is open."""
     protocol: int

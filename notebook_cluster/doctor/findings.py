@@ -37,7 +37,7 @@ class Examined:
     round_trip: float | None = None
     jitter: float | None = None
     bytes_per_s: float | None = None
-    """Of its link, both directions together."""
+    """What its link carries, both directions together."""
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -28,7 +28,7 @@ class PeerAdded(Message, frozen=True):
     """``tcp://HOST:PORT`` of the link."""
     found_by: Literal["mdns", "typed", "local", "remembered", "dialled"]
     pid: int | None = None
-    """Of a private agent that this cluster started."""
+    """The process of a private agent that this cluster started."""
     pinned: bool = False
     """It is used because it was paired: when its key leaves the trust store, it is used no more."""
 

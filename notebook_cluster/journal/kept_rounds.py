@@ -20,11 +20,11 @@ from notebook_cluster.protocol.state import RoundWait
 KEPT_HASHES = 256
 """Committed rounds whose hash is remembered: how far back a node's state is recognised."""
 _COMMITS = 2 * KEPT_HASHES
-"""Of each job: also when some were taken back, as many hashes are known as the round machine looks at."""
+"""Commits of each job: also when some were taken back, as many hashes are known as the round machine looks at."""
 
 
 class _Job:
-    """Of one job: the rows of its last commits, of the last one that counted each process, and of two seals."""
+    """The rows of one job that matter: its last commits, the last one that counted each process, and two seals."""
 
     def __init__(self) -> None:
         self.commits: deque[int] = deque()
@@ -71,7 +71,7 @@ class KeptRounds:
         self._others.append(row)
 
     def rows(self) -> list[int]:
-        """In the order of the journal."""
+        """The rows that matter, in the order of the journal."""
         return sorted({*self._others, *(row for job in self._jobs.values() for row in job.rows())})
 
 
@@ -93,7 +93,7 @@ class Rounds:
 
     @property
     def rounds(self) -> list[RoundView]:
-        """At most MAX_ROUNDS, oldest first; of two neighbours that are long past the one with the longer wait."""
+        """At most MAX_ROUNDS, oldest first. Of two neighbours long past, the one with the longer wait is kept."""
         return [view for _, view in self._kept]
 
     def rows(self) -> list[int]:

@@ -35,7 +35,7 @@ STALLED_AFTER = 0.5
 SILENT_AFTER = 5.0
 """Seconds after which people are told of it."""
 MOST_BYTES = 64 << 20
-"""Of rows that no recovery needs; on a small disk an eighth of it."""
+"""Bytes of rows that no recovery needs, at most; on a small disk an eighth of it."""
 SNAPSHOT_ROWS = 10_000
 """Rows after which the state is written down: a recovery reads no more than those after the last one."""
 _SHAPES = 256
@@ -45,7 +45,7 @@ Call = Callable[[], None]
 
 
 class Journal:
-    """Of one coordinator. Made, and called, in its event loop's thread.
+    """The journal of one coordinator. It is made, and called, in the thread of the event loop.
 
     A disk that takes no row ends nothing. From then on rows wait in memory, in order, and so does what was handed to
     :meth:`when_written`: nobody is told what the journal does not say. The same rows are tried again until they are in.

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 LOG_FILE, SERIES_FILE, VIEW_FILE = "run.jsonl", "series.jsonl", "last.view"
 _PROGRESS_BYTES = 4 << 20
-"""Between two words about how far reading is."""
+"""Bytes that are read between two words about how far reading is."""
 
 
 class _Line(msgspec.Struct):

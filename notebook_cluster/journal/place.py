@@ -16,7 +16,7 @@ import psutil
 JOURNAL_FILE = "run.journal"
 CURVES_FILE = "curves.journal"
 LOCK_FILE = "coordinator.lock"
-"""In the run's folder; the coordinator holds it (flock) as long as it lives."""
+"""The lock in the run's folder; the coordinator holds it (flock) as long as it lives."""
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "afpfs", "webdav", "osxfuse", "macfuse", "sshfs")
 _LOCAL_ROOT = Path("/var/tmp")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VERSION = 1
-"""Of the tables; a journal of a later one is refused."""
+"""The version of the tables; a journal of a later one is refused."""
 AUTOCHECKPOINT = 64
 """Pages of 4 KiB in the write-ahead log after which SQLite moves them over."""
 LOG_LIMIT = 512 << 10

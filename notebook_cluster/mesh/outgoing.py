@@ -16,7 +16,7 @@ from notebook_cluster.security import Identity
 _log = logging.getLogger(__name__)
 
 OWN_TICKET = 0
-"""Of the probes that the mesh sends by itself; the doctor's begin at 1."""
+"""The ticket of probes that the mesh sends by itself; the doctor's tickets begin at 1."""
 
 
 class Outgoing:

@@ -13,7 +13,7 @@ from notebook_cluster.protocol.node import RelayFrame, RelayTaken
 from notebook_cluster.protocol.wire import Message
 
 MOST_BYTES = 4 << 20
-"""On the way from one node to another, by the links."""
+"""Bytes that may be on the way from one node to another by the links."""
 LEAST_BYTES = 512 * 1024
 FIRST_BYTES = 1 << 20
 SLOW_SECONDS = 0.5

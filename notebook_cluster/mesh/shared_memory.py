@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 Where = Literal["shm", "folder"]
-"""Of the file: ``/dev/shm``, which is never written to a disk, or the folder of the ipc sockets."""
+"""Where the file lies: ``/dev/shm``, which is never written to a disk, or the folder of the ipc sockets."""
 
 WHERES: tuple[Where, ...] = ("shm", "folder")
 _MEMORY = Path("/dev/shm")

@@ -38,7 +38,7 @@ from notebook_cluster.security.codes import (
 from notebook_cluster.security.trust import check_owner
 
 ATTEMPT_SECONDS = 10.0
-"""Between Begin and Prove; after it the attempt is over and stays counted."""
+"""Seconds between Begin and Prove; after them the attempt is over and stays counted."""
 _TICK = 0.25
 _QUIET = 5.0
 """Seconds in which further refused attempts of one source become one line in the log."""

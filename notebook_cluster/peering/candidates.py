@@ -59,7 +59,7 @@ class Candidate:
     key: str
     hosts: tuple[str, ...]
     port: int
-    """Of its link."""
+    """The port of its link."""
     found_by: FoundBy
     pairing_port: int = 0
     """Where its code is accepted; 0 while none is open."""

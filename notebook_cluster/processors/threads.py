@@ -48,7 +48,7 @@ def _physical(processors: frozenset[int], root: Path) -> int:
 
 
 def _performance_cores() -> int | None:
-    """Of an Apple processor: torch leaves the efficiency cores out as well."""
+    """The performance cores of an Apple processor: torch leaves the efficiency cores out as well."""
     import ctypes
 
     value, size = ctypes.c_int32(0), ctypes.c_size_t(4)
@@ -147,7 +147,7 @@ class NodeCount:
 
     @property
     def place(self) -> str:
-        """For :func:`count_nodes`, in whatever process."""
+        """What :func:`count_nodes` takes, in whatever process."""
         return str(self._directory / self._machine)
 
     def add(self, node: Hashable) -> None:

@@ -35,7 +35,7 @@ class Here(Message, frozen=True):
     protocol: int
     role: Literal["peer", "cluster"]
     name: str
-    """Of the peer or the cluster."""
+    """The name of the peer or the cluster."""
     owner: str
     """``user@machine``, for people."""
     key: str

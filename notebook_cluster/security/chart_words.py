@@ -196,7 +196,7 @@ PLOTLY_TYPES = _words(
 orthographic path percent perspective radial rect sqrt vertical
 """
 )
-"""Of axes, shapes, menus, gradients, error bars."""
+"""Types of axes, shapes, menus, gradients and error bars."""
 PLOTLY_MAPS = _words(
     "choropleth choroplethmap choroplethmapbox densitymap densitymapbox scattergeo scattermap scattermapbox"
 )

@@ -23,7 +23,7 @@ _CONFIG: dict[str, Any] = {
 _KEPT_CONFIG = frozenset(("responsive", "displayModeBar", "scrollZoom", "staticPlot"))
 _PICTURE = re.compile(r"data:image/(?:png|jpeg|gif);base64,[A-Za-z0-9+/=\s]*")
 _TAGS = re.compile(r"</?[\w|.-]{1,40}\s?/?>", re.ASCII)
-"""Of a tag without attributes plotly makes bold text, or text as it stands; ``<unk>`` is a word of many a model."""
+"""A tag without attributes, of which plotly makes bold text or which it shows; ``<unk>`` is a word of many a model."""
 _TAG_BEGINS = re.compile(r"<(?![\s\d=])")
 _NUMBER_AT_END = re.compile(r"[1-9]\d{0,2}$")
 _PART = re.compile(r"[.\[\]]+")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from notebook_cluster.security.chart_grammar import ChartReader, refused
 from notebook_cluster.security.chart_words import VEGA_LITE_TYPES, VEGA_LITE_WORDS, VEGA_TYPES, VEGA_WORDS
-from notebook_cluster.security.vega_expressions import ExpressionRefused, check_expression
+from notebook_cluster.security.vega_expressions import ExpressionRefused, check_expression, is_event, is_event_stream
 
 EMBED_OPTIONS: dict[str, Any] = {
     # "View source" would write the chart's text into a new window as HTML; an SVG would be one of the node's making.
@@ -25,12 +25,6 @@ _CURSORS = (
     "auto default none pointer crosshair move text grab grabbing help wait cell not-allowed ew-resize ns-resize "
     "zoom-in zoom-out"
 )
-_EVENTS = "click|dblclick|mousedown|mousemove|mouseout|mouseover|mouseup|pointerdown|pointermove|pointerout|pointerover"
-_MARKS = "rect|symbol|line|area|rule|text|arc|path|group|trail|shape|cell"
-_STREAM = re.compile(
-    rf"(?:(?:window:|view:|scope:|\*:|@\w{{1,50}}:|(?:{_MARKS}):)?(?:{_EVENTS}|pointerup|wheel)!?(?:\{{\d{{1,6}}\}})?"
-    r"|[\[\],>\s])*"
-)
 _STREAM_KEYS = frozenset(("source", "type", "marktype", "markname", "consume", "throttle", "debounce"))
 _TOGGLE = re.compile(r"(?:true|false|event\.(?:shift|alt|ctrl|meta)Key)")
 _WORD = re.compile(r"[A-Za-z][\w-]{0,60}")
@@ -38,7 +32,7 @@ _SETS = frozenset(("enter", "update", "exit", "hover"))
 _PARTS = frozenset(
     ("axis", "domain", "entries", "gradient", "grid", "labels", "legend", "subtitle", "symbols", "ticks", "title")
 )
-"""Of an axis, a legend or a title; each has sets of its own."""
+"""Parts of an axis, a legend or a title; each has sets of its own."""
 _OF_PARTS = frozenset(("name", "interactive", "style", "align", "zindex"))
 _NO_CHANNELS = frozenset(("mark", "bounds", "group", "datum", "items"))
 """How the renderer finds what is drawn: an item with another ``mark`` could be a picture from an address."""
@@ -81,7 +75,7 @@ class _VegaReader(ChartReader):
     # ---- words with a meaning of their own ---------------------------------------------------------------------
 
     def name(self, value: Any, path: str) -> None:
-        """Of a parameter, a view, a data set. One called ``cursor`` would set the page's cursor."""
+        """The name of a parameter, a view or a data set. One called ``cursor`` would set the page's cursor."""
         if value is None or isinstance(value, int):
             return
         if not isinstance(value, str) or value == "cursor":
@@ -103,7 +97,7 @@ class _VegaReader(ChartReader):
     def stream(self, value: Any, path: str) -> None:
         """What a parameter listens to: the mouse on the chart itself."""
         if isinstance(value, str):
-            if len(value) > 300 or not _STREAM.fullmatch(value):
+            if not is_event_stream(value):
                 raise refused(path, value)
         elif isinstance(value, list):
             for entry in value:
@@ -126,7 +120,7 @@ class _VegaReader(ChartReader):
             if key == "source":
                 fits = value in ("view", "window", "scope")
             elif key == "type":
-                fits = isinstance(value, str) and re.fullmatch(f"{_EVENTS}|pointerup|wheel", value) is not None
+                fits = isinstance(value, str) and is_event(value)
             if not fits:
                 raise refused(path, value)
 
@@ -173,7 +167,7 @@ class _VegaReader(ChartReader):
             self.one_word(entry, path)
 
     def sequence(self, value: Any, path: str) -> None:
-        """From ``start`` to ``stop`` by ``step``: numbers, not too many."""
+        """A sequence from ``start`` to ``stop`` by ``step``: numbers, not too many."""
         if isinstance(value, dict):
             start, stop, step = (value.get(key, default) for key, default in (("start", 0), ("stop", 0), ("step", 1)))
             if any(type(entry) not in (int, float) for entry in (start, stop, step)):

@@ -1,14 +1,26 @@
-"""The allow-list for expressions in Vega and Vega-Lite charts: arithmetic, comparisons and functions that compute.
+"""The allow-list for the two small languages in Vega and Vega-Lite charts: expressions and streams of events.
 
-An expression is a small program in the reader's page. Here it is cut into tokens; what is no token, a function that is
-not in the list, or a name that is no parameter of the chart, refuses it. What a mouse or keyboard does (``event``),
-parts of the page, and members by which JavaScript leads from a value to its maker cannot be named.
+A stream names events of the mouse on the chart itself, and no element elsewhere in the page. An expression is a small
+program in the reader's page: it may have arithmetic, comparisons and functions that compute. Here it is cut into
+tokens; what is no token, a function that is not in the list, or a name that is no parameter of the chart, refuses it.
+What a mouse or keyboard does (``event``), parts of the page, and members by which JavaScript leads from a value to its
+maker cannot be named.
 """
 
 import re
 from collections.abc import Iterator, Set
 
 _LONGEST = 5_000
+_LONGEST_STREAM = 300
+_EVENTS = (
+    "click|dblclick|mousedown|mousemove|mouseout|mouseover|mouseup|pointerdown|pointermove|pointerout|pointerover|"
+    "pointerup|wheel"
+)
+_MARKS = "rect|symbol|line|area|rule|text|arc|path|group|trail|shape|cell"
+_EVENT = re.compile(_EVENTS)
+_STREAM = re.compile(
+    rf"(?:(?:window:|view:|scope:|\*:|@\w{{1,50}}:|(?:{_MARKS}):)?(?:{_EVENTS})!?(?:\{{\d{{1,6}}\}})?|[\[\],>\s])*"
+)
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<number>\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?(?![\w.])|\.\d{1,20}(?![\w.]))
@@ -97,3 +109,13 @@ def _check_member(inside: list[tuple[str, str]]) -> None:
         raise ExpressionRefused("a member whose name is computed")
     if _MEMBERS.search(inside[0][1]):
         raise ExpressionRefused(f"the member {inside[0][1]}")
+
+
+def is_event(text: str) -> bool:
+    """Whether ``text`` is an event that a chart may listen to."""
+    return _EVENT.fullmatch(text) is not None
+
+
+def is_event_stream(text: str) -> bool:
+    """Whether ``text`` is a stream of such events, also between two others."""
+    return len(text) <= _LONGEST_STREAM and _STREAM.fullmatch(text) is not None

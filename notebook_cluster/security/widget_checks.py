@@ -13,7 +13,7 @@ Reference = Callable[[str], str | None]
 """The id under which a view knows the widget with this id of the node; None when there is none that fits."""
 MOST_TEXT = 100_000
 MOST_ENTRIES = 10_000
-"""Of one list."""
+"""Entries of one list, at most."""
 REFERENCE = "IPY_MODEL_"
 _STYLE = re.compile(r"[\w\s.,%#()+*/'\"!-]{0,300}", re.ASCII)
 _STYLE_FUNCTION = re.compile(r"([\w-]*)\(", re.ASCII)
@@ -40,7 +40,7 @@ def number(value: Any) -> int | float | None:
 
 
 def text(value: Any) -> str | None:
-    """For places that show text as text."""
+    """Text for places that show it as text."""
     if value is None:
         return None
     if isinstance(value, str) and len(value) <= MOST_TEXT:
@@ -49,13 +49,13 @@ def text(value: Any) -> str | None:
 
 
 def typeset(value: Any) -> str | None:
-    """For places that show text as text, with the mathematics in it."""
+    """Text for places that show it as text, with the mathematics in it."""
     shown = text(value)
     return None if shown is None else without_tex(shown)
 
 
 def html(value: Any) -> str:
-    """For places that show text as HTML: without script and styles that cover other things."""
+    """Text for places that show it as HTML: without script and styles that cover other things."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         raise ValueError("no text, or too long")
     return html_without_tex(safe_html(value))
