@@ -5,7 +5,8 @@ step, with an optimiser on each node, or on one for all, that takes the mean awa
 A cell makes one sync object or several in turn, each of which begins anew or goes on from what is held.
 Links are ordered and resumable, the mesh loses, repeats and reorders; processes are killed and restarted, links and
 pairs of nodes are cut for a while, nodes stand still or are believed to, the coordinator crashes between any two of its
-effects and comes back from what it logged. One node may get some of its sums wrong. Everything follows from one seed.
+effects and comes back from what it logged, at times without what its machine had not synced when it lost power. One
+node may get some of its sums wrong. Everything follows from one seed.
 """
 
 import random
@@ -33,6 +34,7 @@ SETTINGS = rounds.RoundsSettings(one_owner_blocks=2, slices_each=2, slice_blocks
 MEMBER_SETTINGS = MemberSettings(chunk_bytes=700)
 TICK = 0.5
 MAX_ACTIONS = 20_000
+ATTEMPT_BITS = 20
 ACTS = ("starting", "training", "overlapping", "passing", "next")
 """Phases in which the main thread waits for nothing."""
 
@@ -329,6 +331,9 @@ class World:
         self.states, self.sent, self.contributions = {}, {}, [None]
         self.committed, self.chain, self.counted, self.ever = {}, {}, {}, {}
         self.records, self.log, self.bad, self.taken = [], [], set(), {}
+        self.durable = []
+        """Of each of ``records``: it is synced, and so is what was before it."""
+        self.power, self.starts, self.lost_records = random.Random(f"power {seed}"), 1, 0
         count = nodes or rng.choice((1, 2, 3, 3, 4))
         self.nodes = {f"n{rank}": Node(self, f"n{rank}", rank, 1) for rank in range(count)}
         self.state = rounds.new_state(SETTINGS)
@@ -442,8 +447,9 @@ class World:
         known = self.params.get((effect.round, effect.state_hash))
         return self.states[effect.state_hash][0] if known is None else known
 
-    def record(self, record):
+    def record(self, record, durable):
         self.records.append(record)
+        self.durable.append(durable)
         record = to_builtins(record)
         self.log.append(record)
         if not self.with_commit:
@@ -530,7 +536,7 @@ class World:
                     return False
             match effect:
                 case rounds.Log():
-                    self.record(effect.record)
+                    self.record(effect.record, effect.durable)
                 case rounds.Tell():
                     self.left_out += "has made no progress" in effect.text
                 case rounds.Send():
@@ -547,7 +553,17 @@ class World:
                 node.down.pop()
         self.timers.append((self.now + self.rng.choice((0.0, 1.0, 6.0)), self.recover))
 
+    def lose_power(self):
+        """The journal ends somewhere behind its last synced record."""
+        synced = max((number for number, durable in enumerate(self.durable, 1) if durable), default=0)
+        left = self.power.randint(synced, len(self.records))
+        self.lost_records += len(self.records) - left
+        del self.records[left:], self.durable[left:]
+
     def recover(self):
+        if self.power.random() < 0.5:
+            self.lose_power()
+        self.starts += 1
         known = self.state.nodes
         up = sorted((node.rank, name, node.incarnation) for name, node in known.items() if node.up)
         lost = [(name, node) for name, node in known.items() if not node.up]
@@ -565,6 +581,7 @@ class World:
                 1_000_000 * (1 + len(self.log)),
                 1 if told else 0,
                 tuple(sorted(self.running)) if told else (),
+                self.starts << ATTEMPT_BITS,
             )
         )
         self.state.nodes.update(lost)

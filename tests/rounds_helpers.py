@@ -84,11 +84,13 @@ class Cluster:
             )  # fmt: skip
         return effects
 
-    def restart(self, names="abc", cell=1, running="abc"):
+    def restart(self, names="abc", cell=1, running="abc", attempts=0):
         """A new coordinator with what this one logged."""
         self.state = rounds.new_state()
         nodes = tuple((name, self.incarnations[name]) for name in names)
-        return self.feed(rounds.LeaderRestarted(tuple(self.records), nodes, 200.0, 1000, cell, tuple(running)))
+        return self.feed(
+            rounds.LeaderRestarted(tuple(self.records), nodes, 200.0, 1000, cell, tuple(running), attempts)
+        )
 
     def status(self, node, number, state_hash, **fields):
         known = {"phase": "training", "cell": 1}

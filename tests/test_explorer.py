@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from tests.explorer import Broken, World
+from tests.explorer import ATTEMPT_BITS, Broken, World
 
 SCHEDULES = int(os.environ.get("EXPLORER_SCHEDULES", "4000"))
 PER_TASK = 500
@@ -19,8 +19,9 @@ PATIENCE = max(300, SCHEDULES // 50)
 
 def explore(first):
     """Run a stretch of seeds. (what failed, committed rounds, schedules with a second attempt, with VOID, contributions
-    that missed their fragment's turn, nodes that were left out because they stood still)"""
-    failures, commits, retried, voided, released, left_out = [], 0, 0, 0, 0, 0
+    that missed their fragment's turn, nodes that were left out because they stood still, records that were lost with a
+    machine's power)"""
+    failures, commits, retried, voided, released, left_out, lost = [], 0, 0, 0, 0, 0, 0
     for seed in range(first, first + PER_TASK):
         try:
             world = World(seed).run()
@@ -30,11 +31,13 @@ def explore(first):
             continue
         kinds = [record["kind"] for record in world.log]
         commits += kinds.count("commit")
-        retried += any(record["kind"] == "seal" and record["seal"]["attempt"] > 1 for record in world.log)
+        numbers = [record["seal"]["attempt"] % (1 << ATTEMPT_BITS) for record in world.log if record["kind"] == "seal"]
+        retried += any(number > 1 for number in numbers)
         voided += "void" in kinds
         released += world.released
         left_out += world.left_out
-    return failures, commits, retried, voided, released, left_out
+        lost += world.lost_records
+    return failures, commits, retried, voided, released, left_out, lost
 
 
 @pytest.mark.timeout(PATIENCE)
@@ -44,12 +47,13 @@ def test_every_schedule_ends_with_one_state_per_round_and_nobody_stuck():
     failures = [failure for result in results for failure in result[0]]
     assert not failures, f"{len(failures)} of {SCHEDULES} schedules, first: " + "; ".join(failures[:3])
     # the schedules are worth something: they do reach the paths that are rare
-    commits, retried, voided, released, left_out = (sum(result[i] for result in results) for i in (1, 2, 3, 4, 5))
+    commits, retried, voided, released, left_out, lost = (sum(result[i] for result in results) for i in range(1, 7))
     assert commits > 2 * SCHEDULES
     assert retried > SCHEDULES // 20
     assert voided > SCHEDULES // 500
     assert released > SCHEDULES // 500
     assert left_out > SCHEDULES // 20
+    assert lost > SCHEDULES // 100
 
 
 def test_schedules_in_which_one_node_steps_for_all():

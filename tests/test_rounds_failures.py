@@ -2,6 +2,7 @@
 
 import pytest
 
+from notebook_cluster.journal.records import SealRecord
 from notebook_cluster.protocol import rounds as p
 from notebook_cluster.protocol import runs
 from notebook_cluster.rounds.leader import machine as rounds
@@ -553,6 +554,32 @@ def test_a_restarted_coordinator_repeats_the_open_seal_and_asks_everybody():
     effects = cluster.restart()
     assert set(sent(effects, p.Seal)) == set(sent(effects, p.RoundQuery)) == {"a", "b", "c"}
     assert sent(effects, p.Seal, "a")[0].attempt == 1
+
+
+def test_a_seal_that_was_lost_with_the_power_is_never_said_again_for_other_work():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.records.pop()
+    assert not sent(cluster.restart(attempts=1 << 20), p.Seal)
+    for name in "abc":
+        arrived = p.Arrived(
+            job="model", round=1, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s",
+            codec="float32", norm=1.0, finite=True, contribution=1,
+        )  # fmt: skip
+        effects = cluster.status(name, 0, "h0", phase="prepared", attempt=1, prepared_round=1, arrived=arrived)
+        effects += cluster.prepare(name)
+    assert sent(effects, p.Seal, "a")[0].attempt == (1 << 20) + 1
+    assert rounds.job_views(cluster.state)[0].attempt == 1
+    assert sent(cluster.prepare(attempt=(1 << 20) + 1), p.Commit, "a")
+
+
+def test_what_need_not_be_synced_is_the_seal():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare()
+    logs = [effect for effect in cluster.effects if isinstance(effect, rounds.Log)]
+    assert [log.durable for log in logs] == [not isinstance(log.record, SealRecord) for log in logs]
+    assert not all(log.durable for log in logs)
 
 
 def test_it_repeats_a_refusal_that_its_node_may_not_have_heard():

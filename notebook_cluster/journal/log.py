@@ -95,8 +95,8 @@ class Journal:
         body = msgspec.json.encode(event)
         self._put((("INSERT INTO events VALUES (?, ?, ?)", (self._next, time.time(), body)),), durable)
 
-    def round(self, record: Record) -> None:
-        """A record of the training rounds, synced: it survives the death of the machine."""
+    def round(self, record: Record, *, durable: bool = True) -> None:
+        """A record of the training rounds; ``durable`` as of :meth:`event`."""
         row, new = self._next, []
 
         def number(shape: Shape) -> int:
@@ -113,7 +113,7 @@ class Journal:
         columns = to_row(record, time.time(), number)
         self._kept.add(row, record)
         self.committed.replay(record, row)
-        self._put((*new, ("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (row, *columns))), True)
+        self._put((*new, ("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (row, *columns))), durable)
 
     def received(self, sequences: dict[str, int]) -> None:
         """The last link message of each peer (by key) whose effect is in the journal."""

@@ -85,6 +85,8 @@ class State(msgspec.Struct, frozen=True):
     cluster: str = ""
     cluster_id: str = ""
     epoch: int = 0
+    starts: int = 0
+    """How often a coordinator began; of a run that an earlier version has begun, since this version goes on with it."""
     generation: int = 0
     directory: str = ""
     started: float = 0.0
@@ -179,7 +181,7 @@ def apply(state: State, event: e.Event) -> State:
         case e.ClusterStarted():
             return _change(
                 state, cluster=event.cluster, cluster_id=event.cluster_id, epoch=event.epoch,
-                directory=event.directory, started=state.started or event.time, stopped=None,
+                directory=event.directory, started=state.started or event.time, stopped=None, starts=state.starts + 1,
             )  # fmt: skip
         case e.PeerAdded():
             known = state.peers.get(event.name)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAVE_TIMEOUT = 300.0
+ATTEMPT_BITS = 20
+"""Attempts of one start of the coordinator: about a million, where one in a thousand rounds takes a second one."""
 KEPT_STEPS = 32
 """Rounds of each node of which the step is known: a checkpoint is of one of the last."""
 
@@ -53,7 +55,7 @@ class RoundRunner:
         self._state, effects = rounds.apply(self._state, event)
         for effect in effects:
             if isinstance(effect, jobs.Log):
-                journal.round(self.history.annotated(effect.record))
+                journal.round(self.history.annotated(effect.record), durable=effect.durable)
         if effects:
             journal.when_written(lambda: self._carry_out_all(effects))
 
@@ -146,7 +148,8 @@ class RoundRunner:
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
         number = cell.id if cell is not None else 0
         tickets = time.time_ns() // 1_000_000  # far fewer are given than one in a millisecond
-        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running))
+        attempts = self._hub.state.starts << ATTEMPT_BITS
+        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running, attempts))
         self.members_changed(None)
 
     # ---- checkpoints that a view asks for

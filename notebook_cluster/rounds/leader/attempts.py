@@ -103,7 +103,9 @@ def _seal(transition: Transition, job: JobState, names: list[str]) -> None:
         last=ending and not _coming(transition, job, names),
         gradients=any_of(arrivals[name].gradients for name in counted),
     )
-    transition.log(SealRecord(job.name, seal))
+    # A SEAL that is lost with the machine's power leaves the round as it was before it: nobody applies anything before
+    # the COMMIT, and the attempts of the next start of the coordinator are higher than all of this one.
+    transition.log(SealRecord(job.name, seal), durable=False)
     job.open = OpenAttempt(seal, frozenset(arrivals))
     for member in members:
         transition.send(member.name, seal)

@@ -80,7 +80,8 @@ class LeaderRestarted(msgspec.Struct, frozen=True):
     """First event after a restart: the records of Log effects, oldest first, and the nodes (name, incarnation) of the
     roster in rank order, which count as up until MemberLost. ``tickets`` is above every ticket that was ever given:
     else parts of a checkpoint ordered before the restart would get into one of now. ``cell`` runs on ``running`` (0:
-    unknown or none)."""
+    unknown or none). ``attempts`` is at least as high as every attempt that was ever used, also by a SEAL that is in no
+    record any more."""
 
     records: tuple[Record, ...]
     nodes: tuple[tuple[str, int], ...]
@@ -88,6 +89,7 @@ class LeaderRestarted(msgspec.Struct, frozen=True):
     tickets: int
     cell: int = 0
     running: tuple[str, ...] = ()
+    attempts: int = 0
 
 
 Event = (
@@ -109,9 +111,11 @@ Event = (
 
 
 class Log(msgspec.Struct, frozen=True):
-    """Make ``record`` durable before doing any later effect."""
+    """Write ``record`` down before doing any later effect. ``durable``: it survives also a machine that loses power,
+    else the death of this process."""
 
     record: Record
+    durable: bool = True
 
 
 class Send(msgspec.Struct, frozen=True):

@@ -262,7 +262,8 @@ def _view(transition: Transition, job: JobState) -> JobView:
     elif job.registering:
         phase, waiting_for = "registering", missing_registrants(transition, job)
     elif job.open is not None:
-        phase, attempt = "exchanging", job.open.seal.attempt - job.attempt_floor
+        # one that was sealed before a restart of the coordinator lies below the floor
+        phase, attempt = "exchanging", max(1, job.open.seal.attempt - job.attempt_floor)
         members = [member.name for member in job.open.seal.members]
         waiting_for = transition.by_rank(job.open.waiting - job.open.prepared.keys())
     elif not names:

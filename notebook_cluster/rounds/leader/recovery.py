@@ -192,6 +192,9 @@ def recover(transition: Transition, event: LeaderRestarted) -> None:
         _replay(transition, record)
     for job in state.jobs.values():
         job.first_register, job.tickets = event.now, event.tickets
+        job.attempt_floor = max(job.attempt_floor, event.attempts)
+        job.attempt = max(job.attempt, event.attempts)
+        job.highest_attempt = max(job.highest_attempt, event.attempts)
         _forget_who_left(job, event)
         up = [name for name, p in job.participants.items() if transition.is_up(name, p.incarnation)]
         job.awaited = frozenset(up)

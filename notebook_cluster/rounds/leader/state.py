@@ -216,8 +216,8 @@ class Transition:
         self.state.jobs[job.name] = job
         self._copied.add(job.name)
 
-    def log(self, record: Record) -> None:
-        self.effects.append(Log(record))
+    def log(self, record: Record, *, durable: bool = True) -> None:
+        self.effects.append(Log(record, durable))
 
     def send(self, node: str, message: Message) -> None:
         self.effects.append(Send(node, message))
