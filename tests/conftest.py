@@ -253,7 +253,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> str:
     """Where models are, and encode what they send: a GPU, or the processor, which does not without this."""
     import torch
 
-    from notebook_cluster.training.loop import encoding as device_encoding
+    from notebook_cluster.training.loop import encoding
 
-    monkeypatch.setattr(device_encoding, "KINDS", ("cuda", "cpu"))
+    monkeypatch.setattr(encoding, "KINDS", ("cuda", "cpu"))
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -24,7 +24,7 @@ from notebook_cluster.journal.writer import SYNC_PERIOD
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Output
-from notebook_cluster.rounds.leader import attempts as jobs_commit
+from notebook_cluster.rounds.leader import attempts
 from notebook_cluster.rounds.leader import machine as rounds
 from tests.explorer import World
 from tests.fake_cluster import cluster_view
@@ -280,8 +280,8 @@ async def test_what_is_kept_of_a_journal_says_the_same_as_all_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worlds = [World(seed).run().records for seed in range(300)]
-    monkeypatch.setattr(jobs_commit, "KEPT_HASHES", 2)
-    monkeypatch.setattr(kept_rounds, "_COMMITS", jobs_commit.KEPT_ROUNDS)
+    monkeypatch.setattr(attempts, "KEPT_HASHES", 2)
+    monkeypatch.setattr(kept_rounds, "_COMMITS", attempts.KEPT_ROUNDS)
     left_out = 0
     for seed, records in enumerate(worlds):
         (tmp_path / str(seed)).mkdir()

@@ -11,8 +11,8 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
-from notebook_cluster.training.loop import encoding as host_encoding
 from notebook_cluster.training.loop import replica
+from notebook_cluster.training.loop.encoding import EncodingThread
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
 from tests.test_training_streaming import wide
@@ -90,14 +90,14 @@ def test_a_stopped_node_hands_over_what_it_encodes_before_it_leaves(
     tmp_path: Path, encoding: HeldEncoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: dict[str, list[type]] = {name: [] for name in NAMES}
-    wait = host_encoding.Background.wait
+    wait = EncodingThread.wait
 
-    def release_and_wait(self: host_encoding.Background) -> None:
+    def release_and_wait(self: EncodingThread) -> None:
         if self._thread is not None and encoding.begun == len(NAMES):
             encoding.go.set()
         wait(self)
 
-    monkeypatch.setattr(host_encoding.Background, "wait", release_and_wait)
+    monkeypatch.setattr(EncodingThread, "wait", release_and_wait)
     stopping = threading.Barrier(len(NAMES))
 
     def stopped(node: Node) -> nn.Module:

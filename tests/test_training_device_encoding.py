@@ -13,7 +13,7 @@ from torch import nn
 
 from notebook_cluster.codecs import Vector, WireFormat
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.loop import encoding as device_encoding
+from notebook_cluster.training.loop import encoding
 from notebook_cluster.training.loop.encoding import DeviceEncoder
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.torch_parameters import TorchParameters
@@ -127,7 +127,7 @@ def test_a_diverged_model_is_told_and_its_state_is_as_the_host_leaves_it(device:
 def test_the_model_may_move_and_error_feedback_moves_along(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(device, "int4", 1, torch.float32)
     for round, kinds in enumerate([("cuda", "cpu"), (), ("cuda", "cpu"), ()], start=1):
-        monkeypatch.setattr(device_encoding, "KINDS", kinds)
+        monkeypatch.setattr(encoding, "KINDS", kinds)
         pair.work(round)
         pair.send()
         assert isinstance(pair.replicas[1]._sent.local, torch.Tensor if kinds else np.ndarray)
@@ -170,7 +170,7 @@ def test_where_it_fails_the_host_goes_on_and_says_so(device: str, monkeypatch: p
         asked.append(1)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(device_encoding, "encode_tensor", out_of_memory)
+    monkeypatch.setattr(encoding, "encode_tensor", out_of_memory)
     pair.work(2)
     with pytest.warns(
         RuntimeWarning, match="encoded on the host from now on, because .* could not: CUDA out of memory"
@@ -185,7 +185,7 @@ def test_where_it_fails_the_host_goes_on_and_says_so(device: str, monkeypatch: p
 def test_where_there_is_no_room_the_host_encodes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(device, "int8", 1, torch.float32)
     pair.round(1)
-    monkeypatch.setattr(device_encoding, "_has_room", lambda device, elements: False)
+    monkeypatch.setattr(encoding, "_has_room", lambda device, elements: False)
     pair.work(2)
     pair.send()
     assert isinstance(pair.replicas[1]._sent.local, np.ndarray)

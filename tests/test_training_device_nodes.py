@@ -11,7 +11,7 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.loop import encoding as device_encoding
+from notebook_cluster.training.loop import encoding
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from notebook_cluster.training.strategies.gradients import GradientReplica
 from tests.cluster_in_process import Cluster, Node
@@ -114,7 +114,7 @@ def test_diverged_gradients_are_told_and_error_feedback_goes_on_where_it_is(
         replicas.append(replica)
     replicas[0]._encoder = None
     for round, kinds in enumerate([("cuda", "cpu"), (), ("cuda", "cpu"), ("cuda", "cpu")], start=1):
-        monkeypatch.setattr(device_encoding, "KINDS", kinds)
+        monkeypatch.setattr(encoding, "KINDS", kinds)
         for replica in replicas:
             for index, tensor in enumerate(replica.parameters.model.parameters()):
                 values = values_of(tensor.numel(), "noise", 100 * round + index).reshape(tensor.shape)

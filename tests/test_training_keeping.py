@@ -14,7 +14,7 @@ from notebook_cluster.checkpoints import CheckpointError, find_latest, load
 from notebook_cluster.node.jobs import Jobs
 from notebook_cluster.protocol.node import KeepCheckpoint, Kept
 from notebook_cluster.training.background.job import Job
-from notebook_cluster.training.checkpointing import emergency_checkpoint as keeping
+from notebook_cluster.training.checkpointing import emergency_checkpoint, optimizer_bytes
 from tests.cluster_in_process import Cluster, Node
 from tests.conftest import wait_until
 from tests.node_kernels import node_kernels
@@ -78,7 +78,7 @@ def resume(directory: Path, name: str = "new") -> tuple[int, Any, dict[str, Any]
 
 
 def test_kept_while_the_users_own_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "PART_SECONDS", 0.1)
+    monkeypatch.setattr(optimizer_bytes, "PART_SECONDS", 0.1)
     loop = Loop()
     with Cluster(["a", "b"], tmp_path) as cluster:
         cell = cluster.start(loop)
@@ -194,8 +194,8 @@ class Broken:
 
 
 def test_the_name_is_one_that_resume_takes() -> None:
-    assert keeping.kept_name("model") == "model-kept"
-    assert len(keeping.kept_name("m" * 63)) == 63
+    assert emergency_checkpoint.kept_name("model") == "model-kept"
+    assert len(emergency_checkpoint.kept_name("m" * 63)) == 63
 
 
 def test_a_model_that_is_not_on_yet_is_not_kept(tmp_path: Path) -> None:

@@ -9,35 +9,13 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
 from notebook_cluster.checkpoints.kept import SUFFIX
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.training.checkpointing.saving import StateSnapshot
 
-PART_SECONDS = 2.0
-"""How long the main thread may take for this node's own part. One in the middle of a long step does not come."""
 _MAX_NAME = 63
-
-
-class StateRequest:
-    """Asks the main thread for this node's own part at its next sync call; ``then`` gets it there as well."""
-
-    def __init__(self, then: Callable[[bytes], None] = lambda part: None) -> None:
-        self._given: SimpleQueue[bytes] = SimpleQueue()
-        self._then = then
-
-    def give(self, part: bytes) -> None:
-        self._given.put(part)
-        self._then(part)
-
-    def wait(self) -> bytes | None:
-        """The part, or None when the main thread did not come by in time."""
-        try:
-            return self._given.get(timeout=PART_SECONDS)
-        except Empty:
-            return None
 
 
 def kept_name(job: str) -> str:

@@ -8,11 +8,13 @@ groups) becomes JSON in the file's metadata, with the arrays' places marked. The
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from notebook_cluster.training.models import mlx_optimizer
 
-MAX_PART_BYTES = 64 * 1024**3
+PART_SECONDS = 2.0
+"""How long the main thread may take for this node's own part. One in the middle of a long step does not come."""
 
 _TENSOR, _DTYPE, _PAIRS, _TUPLE = "__tensor__", "dtype", "__pairs__", "__tuple__"
 
@@ -199,3 +201,22 @@ def _filled(skeleton: Any, arrays: dict[str, Any], kind: _Kind) -> Any:
     if _TUPLE in skeleton:
         return tuple(_filled(item, arrays, kind) for item in skeleton[_TUPLE])
     return {key: _filled(item, arrays, kind) for key, item in skeleton[_PAIRS]}
+
+
+class StateRequest:
+    """Asks the main thread for this node's own part at its next sync call; ``then`` gets it there as well."""
+
+    def __init__(self, then: Callable[[bytes], None] = lambda part: None) -> None:
+        self._given: SimpleQueue[bytes] = SimpleQueue()
+        self._then = then
+
+    def give(self, part: bytes) -> None:
+        self._given.put(part)
+        self._then(part)
+
+    def wait(self) -> bytes | None:
+        """The part, or None when the main thread did not come by in time."""
+        try:
+            return self._given.get(timeout=PART_SECONDS)
+        except Empty:
+            return None

@@ -23,7 +23,7 @@ from notebook_cluster.training.models.parameters import Parameters
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 
 
-class Background:
+class EncodingThread:
     """Makes one contribution at a time on a thread of its own. Main thread only."""
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""The rounds of a sync object on the main thread: hand a contribution over, wait, take up what came of it.
+"""The rounds of a sync object on the main thread: contribute, wait for COMMIT, take up what came of it.
+
+In the order of a round: :meth:`RoundClient._contribute`, :meth:`RoundClient._wait_for_commit` (while it waits, what the
+background has to say comes as notices), :meth:`RoundClient._receive_round`.
 
 With overlap the model receives a round some steps after it was sent, on every node at the same step, however early it
 has arrived. Waiting is done in short slices, so Stop works; what a round changes is computed aside and swapped with
@@ -19,8 +22,8 @@ from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
 from notebook_cluster.protocol.runs import run_number
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.training.background.job import Job, Notice
-from notebook_cluster.training.checkpointing.emergency_checkpoint import StateRequest
-from notebook_cluster.training.loop.encoding import Background
+from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
+from notebook_cluster.training.loop.encoding import EncodingThread
 from notebook_cluster.training.loop.optimizer_state import OptimizerState
 from notebook_cluster.training.loop.progress import TrainingProgress
 from notebook_cluster.training.loop.replica import Replica
@@ -51,7 +54,7 @@ WAIT_SLICE = 0.2
 
 
 class RoundClient:
-    """What a strategy needs of rounds; :class:`~.sync.RoundSync` adds what people call."""
+    """What a strategy needs of rounds; :class:`.sync.RoundSync` adds what people call."""
 
     _replica: Replica
     _run: tuple[int, int]
@@ -62,27 +65,33 @@ class RoundClient:
         self._progress = TrainingProgress(runtime, job.name, run_number(self._run[0], max(self._run[1] - 1, 0)))
         self._optimizer_state = OptimizerState(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
         self._schedule = Schedule(strategy.every, strategy.fragments)
-        self._background = Background()
+        self._encoding = EncodingThread()
         self._outer: OuterChange | None = None
         """Outer settings that were set since the registration."""
         self._round_step = 0
         """Steps taken here when the last round was taken over."""
         self._cell: int | None = None
-        self._ready = self._waiting = self._finished = False
+        """The cell in which it takes part; None: out of the rounds."""
+        self._ready = self._finished = False
+        self._round_open = False
+        """This node has contributed to a round that its model has not received."""
         self._passing = False
         """The other nodes are done with this object: until its finish() or the cell's end it exchanges nothing."""
-        self._closing = False
+        self._quorum_waits = False
         """A quorum waits for the others: the next step is a boundary."""
-        self._failure = self._endless = ""
-        self._open_wait = 0
+        self._failure = self._deadlock = ""
+        """Why the job, or the wait, ends with an error."""
+        self._awaited_round = 0
         """The round that the main thread waits for."""
-        self._landed: types.Apply | None = None
+        self._committed: types.Apply | None = None
         """The round that the model is about to receive."""
         self._received: Round | None = None
         self._members: tuple[str, ...] = ()
         self._saved: dict[str, Saved] = {}
 
-    def _send(self, finishing: bool) -> None:
+    # ---- a round, in its order ------------------------------------------------------------------------------
+
+    def _contribute(self, finishing: bool) -> None:
         """Hand this node's contribution over; the round is open from here on. With overlap it is encoded while training
         goes on."""
         if self._passing:
@@ -95,45 +104,32 @@ class RoundClient:
         replica, overlap = self._replica, self._strategy.overlap
         made = replica.contribution_of_now(finishing) if overlap else replica.contribution(finishing)
         with self._runtime.deferred_interrupts():
-            self._waiting, self._closing, self._received = True, False, None
+            self._round_open, self._quorum_waits, self._received = True, False, None
             self._schedule.boundary()
             self._job.step = self._progress.step
             if isinstance(made, types.Boundary):
                 post(made)
             else:
-                self._background.start(made, post)
+                self._encoding.start(made, post)
 
-    def _hand_over(self) -> None:
-        """Until what is being encoded is handed over, or its work left for a later contribution."""
-        self._background.wait()
-        self._not_encoded()
-
-    def _not_encoded(self) -> Exception | None:
-        """Why the contribution could not be encoded, told once; its work goes into a later one."""
-        error = self._background.error()
-        if error is not None:
-            self._waiting = False
-            self._replica.release()
-        return error
-
-    def _land(self) -> Round | None:
+    def _wait_for_commit(self) -> Round | None:
         """Wait for the open round and receive it; after an interrupted wait again. None: nothing was left to
         exchange, or nothing is exchanged."""
         began = time.monotonic()
         round = self._replica.round + 1
-        self._pump(lambda: self._landed is not None or not self._waiting, f"round {round}", round)
-        self._receive()
+        self._wait_until(lambda: self._committed is not None or not self._round_open, f"round {round}", round)
+        self._receive_round()
         done, self._received = self._received, None
         return None if done is None else replace(done, wait=time.monotonic() - began)
 
-    def _receive(self) -> None:
-        """The model takes up the round that has landed, if one has."""
+    def _receive_round(self) -> None:
+        """The model takes up the round that was committed, if one was; interrupts wait until it has."""
         with self._runtime.deferred_interrupts():
-            self._take_up()
+            self._receive_round_now()
 
-    def _take_up(self) -> None:
-        """The same with interrupts deferred already."""
-        apply, self._landed = self._landed, None
+    def _receive_round_now(self) -> None:
+        """:meth:`_receive_round` where interrupts are deferred already."""
+        apply, self._committed = self._committed, None
         if apply is None:
             return
         self._replica.apply(apply)
@@ -141,69 +137,91 @@ class RoundClient:
             self._optimizer_state.counted()
         self._members, self._round_step = apply.members, self._progress.step
         self._received = Round(apply.round, apply.members, 0.0, apply.bytes_sent, apply.state_hash, apply.counted)
-        self._waiting = False
+        self._round_open = False
         self._schedule.applied()
         if apply.last:
-            self._end_loop()
+            self._end_rounds()
 
-    def _end_loop(self) -> None:
-        self._finished, self._waiting = True, False
+    def _end_rounds(self) -> None:
+        """Nothing is left to exchange: the model holds the global parameters."""
+        self._finished, self._round_open = True, False
         self._replica.settle()
 
-    def _pump(self, done: Callable[[], bool], what: str, round: int = 0) -> None:
+    # ---- waiting --------------------------------------------------------------------------------------------
+
+    def _wait_until(self, done: Callable[[], bool], what: str, round: int = 0) -> None:
         """Take up notices until ``done``; ``round``: the one that is waited for."""
-        self._take_notices()
+        self._handle_notices()
         if done():
             return
         self._progress.waiting(what)
-        self._await_round(round)
+        self._tell_wait(round)
         try:
             while not done():
-                if (error := self._not_encoded()) is not None:
+                if (error := self._encoding_error()) is not None:
                     raise error
                 self._job.wait(WAIT_SLICE)
-                self._take_notices()
+                self._handle_notices()
         finally:
-            self._await_round(0)
+            self._tell_wait(0)
             self._progress.waiting("")
 
-    def _await_round(self, round: int) -> None:
-        self._open_wait, self._endless = round, ""
+    def _tell_wait(self, round: int) -> None:
+        self._awaited_round, self._deadlock = round, ""
         self._runtime.in_round(self._job.name, round)
 
-    def _take_notices(self) -> None:
+    def _finish_encoding(self) -> None:
+        """Until what is being encoded is handed over, or its work left for a later contribution."""
+        self._encoding.wait()
+        self._encoding_error()
+
+    def _encoding_error(self) -> Exception | None:
+        """Why the contribution could not be encoded, told once; its work goes into a later one."""
+        error = self._encoding.error()
+        if error is not None:
+            self._round_open = False
+            self._replica.release()
+        return error
+
+    # ---- what the background says ---------------------------------------------------------------------------
+
+    def _handle_notices(self) -> None:
+        """Raises:
+        TrainingError: the job was refused, or has stopped.
+        Deadlock: another node waits for this one in another call.
+        """
         with self._runtime.deferred_interrupts():
             while (notice := self._job.take()) is not None:
-                self._take(notice)
+                self._handle_notice(notice)
         if self._failure:
-            failure, self._failure, self._waiting = self._failure, "", False
-            self._let_save()
+            failure, self._failure, self._round_open = self._failure, "", False
+            self._allow_saving()
             raise TrainingError(failure)
-        if self._endless and self._landed is None:
-            raise Deadlock(self._endless)  # like a Stop: the round is still open, and the cell's end leaves it
+        if self._deadlock and self._committed is None:
+            raise Deadlock(self._deadlock)  # like a Stop: the round is still open, and the cell's end leaves it
 
-    def _let_save(self) -> None:
+    def _allow_saving(self) -> None:
         """Out of the rounds: from now on a checkpoint need not wait for this thread."""
         self._cell = None
         self._optimizer_state.rest()
         self._job.resting_optimizer_bytes = lambda: self._optimizer_state.as_bytes(self._replica.round)
 
-    def _take(self, notice: Notice) -> None:
+    def _handle_notice(self, notice: Notice) -> None:
         replica = self._replica
         if isinstance(notice, types.BeginTraining | types.Rebase | types.DiscardContribution | types.Finish):
-            self._take_up()
+            self._receive_round_now()
         match notice:
             case types.BeginTraining():
                 replica.start(notice.round, notice.theta, notice.momentum, notice.state_hash)
-                self._ready, self._waiting, self._finished = True, False, False
-                self._closing = False
+                self._ready, self._round_open, self._finished = True, False, False
+                self._quorum_waits = False
                 self._schedule.keep(replica.steps)
                 self._optimizer_state.restore(notice.state_hash)
                 self._round_step = self._progress.step
             case types.Apply() if replica.started:
-                self._landed = notice
+                self._committed = notice
                 if not self._strategy.overlap:
-                    self._take_up()
+                    self._receive_round_now()
             case types.Rebase() if replica.started:
                 replica.rebase(notice.round, notice.theta, notice.momentum, notice.state_hash)
                 self._round_step = self._progress.step
@@ -215,26 +233,26 @@ class RoundClient:
             case types.Apply() | types.Rebase() | types.DiscardContribution() | types.ReleaseContribution():
                 pass  # for the sync object before this one
             case types.Finish():
-                if self._waiting:
-                    self._end_loop()
+                if self._round_open:
+                    self._end_rounds()
             case types.Fail():
                 self._failure = notice.reason
             case types.Pass():
                 self._pass(notice.run)
             case Close():
-                base = self._landed.round if self._landed is not None else replica.round
-                self._closing = notice.round > base and (self._landed is not None or not self._waiting)
+                base = self._committed.round if self._committed is not None else replica.round
+                self._quorum_waits = notice.round > base and (self._committed is not None or not self._round_open)
             case Save():
                 self._job.send_part(notice, self._optimizer_state.as_bytes(replica.round))
             case Saved():
                 self._saved[notice.name] = notice
             case EndWait():
-                self._endless = notice.reason if self._open_wait else ""
+                self._deadlock = notice.reason if self._awaited_round else ""
             case StateRequest():
                 notice.give(self._optimizer_state.as_bytes(replica.round))
 
     def _pass(self, run: int) -> None:
-        self._passing, self._waiting, self._closing, self._landed = True, False, False, None
+        self._passing, self._round_open, self._quorum_waits, self._committed = True, False, False, None
         self._warn(
             f"the other nodes are done with sync object {run} of this cell: here it exchanges nothing and its model is "
             "not the one they have; this node takes part again with the next one that it and they make"

@@ -24,7 +24,7 @@ from notebook_cluster.training.loop.encoding import encoder_of
 from notebook_cluster.training.loop.progress import GlobalModelBlock
 from notebook_cluster.training.loop.registration import GoingOn, registration
 from notebook_cluster.training.loop.replica import Replica
-from notebook_cluster.training.loop.round_client import Round, RoundClient, TrainingError
+from notebook_cluster.training.loop.round_client import RoundClient, TrainingError
 from notebook_cluster.training.models import check_optimizer, parameters_of
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import Runtime, current_runtime
@@ -84,40 +84,17 @@ class RoundSync(RoundClient):
         """Nodes whose work is in the last round."""
         return self._members
 
-    def step(self, loss: Any = None, samples: float = 1) -> Round | None:
-        """After each step of the user's optimiser. ``samples``: examples in its batch, the weight of this node's work.
-
-        Returns:
-            The Round where the model received one (at every boundary, with overlap so many steps later), else None.
-
-        Raises:
-            ValueError: ``loss`` or ``samples`` is not a number, or the model was changed; names it.
-            TrainingError: the job was refused.
-        """
-        if self._idle():
-            return None
-        self._count_step(loss, samples)
-        done = None
-        if self._waiting:
-            if self._schedule.steps < self._strategy.overlap and not self._closing:
-                return None
-            done = self._land()
-        if self._closing or self._schedule.is_due(self._replica.fragment):
-            self._send(finishing=False)
-            done = done if self._strategy.overlap else self._land()
-        return done
-
     def finish(self) -> None:
         """Exchange what is left and wait until every node has finished; then the model holds the global parameters."""
         if self._runtime.replaying():
             return
         self._register_if_needed()
         while not (self._finished or self._passing):
-            if not self._waiting:
-                self._send(finishing=True)
-            self._land()
+            if not self._round_open:
+                self._contribute(finishing=True)
+            self._wait_for_commit()
         if not self._passed():
-            self._rest()
+            self._out_of_rounds()
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[None]:
@@ -163,13 +140,15 @@ class RoundSync(RoundClient):
             self._register_if_needed()
         self._saved.pop(name, None)
         self._job.request_checkpoint(name)
-        self._pump(lambda: name in self._saved or self._passing, f"checkpoint {name}")
+        self._wait_until(lambda: name in self._saved or self._passing, f"checkpoint {name}")
         if self._idle():
             return None
         saved = self._saved.pop(name)
         if saved.error:
             raise CheckpointError(saved.error)
         return Path(saved.path)
+
+    # ---- a step, for the strategies -------------------------------------------------------------------------
 
     def _count_step(self, loss: Any, samples: float) -> None:
         """What every step begins with."""
@@ -178,7 +157,11 @@ class RoundSync(RoundClient):
         self._schedule.count()
         self._progress.count(loss, samples)
         if self._job.pending():
-            self._take_notices()
+            self._handle_notices()
+
+    def _at_boundary(self) -> bool:
+        """It is time to contribute: by the number of steps or seconds, or because a quorum waits."""
+        return self._quorum_waits or self._schedule.is_due(self._replica.fragment)
 
     # ---- registration ---------------------------------------------------------------------------------------
 
@@ -193,8 +176,8 @@ class RoundSync(RoundClient):
         if self._run[0] != cell:
             self._run = cell, self._job.next_run(cell)
         if self._cell != cell:
-            self._take_notices()
-            self._receive()
+            self._handle_notices()
+            self._receive_round()
             start = self._start()
             self._held_hash = start.state_hash if start.held else ""
             register = registration(
@@ -207,12 +190,12 @@ class RoundSync(RoundClient):
                 self._fresh,
             )
             with self._runtime.deferred_interrupts():
-                self._hand_over()
+                self._finish_encoding()
                 self._cell, self._ready, self._passing = cell, False, False
                 self._job.resting_optimizer_bytes = None
                 self._runtime.at_cell_end(self._cell_ended)
                 self._job.begin(register, self._replica.fragments, start.theta, start.momentum, self._description)
-        self._pump(lambda: self._ready or self._passing, f"{self._job.name} to start")
+        self._wait_until(lambda: self._ready or self._passing, f"{self._job.name} to start")
         self._say_what_goes_on()
         self._fresh, self._resume = False, ""
 
@@ -276,16 +259,16 @@ class RoundSync(RoundClient):
 
     def _leave(self, reason: str) -> None:
         with self._runtime.deferred_interrupts():
-            self._hand_over()
+            self._finish_encoding()
             self._job.post(types.LeaveRounds(reason=reason))
-        self._rest()
+        self._out_of_rounds()
 
-    def _rest(self) -> None:
+    def _out_of_rounds(self) -> None:
         """Out of the rounds until the next call."""
         with self._runtime.deferred_interrupts():
-            self._let_save()
-        self._take_notices()
-        self._receive()
+            self._allow_saving()
+        self._handle_notices()
+        self._receive_round()
         vectors.forget()
 
     def _change_outer(self, **settings: float | None) -> None:

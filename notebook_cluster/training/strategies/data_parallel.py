@@ -1,4 +1,15 @@
-"""Data-parallel training: every step of the optimiser is one round, with the gradients of all nodes averaged."""
+"""Data-parallel training from top to bottom: every step of the optimiser is one round of all nodes.
+
+In the order in which it happens:
+
+1. :meth:`DataParallel.step` takes this node's gradient. After ``accumulate`` calls the round begins.
+2. The mean gradient of those calls is encoded (:meth:`.GradientReplica.contribution`), and the mean of all nodes, by
+   samples, is taken as in every round.
+3. With ``mode="allreduce"`` COMMIT brings the mean, and each node's own optimiser makes the step with it
+   (:meth:`.GradientReplica.apply`); what it came to is told to the background, for joiners and checkpoints. With
+   ``mode="server"`` the optimiser of one node makes the step aside, before PREPARED, and COMMIT brings its parameters
+   to all (:mod:`.central_optimizer`).
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -86,10 +97,10 @@ class DataParallel(RoundSync):
             "DataParallel",
             self._accumulate,
             name,
-            0.0,
-            0.0,
-            False,
-            codec,
+            outer_lr=0.0,
+            outer_momentum=0.0,
+            nesterov=False,
+            codec=codec,
             gradients=True,
             scale_lr=scale_lr,
             exact_every=0 if mode == SERVER else exact_every,
@@ -97,6 +108,69 @@ class DataParallel(RoundSync):
             patience=patience,
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
+
+    def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
+        """After ``loss.backward()``: the optimiser's step with the mean gradient of all nodes. ``grads``: those of an
+        mlx model, as ``nn.value_and_grad`` returns them; a torch model has its own in ``.grad``.
+
+        Returns:
+            The Round of the step; None while gradients accumulate.
+
+        Raises:
+            TypeError: ``grads`` is missing for an mlx model, or given for a torch model.
+            ValueError: ``loss`` or ``samples`` is not a number, ``grads`` is of another model, or the model was
+                changed; names it.
+            TrainingError: the job was refused.
+        """
+        if self._idle():
+            return None
+        self._replica.parameters.add_gradients(grads, check_samples(samples))
+        if self._registering_drops_gradients():
+            samples = 0
+        self._count_step(loss, samples)
+        if self._round_open:
+            return self._wait_for_commit()
+        if self._replica.steps < self._accumulate:
+            return None
+        done = None
+        while self._replica.steps and not self._passing:  # a round of parameters leaves them for the next one
+            self._contribute(finishing=False)
+            done = self._wait_for_commit()
+        return done
+
+    def _registering_drops_gradients(self) -> bool:
+        """In a new cell: whether a round that was still open in the last one has made the gradients at hand stale."""
+        parameters, round = self._replica.parameters, self._replica.round
+        came = self._replica.started and parameters.has_gradients()
+        self._register_if_needed()
+        if not came or parameters.has_gradients():
+            return False
+        self._warn(
+            f"round {self._replica.round} ended after this step's gradient was computed on the parameters of round "
+            f"{round}: it is not used"
+        )
+        return True
+
+    def _contribute(self, finishing: bool) -> None:
+        self._advance()
+        super()._contribute(finishing)
+
+    def _advance(self) -> None:
+        """Tell the background what this node's optimiser made of the last round: joiners and checkpoints take that."""
+        if self._mode == SERVER:  # it is what was committed
+            return
+        self._job.post(types.Advance(self._replica.round, self._replica.parameters.read()))
+
+    def checkpoint(self, name: str) -> Path | None:
+        """As for DiLoCo: parameters and optimizer as they are after the last step."""
+        if self._replica.started and not self._idle():
+            self._advance()
+        return super().checkpoint(name)
+
+    def _out_of_rounds(self) -> None:
+        super()._out_of_rounds()
+        if self._replica.started:
+            self._advance()
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> GradientReplica:
         parameters.check_optimizer(self._user_optimizer, self._strategy.scale_lr)
@@ -121,41 +195,6 @@ class DataParallel(RoundSync):
             restore=self._optimizer_state.take_over,
         )
 
-    def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
-        """After ``loss.backward()``: the optimiser's step with the mean gradient of all nodes. ``grads``: those of an
-        mlx model, as ``nn.value_and_grad`` returns them; a torch model has its own in ``.grad``.
-
-        Returns:
-            The Round of the step; None while gradients accumulate.
-
-        Raises:
-            TypeError: ``grads`` is missing for an mlx model, or given for a torch model.
-            ValueError: ``loss`` or ``samples`` is not a number, ``grads`` is of another model, or the model was
-                changed; names it.
-            TrainingError: the job was refused.
-        """
-        if self._idle():
-            return None
-        self._replica.parameters.add_gradients(grads, check_samples(samples))
-        if self._registering_drops_gradients():
-            samples = 0
-        self._count_step(loss, samples)
-        if self._waiting:
-            return self._land()
-        if self._replica.steps < self._accumulate:
-            return None
-        done = None
-        while self._replica.steps and not self._passing:  # a round of parameters leaves them for the next one
-            self._send(finishing=False)
-            done = self._land()
-        return done
-
-    def checkpoint(self, name: str) -> Path | None:
-        """As for DiLoCo: parameters and optimizer as they are after the last step."""
-        if self._replica.started and not self._idle():
-            self._advance()
-        return super().checkpoint(name)
-
     def _start(self) -> Start:
         start, replica = super()._start(), self._replica
         same_round = start.held and replica.started and start.round == replica.round
@@ -164,32 +203,10 @@ class DataParallel(RoundSync):
             return replace(start, theta=replica.parameters.read(), state_hash=replica.state_hash)
         return start
 
-    def _send(self, finishing: bool) -> None:
-        self._advance()
-        super()._send(finishing)
-
-    def _rest(self) -> None:
-        super()._rest()
-        if self._replica.started:
-            self._advance()
-
-    def _registering_drops_gradients(self) -> bool:
-        """In a new cell: whether a round that was still open in the last one has made the gradients at hand stale."""
-        parameters, round = self._replica.parameters, self._replica.round
-        came = self._replica.started and parameters.has_gradients()
-        self._register_if_needed()
-        if not came or parameters.has_gradients():
-            return False
-        self._warn(
-            f"round {self._replica.round} ended after this step's gradient was computed on the parameters of round "
-            f"{round}: it is not used"
-        )
-        return True
-
-    def _take(self, notice: Notice) -> None:
+    def _handle_notice(self, notice: Notice) -> None:
         replica = self._replica
         if not isinstance(notice, types.TakeStep):
-            super()._take(notice)
+            super()._handle_notice(notice)
         elif isinstance(replica, CentralOptimizerReplica) and replica.started and notice.round == replica.round + 1:
             self._job.post(types.Stepped(notice.round, notice.attempt, replica.serve(notice)))
 
@@ -200,9 +217,3 @@ class DataParallel(RoundSync):
             "the optimizer's state was only there, so it starts afresh"
         )
         self._runtime.send_control(NodeLog(level="warning", text=text))
-
-    def _advance(self) -> None:
-        """Tell the background what this node's optimiser made of the last round: joiners and checkpoints take that."""
-        if self._mode == SERVER:  # it is what was committed
-            return
-        self._job.post(types.Advance(self._replica.round, self._replica.parameters.read()))

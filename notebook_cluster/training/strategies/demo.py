@@ -1,4 +1,15 @@
-"""DeMo: rounds at every step that send 32 coefficients of each 4096 numbers, and take the place of an optimizer."""
+"""DeMo from top to bottom (arXiv 2411.19870): a step of all nodes at every batch, in place of an optimizer's.
+
+In the order in which it happens:
+
+1. :meth:`DeMo.step` takes this node's gradient g. After ``accumulate`` calls the round begins.
+2. :meth:`MomentumReplica.contribution`: ``m <- decay * m + g`` with this node's own momentum m, and of the cosine
+   transform of m the largest coefficients are sent: 32 of each 4096.
+3. Each node gets those of all, takes their mean Q, and from it ``theta <- theta - lr * (sign(Q) + weight_decay *
+   theta)`` (:class:`notebook_cluster.rounds.numerics.outer.Descent`), aside.
+4. COMMIT (:meth:`MomentumReplica.apply`): the model becomes theta, and what was sent of m is taken out of it. Momentum
+   moves nowhere else, so a round that is aborted or done again changes nothing here.
+"""
 
 from typing import Any
 
@@ -78,48 +89,18 @@ class DeMo(RoundSync):
             "DeMo",
             every,
             name,
-            float(lr),
-            0.0,
-            False,
-            codec,
-            quorum,
-            grace,
+            outer_lr=float(lr),
+            outer_momentum=0.0,
+            nesterov=False,
+            codec=codec,
+            quorum=quorum,
+            grace=grace,
             all_gather=True,
             beta=decay,
             descent=descent,
             patience=patience,
         )
         super().__init__(model, strategy, optimizer=self._momentum, resume=resume, fresh=fresh)
-
-    def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> "MomentumReplica":
-        layout, before = parameters.layout, self._job.own
-        self._momentum.begin(
-            layout.size - layout.buffers, layout.hash("momentum"), None if self._from_start else before
-        )
-        self._goes_on = bool(self._momentum.state)
-        self._job.own = self._momentum
-        return MomentumReplica(parameters, fragments, self._momentum, self._strategy.beta)
-
-    def _momentum_goes_on(self) -> bool:
-        return self._goes_on or super()._momentum_goes_on()
-
-    @property
-    def lr(self) -> float:
-        """The learning rate. Set in the middle of a run on all nodes alike, it counts from the next step on; where
-        nodes differ, the lowest rank decides.
-
-        Raises:
-            ValueError: not a number above 0, or too large for the weight decay.
-        """
-        assert self._strategy.outer_lr is not None
-        return self._strategy.outer_lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        strategy = self._strategy
-        assert strategy.descent is not None
-        check_descent(value, strategy.beta, strategy.descent.sign, strategy.descent.weight_decay)
-        self._change_outer(outer_lr=float(value))
 
     def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
         """After ``loss.backward()``: the step of all nodes. ``grads``: an mlx model's gradients, as
@@ -144,66 +125,53 @@ class DeMo(RoundSync):
                 "no parameter has a gradient: call loss.backward() before sync.step(), and leave optimizer.step() and "
                 "zero_grad() out, or say samples=0 for an empty batch"
             )
-        return super().step(loss, samples)
+        self._count_step(loss, samples)
+        received = self._wait_for_commit() if self._round_open else None  # a wait that was interrupted
+        if self._at_boundary():
+            self._contribute(finishing=False)
+            received = self._wait_for_commit()
+        return received
 
+    @property
+    def lr(self) -> float:
+        """The learning rate. Set in the middle of a run on all nodes alike, it counts from the next step on; where
+        nodes differ, the lowest rank decides.
 
-class LocalMomentum:
-    """The momentum of one node, which checkpoints take like the state of an optimizer; the same for torch and MLX."""
-
-    param_groups = ()
-    arrays = "numpy"
-    """What its state is made of."""
-
-    def __init__(self) -> None:
-        self.state: dict[str, Vector] = {}
-        """``momentum``: float32, one for each trained element; empty while it is 0."""
-        self.left: Vector | None = None
-        """What it will be when the open round counts what was sent of it."""
-        self.elements = 0
-        self.schema = ""
-        """Of the model that it belongs to."""
-
-    def begin(self, elements: int, schema: str, before: object | None) -> None:
-        """It belongs to a model of so many trained elements. ``before``: the momentum of an earlier sync object of the
-        same job, which is gone on with if it is of the same model."""
-        self.elements, self.schema = elements, schema
-        if isinstance(before, LocalMomentum) and before.schema == schema:
-            self.state, self.left = dict(before.state), before.left
-            self.counted()
-
-    def after(self, gradient: Vector, decay: np.float32) -> Vector:
-        """``decay * m + g`` as a new vector."""
-        momentum = self.state.get("momentum")
-        return gradient.copy() if momentum is None else momentum * decay + gradient
-
-    def counted(self) -> None:
-        """What was sent is in a committed round, or may be: it must not be sent again."""
-        left, self.left = self.left, None
-        if left is not None:
-            self.state = {"momentum": left}
-
-    def clear(self) -> None:
-        self.state, self.left = {}, None
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.state)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Raises:
-        ValueError: not the momentum of this model.
+        Raises:
+            ValueError: not a number above 0, or too large for the weight decay.
         """
-        state = {name: np.ascontiguousarray(vector, np.float32) for name, vector in saved.items()}
-        if any(name != "momentum" or vector.shape != (self.elements,) for name, vector in state.items()):
-            raise ValueError(f"a momentum of {self.elements} elements is wanted")
-        self.state, self.left = state, None
+        assert self._strategy.outer_lr is not None
+        return self._strategy.outer_lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        strategy = self._strategy
+        assert strategy.descent is not None
+        check_descent(value, strategy.beta, strategy.descent.sign, strategy.descent.weight_decay)
+        self._change_outer(outer_lr=float(value))
+
+    def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> "MomentumReplica":
+        layout, before = parameters.layout, self._job.own
+        self._momentum.begin(
+            layout.size - layout.buffers, layout.hash("momentum"), None if self._from_start else before
+        )
+        self._goes_on = bool(self._momentum.state)
+        self._job.own = self._momentum
+        return MomentumReplica(parameters, fragments, self._momentum, self._strategy.beta)
+
+    def _momentum_goes_on(self) -> bool:
+        return self._goes_on or super()._momentum_goes_on()
 
 
 class MomentumReplica(Replica):
-    """One node's model, its momentum and the gradients that no round has counted yet."""
+    """One node's model, its momentum and the gradients that no round has counted yet. Between two rounds the model
+    holds the global parameters. Main thread only."""
 
     parameters: WithGradients
 
-    def __init__(self, parameters: WithGradients, fragments: Fragments, momentum: LocalMomentum, decay: float) -> None:
+    def __init__(
+        self, parameters: WithGradients, fragments: Fragments, momentum: "LocalMomentum", decay: float
+    ) -> None:
         super().__init__(parameters, fragments)
         self._local, self._decay = momentum, np.float32(decay)
         self._open = False
@@ -283,3 +251,54 @@ class MomentumReplica(Replica):
         self.parameters.clear_gradients()
         self._open, self._local.left = False, None
         self._counted = [self._done]
+
+
+class LocalMomentum:
+    """The momentum of one node, which checkpoints take like the state of an optimizer; the same for torch and MLX."""
+
+    param_groups = ()
+    arrays = "numpy"
+    """What its state is made of."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Vector] = {}
+        """``momentum``: float32, one for each trained element; empty while it is 0."""
+        self.left: Vector | None = None
+        """What it will be when the open round counts what was sent of it."""
+        self.elements = 0
+        self.schema = ""
+        """Of the model that it belongs to."""
+
+    def begin(self, elements: int, schema: str, before: object | None) -> None:
+        """It belongs to a model of so many trained elements. ``before``: the momentum of an earlier sync object of the
+        same job, which is gone on with if it is of the same model."""
+        self.elements, self.schema = elements, schema
+        if isinstance(before, LocalMomentum) and before.schema == schema:
+            self.state, self.left = dict(before.state), before.left
+            self.counted()
+
+    def after(self, gradient: Vector, decay: np.float32) -> Vector:
+        """``decay * m + g`` as a new vector."""
+        momentum = self.state.get("momentum")
+        return gradient.copy() if momentum is None else momentum * decay + gradient
+
+    def counted(self) -> None:
+        """What was sent is in a committed round, or may be: it must not be sent again."""
+        left, self.left = self.left, None
+        if left is not None:
+            self.state = {"momentum": left}
+
+    def clear(self) -> None:
+        self.state, self.left = {}, None
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Raises:
+        ValueError: not the momentum of this model.
+        """
+        state = {name: np.ascontiguousarray(vector, np.float32) for name, vector in saved.items()}
+        if any(name != "momentum" or vector.shape != (self.elements,) for name, vector in state.items()):
+            raise ValueError(f"a momentum of {self.elements} elements is wanted")
+        self.state, self.left = state, None

@@ -1,14 +1,62 @@
-"""The sync objects that people make in a cell: DiLoCo, and Local SGD as its special case."""
+"""DiLoCo from top to bottom (arXiv 2311.08105), and Local SGD, which is the same with another outer step.
+
+theta is the global model, the same on all nodes; theta_m is the model of node m, which its own optimiser trains. In the
+order in which it happens:
+
+1. Inner steps: after each step of the user's optimiser :meth:`LocalSteps.step` counts it and its samples. After
+   ``every`` of them the node is at a boundary.
+2. The round begins (:meth:`~.RoundClient._contribute`): the pseudo-gradient ``D_m = theta - theta_m`` is read from the
+   model and encoded once (:meth:`.Replica.contribution`); the background says ARRIVED.
+3. The mean: those who arrived are sealed, and ``D = sum_m w_m D_m`` is added in rank order, with w_m the share of the
+   samples (:mod:`notebook_cluster.rounds.numerics.weighted_mean`).
+4. The outer step: every node computes ``b <- mu b + D`` and ``theta <- theta - lr (D + mu b)`` aside
+   (:func:`notebook_cluster.rounds.numerics.outer.outer_step`) and says PREPARED with the hash of both.
+5. COMMIT, when the hashes are equal (:meth:`~.RoundClient._wait_for_commit`): the model becomes theta, and what was
+   trained since the boundary stays on top of it (:meth:`.Replica.apply`).
+"""
 
 from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
+from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
 from notebook_cluster.training.settings.arguments import Strategy
 from notebook_cluster.training.settings.schedule import Seconds
 
 
-class OuterRate(RoundSync):
+class LocalSteps(RoundSync):
+    """A strategy of which each node steps with its own optimiser, and exchanges once in ``every`` steps."""
+
+    def step(self, loss: Any = None, samples: float = 1) -> Round | None:
+        """After each step of the user's optimiser. ``samples``: examples in its batch, the weight of this node's work.
+
+        Returns:
+            The Round where the model received one (at every boundary, with overlap so many steps later), else None.
+
+        Raises:
+            ValueError: ``loss`` or ``samples`` is not a number, or the model was changed; names it.
+            TrainingError: the job was refused.
+        """
+        if self._idle():
+            return None
+        self._count_step(loss, samples)
+        received = None
+        if self._round_open:
+            if not self._overlap_is_over():
+                return None
+            received = self._wait_for_commit()
+        if self._at_boundary():
+            self._contribute(finishing=False)
+            if not self._strategy.overlap:
+                received = self._wait_for_commit()
+        return received
+
+    def _overlap_is_over(self) -> bool:
+        """The steps were taken that go on between contributing and receiving; a quorum that waits cuts them short."""
+        return self._quorum_waits or self._schedule.steps >= self._strategy.overlap
+
+
+class OuterRate(LocalSteps):
     """A strategy whose outer learning rate people may set."""
 
     @property
@@ -87,15 +135,15 @@ class DiLoCo(OuterRate):
             "DiLoCo",
             every,
             name,
-            outer_lr,
-            outer_momentum,
-            nesterov,
-            codec,
-            quorum,
-            grace,
-            fragments,
-            overlap,
-            mix,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            nesterov=nesterov,
+            codec=codec,
+            quorum=quorum,
+            grace=grace,
+            fragments=fragments,
+            overlap=overlap,
+            mix=mix,
             patience=patience,
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
@@ -114,7 +162,7 @@ class DiLoCo(OuterRate):
         self._change_outer(outer_momentum=value)
 
 
-class LocalSGD(RoundSync):
+class LocalSGD(LocalSteps):
     """Average the model over all nodes once in ``every`` steps (Local SGD, arXiv 1805.09767).
 
     This is DiLoCo with outer learning rate 1 and no momentum, in the same code; arguments as there.
@@ -134,5 +182,16 @@ class LocalSGD(RoundSync):
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
-        strategy = Strategy("LocalSGD", every, name, 1.0, 0.0, False, codec, quorum, grace, patience=patience)
+        strategy = Strategy(
+            "LocalSGD",
+            every,
+            name,
+            outer_lr=1.0,
+            outer_momentum=0.0,
+            nesterov=False,
+            codec=codec,
+            quorum=quorum,
+            grace=grace,
+            patience=patience,
+        )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)

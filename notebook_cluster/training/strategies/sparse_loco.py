@@ -1,4 +1,13 @@
-"""SparseLoCo: rounds that send 64 of every 4096 numbers, in two bits each."""
+"""SparseLoCo from top to bottom (arXiv 2508.15706): rounds that send 64 of every 4096 numbers, in two bits each.
+
+Inner steps and the round are those of :mod:`.diloco`. In its order, what is another:
+
+1. Contribution: of ``a = D + beta e`` only the largest elements are sent, and ``e = a - sent`` is kept for the next
+   round (:meth:`.Replica.contribution`).
+2. Mean: the owner of a slice sends all contributions on instead of their mean, and each node takes that itself, for
+   each coordinate over those who sent it (:mod:`notebook_cluster.rounds.numerics.weighted_mean`).
+3. Outer step: without momentum, ``theta <- theta - lr * mean``.
+"""
 
 from typing import Any
 
@@ -57,17 +66,17 @@ class SparseLoCo(OuterRate):
             "SparseLoCo",
             every,
             name,
-            outer_lr,
-            0.0,
-            False,
-            codec,
-            quorum,
-            grace,
-            fragments,
-            overlap,
-            mix,
-            True,
-            beta,
+            outer_lr=outer_lr,
+            outer_momentum=0.0,
+            nesterov=False,
+            codec=codec,
+            quorum=quorum,
+            grace=grace,
+            fragments=fragments,
+            overlap=overlap,
+            mix=mix,
+            all_gather=True,
+            beta=beta,
             patience=patience,
         )
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
