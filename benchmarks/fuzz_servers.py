@@ -86,7 +86,7 @@ class TrainingNode:
             job=JOB, cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=layout.schema,
             parameters=ELEMENTS, every="100 steps", state_hash=digest,
         )  # fmt: skip
-        job.begin(register, Fragments("float32", ELEMENTS), theta, momentum, Description(layout, {}))
+        job.register(register, Fragments("float32", ELEMENTS), theta, momentum, Description(layout, {}))
         self._base = digest
 
     def _go_on(self) -> None:
@@ -95,7 +95,7 @@ class TrainingNode:
         if phase == "registering" and not self._admitted:
             self._admitted = True
             self._tell(Registered(job=JOB, round=0, state_hash=self._base, source=None))
-            self._job.post(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
+            self._job.post_event(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
         elif phase == "arrived":
             self.next()
 

@@ -123,7 +123,7 @@ def watch(point: str = "", **about: Any) -> Watch:
     about |= {"folder": Path(about["folder"]), "run_log": Path(about["run_log"])}
     here = Watch(point=point, node=runtime.name, incarnation=runtime.incarnation, **about)
     here.folder.mkdir(exist_ok=True)
-    around(Job, "handle", before=here.boundary)
+    around(Job, "apply_event", before=here.boundary)
     around(Job, "on_control", before=here.hears)
     around(Job, "on_mesh", before=here.gets)
     around(type(runtime), "send_mesh", before=here.sends)

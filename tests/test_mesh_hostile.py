@@ -70,8 +70,8 @@ class Target:
             job="model", cell=1, strategy="DiLoCo", codec="float32", schema_hash="s", schema=layout.schema,
             parameters=ELEMENTS, every="100 steps", state_hash=digest,
         )  # fmt: skip
-        self.job.begin(register, WHOLE, theta, momentum, Description(layout, {}))
-        self.job.post(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
+        self.job.register(register, WHOLE, theta, momentum, Description(layout, {}))
+        self.job.post_event(member_types.Boundary(bytes(ELEMENTS * 4), 1.0, 10))
         half = float_bits(0.5)
         seal = Seal(
             job="model", round=1, attempt=1, base_hash=digest, outer=OuterSettings(lr_bits=half, momentum_bits=half),

@@ -232,7 +232,7 @@ register = Register(
 )
 job = Job(current_runtime(), "model")
 current_runtime().attach_job("model", job)
-job.begin(register, WireFormat("float32", 8), theta, momentum, Description(layout, {}))
+job.register(register, WireFormat("float32", 8), theta, momentum, Description(layout, {}))
 registered = Registered(job="model", round=0, state_hash=state_hash(theta, momentum), source=None)
 current_runtime().call_soon(lambda: job.on_control(registered))
 current_runtime().call_soon(ready_file.touch)

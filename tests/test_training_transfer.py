@@ -27,7 +27,7 @@ def test_pieces_in_any_order_and_twice(size: int) -> None:
     random.Random(size).shuffle(frames)
     pieces = Pieces(limit=size)
     for offset, total, payload in frames:
-        pieces.add(offset, total, payload)
+        pieces.add_piece(offset, total, payload)
     assert pieces.complete
     assert pieces.data == data
 
@@ -39,15 +39,15 @@ def test_pieces_in_any_order_and_twice(size: int) -> None:
 def test_impossible_pieces_are_refused_before_anything_is_kept(offset: int, total: int, size: int) -> None:
     pieces = Pieces(limit=10)
     with pytest.raises(TransferError):
-        pieces.add(offset, total, bytes(size))
+        pieces.add_piece(offset, total, bytes(size))
     assert not pieces.complete
 
 
 def test_a_total_that_changes_is_refused() -> None:
     pieces = Pieces(limit=2 * CHUNK)
-    pieces.add(0, CHUNK + 5, bytes(CHUNK))
+    pieces.add_piece(0, CHUNK + 5, bytes(CHUNK))
     with pytest.raises(TransferError):
-        pieces.add(CHUNK, CHUNK + 6, bytes(6))
+        pieces.add_piece(CHUNK, CHUNK + 6, bytes(6))
 
 
 def snapshot(round: int, size: int = 100, part: bytes = b"") -> tuple[list, str]:
@@ -61,11 +61,11 @@ def test_a_fetch_takes_the_newest_snapshot_that_is_whole() -> None:
     fetch = Fetch("model", "mini", 1, wanted=3, elements=100, now=0.0)
     assert fetch.request().round == 3
     older, _ = snapshot(2)
-    assert not any(fetch.add(header, payload, 0.0) for header, payload in older)
+    assert not any(fetch.add_frame(header, payload, 0.0) for header, payload in older)
     first, _ = snapshot(3)
-    assert not fetch.add(*first[0], 0.0)
+    assert not fetch.add_frame(*first[0], 0.0)
     newer, digest = snapshot(4, part=b"own")
-    assert [fetch.add(header, payload, 0.0) for header, payload in newer] == [False, False, True]
+    assert [fetch.add_frame(header, payload, 0.0) for header, payload in newer] == [False, False, True]
     theta, _, part = fetch.result()
     assert (fetch.round, fetch.state_hash, part) == (4, digest, b"own")
     assert theta[0] == 4
@@ -75,14 +75,14 @@ def test_arrays_of_another_size_are_refused() -> None:
     fetch = Fetch("model", "mini", 1, wanted=0, elements=101, now=0.0)
     frames, _ = snapshot(1)
     with pytest.raises(TransferError, match="'mini' sent 400 bytes of 'theta'"):
-        fetch.add(*frames[0], 0.0)
+        fetch.add_frame(*frames[0], 0.0)
 
 
 def test_arrays_with_another_hash_are_refused() -> None:
     fetch = Fetch("model", "mini", 1, wanted=0, elements=100, now=0.0)
     frames, _ = snapshot(1)
     for header, payload in frames:
-        fetch.add(header, bytes(len(payload)), 0.0)
+        fetch.add_frame(header, bytes(len(payload)), 0.0)
     with pytest.raises(TransferError, match="does not have the hash it announced"):
         fetch.result()
 
@@ -105,18 +105,18 @@ def test_what_is_lost_is_asked_for_behind_the_last_frame_and_only_that_is_sent_a
     assert (fetch.request().ticket, fetch.request().name) == (0, "")
     for number, (header, payload) in enumerate(frames):
         if number != 4:  # the second frame of momentum
-            assert not fetch.add(header, payload, 1.0)
-    again = fetch.sent(sent(1), 2.0)
+            assert not fetch.add_frame(header, payload, 1.0)
+    again = fetch.on_sent(sent(1), 2.0)
     assert again is not None
     assert (again.ticket, again.name, again.offset, again.state_hash) == (1, "momentum", CHUNK, digest)
-    assert fetch.sent(sent(1), 2.0) is None  # told twice
+    assert fetch.on_sent(sent(1), 2.0) is None  # told twice
     theta, momentum = np.full(elements, 7, np.float32), np.zeros(elements, np.float32)
     arrays = {"theta": theta.data, "momentum": momentum.data, "optimizer": b"own part"}
     rest = list(snapshot_frames("model", 1, 7, digest, arrays, again))
     assert [(header.name, header.offset) for header, _ in rest] == [
         ("momentum", CHUNK), ("momentum", 2 * CHUNK), ("optimizer", 0),
     ]  # fmt: skip
-    assert fetch.add(*rest[0], 3.0)
+    assert fetch.add_frame(*rest[0], 3.0)
     np.testing.assert_array_equal(fetch.result()[0], theta)
     # of another state it is sent whole
     assert len(list(snapshot_frames("model", 1, 8, "other", arrays, again))) == len(frames)
@@ -125,9 +125,9 @@ def test_what_is_lost_is_asked_for_behind_the_last_frame_and_only_that_is_sent_a
 def test_a_source_of_which_nothing_comes_is_given_up() -> None:
     fetch = Fetch("model", "mini", 1, wanted=0, elements=100, now=0.0)
     for ticket in range(1, RETRIES):
-        assert fetch.sent(sent(ticket), 0.0) is not None
+        assert fetch.on_sent(sent(ticket), 0.0) is not None
     with pytest.raises(TransferError, match="nothing of the state that 'mini' sent 3 times has come"):
-        fetch.sent(sent(RETRIES), 0.0)
+        fetch.on_sent(sent(RETRIES), 0.0)
 
 
 def sent(ticket: int) -> JobFrame:

@@ -60,7 +60,7 @@ class Arrived(Message, frozen=True):
     more: bool = False
     """It has work in other fragments too: the rounds go on until those had their turn."""
     gradients: bytes = b""
-    """Of gradients: a bit for each tensor of the schema that it has one of; empty: of all
+    """A bit for each tensor of the schema, set where the node has a gradient of it; empty: it has all
     (:mod:`notebook_cluster.rounds.numerics.bits`)."""
 
 
@@ -101,7 +101,7 @@ class Seal(Message, frozen=True):
     last: bool = False
     """Every member is finishing: after COMMIT ``finish()`` returns."""
     gradients: bytes = b""
-    """Of gradients: the tensors that any member whose work counts has one of, as in Arrived. The others' mean is none:
+    """The tensors of which any member whose work counts has a gradient, as in Arrived. The others' mean is none:
     the optimiser leaves them alone."""
 
 
@@ -190,7 +190,8 @@ class Behind(Message, frozen=True):
     counted: bool = False
     """The contribution of that Arrived is in a committed mean already: drop it instead of arriving again."""
     contribution: int = 0
-    """Of that Arrived. One of an older contribution came late, or twice: it says nothing of the one in hand."""
+    """The contribution of that Arrived. One of an older contribution came late, or twice: it says nothing of the one in
+    hand."""
     missed: list[CatchUp] = []
     """The rounds since the state it holds, where they are few: their means may be shorter than the state."""
 
@@ -255,7 +256,7 @@ class RoundStatus(Message, frozen=True):
     """False: registered, but no state of the cluster is here yet."""
     left: bool = False
     joining: bool = False
-    """Its Register is not answered yet, or the state it was sent for is not here: its Register came just before."""
+    """The node's Register, which came just before, is not answered yet, or the state it was sent for is not there."""
     cell: int = 0
     """The cell in which it registered."""
 

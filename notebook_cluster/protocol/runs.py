@@ -18,11 +18,11 @@ IN_A_CELL = 1000
 """Runs of one job that one cell can tell apart; what comes after them is one."""
 
 KEPT_RUNS = 8
-"""Of each job, the newest: the curves of those before are dropped."""
+"""How many of the newest runs of each job are kept: the curves of those before are dropped."""
 
 
 def run_number(cell: int, before: int) -> int:
-    """Of the sync object that cell ``cell`` makes after ``before`` others of the same name."""
+    """The number of the sync object that cell ``cell`` makes after ``before`` others of the same name."""
     return cell * IN_A_CELL + min(before, IN_A_CELL - 2) + 1
 
 
@@ -32,7 +32,7 @@ def places(runs: Iterable[int]) -> dict[int, int]:
 
 
 def forgotten(keys: Iterable[tuple[str, str, int, str]]) -> list[tuple[str, str, int, str]]:
-    """Of curves (node, job, run, name) those whose run is not one of its job's newest."""
+    """Those of the curves (node, job, run, name) whose run is not one of its job's newest."""
     found, runs = list(keys), dict[str, set[int]]()
     for _, job, run, _ in found:
         runs.setdefault(job, set()).add(run)
@@ -82,7 +82,7 @@ class Register(Message, frozen=True):
     every_step: bool = False
     """Rounds carry gradients: whoever is out of step is waited for while it takes over the state."""
     mode: str = ""
-    """Of gradients: ``allreduce``, or ``server`` where one node's optimiser steps for all."""
+    """Where rounds carry gradients: ``allreduce``, or ``server`` where one node's optimiser steps for all."""
     overlap: int = 0
     """Steps between sending and receiving; ``mix``: the local parameters' share after receiving, None: all of the work
     since sending."""
@@ -115,7 +115,7 @@ class Registered(Message, frozen=True):
     source: str | None
     source_incarnation: int = 0
     run: int = 0
-    """Of the Register that this answers; 0: not said."""
+    """The run of the Register that this answers; 0: not said."""
 
 
 class RegisterRefused(Message, frozen=True):
@@ -125,7 +125,7 @@ class RegisterRefused(Message, frozen=True):
     job: str
     reason: str
     run: int = 0
-    """Of the Register that this answers; 0: not said."""
+    """The run of the Register that this answers; 0: not said."""
 
 
 class RunOver(Message, frozen=True):

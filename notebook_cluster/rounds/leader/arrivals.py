@@ -43,7 +43,7 @@ def on_arrived(transition: Transition, job: JobState, node: str, message: Arrive
     if (message.schema_hash, message.codec) != (register.schema_hash, register.codec):
         reason = f"the model of {node!r} changed after it registered: make the sync object again"
         change(job, node, active=False, arrived=None)
-        transition.send(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
+        transition.send_to(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
         return
     # an Arrived from a node that was sent to a source asks for another one
     asked = participant.asked + 1 if participant.fetching else participant.asked
@@ -84,7 +84,7 @@ def _say_seal_again(transition: Transition, job: JobState, node: str) -> None:
     if attempt is None or node not in attempt.waiting or node in attempt.prepared:
         return
     if any(member.name == node and is_there(transition, job, member) for member in attempt.seal.members):
-        transition.send(node, attempt.seal)
+        transition.send_to(node, attempt.seal)
 
 
 def _was_refused(job: JobState, node: str, message: Arrived) -> bool:
@@ -97,7 +97,7 @@ def _was_refused(job: JobState, node: str, message: Arrived) -> bool:
 
 
 def refuse(transition: Transition, job: JobState, node: str, reason: str) -> None:
-    """Its contribution is not used; it stays in the round as a receiver."""
+    """Do not use the contribution of ``node``; it stays in the round as a receiver."""
     arrived = job.participants[node].arrived
     if arrived is None:
         return
@@ -109,7 +109,7 @@ def refuse(transition: Transition, job: JobState, node: str, reason: str) -> Non
         refused=arrived.contribution,
         arrived=structs.replace(arrived, samples=0.0, steps=0, finite=True, norm=0.0),
     )
-    transition.send(
+    transition.send_to(
         node,
         Refused(
             job=job.name,
@@ -188,7 +188,8 @@ def refuse_out_of_scale(transition: Transition, job: JobState, names: list[str])
 
 
 def is_there(transition: Transition, job: JobState, member: Member) -> bool:
-    """It is reachable and still has in hand what it had when the attempt was sealed; it may have left the rounds."""
+    """Whether ``member`` is reachable and still has in hand what it had when the attempt was sealed; it may have left
+    the rounds."""
     participant = job.participants[member.name]
     arrived = participant.arrived
     if participant.joining or participant.away or not transition.is_up(member.name, member.incarnation):
@@ -252,11 +253,11 @@ def _close(transition: Transition, job: JobState, here: list[str]) -> None:
     for name in live(transition, job):
         participant = job.participants[name]
         if name not in here and not participant.joining and participant.arrived is None:
-            transition.send(name, Close(job=job.name, round=job.round + 1))
+            transition.send_to(name, Close(job=job.name, round=job.round + 1))
 
 
 def outer_settings(transition: Transition, job: JobState, arrivals: dict[str, Arrived], owners: int) -> OuterSettings:
-    """Of the next round, which ``owners`` nodes contribute to. ``arrivals`` are in rank order."""
+    """The outer settings of the next round, to which ``owners`` nodes contribute. ``arrivals`` are in rank order."""
     settings = job.settings
     registered = OuterChange(lr_bits=settings.lr_bits, momentum_bits=settings.momentum_bits)
     wanted = {name: arrived.outer for name, arrived in arrivals.items() if arrived.outer is not None}

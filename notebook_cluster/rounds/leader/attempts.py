@@ -59,7 +59,7 @@ def _settle_arrivals(transition: Transition, job: JobState) -> None:
             transition.log(EndedRecord(job.name))
         job.ended = True
         for name in names:
-            transition.send(name, Finished(job=job.name, round=job.round))
+            transition.send_to(name, Finished(job=job.name, round=job.round))
             change(job, name, active=False, arrived=None)
 
 
@@ -108,7 +108,7 @@ def _seal(transition: Transition, job: JobState, names: list[str]) -> None:
     transition.log(SealRecord(job.name, seal), durable=False)
     job.open = OpenAttempt(seal, frozenset(arrivals))
     for member in members:
-        transition.send(member.name, seal)
+        transition.send_to(member.name, seal)
 
 
 def _server(job: JobState, members: list[Member]) -> str:
@@ -157,7 +157,7 @@ def _settle_open(transition: Transition, job: JobState, attempt: OpenAttempt) ->
     elif sources and (lost or attempt.stalled) and sources != attempt.sources:
         job.open = structs.replace(attempt, sources=sources)
         for name in unprepared:
-            transition.send(
+            transition.send_to(
                 name,
                 CompleteAttempt(
                     job=job.name,
@@ -268,7 +268,7 @@ def commit(transition: Transition, job: JobState, attempt: OpenAttempt, agreed: 
         said = attempt.prepared.get(member.name)
         if member.name not in there or said is None or (said.state_hash, *said.slice_hashes) != agreed:
             continue
-        transition.send(member.name, message)
+        transition.send_to(member.name, message)
         still_in = participant.active and not seal.last
         change(job, member.name, held=(job.round, state_hash), arrived=None, active=still_in, asked=0)
 

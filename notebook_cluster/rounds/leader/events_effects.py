@@ -35,7 +35,7 @@ class CellLeft(msgspec.Struct, frozen=True):
 
 
 class MemberLost(msgspec.Struct, frozen=True):
-    """Its process ended (``gone``), or its peer's link is lost and it may come back with what it holds."""
+    """A node's process ended (``gone``), or its peer's link is lost and it may come back with what it holds."""
 
     node: str
     incarnation: int

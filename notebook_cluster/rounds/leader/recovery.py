@@ -48,11 +48,11 @@ def node_up(transition: Transition, name: str, incarnation: int, rank: int) -> N
         if participant is not None and participant.incarnation == incarnation:
             job = transition.job(job_name)
             change(job, name, held=None, arrived=None, fetching=None, away=False, asked_where=True)
-            transition.send(name, RoundQuery(job=job_name))
+            transition.send_to(name, RoundQuery(job=job_name))
 
 
 def node_lost(transition: Transition, name: str, incarnation: int, gone: bool) -> None:
-    """Its process ended, or it is out of reach."""
+    """Note that the process of ``name`` has ended (``gone``) or is out of reach."""
     known = transition.state.nodes.get(name)
     if known is None or incarnation < known.incarnation:
         return
@@ -85,7 +85,7 @@ def on_status(transition: Transition, job: JobState, node: str, message: RoundSt
     last = job.last_commit
     prepared = (message.prepared_round, message.attempt, message.prepared_state_hash)
     if last is not None and message.round < last.round and prepared == (last.round, last.attempt, last.state_hash):
-        transition.send(node, last)
+        transition.send_to(node, last)
         change(job, node, held=(last.round, last.state_hash), active=active and not last.last)
     elif message.arrived is not None:
         on_arrived(transition, job, node, message.arrived)
@@ -149,7 +149,7 @@ def _void(transition: Transition, job: JobState, round: int) -> None:
     for name, participant in job.participants.items():
         # who will not hear of it now is asked when it comes back
         if transition.is_up(name, participant.incarnation) and not participant.joining:
-            transition.send(name, Void(job=job.name, round=round + 1, state_hash=state_hash))
+            transition.send_to(name, Void(job=job.name, round=round + 1, state_hash=state_hash))
 
 
 def go_back(job: JobState, round: int, state_hash: str, attempt_floor: int) -> None:
@@ -200,10 +200,10 @@ def recover(transition: Transition, event: LeaderRestarted) -> None:
         job.awaited = frozenset(up)
         for name in transition.by_rank(up):
             if job.last_commit is not None:
-                transition.send(name, job.last_commit)
+                transition.send_to(name, job.last_commit)
             if job.open is not None and name in job.open.waiting:
-                transition.send(name, job.open.seal)
-            transition.send(name, RoundQuery(job=job.name))
+                transition.send_to(name, job.open.seal)
+            transition.send_to(name, RoundQuery(job=job.name))
 
 
 def _forget_who_left(job: JobState, event: LeaderRestarted) -> None:
@@ -215,7 +215,7 @@ def _forget_who_left(job: JobState, event: LeaderRestarted) -> None:
 def _replay(transition: Transition, record: Record) -> None:
     if isinstance(record, RegisterRecord | LaterRecord):
         if record.job not in transition.state.jobs:
-            transition.add(JobState(record.job, record.register, record.register.cell))
+            transition.add_job(JobState(record.job, record.register, record.register.cell))
         _replay_registration(transition, transition.job(record.job), record)
         return
     job = transition.job(record.job)

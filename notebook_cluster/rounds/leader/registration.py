@@ -26,10 +26,10 @@ def on_register(transition: Transition, node: str, incarnation: int, message: Re
     wrong = impossible(message) or _of_no_cell(transition, message)
     if wrong:
         reason = f"{node!r} registers {message.job[:MOST_NAME]!r} with {wrong}: is its notebook-cluster damaged?"
-        transition.send(node, RegisterRefused(job=message.job, reason=reason, run=message.run))
+        transition.send_to(node, RegisterRefused(job=message.job, reason=reason, run=message.run))
         return
     if message.job not in transition.state.jobs:
-        transition.add(JobState(message.job, message, message.cell, first_register=transition.state.now))
+        transition.add_job(JobState(message.job, message, message.cell, first_register=transition.state.now))
     job = transition.job(message.job)
     known = job.participants.get(node)
     if known is not None and known.incarnation == incarnation and known.register == message and known.active:
@@ -143,7 +143,7 @@ def _answer_joiner(transition: Transition, job: JobState, name: str, participant
     now = (job.round, job.state_hash)
     if participant.held == now or participant.register.state_hash == job.state_hash:
         run = participant.register.run
-        transition.send(
+        transition.send_to(
             name, Registered(job=job.name, round=job.round, state_hash=job.state_hash, source=None, run=run)
         )
         change(job, name, held=now, joining=False, asked=0)
@@ -153,7 +153,7 @@ def _answer_joiner(transition: Transition, job: JobState, name: str, participant
     if source is not None:
         incarnation = job.participants[source].incarnation
         change(job, name, fetching=source)
-        transition.send(
+        transition.send_to(
             name,
             Registered(
                 job=job.name,
@@ -167,7 +167,8 @@ def _answer_joiner(transition: Transition, job: JobState, name: str, participant
 
 
 def _answer_late(transition: Transition, job: JobState, name: str, participant: Participant) -> None:
-    """Its arrival is for a round that is over. ``counted`` says whether that round's mean has its contribution."""
+    """Answer a node that arrived for a round that is over. ``counted`` says whether that round's mean has its
+    contribution."""
     arrived = participant.arrived
     source = _source(transition, job, name, participant)
     if arrived is None or source is None:
@@ -176,7 +177,7 @@ def _answer_late(transition: Transition, job: JobState, name: str, participant: 
     missed = [row for row in job.recent if row.round >= arrived.round]
     few = known and not participant.asked and len(missed) == job.round - arrived.round + 1
     change(job, name, fetching=source)
-    transition.send(
+    transition.send_to(
         name,
         Behind(
             job=job.name,
@@ -209,7 +210,7 @@ def _accept(transition: Transition, job: JobState, node: str) -> bool:
 
 
 def _refuse(transition: Transition, job: JobState, node: str, register: Register, reason: str) -> None:
-    transition.send(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
+    transition.send_to(node, RegisterRefused(job=job.name, reason=reason, run=register.run))
 
 
 def _reference(transition: Transition, job: JobState) -> str:
@@ -282,7 +283,7 @@ def _parameter(name: str, schema: dict[str, tuple[list[int], str]]) -> str:
 
 
 MOST = 1 << 53
-"""Of anything that is counted."""
+"""The largest number of anything that is counted."""
 _MOST_BITS = 1 << 32
 
 _COUNTS = ("parameters", "buffers", "blocks", "round", "resume_round", "overlap")

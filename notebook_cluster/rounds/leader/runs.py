@@ -25,7 +25,7 @@ def is_in(job: JobState, participant: Participant) -> bool:
 
 
 def is_over(job: JobState, register: Register) -> bool:
-    """Of this cell, and the job has gone on to a later run."""
+    """Whether ``register`` is for a run of this cell after which the job has gone on to a later one."""
     return register.cell == job.cell and register.run < job.run
 
 
@@ -33,7 +33,7 @@ def tell_over(transition: Transition, job: JobState, node: str, register: Regist
     """The node passes this run. Unless it is about to come to the next, it is not waited for until it has caught up."""
     if register.run < job.run:
         job.passing |= {node}
-    transition.send(node, RunOver(job=job.name, cell=register.cell, run=register.run))
+    transition.send_to(node, RunOver(job=job.name, cell=register.cell, run=register.run))
 
 
 def begin_run(job: JobState, cell: int, run: int, now: float) -> None:

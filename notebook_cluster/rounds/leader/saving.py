@@ -14,7 +14,7 @@ def on_request(transition: Transition, job: JobState, node: str, message: Checkp
     """``sync.checkpoint(name)`` was called on ``node``; it is usually called on all nodes at nearly the same time."""
     done = job.saved.get(message.name)
     if done is not None and done.round == job.round and not _running(job, message.name):
-        transition.send(node, done)
+        transition.send_to(node, done)
         return
     _join(transition, job, message.name, frozenset({node}), frozenset())
 
@@ -53,7 +53,7 @@ def settle_saves(transition: Transition, job: JobState) -> None:
             _join(transition, job, saving.name, saving.requesters, saving.tokens)
             continue
         for name in transition.by_rank(gone - saving.missing):
-            transition.send(saving.writer, PartMissing(job=job.name, ticket=saving.ticket, node=name))
+            transition.send_to(saving.writer, PartMissing(job=job.name, ticket=saving.ticket, node=name))
         if gone - saving.missing:
             job.saves[saving.ticket] = structs.replace(saving, missing=saving.missing | gone)
 
@@ -89,7 +89,7 @@ def _join(transition: Transition, job: JobState, name: str, requesters: frozense
         return
     job.saves[saving.ticket] = saving
     for member in members:
-        transition.send(
+        transition.send_to(
             member,
             Save(
                 job=job.name,
@@ -109,7 +109,7 @@ def _end(transition: Transition, job: JobState, saving: Saving, message: Saved) 
     if not message.error:
         job.saved[saving.name] = message
     for name in transition.by_rank(saving.requesters | set(saving.members)):
-        transition.send(name, message)
+        transition.send_to(name, message)
     for token in sorted(saving.tokens):
         transition.effects.append(SaveAnswer(token, message.path, message.error))
     if message.error:

@@ -10,7 +10,8 @@ from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.rounds.leader.state import JobState, Transition, change
 
 SHARE = 0.8
-"""Of the patience: a sign of life is up to a second old when it comes, and what follows takes a moment, too."""
+"""The share of the patience that is used: a sign of life is up to a second old when it comes, and what follows takes a
+moment, too."""
 
 
 def limit(patience: float) -> float:
@@ -51,7 +52,7 @@ def _leave_out(transition: Transition, job: JobState, name: str, seconds: float,
 def _take_back(transition: Transition, job: JobState, name: str) -> None:
     """Meanwhile rounds went on, or it did: it is asked where it is."""
     participant = change(job, name, away=False, held=None, arrived=None, fetching=None, asked_where=True)
-    transition.send(name, RoundQuery(job=job.name))
+    transition.send_to(name, RoundQuery(job=job.name))
     if participant.active or participant.joining:
         transition.tell("info", f"{name!r} makes progress again: its work is in a later round of {job.name!r}")
 

@@ -27,7 +27,7 @@ class RoundsSettings(msgspec.Struct, frozen=True):
     """After the first STALLED of an attempt, or the last relay that was ordered because of one: when the node named
     most is left out."""
     silent_grace: float = 60.0
-    """The same while a member that is not done reports nothing: it may be busy receiving, or hang."""
+    """``stall_grace`` while a member that is not done reports nothing: it may be busy receiving, or hang."""
     return_grace: float = 30.0
     """How long a lost node that alone holds the newest state is waited for."""
     recover_grace: float = 20.0
@@ -74,11 +74,11 @@ class Participant(msgspec.Struct, frozen=True):
     """Last committed round that has its contribution."""
     applied: int = 0
     late: bool = False
-    """It registered when the others had finished this run."""
+    """Whether the node registered when the others had finished this run."""
     away: bool = False
-    """It makes no progress: left out as if its link were lost."""
+    """Whether the node makes no progress and is left out as if its link were lost."""
     asked_where: bool = False
-    """It is back, and has not said yet what it holds."""
+    """Whether the node is back and has not said yet what it holds."""
 
 
 class OpenAttempt(msgspec.Struct, frozen=True):
@@ -119,12 +119,12 @@ class JobState(msgspec.Struct):
 
     name: str
     settings: Register
-    """Of the lowest rank that registered: codec, schema and outer optimiser of the job."""
+    """The registration of the lowest rank: codec, schema and outer optimiser of the job."""
     cell: int
     run: int = 1
     """Which sync object of this cell is trained: see :mod:`.runs`."""
     ended: bool = False
-    """Those who took part in this run have finished it."""
+    """Whether all that took part in this run have finished it."""
     later: dict[str, tuple[int, Register]] = {}
     """Node -> (incarnation, registration) for a later run of this cell; replaced, never written to."""
     passing: frozenset[str] = frozenset()
@@ -162,7 +162,7 @@ class JobState(msgspec.Struct):
     recent: tuple[CatchUp, ...] = ()
     """The last committed rounds in a row, for nodes that missed them."""
     members: tuple[str, ...] = ()
-    """Of the last committed round, with a contribution or not."""
+    """The members of the last committed round, with a contribution or not."""
     server: str = ""
     """Where one node's optimiser steps for all: who did so last."""
     steps: int = 0
@@ -209,17 +209,17 @@ class Transition:
             job = copy(job)
             job.participants = dict(job.participants)
             job.saves, job.saved = dict(job.saves), dict(job.saved)
-            self.add(job)
+            self.add_job(job)
         return job
 
-    def add(self, job: JobState) -> None:
+    def add_job(self, job: JobState) -> None:
         self.state.jobs[job.name] = job
         self._copied.add(job.name)
 
     def log(self, record: Record, *, durable: bool = True) -> None:
         self.effects.append(Log(record, durable))
 
-    def send(self, node: str, message: Message) -> None:
+    def send_to(self, node: str, message: Message) -> None:
         self.effects.append(Send(node, message))
 
     def relay(self, waiting: str, waited_for: str) -> None:

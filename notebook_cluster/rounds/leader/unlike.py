@@ -70,7 +70,7 @@ def stop(transition: Transition, job: JobState, attempt: OpenAttempt) -> None:
 
 def refuse_stopped(transition: Transition, job: JobState, name: str, reason: str) -> None:
     """``name`` takes part no more in this cell; it keeps its state."""
-    transition.send(name, RegisterRefused(job=job.name, reason=reason, run=job.run))
+    transition.send_to(name, RegisterRefused(job=job.name, reason=reason, run=job.run))
     change(job, name, active=False, joining=False, fetching=None, arrived=None)
 
 

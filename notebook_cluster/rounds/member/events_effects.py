@@ -50,17 +50,17 @@ class Boundary(msgspec.Struct, frozen=True):
     """Outer settings that people set since the registration."""
     fragment: int = 0
     more: bool = False
-    """There is work in other fragments too."""
+    """Whether there is work in other fragments too."""
     base: str = ""
-    """Of gradients: the hash of the state that they were computed on. On another one they are not used."""
+    """The hash of the state that gradients were computed on. On another one they are not used."""
     base_round: int = 0
-    """The round of that state."""
+    """The round of the state with hash ``base``."""
     gradients: bytes = b""
-    """Of gradients: the tensors that this node has one of (:mod:`notebook_cluster.rounds.numerics.bits`)."""
+    """The tensors that this node has a gradient of (:mod:`notebook_cluster.rounds.numerics.bits`)."""
 
 
 class Advance(msgspec.Struct, frozen=True):
-    """Of gradients: what this node's own optimiser made of ``round``, the state that joiners take."""
+    """The parameters that this node's own optimiser made of the mean gradient of ``round``: joiners take them."""
 
     round: int
     theta: "Vector"

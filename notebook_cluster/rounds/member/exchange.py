@@ -24,7 +24,7 @@ from notebook_cluster.rounds.member.events_effects import (
     Stepped,
     TakeStep,
 )
-from notebook_cluster.rounds.member.retransmission import request_missing, serve, stalled, take_sent
+from notebook_cluster.rounds.member.retransmission import on_sent, on_want, request_missing, stalled
 from notebook_cluster.rounds.member.state import Exchange, KeptMean, MemberState
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
@@ -32,7 +32,7 @@ from notebook_cluster.rounds.numerics.outer import bits_float, flushes_subnormal
 from notebook_cluster.rounds.numerics.weighted_mean import gathered, is_finite, mean_of, mean_of_gathered
 
 
-def take_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
+def on_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
     """Begin the attempt, or say PREPARED again when it is already done; a SEAL that cannot be meant for this state is
     ignored."""
     exchange = state.exchange
@@ -81,11 +81,11 @@ def _is_whole(state: MemberState, mine: Boundary, round: int) -> bool:
     return len(mine.encoded) == fragments.wire(round).size
 
 
-def take_frame(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
+def on_frame(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
     """A chunk of this attempt is kept, one of a newer attempt held, an older or impossible one dropped and counted."""
     header = frame.header
     if header.kind in ("want", "sent"):
-        answer = serve if header.kind == "want" else take_sent
+        answer = on_want if header.kind == "want" else on_sent
         answer(state, frame, effects)
         return
     key, exchange = (header.round, header.attempt), state.exchange
@@ -102,7 +102,7 @@ def take_frame(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
     state.held_frames = (*state.held_frames, (frame.sender, header, bytes(frame.payload)))
 
 
-def take_complete(state: MemberState, message: CompleteAttempt, effects: list[Effect]) -> None:
+def on_complete(state: MemberState, message: CompleteAttempt, effects: list[Effect]) -> None:
     """A member was lost, but ``sources`` hold every mean: ask them at once."""
     exchange = state.exchange
     if exchange is None or (message.round, message.attempt) != (exchange.seal.round, exchange.seal.attempt):
@@ -116,7 +116,7 @@ def take_complete(state: MemberState, message: CompleteAttempt, effects: list[Ef
     request_missing(state, effects)
 
 
-def tick(state: MemberState, effects: list[Effect]) -> None:
+def on_tick(state: MemberState, effects: list[Effect]) -> None:
     """WANT after a second without progress, STALLED after two and a half."""
     exchange, settings = state.exchange, state.settings
     if exchange is None or exchange.prepared is not None or exchange.stepping or state.left:
@@ -160,7 +160,7 @@ def _send_mean(state: MemberState, exchange: Exchange, index: int, mean: Buffer,
     return exchange
 
 
-def stepped(state: MemberState, event: Stepped, effects: list[Effect]) -> None:
+def on_stepped(state: MemberState, event: Stepped, effects: list[Effect]) -> None:
     """The parameters that the optimiser made of the mean go to all, if this attempt is still open."""
     exchange, fragments = state.exchange, state.fragments
     if exchange is None or fragments is None or not exchange.stepping or exchange.means:

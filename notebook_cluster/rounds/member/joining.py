@@ -30,7 +30,7 @@ from notebook_cluster.rounds.member.state import Exchange, MemberState
 # ---- joining and arriving ------------------------------------------------------------------------------------
 
 
-def begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None:
+def on_begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None:
     state.register, state.fragments = event.register, event.fragments
     state.theta, state.momentum = event.theta, event.momentum
     state.round, state.state_hash = event.register.round, event.register.state_hash
@@ -41,7 +41,7 @@ def begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None:
 
 
 def answers(state: MemberState, run: int, cell: int = 0) -> bool:
-    """It is about the sync object that is registered here, not about one before it."""
+    """Whether a message is about the sync object that is registered here, not about one before it."""
     register = state.register
     return register is not None and run in (0, register.run) and cell in (0, register.cell)
 
@@ -52,7 +52,7 @@ def out_of_rounds(state: MemberState) -> None:
     state.exchange, state.catching = None, ()
 
 
-def boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None:
+def on_boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None:
     if state.phase == "idle":  # refused, or passed, since it was made
         return
     state.contribution, state.left = event, False
@@ -118,7 +118,7 @@ def current_arrival(state: MemberState) -> Arrived | None:
     )
 
 
-def registered(state: MemberState, message: Registered, effects: list[Effect]) -> None:
+def on_registered(state: MemberState, message: Registered, effects: list[Effect]) -> None:
     if not answers(state, message.run):
         return
     if message.source is not None:
@@ -155,7 +155,7 @@ def _ready(state: MemberState, effects: list[Effect]) -> None:
 # ---- being behind --------------------------------------------------------------------------------------------
 
 
-def behind(state: MemberState, message: Behind, effects: list[Effect]) -> None:
+def on_behind(state: MemberState, message: Behind, effects: list[Effect]) -> None:
     if state.joining or 0 < message.contribution < state.serial:
         return
     if (message.round, message.state_hash) == (state.round, state.state_hash):
@@ -200,12 +200,12 @@ def catch_up(state: MemberState, effects: list[Effect]) -> None:
         state.round, state.theta, state.momentum, state.state_hash = missed.round, theta, momentum, missed.state_hash
         state.catching = state.catching[1:]
         if not state.catching:
-            fetched(state, StateFetched(state.round, theta, momentum, state.state_hash), effects)
+            on_fetched(state, StateFetched(state.round, theta, momentum, state.state_hash), effects)
             return
         _next_missed(state, effects)
 
 
-def tick_catching_up(state: MemberState, effects: list[Effect]) -> None:
+def on_tick_catching_up(state: MemberState, effects: list[Effect]) -> None:
     """Ask again; a source that does not have the means (any more) is asked for the whole state."""
     exchange = state.exchange
     if exchange is None or state.now - exchange.progress >= state.settings.stalled_after:
@@ -253,7 +253,7 @@ def _next_missed(state: MemberState, effects: list[Effect]) -> None:
 # ---- whole states --------------------------------------------------------------------------------------------
 
 
-def fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -> None:
+def on_fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -> None:
     if state.phase != "fetching":
         return
     state.round, state.theta, state.momentum = event.round, event.theta, event.momentum
@@ -286,7 +286,7 @@ def fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -> N
         arrive(state, effects, counted=state.fetch_counted)
 
 
-def fetch_failed(state: MemberState, effects: list[Effect]) -> None:
+def on_fetch_failed(state: MemberState, effects: list[Effect]) -> None:
     """Ask again: the answer names another source."""
     if state.phase != "fetching":
         return

@@ -54,16 +54,16 @@ from notebook_cluster.rounds.member.exchange import kept_mean
 from notebook_cluster.rounds.member.joining import (
     answers,
     arrive,
-    begin,
-    behind,
-    boundary,
     catch_up,
     current_arrival,
-    fetch_failed,
-    fetched,
+    on_begin,
+    on_behind,
+    on_boundary,
+    on_fetch_failed,
+    on_fetched,
+    on_registered,
+    on_tick_catching_up,
     out_of_rounds,
-    registered,
-    tick_catching_up,
 )
 from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState
 
@@ -79,7 +79,7 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
     effects: list[Effect] = []
     match event:
         case Frame():
-            exchange.take_frame(state, event, effects)
+            exchange.on_frame(state, event, effects)
             if state.catching:
                 catch_up(state, effects)
         case Tick():
@@ -88,26 +88,26 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
                 state.exchange.progress = event.now
             state.now = event.now
             if state.catching:
-                tick_catching_up(state, effects)
+                on_tick_catching_up(state, effects)
             else:
-                exchange.tick(state, effects)
+                exchange.on_tick(state, effects)
         case FromLeader():
             _control(state, event.message, effects)
         case Boundary():
-            boundary(state, event, effects)
+            on_boundary(state, event, effects)
         case BeginRun():
-            begin(state, event, effects)
+            on_begin(state, event, effects)
         case Advance():
             # Only what the step of this round made. Later the running statistics have moved on with the next batches,
             # and the hash of a state that no round led to is that of all of theta.
             if event.round == state.round and not state.advanced:
                 state.theta, state.advanced = event.theta, True
         case Stepped():
-            exchange.stepped(state, event, effects)
+            exchange.on_stepped(state, event, effects)
         case StateFetched():
-            fetched(state, event, effects)
+            on_fetched(state, event, effects)
         case FetchFailed():
-            fetch_failed(state, effects)
+            on_fetch_failed(state, effects)
         case LeaveRounds():
             state.left = True
             effects.append(SendControl(LeftRounds(job=state.job, reason=event.reason)))
@@ -118,13 +118,13 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
     match message:
         case Seal():
             if not state.left:
-                exchange.take_seal(state, message, effects)
+                exchange.on_seal(state, message, effects)
         case CompleteAttempt():
-            exchange.take_complete(state, message, effects)
+            exchange.on_complete(state, message, effects)
         case Commit():
             _commit(state, message, effects)
         case Registered():
-            registered(state, message, effects)
+            on_registered(state, message, effects)
         case RegisterRefused() if answers(state, message.run) and state.phase != "idle":
             out_of_rounds(state)
             effects.extend([CancelFetch(), Fail(message.reason)])
@@ -132,7 +132,7 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
             out_of_rounds(state)
             effects.extend([CancelFetch(), Pass(message.run)])
         case Behind():
-            behind(state, message, effects)
+            on_behind(state, message, effects)
         case Refused():
             _refused(state, message, effects)
         case Void():
@@ -217,7 +217,7 @@ def _void(state: MemberState, message: Void, effects: list[Effect]) -> None:
             # the rounds it caught up with so far begin with the one that counted its work
             assert state.theta is not None
             assert state.momentum is not None
-            fetched(state, StateFetched(state.round, state.theta, state.momentum, state.state_hash), effects)
+            on_fetched(state, StateFetched(state.round, state.theta, state.momentum, state.state_hash), effects)
             return
         state.phase, state.exchange, state.catching = "training", None, ()
     if state.contribution is not None and not state.left:

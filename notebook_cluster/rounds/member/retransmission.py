@@ -62,7 +62,7 @@ def _ask(
     effects.append(SendChunk(node, header))
 
 
-def take_sent(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
+def on_sent(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
     """Answer to a WANT: all that ``frame.sender`` ever sent of this slice has come or is lost. Ask for what is lost."""
     header, exchange = frame.header, state.exchange
     if exchange is None or (header.round, header.attempt) != (exchange.seal.round, exchange.seal.attempt):
@@ -116,7 +116,7 @@ def stalled(state: MemberState, exchange: Exchange) -> Stalled:
 # ---- answering -----------------------------------------------------------------------------------------------
 
 
-def serve(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
+def on_want(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
     """Answer a WANT from its offset on, with SENT when all of that is on its way, and when this node is still to make
     it; what this node has not is not answered."""
     header = frame.header
@@ -165,7 +165,7 @@ def _served(state: MemberState, frame: Frame) -> Buffer | None:
 
 
 def _will_make(state: MemberState, header: JobFrame) -> bool:
-    """It is a mean for which this node, its owner, still waits for contributions."""
+    """Whether ``header`` asks for a mean that this node owns, and still waits for contributions to."""
     exchange = state.exchange
     if exchange is None or header.name != "mean" or state.catching:
         return False

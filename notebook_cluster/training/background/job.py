@@ -89,7 +89,11 @@ class Job:
         self._notices: deque[Notice] = deque()
         self._noticed = threading.Event()
         self._states = StateTransfers(
-            runtime, name, member=lambda: self._member, handle=self.handle, optimizer_bytes=self._give_optimizer_bytes
+            runtime,
+            name,
+            member=lambda: self._member,
+            apply_event=self.apply_event,
+            optimizer_bytes=self._give_optimizer_bytes,
         )
         self._waiting_saves: list[Save] = []
         self._requested: set[str] = set()
@@ -115,14 +119,14 @@ class Job:
         self._runs = cell, count + 1
         return count + 1
 
-    def begin(
+    def register(
         self, register: Register, fragments: Fragments, theta: Vector, momentum: Vector, description: Description
     ) -> None:
         """Register (again). ``theta`` and ``momentum``: what this node would start from."""
 
         def start() -> None:
             self._description, self._states.optimizer_bytes = description, None
-            self.handle(types.BeginRun(register=register, fragments=fragments, theta=theta, momentum=momentum))
+            self.apply_event(types.BeginRun(register=register, fragments=fragments, theta=theta, momentum=momentum))
 
         self.runtime.call_soon(start)
 
@@ -146,25 +150,25 @@ class Job:
         own = self.checkpoint_part(self.runtime.name, self.runtime.rank(), frozenset(self._ranks))
         return self._states.optimizer_bytes or own or b""
 
-    def post(self, event: types.Event, owner: object | None = None) -> None:
+    def post_event(self, event: types.Event, owner: object | None = None) -> None:
         """Hand ``event`` to the member on the runtime's thread (any thread); not what an ``owner`` has made that is no
         longer the job's."""
 
         def handle() -> None:
             if owner is None or self.owner is owner:
-                self.handle(event)
+                self.apply_event(event)
 
         self.runtime.call_soon(handle)
 
-    def pending(self) -> bool:
-        """True when :meth:`take` would return a notice: cheap enough for every step."""
+    def has_notices(self) -> bool:
+        """True when :meth:`next_notice` would return a notice: cheap enough for every step."""
         return bool(self._notices)
 
-    def take(self) -> Notice | None:
+    def next_notice(self) -> Notice | None:
         """The oldest notice, or None. Call with interrupts deferred, so that none is taken and lost."""
         return self._notices.popleft() if self._notices else None
 
-    def wait(self, seconds: float) -> None:
+    def wait_for_notice(self, seconds: float) -> None:
         """Until there may be a notice, at most ``seconds``; an interrupt ends it and loses nothing."""
         if not self._notices:
             self._noticed.wait(seconds)
@@ -199,41 +203,41 @@ class Job:
                     self._requested.discard(message.name)
                 self.notify(message)
             case RoundQuery():  # a restarted coordinator knows of no request
-                self.handle(types.FromLeader(message=message))
+                self.apply_event(types.FromLeader(message=message))
                 for name in sorted(self._requested):
                     self.runtime.send_control(CheckpointRequest(job=self.name, name=name))
             case _:
-                self.handle(types.FromLeader(message=message))
+                self.apply_event(types.FromLeader(message=message))
 
     def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
         try:
             match header.kind:
                 case "state_request":
-                    self._states.serve(sender, header)
+                    self._states.on_request(sender, header)
                 case "state":
-                    self._states.take(sender, header, payload)
+                    self._states.on_frame(sender, header, payload)
                 case "sent" if header.name == "state":
-                    self._states.sent(sender, header)
+                    self._states.on_sent(sender, header)
                 case "part":
                     self._writer.part(sender, header, payload)
                 case _:
-                    self.handle(types.Frame(sender=sender, header=header, payload=payload))
+                    self.apply_event(types.Frame(sender=sender, header=header, payload=payload))
         except TransferError as error:
             self.dropped += 1
             if self.dropped & (self.dropped - 1) == 0:  # of many, fewer and fewer are worth a line
                 self._log("warning", f"{self.name}: dropped frame {self.dropped}, of {sender!r}: {error}")
 
     def on_tick(self, now: float) -> None:
-        self._states.tick(now)
+        self._states.on_tick(now)
         # After a pause (this process was stopped, or the thread added up numbers) nobody else is late.
-        self.handle(types.Tick(now=self._clock.read(now)))
+        self.apply_event(types.Tick(now=self._clock.read(now)))
 
     def on_roster(self, roster: Roster) -> None:
         self._ranks = {node.name: node.rank for node in roster.nodes}
         self._incarnations = {node.name: node.incarnation for node in roster.nodes}
         self._states.on_roster(self._incarnations)
 
-    def handle(self, event: types.Event) -> None:
+    def apply_event(self, event: types.Event) -> None:
         if isinstance(event, types.Boundary):
             self._arrived_at = time.monotonic()
         self._member, effects = member.apply(self._member, event)

@@ -44,15 +44,15 @@ class StateTransfers:
         job: str,
         *,
         member: Callable[[], MemberState],
-        handle: Callable[[types.Event], None],
+        apply_event: Callable[[types.Event], None],
         optimizer_bytes: Callable[[str, Callable[[bytes], None]], None],
     ) -> None:
-        """``member``: this node's side of the rounds now; ``handle`` takes what happened to it. ``optimizer_bytes``
+        """``member``: this node's side of the rounds now; ``apply_event`` takes what happened. ``optimizer_bytes``
         gives the optimiser's state that goes with the state held here to the node named, now or later."""
         self.optimizer_bytes: bytes | None = None
         """The optimiser's state of this node, or of all, that came with the state fetched last; None: none was."""
         self._runtime, self._job = runtime, job
-        self._member, self._handle, self._optimizer_bytes_for = member, handle, optimizer_bytes
+        self._member, self._apply_event, self._optimizer_bytes_for = member, apply_event, optimizer_bytes
         self._fetch: Fetch | None = None
         self._fetching: types.FetchState | None = None
         self._pushed: dict[str, _Pushed] = {}
@@ -73,7 +73,7 @@ class StateTransfers:
         """The state is no longer wanted."""
         self._fetch = self._fetching = None
 
-    def take(self, sender: str, header: JobFrame, payload: Payload) -> None:
+    def on_frame(self, sender: str, header: JobFrame, payload: Payload) -> None:
         """A frame of the state.
 
         Raises:
@@ -82,32 +82,32 @@ class StateTransfers:
         fetch, fetching = self._fetch, self._fetching
         if fetch is None or fetching is None or (sender, header.incarnation) != (fetching.source, fetching.incarnation):
             return
-        if not fetch.add(header, payload, time.monotonic()):
+        if not fetch.add_frame(header, payload, time.monotonic()):
             return
         self.cancel()
         fragments = self._member().fragments
         try:
             theta, momentum, part = fetch.result(fragments is not None and fragments.gradients)
         except TransferError as error:
-            self._handle(types.FetchFailed(source=sender, reason=str(error)))
+            self._apply_event(types.FetchFailed(source=sender, reason=str(error)))
             return
         self.optimizer_bytes = part
-        self._handle(types.StateFetched(fetch.round, theta, momentum, fetch.state_hash))
+        self._apply_event(types.StateFetched(fetch.round, theta, momentum, fetch.state_hash))
 
-    def sent(self, sender: str, header: JobFrame) -> None:
+    def on_sent(self, sender: str, header: JobFrame) -> None:
         """The source says that it pushed everything before this: ask for what is lost."""
         fetch, fetching = self._fetch, self._fetching
         if fetch is None or fetching is None or (sender, header.incarnation) != (fetching.source, fetching.incarnation):
             return
         try:
-            again = fetch.sent(header, time.monotonic())
+            again = fetch.on_sent(header, time.monotonic())
         except TransferError as error:
             self._failed(str(error))
         else:
             if again is not None:
                 self._runtime.send_mesh(sender, again)
 
-    def tick(self, now: float) -> None:
+    def on_tick(self, now: float) -> None:
         """Ask again, and give a silent source up."""
         if self._fetch is None:
             return
@@ -134,11 +134,11 @@ class StateTransfers:
         fetching = self._fetching
         self.cancel()
         if fetching is not None:
-            self._handle(types.FetchFailed(source=fetching.source, reason=reason))
+            self._apply_event(types.FetchFailed(source=fetching.source, reason=reason))
 
     # ---- serving
 
-    def serve(self, sender: str, header: JobFrame) -> None:
+    def on_request(self, sender: str, header: JobFrame) -> None:
         """Push the newest state to ``sender``, or keep its request until the round that it wants is here. One that is
         on its way is not pushed again."""
         if self._is_on_its_way(sender, header):
@@ -155,7 +155,7 @@ class StateTransfers:
         """Something changed: look at the requests that wait."""
         waiting, self._waiting = self._waiting, {}
         for sender, header in waiting.items():
-            self.serve(sender, header)
+            self.on_request(sender, header)
 
     def _is_on_its_way(self, sender: str, header: JobFrame) -> bool:
         """True when what ``header`` asks for was pushed since the SENT that it names; then SENT is sent, behind it."""
@@ -226,7 +226,7 @@ class Fetch:
             name=name, offset=self._pieces[name].first_missing if name else 0, state_hash=self.state_hash,
         )  # fmt: skip
 
-    def sent(self, header: JobFrame, now: float) -> JobFrame | None:
+    def on_sent(self, header: JobFrame, now: float) -> JobFrame | None:
         """The source says that all it ever pushed came before this: a request for what is lost, or None.
 
         Raises:
@@ -254,7 +254,7 @@ class Fetch:
         self._asked_at, self._asked = now, self._asked + 1
         return self.request()
 
-    def add(self, header: JobFrame, payload: Payload, now: float) -> bool:
+    def add_frame(self, header: JobFrame, payload: Payload, now: float) -> bool:
         """Take one ``state`` frame of the source; True when the snapshot is whole.
 
         Raises:
@@ -269,7 +269,7 @@ class Fetch:
         pieces = self._pieces.get(header.name)
         if pieces is None or (header.name != "optimizer" and header.total != 4 * self.elements):
             raise TransferError(f"{self.source!r} sent {header.total} bytes of {header.name!r}")
-        if pieces.add(header.offset, header.total, payload):
+        if pieces.add_piece(header.offset, header.total, payload):
             self._asked_at, self._asked, self._came = now, 1, True
         return all(piece.complete for piece in self._pieces.values())
 

@@ -98,7 +98,7 @@ class _Kind:
     put: Callable[[Any, Any], None]
     array: type
     saved: Callable[[Any], tuple[Any, str]]
-    """Of an array what ``save`` takes, and the dtype where that does not tell."""
+    """Array -> what ``save`` takes of it, and its dtype where that does not tell."""
     restored: Callable[[Any, str], Any]
     save: Callable[[dict[str, Any], dict[str, str]], bytes]
     load: Callable[[bytes], dict[str, Any]]

@@ -90,7 +90,7 @@ class CheckpointWriter:
         """
         pieces = self._collection(header.ticket).parts.setdefault(sender, Pieces(MAX_PART_BYTES))
         try:
-            pieces.add(header.offset, header.total, payload)
+            pieces.add_piece(header.offset, header.total, payload)
         except TransferError as error:
             raise TransferError(f"part of {sender!r} for checkpoint {header.ticket}: {error}") from None
         self._write_when_complete(header.ticket)
@@ -109,7 +109,7 @@ class CheckpointWriter:
         return self._open[ticket]
 
     def _drop_oldest(self) -> None:
-        """Of too many orders whose parts do not come."""
+        """Give the oldest orders up, where too many wait for parts."""
         orders = [collection.order for collection in self._open.values() if collection.order is not None]
         for order in orders[:-OPEN_TICKETS]:
             del self._open[order.ticket]
@@ -190,7 +190,7 @@ class Pieces:
         """Offset of the first byte that has not come."""
         return min(self._missing) if self._total is not None and self._missing else 0
 
-    def add(self, offset: int, total: int, payload: Payload) -> bool:
+    def add_piece(self, offset: int, total: int, payload: Payload) -> bool:
         """Put one frame in its place; True when it was new.
 
         Raises:

@@ -120,7 +120,7 @@ class GlobalModelBlock:
 class _Blocks(threading.local):
     def __init__(self) -> None:
         self.open: list[GlobalModelBlock] = []
-        """Of this thread, the innermost last."""
+        """The blocks that are open on this thread, the innermost last."""
 
 
 _blocks = _Blocks()

@@ -42,9 +42,9 @@ class _Sent:
     local: Any
     """Elements of the fragment in theta_m at the boundary; like ``feedback`` a tensor where the model's GPU encodes."""
     until: _Count
-    """Everything done up to then is in it."""
+    """All work up to this count is in the contribution."""
     feedback: Any = None
-    """What the round will leave of it; known before it is handed over."""
+    """The error feedback that the round will leave; it is known before the contribution is handed over."""
 
 
 class Replica:
@@ -78,7 +78,7 @@ class Replica:
         """What D is taken from: theta as the model holds it."""
         self._done = _Count()
         self._counted = [_Count()] * fragments.count
-        """Of that, what is in a committed round, by fragment."""
+        """For each fragment, how much of ``_done`` is in a committed round."""
         self._feedback: list[Any] = [None] * fragments.count
         self._encoder = encoder
         self._sent: _Sent | None = None

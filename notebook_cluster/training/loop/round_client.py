@@ -99,7 +99,7 @@ class RoundClient:
         outer = self._outer
 
         def post(boundary: types.Boundary) -> None:
-            self._job.post(structs.replace(boundary, outer=outer), self)
+            self._job.post_event(structs.replace(boundary, outer=outer), self)
 
         replica, overlap = self._replica, self._strategy.overlap
         made = replica.contribution_of_now(finishing) if overlap else replica.contribution(finishing)
@@ -160,7 +160,7 @@ class RoundClient:
             while not done():
                 if (error := self._encoding_error()) is not None:
                     raise error
-                self._job.wait(WAIT_SLICE)
+                self._job.wait_for_notice(WAIT_SLICE)
                 self._handle_notices()
         finally:
             self._tell_wait(0)
@@ -191,7 +191,7 @@ class RoundClient:
         Deadlock: another node waits for this one in another call.
         """
         with self._runtime.deferred_interrupts():
-            while (notice := self._job.take()) is not None:
+            while (notice := self._job.next_notice()) is not None:
                 self._handle_notice(notice)
         if self._failure:
             failure, self._failure, self._round_open = self._failure, "", False

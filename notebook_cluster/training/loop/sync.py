@@ -63,7 +63,7 @@ class RoundSync(RoundClient):
         self._description = Description(layout, strategy.as_settings())
         self._evaluating = False
         self._held_hash = ""
-        """Of the state held here when it registered."""
+        """The hash of the state that was held here when this object registered; empty: none was."""
         if not runtime.replaying():
             self._register()
 
@@ -156,11 +156,11 @@ class RoundSync(RoundClient):
         self._replica.count(check_samples(samples))
         self._schedule.count()
         self._progress.count(loss, samples)
-        if self._job.pending():
+        if self._job.has_notices():
             self._handle_notices()
 
     def _at_boundary(self) -> bool:
-        """It is time to contribute: by the number of steps or seconds, or because a quorum waits."""
+        """Whether this node contributes now: by the number of steps or seconds, or because a quorum waits for it."""
         return self._quorum_waits or self._schedule.is_due(self._replica.fragment)
 
     # ---- registration ---------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class RoundSync(RoundClient):
                 self._cell, self._ready, self._passing = cell, False, False
                 self._job.resting_optimizer_bytes = None
                 self._runtime.at_cell_end(self._cell_ended)
-                self._job.begin(register, self._replica.fragments, start.theta, start.momentum, self._description)
+                self._job.register(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._wait_until(lambda: self._ready or self._passing, f"{self._job.name} to start")
         self._say_what_goes_on()
         self._fresh, self._resume = False, ""
@@ -217,7 +217,7 @@ class RoundSync(RoundClient):
         self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
 
     def _momentum_goes_on(self) -> bool:
-        """Of a strategy with a momentum that is each node's own."""
+        """Whether a momentum that is this node's own goes on, in a strategy that has one."""
         return self._optimizer_state.restored
 
     def _start(self) -> Start:
@@ -260,7 +260,7 @@ class RoundSync(RoundClient):
     def _leave(self, reason: str) -> None:
         with self._runtime.deferred_interrupts():
             self._finish_encoding()
-            self._job.post(types.LeaveRounds(reason=reason))
+            self._job.post_event(types.LeaveRounds(reason=reason))
         self._out_of_rounds()
 
     def _out_of_rounds(self) -> None:

@@ -172,7 +172,7 @@ def from_numpy(array: Any, dtype: str) -> Any:
 
 
 def _copied(tree: Any) -> Any:
-    """The same arrays in dicts and lists of their own."""
+    """A tree with the same arrays, in dicts and lists of its own."""
     if isinstance(tree, dict):
         return {name: _copied(value) for name, value in tree.items()}
     return type(tree)(_copied(value) for value in tree) if isinstance(tree, list | tuple) else tree

@@ -66,7 +66,7 @@ class WithGradients(Parameters, Protocol):
         gives one for every trainable parameter."""
 
     def clear_gradients(self, optimizer: Any = None) -> None:
-        """There is no gradient any more, of what ``optimizer`` steps neither."""
+        """Drop all gradients of the model, and of everything that ``optimizer`` steps."""
 
     def check_optimizer(self, optimizer: Any, scale_lr: bool) -> None:
         """Raises:

@@ -21,7 +21,7 @@ class TorchOptimizerState:
 
     @classmethod
     def of(cls, optimizer: Any) -> "TorchOptimizerState":
-        """Its own tensors, not copies of them."""
+        """The state of ``optimizer``: its own tensors, not copies of them."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         return cls(dict(optimizer.state), groups)
 

@@ -58,7 +58,7 @@ class TorchParameters:
         return vector
 
     def device(self) -> "torch.device | None":
-        """That of all tensors; None where they are on several."""
+        """The device of all tensors; None where they are on several."""
         devices = {tensor.device for tensor in self._tensors()}
         return devices.pop() if len(devices) == 1 else None
 

@@ -52,7 +52,7 @@ class Strategy:
     gradients: bool = False
     """Rounds carry gradients, one for each step of the optimiser."""
     mode: str = ""
-    """Of gradients: ALLREDUCE or SERVER."""
+    """Where rounds carry gradients: ALLREDUCE or SERVER; else empty."""
     scale_lr: bool = False
     exact_every: int = 0
     """In rounds whose number it divides parameters are sent, in float32; 0: never."""

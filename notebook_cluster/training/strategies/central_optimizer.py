@@ -27,7 +27,7 @@ class _Step:
     round: int
     theta: Vector
     optimizer: Any
-    """Its state after the step; None: as before."""
+    """The optimiser's state after the step; None: it stays as before."""
     afresh: bool
     """The optimiser's state of the round before was not here."""
 

@@ -159,7 +159,7 @@ class DataParallel(RoundSync):
         """Tell the background what this node's optimiser made of the last round: joiners and checkpoints take that."""
         if self._mode == SERVER:  # it is what was committed
             return
-        self._job.post(types.Advance(self._replica.round, self._replica.parameters.read()))
+        self._job.post_event(types.Advance(self._replica.round, self._replica.parameters.read()))
 
     def checkpoint(self, name: str) -> Path | None:
         """As for DiLoCo: parameters and optimizer as they are after the last step."""
@@ -208,7 +208,7 @@ class DataParallel(RoundSync):
         if not isinstance(notice, types.TakeStep):
             super()._handle_notice(notice)
         elif isinstance(replica, CentralOptimizerReplica) and replica.started and notice.round == replica.round + 1:
-            self._job.post(types.Stepped(notice.round, notice.attempt, replica.serve(notice)))
+            self._job.post_event(types.Stepped(notice.round, notice.attempt, replica.serve(notice)))
 
     def _tell_afresh(self, round: int, server: str) -> None:
         where = repr(server) if server else "another node"

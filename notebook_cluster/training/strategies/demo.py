@@ -264,10 +264,10 @@ class LocalMomentum:
         self.state: dict[str, Vector] = {}
         """``momentum``: float32, one for each trained element; empty while it is 0."""
         self.left: Vector | None = None
-        """What it will be when the open round counts what was sent of it."""
+        """The momentum as it will be when the open round counts what was sent of it."""
         self.elements = 0
         self.schema = ""
-        """Of the model that it belongs to."""
+        """The hash of the layout of the model that the momentum belongs to."""
 
     def begin(self, elements: int, schema: str, before: object | None) -> None:
         """It belongs to a model of so many trained elements. ``before``: the momentum of an earlier sync object of the

@@ -150,7 +150,7 @@ class GradientReplica(Replica):
         return left
 
     def _factor(self, nodes: int) -> int:
-        """Of the learning rate, for a step with the gradients of so many nodes."""
+        """The factor on the learning rate of a step with the gradients of so many nodes."""
         return nodes if self._scale_lr else 1
 
     def _take_over(self, theta: Vector) -> bool | None:
