@@ -9,6 +9,7 @@ module                    between                                     carried by
 ========================  ==========================================  =====================
 :mod:`.peer`              coordinator <-> agent                       link (resumable)
 :mod:`.node`              coordinator <-> node runtime                link, then agent's ipc
+:mod:`.runs`              coordinator <-> node runtime: registration  same as ``node``
 :mod:`.rounds`            coordinator <-> node runtime, training only same as ``node``
 :mod:`.views`             coordinator <-> view                        loopback, CURVE
 :mod:`.state`             what views show                             inside ``views``

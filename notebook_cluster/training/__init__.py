@@ -7,10 +7,9 @@
 - :mod:`.models`: a model of torch or MLX as one flat vector; :mod:`.settings`: what people pass, checked
 - :mod:`.runtime`: what all of them need from the node they run in
 
-Each imports from those below it only. May import: rounds, collectives, codecs, checkpoints, mesh, security, protocol,
-memory. Called by: ``node`` (which provides the :class:`~.runtime.Runtime`) and, through the package's lazy names,
-people's cells. Importing this room imports neither numpy nor torch: kernels start fast, and only a strategy that is
-constructed pays.
+Each imports from those below it only. May import: rounds, collectives, codecs, checkpoints, protocol. Called by:
+``node`` (which provides the :class:`~.runtime.Runtime`) and, through the package's lazy names, people's cells.
+Importing this room imports neither numpy nor torch: kernels start fast, and only a strategy that is constructed pays.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -18,9 +18,9 @@ from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.job import Description, Job
 from notebook_cluster.training.checkpointing.resuming import Start, shared_optimizer, start_of
-from notebook_cluster.training.loop.encoding import encoder_of
 from notebook_cluster.training.loop.progress import GlobalModelBlock
 from notebook_cluster.training.loop.registration import GoingOn, registration
 from notebook_cluster.training.loop.replica import Replica
@@ -32,7 +32,7 @@ from notebook_cluster.training.settings.arguments import SERVER, Strategy, check
 
 
 class RoundSync(RoundClient):
-    """Base of the strategies that exchange once in ``every`` steps."""
+    """Base of the strategies: what people call on each of them but ``step()``, and when it registers and leaves."""
 
     def __init__(self, model: Any, strategy: Strategy, *, optimizer: Any, resume: str | None, fresh: bool) -> None:
         optimizer = check_optimizer(optimizer)
@@ -42,25 +42,11 @@ class RoundSync(RoundClient):
         job = _job_of(runtime, strategy.name)
         self._run = runtime.cell(), 0 if runtime.replaying() else job.next_run(runtime.cell())
         parameters = parameters_of(model)
-        layout = parameters.layout
-        trained, count = layout.size - layout.buffers, strategy.fragments
-        fragments = Fragments(
-            strategy.codec,
-            trained,
-            layout.buffers,
-            count,
-            all_gather=strategy.all_gather,
-            gradients=strategy.gradients,
-            central_optimizer=strategy.mode == SERVER,
-            exact_every=strategy.exact_every,
-            tiles=tiles_of(layout) if strategy.descent is not None else None,
-            descent=strategy.descent,
-        )
         job.owner = self
         self._going_on: GoingOn | None = GoingOn(job, model, optimizer)
         super().__init__(runtime, job, strategy, optimizer, restore=bool(self._resume))
-        self._replica = self._make_replica(parameters, fragments)
-        self._description = Description(layout, strategy.as_settings())
+        self._replica = self._make_replica(parameters, _fragments_of(strategy, parameters.layout))
+        self._description = Description(parameters.layout, strategy.as_settings())
         self._evaluating = False
         self._held_hash = ""
         """The hash of the state that was held here when this object registered; empty: none was."""
@@ -68,9 +54,8 @@ class RoundSync(RoundClient):
             self._register()
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
-        strategy = self._strategy
-        encoder = encoder_of(parameters)
-        return Replica(parameters, fragments, mix=strategy.mix, beta=strategy.beta, encoder=encoder)
+        """This node's model between two rounds, in the terms of the strategy."""
+        raise NotImplementedError
 
     # ---- what people call -----------------------------------------------------------------------------------
 
@@ -200,7 +185,8 @@ class RoundSync(RoundClient):
         self._fresh, self._resume = False, ""
 
     def _say_what_goes_on(self) -> None:
-        """Once, where this object begins with a state of before. Used again in a later cell it is as it was."""
+        """Tell once what goes on, where this object begins with a state of before. In a later cell the object is as it
+        was, so there is nothing to tell."""
         going_on, self._going_on = self._going_on, None
         replica, state_hash = self._replica, self._held_hash
         held = bool(state_hash) and replica.state_hash == state_hash
@@ -221,6 +207,7 @@ class RoundSync(RoundClient):
         return self._optimizer_state.restored
 
     def _start(self) -> Start:
+        """The state that this node would begin from: the one held here, a checkpoint, or the model as it is."""
         held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
         if held is not None and not self._resume:
             return held
@@ -264,7 +251,7 @@ class RoundSync(RoundClient):
         self._out_of_rounds()
 
     def _out_of_rounds(self) -> None:
-        """Out of the rounds until the next call."""
+        """Take no part in rounds until the next call."""
         with self._runtime.deferred_interrupts():
             self._allow_saving()
         self._handle_notices()
@@ -272,23 +259,23 @@ class RoundSync(RoundClient):
         vectors.forget()
 
     def _change_outer(self, **settings: float | None) -> None:
-        """Other outer settings from this node's next boundary on."""
+        """Use other outer settings from this node's next boundary on."""
         self._strategy = strategy = replace(self._strategy, **settings)  # type: ignore[arg-type]
         self._outer = OuterChange(lr_bits=strategy.lr_bits, momentum_bits=strategy.momentum_bits)
 
-    # ---- small things ---------------------------------------------------------------------------------------
+    # ---- whether it takes part ------------------------------------------------------------------------------
 
     @property
     def unfinished(self) -> bool:
-        """It takes part in this cell and its finish() was not called."""
+        """Whether this object takes part in this cell and its finish() was not called."""
         return (self._ready or self._passing) and self._cell is not None and self._cell == self._runtime.cell()
 
     def _idle(self) -> bool:
-        """Nothing is exchanged now: the cell is replayed, or the other nodes are done with this object."""
+        """Whether nothing is exchanged now: the cell is replayed, or the other nodes are done with this object."""
         return self._runtime.replaying() or (self._passing and self._cell == self._runtime.cell())
 
     def _passed(self) -> bool:
-        """It was passed in this cell until now; what follows registers it again."""
+        """Whether this object was passed in this cell until now; what follows registers it again."""
         passed, self._passing = self._passing, False
         if passed:
             self._cell = None
@@ -299,6 +286,22 @@ class RoundSync(RoundClient):
             raise TrainingError(f"job {self._job.name!r} has a newer sync object: use that one, or pass another name=")
         if self._evaluating:
             raise TrainingError("inside global_model() the model holds the global parameters: leave the block first")
+
+
+def _fragments_of(strategy: Strategy, layout: TensorLayout) -> Fragments:
+    """How a model with this layout is cut and sent."""
+    return Fragments(
+        strategy.codec,
+        layout.size - layout.buffers,
+        layout.buffers,
+        strategy.fragments,
+        all_gather=strategy.all_gather,
+        gradients=strategy.gradients,
+        central_optimizer=strategy.mode == SERVER,
+        exact_every=strategy.exact_every,
+        tiles=tiles_of(layout) if strategy.descent is not None else None,
+        descent=strategy.descent,
+    )
 
 
 def _job_of(runtime: Runtime, name: str) -> Job:

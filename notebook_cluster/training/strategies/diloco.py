@@ -18,8 +18,12 @@ order in which it happens:
 from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.training.loop.encoding import encoder_of
+from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
+from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.settings.arguments import Strategy
 from notebook_cluster.training.settings.schedule import Seconds
 
@@ -50,6 +54,11 @@ class LocalSteps(RoundSync):
             if not self._strategy.overlap:
                 received = self._wait_for_commit()
         return received
+
+    def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
+        """theta_m, and what of the work in it no round has counted yet."""
+        strategy, encoder = self._strategy, encoder_of(parameters)
+        return Replica(parameters, fragments, mix=strategy.mix, beta=strategy.beta, encoder=encoder)
 
     def _overlap_is_over(self) -> bool:
         """The steps were taken that go on between contributing and receiving; a quorum that waits cuts them short."""
