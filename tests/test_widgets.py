@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notebook_cluster.magics.folding import framed
+from notebook_cluster.magics.display.folding import framed
 from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.state import ClusterView, EventView, RoundWait, Series
 from notebook_cluster.protocol.thinning import MAX_POINTS

@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from notebook_cluster.magics.commands import run_command
-from notebook_cluster.magics.completion import make_matcher
+from notebook_cluster.magics.commands.cluster import run_command
+from notebook_cluster.magics.commands.pull import pull
+from notebook_cluster.magics.commands.push import push
 from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, UsageError
-from notebook_cluster.magics.grammar import ON, ON_ALL, PULL, PUSH
-from notebook_cluster.magics.handle import CellHandle
-from notebook_cluster.magics.parsing import help_text, parse_cluster, parse_line
-from notebook_cluster.magics.pull import pull
-from notebook_cluster.magics.push import push
-from notebook_cluster.magics.remote_names import RemoteNames
-from notebook_cluster.magics.running import run_with_options
+from notebook_cluster.magics.execution.handle import CellHandle
+from notebook_cluster.magics.execution.running import run_with_options
+from notebook_cluster.magics.language.grammar import ON, ON_ALL, PULL, PUSH
+from notebook_cluster.magics.language.parsing import help_text, parse_cluster, parse_line
+from notebook_cluster.magics.language.targets import resolve
+from notebook_cluster.magics.remote.completion import make_matcher
+from notebook_cluster.magics.remote.remote_names import RemoteNames
+from notebook_cluster.magics.remote.sticky import StickyCells, show_mark
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.sticky import StickyCells, show_mark
-from notebook_cluster.magics.targets import resolve
 
 _MAGICS = {"cluster": "line", "push": "line", "pull": "line", "on_all": "cell", "on": "cell"}
 

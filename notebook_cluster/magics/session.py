@@ -3,14 +3,14 @@
 import atexit
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics import node_widgets
+from notebook_cluster.magics.display import node_widgets
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.interrupts import asked_to_end
+from notebook_cluster.magics.execution.interrupts import asked_to_end
 from notebook_cluster.magics.naming import default_cluster_name
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
-    from notebook_cluster.magics.handle import CellHandle
+    from notebook_cluster.magics.execution.handle import CellHandle
 
 
 class Session:

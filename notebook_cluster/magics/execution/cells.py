@@ -7,16 +7,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.asking import Asking, can_ask
+from notebook_cluster.magics.display.output import CellDisplay
+from notebook_cluster.magics.display.publishing import ShellPublisher
 from notebook_cluster.magics.errors import CellInterrupted, CellSyntaxError
-from notebook_cluster.magics.interrupts import (
+from notebook_cluster.magics.execution.interrupts import (
     LOOK_SECONDS,
     SAME_PRESS_SECONDS,
     Press,
     StopCounter,
 )
-from notebook_cluster.magics.output import CellDisplay
-from notebook_cluster.magics.publishing import ShellPublisher
+from notebook_cluster.magics.execution.stdin import Asking, can_ask
 from notebook_cluster.magics.results import interrupted_text, remote_error, stopped_error
 from notebook_cluster.magics.session import is_headless
 from notebook_cluster.protocol.asking import InputRequested
@@ -25,7 +25,7 @@ from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 
 if TYPE_CHECKING:
     from notebook_cluster.client import CellStream, Cluster
-    from notebook_cluster.magics.values import NodeValues
+    from notebook_cluster.magics.execution.node_values import NodeValues
 
 WAIT_SLICE = 0.2
 STOP_GRACE = 3.0

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
+from notebook_cluster.magics.language.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
+from notebook_cluster.magics.language.targets import DEVICE_WORDS, MEMORY_WORDS, memory_words
+from notebook_cluster.magics.remote.sticky import LOCAL
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.sticky import LOCAL
-from notebook_cluster.magics.targets import DEVICE_WORDS, MEMORY_WORDS, memory_words
 
 Names = Callable[[str], Sequence[str]]
 """Known names of one kind: ``NODE``, ``RANK``, ``MEMORY`` (``vram>=8GB``), ``PEER`` or ``CLUSTER``."""

@@ -5,17 +5,17 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from notebook_cluster.magics.display.publishing import ShellPublisher
+from notebook_cluster.magics.display.slots import Bundle
 from notebook_cluster.magics.errors import ClusterProblem
-from notebook_cluster.magics.interrupts import SAME_PRESS_SECONDS
-from notebook_cluster.magics.publishing import ShellPublisher
+from notebook_cluster.magics.execution.interrupts import SAME_PRESS_SECONDS
 from notebook_cluster.magics.session import is_headless
-from notebook_cluster.magics.slots import Bundle
 from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
 from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.running import RunningWidget, running_html
 
 if TYPE_CHECKING:
-    from notebook_cluster.magics.handle import CellHandle
+    from notebook_cluster.magics.execution.handle import CellHandle
     from notebook_cluster.widgets.subshell import Post
 
 _SECONDS = 0.5

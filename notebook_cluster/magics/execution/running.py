@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.cells import run_cell, visible_names
 from notebook_cluster.magics.errors import CellInterrupted, RemoteError
-from notebook_cluster.magics.handle import CellHandle, start_cell
+from notebook_cluster.magics.execution.cells import run_cell, visible_names
+from notebook_cluster.magics.execution.handle import CellHandle, start_cell
+from notebook_cluster.magics.execution.node_values import NodeValues
+from notebook_cluster.magics.language.targets import choose_canary
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.targets import choose_canary
-from notebook_cluster.magics.values import NodeValues
 from notebook_cluster.protocol.state import NodeView
 
 if TYPE_CHECKING:

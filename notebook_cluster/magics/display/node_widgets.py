@@ -18,7 +18,7 @@ from notebook_cluster.protocol.views import Closing
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
-    from notebook_cluster.magics.mirrored import MirroredWidget, State
+    from notebook_cluster.magics.display.mirrored import MirroredWidget, State
 
 REFERENCE = "IPY_MODEL_"
 OPENED_AT_ONCE = 100
@@ -192,7 +192,7 @@ class NodeWidgets:
             self._open_links()
 
     def _open_one(self, model: str) -> None:
-        from notebook_cluster.magics.mirrored import MirroredWidget
+        from notebook_cluster.magics.display.mirrored import MirroredWidget
         from notebook_cluster.widgets.subshell import reroute
 
         widget = MirroredWidget(model, self._closed.pop(model), self._to_node)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from notebook_cluster.magics.display.progress import Progress, amount
 from notebook_cluster.magics.errors import ClusterProblem
-from notebook_cluster.magics.parsing import Invocation
-from notebook_cluster.magics.progress import Progress, amount
+from notebook_cluster.magics.language.parsing import Invocation
+from notebook_cluster.magics.language.targets import resolve
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.targets import resolve
 from notebook_cluster.protocol.state import NodeView, by_rank
 
 if TYPE_CHECKING:

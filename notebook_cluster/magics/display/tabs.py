@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from notebook_cluster.magics.slots import NodeOutput
+from notebook_cluster.magics.display.slots import NodeOutput
 
 MIME_TYPE = "application/vnd.notebook-cluster.output+json"
 MOST_CHARACTERS = 8192

@@ -5,7 +5,7 @@ import uuid
 from types import TracebackType
 from typing import Any
 
-from notebook_cluster.magics.publishing import ShellPublisher
+from notebook_cluster.magics.display.publishing import ShellPublisher
 
 _FIRST_AFTER = 0.5
 """Seconds: what is done before needs no bar."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from notebook_cluster.magics import ansi
-from notebook_cluster.magics.folding import MOST_TEXT_CHARACTERS, Member, blocks_of, label_bundle, pages_of
-from notebook_cluster.magics.publishing import Publisher
-from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
-from notebook_cluster.magics.tabs import Tabs
+from notebook_cluster.magics.display import ansi
+from notebook_cluster.magics.display.folding import MOST_TEXT_CHARACTERS, Member, blocks_of, label_bundle, pages_of
+from notebook_cluster.magics.display.publishing import Publisher
+from notebook_cluster.magics.display.slots import Bundle, NodeOutput, Slot
+from notebook_cluster.magics.display.tabs import Tabs
 from notebook_cluster.protocol.views import LINES_LEFT_OUT, Output
 
 FLUSH_SECONDS = 0.25

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from notebook_cluster.magics.node_widgets import showable
+from notebook_cluster.magics.display.node_widgets import showable
+from notebook_cluster.magics.display.slots import Bundle
+from notebook_cluster.magics.display.tabs import MIME_TYPE
 from notebook_cluster.magics.session import is_headless
-from notebook_cluster.magics.slots import Bundle
-from notebook_cluster.magics.tabs import MIME_TYPE
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster

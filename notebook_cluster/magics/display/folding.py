@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from html import escape
 
-from notebook_cluster.magics import ansi
+from notebook_cluster.magics.display import ansi
+from notebook_cluster.magics.display.slots import Bundle, NodeOutput, Slot
+from notebook_cluster.magics.display.tabs import MIME_TYPE, Tabs
 from notebook_cluster.magics.results import shortened
-from notebook_cluster.magics.slots import Bundle, NodeOutput, Slot
-from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
 from notebook_cluster.security.tex import NO_TEX
 from notebook_cluster.widgets.palette import rank_colour
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.grammar import ON
-from notebook_cluster.magics.parsing import parse_line
+from notebook_cluster.magics.language.grammar import ON
+from notebook_cluster.magics.language.parsing import parse_line
+from notebook_cluster.magics.language.targets import resolve
+from notebook_cluster.magics.remote.sticky import goes_to_nodes
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.sticky import goes_to_nodes
-from notebook_cluster.magics.targets import resolve
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster

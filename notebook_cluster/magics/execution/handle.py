@@ -16,14 +16,14 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.cells import WAIT_SLICE, check_syntax, visible_names
+from notebook_cluster.magics.display.output import CellDisplay
+from notebook_cluster.magics.display.publishing import ShellPublisher
 from notebook_cluster.magics.errors import CellInterrupted, CellTimeout, ClusterProblem, UsageError
-from notebook_cluster.magics.handle_view import HandleView
-from notebook_cluster.magics.output import CellDisplay
-from notebook_cluster.magics.publishing import ShellPublisher
+from notebook_cluster.magics.execution.cells import WAIT_SLICE, check_syntax, visible_names
+from notebook_cluster.magics.execution.handle_view import HandleView
+from notebook_cluster.magics.execution.node_values import Failed, NodeValues
 from notebook_cluster.magics.results import reason_of, remote_error, shortened, stopped_error
 from notebook_cluster.magics.session import is_headless
-from notebook_cluster.magics.values import Failed, NodeValues
 from notebook_cluster.protocol.collecting import NodeValue
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 

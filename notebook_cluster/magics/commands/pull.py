@@ -4,13 +4,13 @@ import keyword
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.cells import run_cell
+from notebook_cluster.magics.display.progress import Progress
 from notebook_cluster.magics.errors import ClusterProblem, UsageError
-from notebook_cluster.magics.parsing import Invocation
-from notebook_cluster.magics.progress import Progress
+from notebook_cluster.magics.execution.cells import run_cell
+from notebook_cluster.magics.language.parsing import Invocation
+from notebook_cluster.magics.language.targets import resolve
 from notebook_cluster.magics.results import shortened
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.targets import resolve
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster, Pulled

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from notebook_cluster.magics.line_buffer import LineBuffer
-from notebook_cluster.magics.written import Written
+from notebook_cluster.magics.display.line_buffer import LineBuffer
+from notebook_cluster.magics.display.written import Written
 
 MOST_RICH_OUTPUTS = 100
 """Images and tables of one node below one cell; the rest is counted in the node's text."""

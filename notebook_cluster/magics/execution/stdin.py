@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.interrupts import StopCounter
+from notebook_cluster.magics.execution.interrupts import StopCounter
 from notebook_cluster.magics.session import is_headless
 from notebook_cluster.protocol.asking import InputRequested, InputWithdrawn
 from notebook_cluster.protocol.views import CellEnded

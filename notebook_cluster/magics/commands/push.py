@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from notebook_cluster.magics.cells import run_cell, visible_names
+from notebook_cluster.magics.display.progress import Progress, amount
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.parsing import Invocation
-from notebook_cluster.magics.progress import Progress, amount
+from notebook_cluster.magics.execution.cells import run_cell, visible_names
+from notebook_cluster.magics.language.parsing import Invocation
+from notebook_cluster.magics.language.targets import resolve
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.targets import resolve
 from notebook_cluster.protocol.names import did_you_mean
 
 if TYPE_CHECKING:

@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.cells import watch_cell
+from notebook_cluster.magics.commands.sending import send
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.handle import CellHandle
-from notebook_cluster.magics.parsing import Invocation
-from notebook_cluster.magics.running import follow_cell
-from notebook_cluster.magics.sending import send
+from notebook_cluster.magics.execution.cells import watch_cell
+from notebook_cluster.magics.execution.handle import CellHandle
+from notebook_cluster.magics.execution.running import follow_cell
+from notebook_cluster.magics.language.parsing import Invocation
+from notebook_cluster.magics.language.targets import find_node
 from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.targets import find_node
 from notebook_cluster.protocol.names import did_you_mean
 
 if TYPE_CHECKING:
