@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.commands.sending import send
+from notebook_cluster.magics.commands.transfers import send
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.execution.cells import watch_cell
-from notebook_cluster.magics.execution.handle import CellHandle
-from notebook_cluster.magics.execution.running import follow_cell
+from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
 from notebook_cluster.magics.language.parsing import Invocation
 from notebook_cluster.magics.language.targets import find_node
-from notebook_cluster.magics.session import Session
+from notebook_cluster.magics.session import NotebookSession
 from notebook_cluster.protocol.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_cluster.protocol.state import ClusterView
 
 
-def run_command(session: Session, call: Invocation) -> Any:
+def run_command(session: NotebookSession, call: Invocation) -> Any:
     """Run one parsed subcommand; what it returns is the line's value.
 
     Raises:
@@ -30,7 +29,7 @@ def run_command(session: Session, call: Invocation) -> Any:
     return _COMMANDS[call.command.name](session, call)
 
 
-def _start(session: Session, call: Invocation) -> None:
+def _start(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.client import Cluster
 
     name = call.argument or session.default_name
@@ -59,7 +58,7 @@ def _start(session: Session, call: Invocation) -> None:
     _watch_running(session, cluster, state)
 
 
-def _attach(session: Session, call: Invocation) -> CellHandle | None:
+def _attach(session: NotebookSession, call: Invocation) -> CellHandle | None:
     cluster = _reach(session, call.argument, only_one_is_enough=True)
     session.hold(cluster)
     state = cluster.state()
@@ -70,7 +69,7 @@ def _attach(session: Session, call: Invocation) -> CellHandle | None:
     return shown if isinstance(shown, CellHandle) else None
 
 
-def _cells(session: Session, call: Invocation) -> None:
+def _cells(session: NotebookSession, call: Invocation) -> None:
     wanted = call.argument or ("all" if session.sticky else "local")
     if wanted not in ("all", "local"):
         raise UsageError(f"%cluster cells {wanted}: say all or local{did_you_mean(wanted, ('all', 'local'))}")
@@ -86,14 +85,14 @@ def _cells(session: Session, call: Invocation) -> None:
         _say("cells run in the notebook; %%on_all in front of a cell runs it on every node")
 
 
-def _add(session: Session, call: Invocation) -> None:
+def _add(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
     added = cluster.add(call.argument, call.options.get("count", 0), code=call.options.get("code", ""))
     what = ", ".join(added) if added else "no node: everything there is in the cluster already"
     _say(f"added {what}; {_nodes(cluster.state())}")
 
 
-def _invite(session: Session, call: Invocation) -> None:
+def _invite(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.client import how_to_join
 
     cluster = session.require()
@@ -104,7 +103,7 @@ def _invite(session: Session, call: Invocation) -> None:
     _say(how_to_join(cluster.invite(call.options.get("code", ""), call.options.get("minutes", 120.0))))
 
 
-def _doctor(session: Session, call: Invocation) -> None:
+def _doctor(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.widgets import render_findings
 
     cluster = session.require()
@@ -113,14 +112,14 @@ def _doctor(session: Session, call: Invocation) -> None:
     _display(session, render_findings(findings), render_findings(findings, html=True))
 
 
-def _remove(session: Session, call: Invocation) -> None:
+def _remove(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
     node = find_node(call.argument, cluster.state().nodes)
     cluster.remove(node)
     _say(f"removed {node}; {_nodes(cluster.state())}")
 
 
-def _restart(session: Session, call: Invocation) -> None:
+def _restart(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
     node = find_node(call.argument, cluster.state().nodes)
     replay = not call.options.get("no_replay", False)
@@ -136,14 +135,14 @@ def _restart(session: Session, call: Invocation) -> None:
     _say(f"{node} is back, with the cluster's earlier cells replayed" + (f", {left_out}" if left_out else ""))
 
 
-def _skip(session: Session, call: Invocation) -> None:
+def _skip(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
     node = find_node(call.argument, cluster.state().nodes)
     cell = cluster.skip(node)
     _say(f"cell {cell} is skipped on {node}: %cluster restart {node} --all-cells runs it again")
 
 
-def _peers(session: Session, call: Invocation) -> None:
+def _peers(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.widgets import render_peers
 
     if session.cluster is not None:
@@ -156,7 +155,7 @@ def _peers(session: Session, call: Invocation) -> None:
     _display(session, render_peers(found), render_peers(found, html=True))
 
 
-def _status(session: Session, call: Invocation) -> None:
+def _status(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.widgets import render_html, render_text
 
     cluster = session.require()
@@ -166,7 +165,7 @@ def _status(session: Session, call: Invocation) -> None:
         _say("cells run on all nodes: %cluster cells local ends this")
 
 
-def _report(session: Session, call: Invocation) -> None:
+def _report(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.widgets import write_report
 
     overwrite = call.options.get("overwrite", False)
@@ -187,7 +186,7 @@ def _report(session: Session, call: Invocation) -> None:
     _say(f"the report of {what} is in {file}")
 
 
-def _runs(session: Session, call: Invocation) -> None:
+def _runs(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.client import Cluster, runs_table
 
     heads, rows = runs_table(Cluster.runs())
@@ -196,29 +195,29 @@ def _runs(session: Session, call: Invocation) -> None:
     _say("\n".join(line.rstrip() for line in lines) if rows else "no run was kept yet: %cluster start")
 
 
-def _vars(session: Session, call: Invocation) -> None:
+def _vars(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.widgets import render_variables
 
     columns = session.require().variables(call.argument, everything=call.options.get("all", False))
     _display(session, render_variables(columns), render_variables(columns, html=True))
 
 
-def _panel(session: Session, call: Invocation) -> None:
+def _panel(session: NotebookSession, call: Invocation) -> None:
     _show_panel(session, session.require())
 
 
-def _logs(session: Session, call: Invocation) -> None:
+def _logs(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
     node = find_node(call.argument, cluster.state().nodes)
     lines = cluster.logs(node, call.options.get("lines", 100))
     _say("\n".join(lines) if lines else f"{node} has written nothing to its log")
 
 
-def _send(session: Session, call: Invocation) -> None:
+def _send(session: NotebookSession, call: Invocation) -> None:
     send(session, session.require(), call)
 
 
-def _detach(session: Session, call: Invocation) -> None:
+def _detach(session: NotebookSession, call: Invocation) -> None:
     cluster = _reach(session, "")
     try:
         cluster.detach()
@@ -228,7 +227,7 @@ def _detach(session: Session, call: Invocation) -> None:
     _say(f"cluster {cluster.name!r}: no notebook waits for a cell any more; the nodes go on")
 
 
-def _stop(session: Session, call: Invocation) -> None:
+def _stop(session: NotebookSession, call: Invocation) -> None:
     cluster = _reach(session, call.argument)
     try:
         state = cluster.state()
@@ -242,7 +241,7 @@ def _stop(session: Session, call: Invocation) -> None:
     _say(f"cluster {cluster.name!r} has ended, with its {'running cell and ' if running else ''}{_nodes(state)}")
 
 
-def _reach(session: Session, name: str, *, only_one_is_enough: bool = False) -> "Cluster":
+def _reach(session: NotebookSession, name: str, *, only_one_is_enough: bool = False) -> "Cluster":
     """The notebook's cluster, or the running one called ``name``, or (no name) the one of this notebook's name."""
     from notebook_cluster.client import Cluster, running_clusters
 
@@ -258,14 +257,15 @@ def _reach(session: Session, name: str, *, only_one_is_enough: bool = False) -> 
 
 
 def _watch_running(
-    session: Session, cluster: "Cluster", state: "ClusterView", *, background: bool = False
+    session: NotebookSession, cluster: "Cluster", state: "ClusterView", *, background: bool = False
 ) -> "bool | CellHandle":
     """Show the cell that runs now until it ends, or (``background``) a handle to it; False when none runs."""
     if state.cell is None or state.cell.ended is not None:
         return False
     handle = session.handle_of(state.cell.id)
     if handle is None and background:
-        handle = follow_cell(session, cluster, state.cell.id)
+        handle = follow_cell(cluster, session.shell, state.cell.id)
+        session.handles.append(handle)
     elif handle is not None and not background:
         _say(f"cell {state.cell.id} is running, with --async from this notebook")
         return True
@@ -276,7 +276,7 @@ def _watch_running(
     return True
 
 
-def _show_panel(session: Session, cluster: "Cluster") -> None:
+def _show_panel(session: NotebookSession, cluster: "Cluster") -> None:
     from notebook_cluster.widgets import show_panel
 
     show_panel(cluster, headless=session.headless)
@@ -293,11 +293,11 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _display(session: Session, text: str, html: str) -> None:
+def _display(session: NotebookSession, text: str, html: str) -> None:
     session.shell.display_pub.publish(data={"text/plain": text, "text/html": html}, metadata={})
 
 
-_COMMANDS: dict[str, Callable[[Session, Invocation], Any]] = {
+_COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "start": _start,
     "add": _add,
     "invite": _invite,

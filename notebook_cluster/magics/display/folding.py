@@ -1,18 +1,63 @@
-"""Text of several nodes as few blocks: what is the same is shown once, with the names of the nodes that wrote it."""
+"""Text of several nodes as few blocks: what is the same is shown once, with the names of the nodes that wrote it.
+
+:class:`Tabs` is what JupyterLab's renderer (``labextension/``) needs to show the blocks as tabs. It stands beside
+text/plain and text/html in the same bundle and repeats none of the text: which nodes there are, how they ended, and
+which block of text is whose. Frontends that do not know the type show the HTML.
+"""
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from html import escape
+from typing import Any
 
-from notebook_cluster.magics.display import ansi
+from notebook_cluster.magics.display import terminal
 from notebook_cluster.magics.display.slots import Bundle, NodeOutput, Slot
-from notebook_cluster.magics.display.tabs import MIME_TYPE, Tabs
-from notebook_cluster.magics.results import shortened
+from notebook_cluster.magics.errors import shortened
 from notebook_cluster.security.tex import NO_TEX
 from notebook_cluster.widgets.palette import rank_colour
+
+MIME_TYPE = "application/vnd.notebook-cluster.output+json"
+MOST_CHARACTERS = 8192
+"""With more nodes than fit in here there are no tabs."""
+
+
+@dataclass(frozen=True)
+class Tabs:
+    """Tabs over the texts of one place (``row``) below the cell named ``cell``."""
+
+    cell: str
+    row: int
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Node -> what it does or how it ended, see ``CellView.nodes``."""
+
+    def describe(self, blocks: Sequence[Sequence[NodeOutput]], first: int, count: int, page: int) -> dict[str, Any]:
+        """The structure for page ``page`` (from 0), which holds ``count`` of the row's ``blocks`` from ``first`` on.
+
+        ``blocks``: who wrote each block of text. Empty where there is nothing to choose: one node, or far too many.
+        """
+        nodes = sorted(
+            ((output, number) for number, members in enumerate(blocks) for output in members),
+            key=lambda pair: pair[0].order,
+        )
+        if len(nodes) < 2:
+            return {}
+        described = {
+            "version": 1,
+            "cell": self.cell,
+            "row": self.row,
+            "page": page,
+            "first": first,
+            "count": count,
+            "names": [output.node for output, _ in nodes],
+            "ranks": [output.rank for output, _ in nodes],
+            "states": [self.states.get(output.node, "") for output, _ in nodes],
+            "blocks": [number for _, number in nodes],
+        }
+        return described if len(json.dumps(described)) <= MOST_CHARACTERS else {}
+
 
 MOST_BUNDLE_CHARACTERS = 64 * 1024
 MOST_TEXT_CHARACTERS = 24 * 1024
@@ -110,11 +155,11 @@ def _shown(block: Block, reference: Block | None, nodes: int, room: int) -> tupl
     text = block.text
     while True:
         marked = reference is not None and block is not reference
-        inner = marked_html(text, reference.text) if marked and reference is not None else ansi.to_html(text)
+        inner = marked_html(text, reference.text) if marked and reference is not None else terminal.to_html(text)
         body = f"{_PRE}{inner}</pre>"
         if text.count("\n") >= _LONG_ROWS:
             body = f"{_SCROLLED}{body}</div>"
-        plain = f"[{title}]\n{ansi.without_escapes(text)}"
+        plain = f"[{title}]\n{terminal.without_escapes(text)}"
         html = framed([output for output, _ in block.members], title, body)
         if len(plain) + len(html) <= room or len(text) < 1024:
             return plain, html
@@ -153,17 +198,17 @@ def marked_html(text: str, reference: str) -> str:
     """``text`` as HTML with the words that differ from ``reference`` marked, where the two are alike row by row."""
     rows, others = text.split("\n"), reference.split("\n")
     if len(rows) != len(others) or len(rows) > _MOST_COMPARED_ROWS:
-        return ansi.to_html(text)
+        return terminal.to_html(text)
     pairs = zip(rows, others, strict=True)
-    return "\n".join(ansi.to_html(row) if row == other else _marked_row(row, other) for row, other in pairs)
+    return "\n".join(terminal.to_html(row) if row == other else _marked_row(row, other) for row, other in pairs)
 
 
 def _marked_row(row: str, other: str) -> str:
     if len(row) + len(other) > _MOST_COMPARED_CHARACTERS or "\x1b" in row or "\x1b" in other:
-        return ansi.to_html(row)
+        return terminal.to_html(row)
     words, others = _WORDS.findall(row), _WORDS.findall(other)
     parts: list[str] = []
     for kind, start, end, _, _ in SequenceMatcher(None, words, others, autojunk=False).get_opcodes():
-        inner = ansi.to_html("".join(words[start:end]))
+        inner = terminal.to_html("".join(words[start:end]))
         parts.append(inner if kind == "equal" or not inner.strip() else f"{_MARK}{inner}</mark>")
     return "".join(parts)

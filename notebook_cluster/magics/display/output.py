@@ -12,11 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from notebook_cluster.magics.display import ansi
-from notebook_cluster.magics.display.folding import MOST_TEXT_CHARACTERS, Member, blocks_of, label_bundle, pages_of
+from notebook_cluster.magics.display import terminal
+from notebook_cluster.magics.display.folding import (
+    MOST_TEXT_CHARACTERS,
+    Member,
+    Tabs,
+    blocks_of,
+    label_bundle,
+    pages_of,
+)
 from notebook_cluster.magics.display.publishing import Publisher
 from notebook_cluster.magics.display.slots import Bundle, NodeOutput, Slot
-from notebook_cluster.magics.display.tabs import Tabs
 from notebook_cluster.protocol.views import LINES_LEFT_OUT, Output
 
 FLUSH_SECONDS = 0.25
@@ -121,7 +127,7 @@ class CellDisplay:
 
     def text_of(self, node: str) -> str:
         """What ``node`` has shown, as plain text; of long text the beginning and the end."""
-        return ansi.without_escapes(self._nodes[node].text(MOST_TEXT_CHARACTERS)) if node in self._nodes else ""
+        return terminal.without_escapes(self._nodes[node].text(MOST_TEXT_CHARACTERS)) if node in self._nodes else ""
 
     def due(self) -> float | None:
         """Seconds until the next flush is wanted; None when there is nothing to show."""

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.display.output import CellDisplay
 from notebook_cluster.magics.display.publishing import ShellPublisher
-from notebook_cluster.magics.errors import CellInterrupted, CellSyntaxError
+from notebook_cluster.magics.errors import (
+    CellInterrupted,
+    CellSyntaxError,
+    interrupted_text,
+    remote_error,
+    stopped_error,
+)
 from notebook_cluster.magics.execution.interrupts import (
     LOOK_SECONDS,
     SAME_PRESS_SECONDS,
     Press,
     StopCounter,
 )
-from notebook_cluster.magics.execution.stdin import Asking, can_ask
-from notebook_cluster.magics.results import interrupted_text, remote_error, stopped_error
-from notebook_cluster.magics.session import is_headless
+from notebook_cluster.magics.execution.stdin import Asking
+from notebook_cluster.magics.headless import can_ask, is_headless
 from notebook_cluster.protocol.asking import InputRequested
 from notebook_cluster.protocol.collecting import NodeValue
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput

@@ -18,12 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.display.output import CellDisplay
 from notebook_cluster.magics.display.publishing import ShellPublisher
-from notebook_cluster.magics.errors import CellInterrupted, CellTimeout, ClusterProblem, UsageError
+from notebook_cluster.magics.errors import (
+    CellInterrupted,
+    CellTimeout,
+    ClusterProblem,
+    UsageError,
+    reason_of,
+    remote_error,
+    shortened,
+    stopped_error,
+)
 from notebook_cluster.magics.execution.cells import WAIT_SLICE, check_syntax, visible_names
 from notebook_cluster.magics.execution.handle_view import HandleView
 from notebook_cluster.magics.execution.node_values import Failed, NodeValues
-from notebook_cluster.magics.results import reason_of, remote_error, shortened, stopped_error
-from notebook_cluster.magics.session import is_headless
+from notebook_cluster.magics.headless import is_headless
 from notebook_cluster.protocol.collecting import NodeValue
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 
@@ -59,6 +67,12 @@ def start_cell(
     return CellHandle(cluster, shell, stream, frozenset(names))
 
 
+def follow_cell(cluster: "Cluster", shell: Any, cell: int) -> "CellHandle":
+    """A handle to a cell that runs already; its output so far is shown too."""
+    stream = cluster.watch(cell, background=True)
+    return CellHandle(cluster, shell, stream, frozenset(visible_names(shell)))
+
+
 class CellHandle:
     """A cell that runs on nodes while the notebook goes on. Made by ``%%on_all --async``.
 
@@ -88,7 +102,7 @@ class CellHandle:
         """Over what the thread changes and people ask for: outputs and values."""
         self._over = threading.Event()
         self._clicks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._view = HandleView(self, self._publisher)
+        self._view = HandleView(self._publisher, lambda: (self.status, self.summary), self.cancel)
         self._placed, self._displayed = threading.Event(), threading.Event()
         context = contextvars.copy_context()
         threading.Thread(target=context.run, args=(self._follow,), name=f"cell-{self.cell}", daemon=True).start()

@@ -3,19 +3,19 @@
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.display.publishing import ShellPublisher
 from notebook_cluster.magics.display.slots import Bundle
 from notebook_cluster.magics.errors import ClusterProblem
 from notebook_cluster.magics.execution.interrupts import SAME_PRESS_SECONDS
-from notebook_cluster.magics.session import is_headless
+from notebook_cluster.magics.headless import is_headless
 from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
 from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.running import RunningWidget, running_html
 
 if TYPE_CHECKING:
-    from notebook_cluster.magics.execution.handle import CellHandle
     from notebook_cluster.widgets.subshell import Post
 
 _SECONDS = 0.5
@@ -24,9 +24,16 @@ _SECONDS = 0.5
 class HandleView:
     """All displays of one handle: they share a widget, and become still pictures when the cell has ended."""
 
-    def __init__(self, handle: "CellHandle", publisher: ShellPublisher) -> None:
-        self._handle = handle
+    def __init__(
+        self, publisher: ShellPublisher, say: Callable[[], tuple[str, str]], cancel: Callable[[bool], None]
+    ) -> None:
+        """Args:
+        say: the handle's status and its summary, a line.
+        cancel: what the Stop button does; with True (a second click) it kills.
+        """
         self._publisher = publisher
+        self._say = say
+        self._cancel = cancel
         self._display_id = f"nbc-handle-{uuid.uuid4().hex[:12]}"
         self._displayed = False
         self._over = False
@@ -76,7 +83,7 @@ class HandleView:
         if self._stopped_at is not None and now - self._stopped_at < SAME_PRESS_SECONDS:
             return  # a double click is one Stop: killing a kernel loses its state
         try:
-            self._handle.cancel(force=self._stopped_at is not None)
+            self._cancel(self._stopped_at is not None)
         except ClusterProblem:
             return  # the handle hears of it too, and says it
         if self._stopped_at is None and self._widget is not None:
@@ -84,5 +91,5 @@ class HandleView:
         self._stopped_at = now
 
     def _bundle(self) -> Bundle:
-        text = self._handle.summary
-        return {"text/html": running_html(self._handle.status, text), "text/plain": text}
+        status, text = self._say()
+        return {"text/html": running_html(status, text), "text/plain": text}

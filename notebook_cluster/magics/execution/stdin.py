@@ -9,7 +9,6 @@ import builtins
 import contextvars
 import getpass
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.execution.interrupts import StopCounter
-from notebook_cluster.magics.session import is_headless
 from notebook_cluster.protocol.asking import InputRequested, InputWithdrawn
 from notebook_cluster.protocol.views import CellEnded
 
@@ -25,13 +23,6 @@ if TYPE_CHECKING:
     from notebook_cluster.client import CellStream, Cluster
 
 _SLICE = 0.1
-
-
-def can_ask(shell: Any) -> bool:
-    """Whether somebody is there to answer: nbclient and papermill say no; a terminal must be one."""
-    if getattr(shell, "kernel", None) is not None:
-        return not is_headless(shell)
-    return sys.stdin is not None and sys.stdin.isatty()
 
 
 class Asking:

@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.session import Session
+from notebook_cluster.magics.session import NotebookSession
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
@@ -29,7 +29,7 @@ class StickyCells:
     has_side_effects = True
     """Tells IPython to leave it out when it only asks whether a cell is complete."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: NotebookSession) -> None:
         self._session = session
         self._shell = session.shell
         self._latest: str | None = None
@@ -128,7 +128,7 @@ def goes_to_nodes(cell: str) -> bool:
     return False
 
 
-def show_mark(session: Session, cluster: "Cluster") -> None:
+def show_mark(session: NotebookSession, cluster: "Cluster") -> None:
     """The line above the output of a cell that runs on all nodes though nothing in it says so."""
     state = cluster.latest
     count = sum(node.rank is not None for node in state.nodes) if state is not None else 0
