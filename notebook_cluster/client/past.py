@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from notebook_cluster.client.connection import ClusterError
+from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.journal.kept_runs import KeptRun, kept_runs
 from notebook_cluster.journal.last_run import LastRun, last_run
 from notebook_cluster.protocol.history import RunHistory
@@ -70,14 +71,8 @@ class Run(NamedTuple):
         return found
 
 
-class Past:
-    """What :class:`Cluster` tells of runs."""
-
-    def series(self) -> list[Series]:
-        raise NotImplementedError
-
-    def history(self) -> RunHistory:
-        raise NotImplementedError
+class Past(RunningCluster):
+    """The part of :class:`.cluster.Cluster` that tells of runs."""
 
     @staticmethod
     def runs() -> list[Run]:

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from notebook_cluster.client import Cluster, ClusterError, how_to_join
-from notebook_cluster.client.cluster import add_request
+from notebook_cluster.client.requests import add_request
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.sidebar import Action, Done
 from notebook_cluster.server import sharing, threads

@@ -17,7 +17,7 @@ from notebook_cluster.protocol.names import did_you_mean
 from notebook_cluster.protocol.state import NodeView, by_rank
 
 if TYPE_CHECKING:
-    from notebook_cluster.client import Cluster, Packed, Place, Pulled
+    from notebook_cluster.client import Cluster, Destination, Packed, Pulled
 
 _MOST_NAMES = 6
 _MOST_FILES = 5
@@ -224,7 +224,7 @@ def send(session: NotebookSession, cluster: "Cluster", call: Invocation) -> None
         raise ClusterProblem(f"{call.argument} is not on {', '.join(failed[0].nodes)}: {failed[0].error}{more}")
 
 
-def _said_of_files(what: str, places: "Sequence[Place]") -> list[str]:
+def _said_of_files(what: str, places: "Sequence[Destination]") -> list[str]:
     """One line for all places where the same was done."""
     lines: dict[str, list[str]] = {}
     for place in places:
