@@ -18,7 +18,7 @@ from notebook_cluster.client.start import ensure_coordinator, read_connection, r
 from notebook_cluster.client.stream import wait
 from notebook_cluster.client.values import Pulled
 from notebook_cluster.protocol import views as v
-from notebook_cluster.protocol.asking import AnswerInput
+from notebook_cluster.protocol.interaction import AnswerInput
 from notebook_cluster.protocol.introspection import ListVariables, NodeVariables
 from notebook_cluster.protocol.state import ClusterView, Series
 

@@ -9,8 +9,7 @@ from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.journal.kept_runs import KeptRun, kept_runs
 from notebook_cluster.journal.last_run import LastRun, last_run
-from notebook_cluster.protocol.history import RunHistory
-from notebook_cluster.protocol.state import ClusterView, JobView, Series
+from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
 from notebook_cluster.security import runtime_directory
 
 

@@ -9,12 +9,10 @@ from typing import Any, Self
 
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.stream import CellStream, wait
-from notebook_cluster.protocol import comms, introspection
+from notebook_cluster.protocol import introspection
 from notebook_cluster.protocol import views as v
-from notebook_cluster.protocol.asking import AnswerInput
-from notebook_cluster.protocol.collecting import VALUE_EXPRESSION, VALUE_KEY
-from notebook_cluster.protocol.history import GetHistory, RunHistory
-from notebook_cluster.protocol.state import CellView, ClusterView, Series
+from notebook_cluster.protocol.interaction import VALUE_EXPRESSION, VALUE_KEY, AnswerInput, CommToNode, WatchWidgets
+from notebook_cluster.protocol.state import CellView, ClusterView, GetHistory, RunHistory, Series
 
 ANSWER_TIMEOUT = 0.5
 """Seconds that completion and inspection wait."""
@@ -192,7 +190,7 @@ class RunningCluster:
         """Have NodeComm events sent to what :meth:`subscribe` was given; True when those of all that are open have
         come, False when the cluster has ended or does not answer in time."""
         try:
-            self._request(comms.WatchWidgets()).result(timeout)
+            self._request(WatchWidgets()).result(timeout)
         except (ClusterError, concurrent.futures.TimeoutError):
             return False
         return True
@@ -200,7 +198,7 @@ class RunningCluster:
     def send_to_widget(self, model: str, data: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
         """What the browser says to a widget of a node; returns at once. A widget that is gone hears nothing."""
         with contextlib.suppress(ClusterError):
-            self._request(comms.CommToNode(model=model, data=data, buffers=list(buffers)))
+            self._request(CommToNode(model=model, data=data, buffers=list(buffers)))
 
     # ---- membership
 

@@ -46,7 +46,7 @@ class CellStream:
             self.close()
         elif isinstance(event, v.CellOutput) and event.position - self._told > TELL_BYTES:
             self._told = event.position
-            self._connection.tell(v.Taken(cell=self.cell, position=event.position))
+            self._connection.tell(v.OutputTaken(cell=self.cell, position=event.position))
         return event
 
     def wake(self) -> None:

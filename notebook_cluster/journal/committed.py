@@ -2,8 +2,7 @@
 waits."""
 
 from notebook_cluster.journal.records import CommitRecord, Record, VoidRecord
-from notebook_cluster.protocol.history import RoundView
-from notebook_cluster.protocol.state import RoundWait
+from notebook_cluster.protocol.state import RoundView, RoundWait
 
 MAX_ROUNDS = 2000
 SHOWN_WAITS = 8

@@ -11,8 +11,7 @@ from notebook_cluster.journal.place import curves_path, journal_path
 from notebook_cluster.journal.reading import recover
 from notebook_cluster.journal.series import SeriesStore
 from notebook_cluster.journal.state import cell_view
-from notebook_cluster.protocol.history import RunHistory
-from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
 
 MAX_CELLS = 500
 """The newest cells that a report has."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
+from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 from notebook_cluster.security.chart_grammar import ChartRefused
 from notebook_cluster.security.charts import chart_metadata, is_chart, safe_chart
 from notebook_cluster.security.tex import html_without_tex

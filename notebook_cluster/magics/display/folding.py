@@ -17,7 +17,7 @@ from notebook_cluster.magics.display import terminal
 from notebook_cluster.magics.display.slots import Bundle, NodeOutput, Slot
 from notebook_cluster.magics.errors import shortened
 from notebook_cluster.security.tex import NO_TEX
-from notebook_cluster.widgets.palette import rank_colour
+from notebook_cluster.widgets.formatting import rank_colour
 
 MIME_TYPE = "application/vnd.notebook-cluster.output+json"
 MOST_CHARACTERS = 8192

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.protocol.comms import MAX_COMM_BYTES, WIDGET_MIME, NodeComm
+from notebook_cluster.protocol.interaction import MAX_COMM_BYTES, WIDGET_MIME, NodeComm
 from notebook_cluster.protocol.views import Closing
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from notebook_cluster.magics.execution.interrupts import (
 )
 from notebook_cluster.magics.execution.stdin import Asking
 from notebook_cluster.magics.headless import can_ask, is_headless
-from notebook_cluster.protocol.asking import InputRequested
-from notebook_cluster.protocol.collecting import NodeValue
+from notebook_cluster.protocol.interaction import InputRequested, NodeValue
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from notebook_cluster.magics.execution.cells import WAIT_SLICE, check_syntax, vi
 from notebook_cluster.magics.execution.handle_view import HandleView
 from notebook_cluster.magics.execution.node_values import Failed, NodeValues
 from notebook_cluster.magics.headless import is_headless
-from notebook_cluster.protocol.collecting import NodeValue
+from notebook_cluster.protocol.interaction import NodeValue
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from notebook_cluster.magics.display.slots import Bundle
 from notebook_cluster.magics.errors import ClusterProblem
 from notebook_cluster.magics.execution.interrupts import SAME_PRESS_SECONDS
 from notebook_cluster.magics.headless import is_headless
-from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
+from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.running import RunningWidget, running_html
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.protocol.collecting import MOST_PACKED_BYTES, NodeValue
+from notebook_cluster.protocol.interaction import MOST_PACKED_BYTES, NodeValue
 from notebook_cluster.values.encoding import decode_value
 from notebook_cluster.widgets.formatting import plain
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.execution.interrupts import StopCounter
-from notebook_cluster.protocol.asking import InputRequested, InputWithdrawn
+from notebook_cluster.protocol.interaction import InputRequested, InputWithdrawn
 from notebook_cluster.protocol.views import CellEnded
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""View <-> coordinator: the widgets that nodes have open, as a notebook can show them.
+"""What the nodes that run a cell and a view have to say to each other: questions of ``input()``, last values, widgets.
+
+A view asks for last values (``-o``, ``--async``) by :data:`VALUE_KEY` among the cell's user expressions. The node keeps
+the value of the cell's last expression then, and answers the expression :data:`VALUE_EXPRESSION` with a bundle that
+holds :data:`VALUE_MIME`.
 
 A widget is known by its ``model``: an id that the coordinator made of the node's name and the node's own id, so no node
 can name the widget of another one, or one of the notebook. References from widget to widget (``IPY_MODEL_<model>``) are
@@ -9,10 +13,55 @@ from typing import Any, Literal
 
 from notebook_cluster.protocol.wire import Message
 
+VALUE_KEY = "notebook_cluster_value"
+VALUE_EXPRESSION = "__import__('notebook_cluster.node.last_value', fromlist=['x']).packed()"
+VALUE_MIME = "application/vnd.notebook-cluster.value+json"
+MOST_VALUE_BYTES = 4 * 1024 * 1024
+"""Raw bytes of one node's value."""
+MOST_PACKED_BYTES = 6 * 1024 * 1024
+"""The same as JSON with base64."""
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 """A display of a widget: :func:`view_of_widget`."""
 MAX_COMM_BYTES = 6 * 1000 * 1000
 """Data and buffers of one message from the browser to a widget of a node."""
+
+
+class InputRequested(Message, frozen=True):
+    """Coordinator, to the view that is to ask: ``node`` waits for a line. Answered by AnswerInput."""
+
+    cell: int
+    id: int
+    node: str
+    rank: int | None
+    prompt: str
+    password: bool = False
+    """What is typed is not to be shown."""
+
+
+class InputWithdrawn(Message, frozen=True):
+    """Coordinator: nobody waits for the answer any more."""
+
+    cell: int
+    id: int
+
+
+class AnswerInput(Message, frozen=True):
+    """View. An answer to a question that was withdrawn, or given to another view, is dropped. Reply value: None."""
+
+    id: int
+    value: str = ""
+    end: bool = False
+    """There is no answer: ``input()`` raises EOFError on the node."""
+
+
+class NodeValue(Message, frozen=True):
+    """An event of a cell: the last value on ``node``, when the cell has ended well there."""
+
+    cell: int
+    node: str
+    rank: int | None
+    packed: bytes
+    """JSON: ``{"meta": ..., "buffers": [base64, ...]}``, or ``{"kind", "text", "reason"}`` where it cannot travel."""
 
 
 def view_of_widget(model: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Lines that a person types while the agent runs in the same process."""
+"""The terminal: lines that a person types while the agent runs in the same process, and tables."""
 
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 _PAUSE_S = 1.0
 _MAX_LINE = 1000
@@ -49,3 +49,17 @@ class Keyboard:
         self._typed = rest[-_MAX_LINE:]
         for line in lines:
             self._on_line(line.decode("utf-8", "replace").strip())
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print ``rows`` under ``headings``; what others call themselves is shown as it is and steers nothing."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headings)
+    for row in rows:
+        # Text, not str: a peer's words must not be read as rich's markup.
+        table.add_row(*(Text(cell) for cell in row))
+    # A table that goes to a file or another program is not wrapped at 80 columns.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -1,12 +1,11 @@
-"""``notebook-cluster peers``, ``status``, ``report`` and ``runs``."""
+"""``notebook-cluster peers``, ``status``, ``report``, ``runs``, ``stop``, ``detach`` and ``skip``."""
 
 import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from notebook_cluster.cli.arguments import UsageError
-from notebook_cluster.cli.steer import check_running
-from notebook_cluster.cli.tables import print_table
+from notebook_cluster.cli.console import print_table
 from notebook_cluster.client import Cluster, ClusterError, find_peers, read_last_run, running_clusters, runs_table
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.security import fingerprint
@@ -95,3 +94,36 @@ def runs(options: argparse.Namespace) -> int:
     else:
         print("no run was kept yet: in a notebook, %load_ext notebook_cluster and %cluster start")
     return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """End a cluster and every kernel of it."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cluster.stop()
+    print(f"cluster {options.cluster} is over")
+    return 0
+
+
+def detach(options: argparse.Namespace) -> int:
+    """Free the notebook cells that wait for a cluster."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cluster.detach()
+    print(f"cells that waited for {options.cluster} are free; what runs goes on: %cluster attach {options.cluster}")
+    return 0
+
+
+def skip(options: argparse.Namespace) -> int:
+    """End the replay of the earlier cell that a node runs now."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cell = cluster.skip(options.node)
+    print(f"cell {cell} is skipped on {options.node}: %cluster restart {options.node} --all-cells runs it again")
+    return 0
+
+
+def check_running(name: str) -> str:
+    """``name`` if a cluster of this name runs; UsageError that names those that do."""
+    running = running_clusters()
+    if name not in running:
+        known = f"running: {', '.join(running)}" if running else "no cluster runs on this machine"
+        raise UsageError(f"no cluster is called {name!r}: {known}")
+    return name
