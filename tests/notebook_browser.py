@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from notebook_cluster.protocol.comms import WIDGET_MIME
+from notebook_cluster.protocol.interaction import WIDGET_MIME
 from tests.cluster import stop_all
 from tests.conftest import shared_folders, wait_until
 from tests.notebook_kernel import Cell, NotebookKernel

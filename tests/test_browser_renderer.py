@@ -11,9 +11,8 @@ import nbformat
 import pytest
 
 import notebook_cluster
-from notebook_cluster.magics.folding import blocks_of, pages_of
-from notebook_cluster.magics.slots import NodeOutput
-from notebook_cluster.magics.tabs import MIME_TYPE, Tabs
+from notebook_cluster.magics.display.folding import MIME_TYPE, Tabs, blocks_of, pages_of
+from notebook_cluster.magics.display.slots import NodeOutput
 from tests.browser import (
     PATIENCE,
     Lab,

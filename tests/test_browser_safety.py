@@ -90,8 +90,8 @@ raise Error('''WHO failed <img src=x onerror="(window.ran = window.ran || []).pu
             "\\x1b]8;;javascript:alert(1)\\x07link\\x1b]8;;\\x07\\x1b[31m<script>window.ran = ['WHO ansi']</script>")
 """
 NAMED = """
-from notebook_cluster.magics.output import CellDisplay
-from notebook_cluster.magics.publishing import ShellPublisher
+from notebook_cluster.magics.display.output import CellDisplay
+from notebook_cluster.magics.display.publishing import ShellPublisher
 from notebook_cluster.protocol.views import Output
 def named(who):
     return f'''<img src=x onerror="(window.ran = window.ran || []).push('{who} node name')">'''

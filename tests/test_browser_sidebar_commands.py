@@ -13,7 +13,7 @@ import pytest
 
 from notebook_cluster.protocol.sidebar import ClusterRow, Done, Overview, ServerInfo, Sharing
 from notebook_cluster.protocol.state import RoundWait
-from notebook_cluster.server.as_json import to_json
+from notebook_cluster.server.browser import to_json
 from tests.browser import PATIENCE, Lab, browser_page, lab_with_extension, needs_extension
 from tests.conftest import wait_until
 from tests.fake_cluster import cluster_view

@@ -11,7 +11,7 @@ import pytest
 
 from notebook_cluster.protocol import state as s
 from notebook_cluster.protocol.sidebar import ClusterRow, Curve, Done, Overview, Series, ServerInfo, Sharing
-from notebook_cluster.server.as_json import to_json
+from notebook_cluster.server.browser import to_json
 from tests import axe
 from tests.browser import PATIENCE, Lab, browser_page, lab_with_extension, needs_extension
 from tests.fake_cluster import cluster_view, node_view, peer_view

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from notebook_cluster.protocol.comms import WIDGET_MIME
+from notebook_cluster.protocol.interaction import WIDGET_MIME
 from tests.conftest import wait_until
 from tests.notebook_browser import Browser, notebook_browser
 from tests.notebook_kernel import Cell

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from notebook_cluster.agent.cell_mark import CellMark as AgentsMark
-from notebook_cluster.magics.interrupts import Press, StopCounter, is_at_rest
+from notebook_cluster.magics.execution.interrupts import Press, StopCounter, is_at_rest
 from notebook_cluster.node.cell_mark import CellMark as KernelsMark
 from tests.cluster import Watcher, node
 from tests.conftest import wait_until

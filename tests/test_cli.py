@@ -35,7 +35,7 @@ def test_status_without_clusters_says_how_to_start_one(jupyter_dirs: Path, capsy
 def test_no_command_imports_torch(jupyter_dirs: Path) -> None:
     code = (
         "import sys\n"
-        "from notebook_cluster.cli import doctor, look, pair, share, steer, trust\n"
+        "from notebook_cluster.cli import clusters, doctor, share, trust\n"
         "much = {'torch', 'zeroconf', 'ipykernel', 'questionary', 'prompt_toolkit', 'segno', 'spake2'}\n"
         "assert not much & set(sys.modules), f'too much is imported: {much & set(sys.modules)}'"
     )

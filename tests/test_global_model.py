@@ -14,15 +14,14 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.coordinator.nodes.global_model import WAIT, GlobalModels
 from notebook_cluster.journal.curves import SeriesStore
-from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.node import GlobalMeasured
-from notebook_cluster.protocol.state import ClusterView, JobView, Series
-from notebook_cluster.server.history import History
+from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
+from notebook_cluster.server.history import CurveHistory
 from notebook_cluster.training.loop.progress import open_block
 from notebook_cluster.widgets import render_html, render_text
 from notebook_cluster.widgets.curves import Curves
+from notebook_cluster.widgets.formatting import GLOBAL
 from notebook_cluster.widgets.model import panel_model
-from notebook_cluster.widgets.palette import GLOBAL
 from notebook_cluster.widgets.report import render_report
 from tests.cluster_in_process import Cluster, Node
 from tests.fake_cluster import cluster_view, series_until
@@ -268,7 +267,7 @@ def test_a_loss_that_is_not_finite_is_a_gap_and_is_named() -> None:
 
 
 def test_the_sidebar_s_server_keeps_the_curves_of_two_jobs_apart() -> None:
-    history = History()
+    history = CurveHistory()
     history.begin([model_loss(2.0), model_loss(5.0, job="other")])
     history.add([model_loss(2.0, 1.0)])
     found = [(curve.node, curve.job, curve.name, curve.value) for curve in history.all()]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from notebook_cluster.magics.tabs import MIME_TYPE
+from notebook_cluster.magics.display.folding import MIME_TYPE
 from notebook_cluster.protocol import VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def made(checkout: Path) -> None:
 
 def test_without_node_the_wheel_is_built_without_it_and_one_line_says_so(checkout: Path) -> None:
     names, said = build_wheel(checkout)
-    assert "notebook_cluster/magics/tabs.py" in names
+    assert "notebook_cluster/magics/display/folding.py" in names
     assert not [name for name in names if "labextension" in name]
     (line,) = [line for line in said.splitlines() if "JupyterLab" in line]
     assert line.startswith("notebook-cluster is built without its JupyterLab sidebar and tabs: there is no Node.js")

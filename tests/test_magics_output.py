@@ -2,9 +2,9 @@
 
 import pytest
 
-from notebook_cluster.magics import ansi
-from notebook_cluster.magics.line_buffer import LineBuffer
-from notebook_cluster.magics.output import CellDisplay
+from notebook_cluster.magics.display import terminal as ansi
+from notebook_cluster.magics.display.output import CellDisplay
+from notebook_cluster.magics.display.terminal import LineBuffer
 from notebook_cluster.protocol.views import Output
 
 

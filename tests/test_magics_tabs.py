@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from notebook_cluster.magics.publishing import ShellPublisher
-from notebook_cluster.magics.tabs import MIME_TYPE
+from notebook_cluster.magics.display.folding import MIME_TYPE
+from notebook_cluster.magics.display.publishing import ShellPublisher
 from tests.test_magics_output import Screen
 
 

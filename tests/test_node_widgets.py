@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from notebook_cluster.protocol.comms import WIDGET_MIME
+from notebook_cluster.protocol.interaction import WIDGET_MIME
 from tests.conftest import wait_until
 from tests.notebook_browser import Browser, notebook_browser
 

@@ -20,9 +20,16 @@ from nbconvert import HTMLExporter
 
 from notebook_cluster.journal.kept_rounds import MAX_ROUNDS, Rounds
 from notebook_cluster.journal.records import CommitRecord, Record, VoidRecord
-from notebook_cluster.protocol.history import CheckpointView, PeerVersions, RoundView, RunHistory
 from notebook_cluster.protocol.rounds import Commit, OuterSettings
-from notebook_cluster.protocol.state import CellView, EventView, Series
+from notebook_cluster.protocol.state import (
+    CellView,
+    CheckpointView,
+    EventView,
+    PeerVersions,
+    RoundView,
+    RunHistory,
+    Series,
+)
 from notebook_cluster.security import runtime_directory
 from notebook_cluster.widgets.report import render_report, write_report
 from tests.conftest import wait_until

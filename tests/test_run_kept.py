@@ -14,8 +14,7 @@ from notebook_cluster.client import Cluster, read_last_run
 from notebook_cluster.coordinator.persistence import VIEW_PERIOD
 from notebook_cluster.journal.kept_runs import LastRun
 from notebook_cluster.journal.place import CURVES_FILE, JOURNAL_FILE
-from notebook_cluster.protocol.history import RunHistory
-from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
 from notebook_cluster.widgets.report import render_report
 from tests.cluster import Watcher, kill, run, running_cluster
 from tests.conftest import shared_folders, wait_until

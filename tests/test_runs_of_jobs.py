@@ -11,7 +11,7 @@ from notebook_cluster.journal.old_format import import_old
 from notebook_cluster.journal.place import curves_path
 from notebook_cluster.protocol.runs import KEPT_RUNS, places, run_number
 from notebook_cluster.protocol.state import Series
-from notebook_cluster.server.history import History
+from notebook_cluster.server.history import CurveHistory
 from notebook_cluster.widgets import render_html
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.report_charts import charts
@@ -108,7 +108,7 @@ def test_curves_of_before_are_read_and_new_ones_outlive_the_coordinator(tmp_path
 
 
 def test_only_the_newest_runs_of_a_job_are_kept() -> None:
-    store, curves, history = SeriesStore(), Curves(), History()
+    store, curves, history = SeriesStore(), Curves(), CurveHistory()
     history.begin([])
     for number in range(1, 40):
         for node in ("desk", "mini"):

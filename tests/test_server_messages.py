@@ -11,9 +11,9 @@ import pytest
 from notebook_cluster.agent import Ready, SharingEvent, SharingFile, shared_machines
 from notebook_cluster.protocol import state as s
 from notebook_cluster.protocol.sidebar import ClusterRow, Curve, Overview, Series, ServerInfo, Sharing
-from notebook_cluster.server.as_json import BadAction, to_action, to_json
-from notebook_cluster.server.browser import Browser
-from notebook_cluster.server.history import SENT_POINTS, History, evenly
+from notebook_cluster.protocol.thinning import evenly
+from notebook_cluster.server.browser import BadAction, BrowserOutbox, to_action, to_json
+from notebook_cluster.server.history import SENT_POINTS, CurveHistory
 from notebook_cluster.server.sharing import sharing
 from tests.fake_cluster import cluster_view, node_view
 
@@ -64,7 +64,7 @@ def test_nested_brackets_are_refused_like_anything_else() -> None:
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends_and_its_spike() -> None:
-    history = History()
+    history = CurveHistory()
     steps = list(range(1900))
     history.begin(series(steps, [9.0 if step == 777 else 1.0 + step % 7 for step in steps]))
     (curve,) = history.all()
@@ -78,7 +78,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends_and_its_spike() -> None:
 
 
 def test_points_that_the_history_had_already_are_not_sent_again() -> None:
-    history = History()
+    history = CurveHistory()
     history.begin(series([1, 2, 3], [1.0, 2.0, 3.0]))
     history.add(series([2, 3, 4], [2.0, 3.0, 4.0]))
     history.add(series([5], [5.0]))
@@ -132,7 +132,7 @@ class SlowBrowser:
     def __init__(self) -> None:
         self.sent: list[str] = []
         self.ready = asyncio.Semaphore(0)
-        self.browser = Browser(self._write, lambda cluster: f"all of {cluster}")
+        self.browser = BrowserOutbox(self._write, lambda cluster: f"all of {cluster}")
 
     async def _write(self, text: str) -> None:
         self.sent.append(text)

@@ -11,7 +11,7 @@ import pytest
 from tornado.httpclient import HTTPClientError
 from traitlets import TraitError
 
-from notebook_cluster.server.settings import NotebookCluster
+from notebook_cluster.server.extension import NotebookCluster
 from tests.cluster import running_cluster, stopped
 from tests.sidebar_client import Stream
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_cluster.client import Cluster
-from notebook_cluster.protocol.asking import InputRequested, InputWithdrawn
+from notebook_cluster.protocol.interaction import InputRequested, InputWithdrawn
 from notebook_cluster.protocol.views import CellOutput
 from tests.cluster import kernel_pid, text_of
 from tests.conftest import wait_until

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from notebook_cluster.magics.folding import framed
-from notebook_cluster.protocol.history import RunHistory
-from notebook_cluster.protocol.state import ClusterView, EventView, RoundWait, Series
+from notebook_cluster.magics.display.folding import framed
+from notebook_cluster.protocol.state import ClusterView, EventView, RoundWait, RunHistory, Series
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
@@ -337,7 +336,7 @@ def test_a_typed_code_goes_to_the_cluster_and_into_no_answer() -> None:
 
 def test_the_figure_shows_each_node_in_its_rank_s_colour_with_a_bounded_number_of_points() -> None:
     from notebook_cluster.widgets.figure import POINTS_PER_CURVE, CurvesFigure
-    from notebook_cluster.widgets.palette import rank_colour
+    from notebook_cluster.widgets.formatting import rank_colour
 
     figure = CurvesFigure()
     curves = Curves(series_until(1400, 0.0))
@@ -439,7 +438,7 @@ def test_who_was_waited_for_is_shown_newest_round_first() -> None:
 def test_columns_are_thinned_as_points_are() -> None:
     import numpy
 
-    from notebook_cluster.widgets import columns
+    from notebook_cluster.widgets import figure as columns
 
     curve = Curve()
     values = [math.nan if 900 <= step < 950 else 99.0 if step == 543 else math.sin(step) for step in range(1800)]

@@ -1,5 +1,5 @@
 /**
- * What `notebook_cluster/magics/tabs.py` says about a display: which nodes wrote the blocks of text in it.
+ * What `notebook_cluster/magics/display/folding.py` says about a display: which nodes wrote the blocks of text in it.
  *
  * The text itself is in the same bundle as text/html. A saved notebook may come from anybody, so nothing here is
  * taken for granted.

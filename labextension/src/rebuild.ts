@@ -1,5 +1,5 @@
 /**
- * The text/html that `notebook_cluster/magics/folding.py` makes, built again from the few elements it consists of.
+ * The text/html that `notebook_cluster/magics/display/folding.py` makes, built again from the few elements it consists of.
  *
  * It is parsed in a document of its own, where nothing is loaded and nothing runs; what is copied from there is text,
  * checked colours, bold, italic and underlined. So a hostile notebook shows its text and does nothing.

@@ -3,13 +3,12 @@
 May import: ``client``, ``agent``, ``doctor``, ``peering``, ``pairing``, ``discovery``, ``security``, ``protocol``,
 ``widgets`` (the plain-text renderer). Called by: people, and by anything that can start a command (ssh, systemd, srun).
 
-- :mod:`.arguments`: what may be typed; :mod:`.parser`: what is said of the rest; :mod:`.values`: how each value is
-  read; :mod:`.secret_code`: where a code comes from
-- :mod:`.share`: offer this machine; :mod:`.introduction`, :mod:`.terminal`, :mod:`.keyboard`, :mod:`.picker`: what its
+- :mod:`.arguments`: what may be typed; :mod:`.values`: how each value is read; :mod:`.secret_code`: where a code comes
+  from
+- :mod:`.share`: offer this machine; :mod:`.introduction`, :mod:`.terminal`, :mod:`.console`, :mod:`.picker`: what its
   person sees and types
-- :mod:`.pair`, :mod:`.trust`: trust a peer, see who is trusted, take trust back
-- :mod:`.look`: ``peers``, ``status``, ``report``, ``runs``; :mod:`.steer`: ``stop``, ``detach``, ``skip``;
-  :mod:`.doctor`; :mod:`.tables`
+- :mod:`.trust`: ``pair`` and ``trust``, trust a peer, see who is trusted, take trust back
+- :mod:`.clusters`: ``peers``, ``status``, ``report``, ``runs``, ``stop``, ``detach``, ``skip``; :mod:`.doctor`
 
 Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.
 """

@@ -1,19 +1,63 @@
-"""What may be typed after ``notebook-cluster``."""
+"""What may be typed after ``notebook-cluster``, read by argparse for people.
+
+What was mistyped is one line with what may have been meant; a bare command shows its help.
+"""
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NoReturn
 
 from notebook_cluster.cli import values
-from notebook_cluster.cli.parser import Parser, UsageError
 from notebook_cluster.cli.secret_code import add_code_options
 from notebook_cluster.protocol import VERSION
-from notebook_cluster.protocol.names import is_distribution
+from notebook_cluster.protocol.names import did_you_mean, is_distribution
 
 __all__ = ["UsageError", "parse"]
 
 Command = Callable[[argparse.Namespace], int]
+
+
+class UsageError(ValueError):
+    """What was typed is not known; the text is one line with the way out."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises :class:`UsageError` where argparse ends the process; ``--help`` and ``--version`` still do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}: see {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The same as a command's own parser: what it does not know is its error, not that of the parser above."""
+        words = sys.argv[1:] if args is None else list(args)
+        self._check_options(words)
+        found, rest = super().parse_known_args(words, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
+    def _check_options(self, words: Sequence[str]) -> None:
+        """Before argparse looks, which would first miss what the mistyped option was to say."""
+        for word in words:
+            typed = word.partition("=")[0]
+            if word == "--" or (self._subparsers is not None and not word.startswith("-")):
+                return  # what follows are arguments, or those of the command
+            is_option = typed.startswith("-") and len(typed) > 1 and not typed[1].isdigit()
+            if is_option and typed not in self._option_string_actions:
+                known = [name for name in self._option_string_actions if name.startswith("--")]
+                self.error(f"there is no option {typed}{did_you_mean(typed, known)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = list(action.choices)
+        what = action.dest if action.dest != argparse.SUPPRESS else "command"
+        raise argparse.ArgumentError(
+            None, f"there is no {what} {value!r}{did_you_mean(str(value), known)}. There are: {', '.join(known)}"
+        )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -30,26 +74,26 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _share(_command(commands, "share", "share", "offer this machine to clusters"))
 
-    peers = _command(commands, "look", "peers", "list the peers and clusters of this network")
+    peers = _command(commands, "clusters", "peers", "list the peers and clusters of this network")
     peers.add_argument("--seconds", type=values.seconds, default=2.0, help="how long to listen (%(default)g)")
-    pair = _command(commands, "pair", "pair", "let your notebooks use a peer that shows a code")
+    pair = _command(commands, "trust", "pair", "let your notebooks use a peer that shows a code")
     pair.add_argument("peer", metavar="PEER|HOST:PORT", type=values.peer_or_address)
     add_code_options(pair, "what 'notebook-cluster share' shows there (default: it is asked for)")
     trust = _command(commands, "trust", "trust", "see who is trusted, and take trust back")
     _trust(trust)
 
-    status = _command(commands, "look", "status", "show a running cluster, or all of them")
+    status = _command(commands, "clusters", "status", "show a running cluster, or all of them")
     status.add_argument("cluster", nargs="?", metavar="CLUSTER")
-    report = _command(commands, "look", "report", "write a cluster's run as one HTML page that needs no network")
+    report = _command(commands, "clusters", "report", "write a cluster's run as one HTML page that needs no network")
     report.add_argument("cluster", metavar="CLUSTER")
     report.add_argument("file", metavar="FILE.html")
     report.add_argument("--overwrite", action="store_true", help="replace a file that is there")
-    _command(commands, "look", "runs", "list the runs that were kept")
-    stop = _command(commands, "steer", "stop", "end a cluster and every kernel of it")
+    _command(commands, "clusters", "runs", "list the runs that were kept")
+    stop = _command(commands, "clusters", "stop", "end a cluster and every kernel of it")
     stop.add_argument("cluster", metavar="CLUSTER")
-    detach = _command(commands, "steer", "detach", "free the notebook cell that waits; what runs goes on")
+    detach = _command(commands, "clusters", "detach", "free the notebook cell that waits; what runs goes on")
     detach.add_argument("cluster", metavar="CLUSTER")
-    skip = _command(commands, "steer", "skip", "end the replay of the earlier cell that a node runs now")
+    skip = _command(commands, "clusters", "skip", "end the replay of the earlier cell that a node runs now")
     skip.add_argument("cluster", metavar="CLUSTER")
     skip.add_argument("node", metavar="NODE")
     doctor = _command(commands, "doctor", "doctor", "say what is wrong with network, clocks and versions")

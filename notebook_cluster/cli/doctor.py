@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from notebook_cluster.cli.steer import check_running
+from notebook_cluster.cli.clusters import check_running
 from notebook_cluster.client import Cluster, running_clusters
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.security import data_directory, fingerprint, same_user_keys, trusted_peers

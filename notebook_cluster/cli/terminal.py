@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from notebook_cluster.agent import Agent, AgentSettings, Ready, SharingEvent
+from notebook_cluster.cli.console import Keyboard
 from notebook_cluster.cli.introduction import add_line, introduce
-from notebook_cluster.cli.keyboard import Keyboard
 
 if TYPE_CHECKING:
     from notebook_cluster.discovery import ClusterBrowser, FoundCluster

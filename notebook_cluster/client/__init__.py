@@ -4,12 +4,12 @@ May import: values, peering, discovery, journal (what a run left on disk), secur
 Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``AsyncCluster`` is the same with ``await``.
 """
 
-from notebook_cluster.client.asynchronous import AsyncCluster
-from notebook_cluster.client.cluster import Cluster, how_to_join
+from notebook_cluster.client.cluster import AsyncCluster, Cluster
 from notebook_cluster.client.connection import ClusterError
-from notebook_cluster.client.files import Place, send_files
+from notebook_cluster.client.files import Destination, send_files
 from notebook_cluster.client.past import Frames, Run, runs_table
 from notebook_cluster.client.peers import PeerWatch, find_peers
+from notebook_cluster.client.requests import how_to_join
 from notebook_cluster.client.sources import find_sources
 from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run, running_clusters
 from notebook_cluster.client.stream import CellStream
@@ -32,10 +32,10 @@ __all__ = [
     "CellStream",
     "Cluster",
     "ClusterError",
+    "Destination",
     "Frames",
     "Packed",
     "PeerWatch",
-    "Place",
     "Pulled",
     "Run",
     "find_clusters",

@@ -17,8 +17,7 @@ import msgspec
 import zmq
 
 from notebook_cluster.protocol import decode, encode
-from notebook_cluster.protocol.asking import InputRequested, InputWithdrawn
-from notebook_cluster.protocol.collecting import NodeValue
+from notebook_cluster.protocol.interaction import InputRequested, InputWithdrawn, NodeValue
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import (
     Attach,
@@ -28,7 +27,7 @@ from notebook_cluster.protocol.views import (
     Closing,
     ConnectionFile,
     Incoming,
-    Leave,
+    LeaveCluster,
     Ping,
     Reply,
     Request,
@@ -144,7 +143,7 @@ class Connection:
         if self._end.is_set():
             return
         with self._lock:
-            self._outgoing.append(encode(Request(id=next(self._ids), body=Leave(clean=clean))))
+            self._outgoing.append(encode(Request(id=next(self._ids), body=LeaveCluster(clean=clean))))
         self._end.set()
         self._wake()
         if threading.current_thread() is not self._thread:

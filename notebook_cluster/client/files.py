@@ -11,23 +11,20 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notebook_cluster.client.connection import ClusterError
-from notebook_cluster.client.pacing import Progress
-from notebook_cluster.client.sources import Source, Sources
-from notebook_cluster.client.stream import wait
+from notebook_cluster.client.requests import RunningCluster
+from notebook_cluster.client.sources import SourceFile, Sources
+from notebook_cluster.client.stream import Progress, wait
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol.state import NodeView
-
-if TYPE_CHECKING:
-    from notebook_cluster.client.cluster import Cluster
 
 _END_SECONDS = 2.0
 
 
 @dataclass
-class Place:
+class Destination:
     """A folder in which nodes of one peer work, and what happened there.
 
     Attributes:
@@ -50,7 +47,9 @@ class Place:
     error: str = ""
 
 
-def send_files(cluster: "Cluster", sources: Sources, nodes: Sequence[NodeView], on_progress: Progress) -> list[Place]:
+def send_files(
+    cluster: RunningCluster, sources: Sources, nodes: Sequence[NodeView], on_progress: Progress
+) -> list[Destination]:
     """Put ``sources`` into the working folder of each of ``nodes``. What fails at one place does not stop the others.
 
     Raises:
@@ -79,10 +78,10 @@ def send_files(cluster: "Cluster", sources: Sources, nodes: Sequence[NodeView], 
     return places
 
 
-def _places(cluster: "Cluster", sources: Sources, nodes: Sequence[NodeView]) -> list[Place]:
+def _places(cluster: RunningCluster, sources: Sources, nodes: Sequence[NodeView]) -> list[Destination]:
     """Each folder once, in the order of the nodes."""
     asked = [cluster.connection.request(t.FindFolder(node=node.name), t.FilesAnswer) for node in nodes]
-    places: dict[tuple[str, str], Place] = {}
+    places: dict[tuple[str, str], Destination] = {}
     for node, future in zip(nodes, asked, strict=True):
         folder, error = "", ""
         try:
@@ -90,7 +89,7 @@ def _places(cluster: "Cluster", sources: Sources, nodes: Sequence[NodeView]) -> 
         except ClusterError as trouble:
             error = str(trouble)
             folder = f"? {node.name}"
-        place = places.setdefault((node.peer, folder), Place(node.peer, folder, [], error=error))
+        place = places.setdefault((node.peer, folder), Destination(node.peer, folder, [], error=error))
         place.nodes.append(node.name)
         if not error and node.peer == "local":
             place.own = sources.are_in(folder)
@@ -98,7 +97,7 @@ def _places(cluster: "Cluster", sources: Sources, nodes: Sequence[NodeView]) -> 
     return list(places.values())
 
 
-def _digest(source: Source) -> bytes:
+def _digest(source: SourceFile) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     try:
         with source.file.open("rb") as file:
@@ -118,7 +117,7 @@ def _end_all(senders: "list[_Sender]") -> None:
 class _Sender:
     """Sends to one place."""
 
-    def __init__(self, cluster: "Cluster", place: Place, files: Sequence[Source]) -> None:
+    def __init__(self, cluster: RunningCluster, place: Destination, files: Sequence[SourceFile]) -> None:
         self.place = place
         self.total = 0
         self.done = 0
@@ -199,7 +198,7 @@ class _Sender:
             return failed
 
 
-def _pieces_of(source: Source) -> Iterator[tuple[int, bytes]]:
+def _pieces_of(source: SourceFile) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) of a file, one empty piece when it is empty. ClusterError when it is not what it was."""
     changed = ClusterError(f"{source.path} changed while it was sent: send it again")
     try:

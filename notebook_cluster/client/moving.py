@@ -1,24 +1,22 @@
 """Values and files to and from nodes, as methods of ``Cluster``."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from notebook_cluster.client import values
 from notebook_cluster.client.connection import ClusterError
-from notebook_cluster.client.files import Place, send_files
-from notebook_cluster.client.pacing import Progress
+from notebook_cluster.client.files import Destination, send_files
+from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.client.sources import find_sources
+from notebook_cluster.client.stream import Progress
 from notebook_cluster.protocol.state import NodeView, by_rank
-
-if TYPE_CHECKING:
-    from notebook_cluster.client.cluster import Cluster
 
 
 def _quiet(done: int, total: int) -> None:
     """Nobody wants to know how far it is."""
 
 
-class Moving:
+class Moving(RunningCluster):
     """The part of :class:`.cluster.Cluster` that moves values and files. Nothing from a node is unpickled."""
 
     def push(
@@ -34,7 +32,6 @@ class Moving:
         Raises:
             ClusterError: a value does not travel, or a node cannot take it.
         """
-        cluster = cast("Cluster", self)
         packed = [values.pack(name, value) for name, value in variables.items()]
         nodes = [node.name for node in self._nodes_of(targets)]
         for value in packed:
@@ -42,9 +39,9 @@ class Moving:
                 source = values.small_source(value)
             else:
                 ticket = values.new_ticket()
-                values.write_value(cluster, ticket, value, nodes, on_progress)
+                values.write_value(self, ticket, value, nodes, on_progress)
                 source = values.take_source(value, ticket)
-            ended, _ = cluster.run(source, targets, replay=value.is_small)
+            ended, _ = self.run(source, targets, replay=value.is_small)
             failed = [f"{node}: {result.error_value}" for node, result in ended.results.items() if result.error_name]
             if failed or ended.status != "ok":
                 raise ClusterError(f"cannot push {value.name!r} to {'; '.join(failed) or ended.status}")
@@ -61,12 +58,11 @@ class Moving:
         Raises:
             ClusterError: a node is gone, or what it sent is damaged or does not fit into memory.
         """
-        cluster = cast("Cluster", self)
         ticket, nodes = values.new_ticket(), [node.name for node in self._nodes_of(targets)]
-        ended, _ = cluster.run(values.give_source(ticket, names), nodes, replay=False)
+        ended, _ = self.run(values.give_source(ticket, names), nodes, replay=False)
         if ended.status != "ok":
             raise ClusterError(f"nothing was pulled: the cell that asks for it ended with {ended.status}")
-        return values.read_values(cluster, ticket, names, nodes, on_progress)
+        return values.read_values(self, ticket, names, nodes, on_progress)
 
     def send_files(
         self,
@@ -74,23 +70,22 @@ class Moving:
         targets: Sequence[str] = (),
         *,
         on_progress: Progress = _quiet,
-    ) -> list[Place]:
+    ) -> list[Destination]:
         """Put a file or folder into the working folder of ``targets`` (node names; empty: all), each folder once; what
         is there already is not sent.
 
         Raises:
             ClusterError: it does not exist or cannot be read; what fails at one place is in its ``error``.
         """
-        return send_files(cast("Cluster", self), find_sources(path), self._nodes_of(targets), on_progress)
+        return send_files(self, find_sources(path), self._nodes_of(targets), on_progress)
 
     def _nodes_of(self, targets: Sequence[str]) -> list[NodeView]:
         """The nodes with these names, or all that run, in rank order."""
-        cluster = cast("Cluster", self)
-        nodes = [node for node in cluster.state().nodes if node.rank is not None]
+        nodes = [node for node in self.state().nodes if node.rank is not None]
         known = {node.name for node in nodes}
         for name in targets:
             if name not in known:
-                raise ClusterError(f"no node {name!r} runs in cluster {cluster.name!r}: %cluster status")
+                raise ClusterError(f"no node {name!r} runs in cluster {self.name!r}: %cluster status")
         if not nodes:
-            raise ClusterError(f"cluster {cluster.name!r} has no running node: %cluster add PEER")
+            raise ClusterError(f"cluster {self.name!r} has no running node: %cluster add PEER")
         return by_rank(node for node in nodes if not targets or node.name in targets)

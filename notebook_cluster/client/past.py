@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from notebook_cluster.client.connection import ClusterError
+from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, last_run
-from notebook_cluster.protocol.history import RunHistory
-from notebook_cluster.protocol.state import ClusterView, JobView, Series
+from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
 from notebook_cluster.security import runtime_directory
 
 
@@ -69,14 +69,8 @@ class Run(NamedTuple):
         return found
 
 
-class Past:
-    """What :class:`Cluster` tells of runs."""
-
-    def series(self) -> list[Series]:
-        raise NotImplementedError
-
-    def history(self) -> RunHistory:
-        raise NotImplementedError
+class Past(RunningCluster):
+    """The part of :class:`.cluster.Cluster` that tells of runs."""
 
     @staticmethod
     def runs() -> list[Run]:

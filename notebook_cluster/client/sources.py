@@ -14,7 +14,7 @@ LEFT_OUT = frozenset((".git", "__pycache__", ".ipynb_checkpoints"))
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file here, and its relative ``path`` with ``/`` on the nodes."""
 
     file: Path
@@ -33,7 +33,7 @@ class Sources:
     """
 
     base: Path | None
-    files: list[Source] = field(default_factory=list)
+    files: list[SourceFile] = field(default_factory=list)
     empty_folders: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
@@ -125,7 +125,7 @@ def _add(file: Path, path: str, sources: Sources) -> None:
             pass
     except OSError as error:
         raise ClusterError(f"{file} cannot be read: {error.strerror}") from None
-    sources.files.append(Source(file, path, facts.st_size, bool(facts.st_mode & stat.S_IXUSR)))
+    sources.files.append(SourceFile(file, path, facts.st_size, bool(facts.st_mode & stat.S_IXUSR)))
 
 
 def _not_there(path: str, base: Path, error: Exception) -> str:

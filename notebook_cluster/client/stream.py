@@ -1,12 +1,15 @@
-"""What a cell does, event by event, and waiting that Stop can end."""
+"""What a cell does, event by event; waiting that Stop can end; and many requests of which a few are open at a time."""
 
 import concurrent.futures
 import contextlib
 import queue
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.transfers import CHUNKS_AT_ONCE
 
 T = TypeVar("T")
 _WAKE = object()
@@ -43,7 +46,7 @@ class CellStream:
             self.close()
         elif isinstance(event, v.CellOutput) and event.position - self._told > TELL_BYTES:
             self._told = event.position
-            self._connection.tell(v.Taken(cell=self.cell, position=event.position))
+            self._connection.tell(v.OutputTaken(cell=self.cell, position=event.position))
         return event
 
     def wake(self) -> None:
@@ -67,3 +70,19 @@ def wait(future: "concurrent.futures.Future[T]") -> T:
     while True:
         with contextlib.suppress(concurrent.futures.TimeoutError):
             return future.result(0.2)
+
+
+Answer = TypeVar("Answer")
+Progress = Callable[[int, int], None]
+"""Called with (bytes that have arrived, bytes in all)."""
+
+
+def paced(requests: "Iterator[concurrent.futures.Future[Answer]]", at_once: int = CHUNKS_AT_ONCE) -> Iterator[Answer]:
+    """The answers in order; taking the next item of ``requests`` sends one more, at most ``at_once`` ahead."""
+    waiting: deque[concurrent.futures.Future[Answer]] = deque()
+    for request in requests:
+        waiting.append(request)
+        if len(waiting) >= at_once:
+            yield wait(waiting.popleft())
+    while waiting:
+        yield wait(waiting.popleft())

@@ -12,20 +12,17 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from notebook_cluster.client.connection import ClusterError
-from notebook_cluster.client.pacing import Progress, paced
-from notebook_cluster.client.stream import wait
+from notebook_cluster.client.requests import RunningCluster
+from notebook_cluster.client.stream import Progress, paced, wait
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.values.arrays import Buffer
 from notebook_cluster.values.encoding import decode_value, encode_value
 from notebook_cluster.values.transfer_store import split
-
-if TYPE_CHECKING:
-    from notebook_cluster.client.cluster import Cluster
 
 MOST_REPLAYED = 512 * 1024
 """Bytes of a pushed value that is kept in the cluster's cell log, for nodes that restart or join later."""
@@ -59,7 +56,7 @@ def give_source(ticket: str, names: Sequence[str]) -> str:
 
 
 def read_values(
-    cluster: "Cluster", ticket: str, names: Sequence[str], nodes: Sequence[str], on_progress: Progress
+    cluster: RunningCluster, ticket: str, names: Sequence[str], nodes: Sequence[str], on_progress: Progress
 ) -> dict[str, dict[str, Pulled]]:
     """Name -> node -> what was laid out there under ``ticket``, which is used up.
 
@@ -91,14 +88,14 @@ def read_values(
 
 
 def _ask(
-    cluster: "Cluster", node: str, ticket: str, name: str, offset: int = 0, size: int = 0
+    cluster: RunningCluster, node: str, ticket: str, name: str, offset: int = 0, size: int = 0
 ) -> "concurrent.futures.Future[t.ValuePart]":
     request = t.ReadValue(node=node, ticket=ticket, name=name, offset=offset, size=size)
     answer: concurrent.futures.Future[t.ValuePart] = cluster.connection.request(request, t.ValuePart)
     return answer
 
 
-def _pieces(cluster: "Cluster", node: str, ticket: str, name: str, total: int) -> Iterator[tuple[int, bytes]]:
+def _pieces(cluster: RunningCluster, node: str, ticket: str, name: str, total: int) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) in order. ClusterError when the node sends something else."""
     offsets = range(0, total, t.CHUNK_BYTES)
     requests = (_ask(cluster, node, ticket, name, offset, t.CHUNK_BYTES) for offset in offsets)
@@ -191,7 +188,9 @@ def take_source(packed: Packed, ticket: str) -> str:
     return f'{packed.name} = {_SHELF}.take("{ticket}", {json.dumps(packed.meta)}, {sizes}, "{digest.hexdigest()}")'
 
 
-def write_value(cluster: "Cluster", ticket: str, packed: Packed, nodes: Sequence[str], on_progress: Progress) -> None:
+def write_value(
+    cluster: RunningCluster, ticket: str, packed: Packed, nodes: Sequence[str], on_progress: Progress
+) -> None:
     """Send the bytes of ``packed`` to ``nodes``, where they lie until a cell takes them.
 
     Raises:

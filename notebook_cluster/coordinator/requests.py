@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.coordinator.view_server import View
-from notebook_cluster.protocol import comms as c
+from notebook_cluster.protocol import interaction as c
 from notebook_cluster.protocol import introspection as i
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
-from notebook_cluster.protocol.asking import AnswerInput
-from notebook_cluster.protocol.history import GetHistory
+from notebook_cluster.protocol.interaction import AnswerInput
+from notebook_cluster.protocol.state import GetHistory
 from notebook_cluster.protocol.views import RequestError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Requests:
                 return await hub.transfers.handle(body)
             case t.FindFolder() | t.OfferFiles() | t.WriteFile() | t.EndFiles():
                 return await hub.transfers.handle(body)
-            case v.Execute() | v.Watch() | v.Unwatch() | v.Taken() | v.Interrupt() | v.Detach():
+            case v.Execute() | v.Watch() | v.Unwatch() | v.OutputTaken() | v.Interrupt() | v.Detach():
                 return self._cells(view, body)
             case _:
                 return await self._membership(body)
@@ -84,7 +84,7 @@ class Requests:
             case v.Unwatch():
                 view.watching.discard(body.cell)
                 view.flows.pop(body.cell, None)
-            case v.Taken():
+            case v.OutputTaken():
                 hub.streaming.taken(view, body.cell, body.position)
             case v.Interrupt():
                 return hub.cells.interrupt(body.force, body.cell)

@@ -13,7 +13,7 @@ from notebook_cluster.coordinator.cells.flow import Flow
 from notebook_cluster.link import Pump
 from notebook_cluster.link.conversation import Gate, at_once
 from notebook_cluster.protocol import decode, encode
-from notebook_cluster.protocol.views import AnyEvent, Attach, Leave, Reply, Request, RequestError
+from notebook_cluster.protocol.views import AnyEvent, Attach, LeaveCluster, Reply, Request, RequestError
 from notebook_cluster.protocol.wire import ProtocolError
 from notebook_cluster.security import Gate as KeyGate
 from notebook_cluster.security import Identity, serve
@@ -106,7 +106,7 @@ class ViewServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, view: View, request: Request) -> None:
-        if isinstance(request.body, Leave):
+        if isinstance(request.body, LeaveCluster):
             self.views.pop(view.identity, None)
             self._on_left(view, request.body.clean)
             return

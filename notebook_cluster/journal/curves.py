@@ -20,9 +20,8 @@ import msgspec
 from notebook_cluster.journal.place import CURVES_FILE, make_place
 from notebook_cluster.journal.store import CURVES, back_up, checkpoint, give_up, open_to_write, reading
 from notebook_cluster.protocol import decode, encode
-from notebook_cluster.protocol.history import CheckpointView, PeerVersions
 from notebook_cluster.protocol.runs import forgotten
-from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.state import CheckpointView, ClusterView, PeerVersions, Series
 from notebook_cluster.protocol.thinning import ThinnedCurve
 from notebook_cluster.protocol.wire import Message, ProtocolError
 

@@ -14,8 +14,7 @@ from notebook_cluster.journal.records import (
     SealRecord,
     VoidRecord,
 )
-from notebook_cluster.protocol.history import RoundView
-from notebook_cluster.protocol.state import RoundWait
+from notebook_cluster.protocol.state import RoundView, RoundWait
 
 KEPT_HASHES = 256
 """Committed rounds whose hash is remembered: how far back a node's state is recognised."""

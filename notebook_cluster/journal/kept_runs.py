@@ -19,8 +19,7 @@ from notebook_cluster.journal.place import CURVES_FILE, JOURNAL_FILE, curves_pat
 from notebook_cluster.journal.reading import recover
 from notebook_cluster.journal.state import cell_view
 from notebook_cluster.journal.store import CURVES, JOURNAL, checkpoint, open_to_write, remove
-from notebook_cluster.protocol.history import RunHistory
-from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
 
 RUNS = "runs"
 MOST_RUNS, MOST_MEGABYTES = 50, 1000

@@ -3,16 +3,16 @@
 May import: ``client``, ``values``, ``widgets``, ``protocol``. Called by: IPython, through
 ``%load_ext notebook_cluster``.
 
-- :mod:`.grammar`: what may be typed; :mod:`.parsing`, :mod:`.targets`, :mod:`.naming`, :mod:`.completion`: pure
-  functions on what was.
-- :mod:`.extension`: the magics and how they are registered; :mod:`.session`: which cluster this notebook means.
-- :mod:`.commands`: ``%cluster``; :mod:`.cells`: ``%%on_all`` and ``%%on``; :mod:`.running`: their options.
-- :mod:`.handle`, :mod:`.handle_view`: ``--async``; :mod:`.values`: last values; :mod:`.sticky`: ``%cluster cells all``.
-- :mod:`.push`, :mod:`.pull`, :mod:`.sending`: variables and files to and from nodes; :mod:`.progress`: how far.
-- :mod:`.output`, :mod:`.slots`, :mod:`.line_buffer`, :mod:`.ansi`: output, within what a Jupyter server lets through;
-  :mod:`.publishing`: where it goes.
-- :mod:`.asking`: ``input()`` of nodes; :mod:`.remote_names`: completion and inspection of what lives on them.
-- :mod:`.results`, :mod:`.errors`: how a cell's failure is told.
+Its folders import downward, in this order:
+
+- :mod:`.extension`: the magics as functions, and how they come into a shell.
+- :mod:`.commands`: what ``%cluster``, ``%push`` and ``%pull`` do. :mod:`.remote`: completion, inspection, and cells
+  without a magic.
+- :mod:`.session`: which cluster this notebook means.
+- :mod:`.execution`: a cell on the nodes, with its errors, values, questions and Stop.
+- :mod:`.display`: output, within what a Jupyter server lets through.
+- :mod:`.language`: what may be typed, and what it means.
+- :mod:`.errors`: how a failure is told. :mod:`.headless`: whether somebody is there.
 """
 
 from typing import Any

@@ -1,8 +1,18 @@
-"""Errors as people see them in a notebook: one line or a few, never a traceback through this package."""
+"""Errors as people see them in a notebook, one line or a few, and how a cell's end is told by one.
+
+Never a traceback through this package: one line for each error, with the nodes that had it and the way out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 
 from IPython.core.error import UsageError
 
-__all__ = ["CellInterrupted", "CellSyntaxError", "CellTimeout", "ClusterProblem", "RemoteError", "UsageError"]
+from notebook_cluster.protocol.views import CellEnded, NodeResult
+
+__all__ = [
+    "CellInterrupted", "CellSyntaxError", "CellTimeout", "ClusterProblem", "RemoteError", "UsageError",
+    "interrupted_text", "reason_of", "remote_error", "shortened", "stopped_error",
+]  # fmt: skip
 
 
 class _Short(Exception):
@@ -52,3 +62,99 @@ ClusterProblem.__name__ = "ClusterError"
 CellTimeout.__name__ = "TimeoutError"
 CellSyntaxError.__name__ = "SyntaxError"
 CellInterrupted.__name__ = "KeyboardInterrupt"
+
+_LOG_LINES = 5
+_MOST_CHARACTERS = 300
+
+
+def remote_error(ended: CellEnded, label: Callable[[str], str], notebook_names: frozenset[str]) -> RemoteError:
+    """The error of a cell that failed. Nodes that only missed another one in a collective come last."""
+    failed = {name: result for name, result in ended.results.items() if result.status not in ("ok", "interrupted")}
+    ordered = sorted(failed.items(), key=lambda entry: (entry[1].status == "cancelled", _is_consequence(entry[1])))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, result in ordered:
+        groups.setdefault(tuple(_describe(name, result, notebook_names)), []).append(name)
+    ran = sum(result.status != "cancelled" for result in failed.values())
+    where = f"failed on {ran} of {len(ended.results)} nodes" if ran else "did not run"
+    lines = [f"cell {ended.cell} {where}"]
+    for (first, *more), names in groups.items():
+        lines += [f"  {_who(names, label, len(ended.results))}{first}", *more]
+    return RemoteError("\n".join(lines))
+
+
+def stopped_error(ended: CellEnded) -> CellInterrupted | CellTimeout:
+    """The error of a cell that was interrupted: by Stop, or by its own ``--timeout``."""
+    if ended.reason:
+        return CellTimeout(f"cell {ended.cell} {ended.reason}")
+    return CellInterrupted(interrupted_text(ended, ended.results))
+
+
+def interrupted_text(ended: CellEnded | None, results: Mapping[str, NodeResult]) -> str:
+    """What Stop did, for the KeyboardInterrupt that ends the cell."""
+    if ended is None:
+        return "some nodes did not stop in time: they are killed and restarted"
+    reasons = [f"{name}: {result.reason}" for name, result in results.items() if result.reason]
+    text = f"cell {ended.cell} was stopped" if ended.status != "ok" else f"cell {ended.cell} had finished on every node"
+    return "\n  ".join([text, *map(_one_line, reasons)])
+
+
+def reason_of(result: NodeResult) -> str:
+    """Why a node has no value, on one line."""
+    if result.status in ("lost", "cancelled"):
+        return _one_line(result.reason or "another node failed first")
+    if result.status == "interrupted":
+        return "interrupted"
+    return _one_line(f"{result.error_name}: {result.error_value}" if result.error_value else result.error_name)
+
+
+def _is_consequence(result: NodeResult) -> bool:
+    return result.error_name == "PeerLost"
+
+
+def _who(names: Sequence[str], label: Callable[[str], str], nodes: int) -> str:
+    """The nodes that had the same error: a typing error in a class of thirty is one line."""
+    if len(names) == 1:
+        return label(names[0])
+    if len(names) == nodes:
+        return f"all {nodes} nodes"
+    return shortened(sorted(names))
+
+
+def shortened(names: Sequence[str], most: int = 8) -> str:
+    """``mini, desk and 4 more``: at most so many names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> list[str]:
+    """What stands behind the node's label, and further lines."""
+    if result.status == "lost":
+        text = f" was lost: {_one_line(result.reason or 'no reason known')}"
+        way_out = f"%cluster restart {name}"
+        if way_out not in text:
+            text += f"; {way_out} brings it back"
+        return [text, *(f"    | {_one_line(line)}" for line in result.log_tail[-_LOG_LINES:])]
+    if result.status == "cancelled":
+        return [f" did not run it: {_one_line(result.reason or 'another node failed first')}"]
+    what = result.error_name or result.reason or "failed"
+    text = ": " + _one_line(f"{what}: {result.error_value}" if result.error_value else what)
+    if result.error_name == "StdinNotImplementedError":
+        text += "; nobody can be asked while it runs (--async, nbclient, papermill): %push sends what it needs"
+    missing = _missing_name(result, notebook_names)
+    if missing and "%push" not in text:
+        text += f"; {missing!r} is in the notebook but not there: %push {missing} sends it"
+    if result.error_name and result.reason:
+        text += f"; {_one_line(result.reason)}"
+    return [text]
+
+
+def _missing_name(result: NodeResult, notebook_names: frozenset[str]) -> str:
+    """The name in a NameError that the notebook has."""
+    if result.error_name != "NameError":
+        return ""
+    return next((word for word in result.error_value.split("'")[1::2] if word in notebook_names), "")
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " ..."

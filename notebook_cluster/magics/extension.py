@@ -1,23 +1,26 @@
 """The magics as functions, and how they come into and out of a shell."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.commands import run_command
-from notebook_cluster.magics.completion import make_matcher
-from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, UsageError
-from notebook_cluster.magics.grammar import ON, ON_ALL, PULL, PUSH
-from notebook_cluster.magics.handle import CellHandle
-from notebook_cluster.magics.parsing import help_text, parse_cluster, parse_line
-from notebook_cluster.magics.pull import pull
-from notebook_cluster.magics.push import push
-from notebook_cluster.magics.remote_names import RemoteNames
-from notebook_cluster.magics.running import run_with_options
-from notebook_cluster.magics.session import Session
-from notebook_cluster.magics.sticky import StickyCells, show_mark
-from notebook_cluster.magics.targets import resolve
+from notebook_cluster.magics.commands.cluster import run_command
+from notebook_cluster.magics.commands.transfers import pull, push
+from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, RemoteError, UsageError
+from notebook_cluster.magics.execution.cells import run_cell
+from notebook_cluster.magics.execution.handle import CellHandle, start_cell
+from notebook_cluster.magics.execution.node_values import NodeValues
+from notebook_cluster.magics.language.grammar import ON, ON_ALL, PULL, PUSH
+from notebook_cluster.magics.language.parsing import help_text, parse_cluster, parse_line
+from notebook_cluster.magics.language.targets import choose_canary, resolve
+from notebook_cluster.magics.remote.completion import RemoteNames, make_matcher
+from notebook_cluster.magics.remote.sticky import StickyCells, show_mark
+from notebook_cluster.magics.session import NotebookSession
+from notebook_cluster.protocol.state import NodeView
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
 
 _MAGICS = {"cluster": "line", "push": "line", "pull": "line", "on_all": "cell", "on": "cell"}
 
@@ -27,7 +30,7 @@ class Extension:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.session = Session(shell)
+        self.session = NotebookSession(shell)
         self._matcher = make_matcher(self.session)
         self._sticky = StickyCells(self.session)
         self._remote_names = RemoteNames(self.session)
@@ -101,7 +104,7 @@ class Extension:
                 show_mark(self.session, cluster)
             nodes = cluster.state().nodes if words is not None or "canary" in options else []
             targets = [] if words is None else resolve(words, nodes)
-            return run_with_options(self.session, cluster, cell, targets, nodes, options)
+            return _run_with_options(self.session, cluster, cell, targets, nodes, options)
 
     def _push(self, line: str) -> None:
         """Send variables to every node: %push NAME... [--to TARGETS] (plain data, numpy, torch, MLX, pandas)."""
@@ -118,8 +121,47 @@ class Extension:
             pull(self.session, cluster, call)
 
 
+def _run_with_options(
+    session: NotebookSession,
+    cluster: "Cluster",
+    source: str,
+    targets: Sequence[str],
+    nodes: Sequence[NodeView],
+    options: dict[str, Any],
+) -> CellHandle | None:
+    """Run ``source`` on ``targets`` (empty: all) as ``options`` say; ``nodes`` are those of the cluster, for a canary.
+
+    Raises:
+        UsageError: a canary that is none.
+        CellSyntaxError, RemoteError, CellInterrupted, ClusterError: as :func:`.cells.run_cell`.
+    """
+    how: dict[str, Any] = {"timeout": options.get("timeout"), "replay": not options.get("no_replay", False)}
+    if "canary" in options:
+        how["canary"] = choose_canary(options["canary"], targets, nodes)
+    variable = options.get("output")
+    if options.get("async"):
+        if not source.strip():
+            return None
+        handle = start_cell(cluster, session.shell, source, targets, **how)
+        session.handles.append(handle)
+        if variable:
+            session.shell.user_ns[variable] = handle
+        return handle
+    if not variable:
+        run_cell(cluster, session.shell, source, targets, **how)
+        return None
+    values = NodeValues()
+    try:
+        run_cell(cluster, session.shell, source, targets, values=values, **how)
+    except (RemoteError, CellInterrupted):
+        session.shell.user_ns[variable] = values.in_rank_order()
+        raise
+    session.shell.user_ns[variable] = values.in_rank_order()
+    return None
+
+
 @contextmanager
-def _plain_errors(what: str, session: Session) -> Iterator[None]:
+def _plain_errors(what: str, session: NotebookSession) -> Iterator[None]:
     """Errors of the client as one line. A cluster that has ended is let go, so that the next line says so."""
     from notebook_cluster.client import ClusterError, running_clusters
 

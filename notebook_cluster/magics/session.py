@@ -1,19 +1,23 @@
 """What this notebook holds: the shell, and the cluster that its magics mean."""
 
 import atexit
+import os
+from collections.abc import Mapping
+from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics import node_widgets
+from notebook_cluster.magics.display import node_widgets
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.interrupts import asked_to_end
-from notebook_cluster.magics.naming import default_cluster_name
+from notebook_cluster.magics.execution.interrupts import asked_to_end
+from notebook_cluster.magics.headless import is_headless
+from notebook_cluster.protocol.names import as_name
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
-    from notebook_cluster.magics.handle import CellHandle
+    from notebook_cluster.magics.execution.handle import CellHandle
 
 
-class Session:
+class NotebookSession:
     """One for each notebook kernel. The cluster itself lives in its coordinator: losing this loses nothing."""
 
     def __init__(self, shell: Any) -> None:
@@ -95,10 +99,14 @@ class Session:
         self.let_go()
 
 
-def is_headless(shell: Any) -> bool:
-    """True when nobody can click: nbclient and papermill say so by refusing input, a terminal has no widgets."""
-    kernel = getattr(shell, "kernel", None)
-    if kernel is None:
-        return True
-    parent = kernel.get_parent() or {}
-    return not parent.get("content", {}).get("allow_stdin", True)
+def default_cluster_name(namespace: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
+    """The stem of the notebook's file as a usable name, or ``cluster`` where nothing says what it is.
+
+    Jupyter servers name the file in ``JPY_SESSION_NAME``; VS Code puts it into the namespace.
+    """
+    for path in (namespace.get("__vsc_ipynb_file__"), environment.get("JPY_SESSION_NAME")):
+        if not isinstance(path, str) or not path.lower().endswith(".ipynb"):
+            continue
+        pure = PureWindowsPath(path) if "\\" in path else PurePath(path)
+        return as_name(pure.stem)
+    return "cluster"

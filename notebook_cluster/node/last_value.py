@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from notebook_cluster.protocol.collecting import MOST_PACKED_BYTES, MOST_VALUE_BYTES, VALUE_KEY, VALUE_MIME
+from notebook_cluster.protocol.interaction import MOST_PACKED_BYTES, MOST_VALUE_BYTES, VALUE_KEY, VALUE_MIME
 from notebook_cluster.values.encoding import describe, encode_value, library_of, pandas_bytes
 
 _MOST_COUNTED = 100_000

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm.std import tqdm
 
 from notebook_cluster.node.progress_bars import bars
-from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
+from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 
 LEAST_SECONDS = 0.1
 """Between two changes of a bar: a loop that sets a postfix each time makes thousands."""

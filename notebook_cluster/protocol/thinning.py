@@ -1,7 +1,8 @@
-"""A curve that stays small however long the run is: thinned, never cut, and its peaks stay."""
+"""Curves that stay small however long the run is: thinned, never cut, and their peaks stay."""
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 MAX_POINTS = 2000
 _BUCKETS = MAX_POINTS // 4
@@ -71,3 +72,14 @@ def extremes(values: Sequence[float], begin: int, end: int) -> list[int]:
         return sorted({min(numbers, key=values.__getitem__), max(numbers, key=values.__getitem__)})
     gap = next(index for index in range(begin, end) if not math.isfinite(values[index]))
     return sorted({gap} | ({max(numbers, key=values.__getitem__)} if numbers else set()))
+
+
+def evenly(values: Sequence[float], most: int) -> list[int]:
+    """At most ``most`` (at least 4) indices of ``values``: the first, the last, and of equal slices between them the
+    lowest and the highest."""
+    if len(values) <= most:
+        return list(range(len(values)))
+    last, slices = len(values) - 1, max((most - 2) // 2, 1)
+    edges = [1 + place * (last - 1) // slices for place in range(slices + 1)]
+    inner = [index for begin, end in pairwise(edges) for index in extremes(values, begin, end)]
+    return [0, *inner, last]

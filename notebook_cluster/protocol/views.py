@@ -8,11 +8,16 @@ holds its address and both key pairs.
 from typing import Any, Literal
 
 from notebook_cluster.protocol import introspection
-from notebook_cluster.protocol.asking import AnswerInput, InputRequested, InputWithdrawn
-from notebook_cluster.protocol.collecting import NodeValue
-from notebook_cluster.protocol.comms import CommToNode, NodeComm, WatchWidgets
-from notebook_cluster.protocol.history import GetHistory
-from notebook_cluster.protocol.state import ClusterView, Series
+from notebook_cluster.protocol.interaction import (
+    AnswerInput,
+    CommToNode,
+    InputRequested,
+    InputWithdrawn,
+    NodeComm,
+    NodeValue,
+    WatchWidgets,
+)
+from notebook_cluster.protocol.state import ClusterView, GetHistory, Series
 from notebook_cluster.protocol.transfers import AnyTransfer
 from notebook_cluster.protocol.wire import Message
 
@@ -89,7 +94,7 @@ class Unwatch(Message, frozen=True):
     cell: int
 
 
-class Taken(Message, frozen=True):
+class OutputTaken(Message, frozen=True):
     """The view has read the output of ``cell`` up to this ``CellOutput.position``. What a view is far behind with is
     shortened for it."""
 
@@ -212,7 +217,7 @@ class Ping(Message, frozen=True):
     """A view says every few seconds that it is there; a view not heard for 15 s has left."""
 
 
-class Leave(Message, frozen=True):
+class LeaveCluster(Message, frozen=True):
     """The view goes. ``clean``: a notebook kernel that was shut down; when it was the last one and nothing runs, the
     cluster ends."""
 
@@ -228,7 +233,7 @@ AnyRequest = (
     | Execute
     | Watch
     | Unwatch
-    | Taken
+    | OutputTaken
     | Interrupt
     | Detach
     | AddNodes
@@ -243,7 +248,7 @@ AnyRequest = (
     | GetHistory
     | SaveCheckpoint
     | Ping
-    | Leave
+    | LeaveCluster
     | Stop
     | introspection.Complete
     | introspection.Inspect
@@ -293,7 +298,7 @@ class CellOutput(Message, frozen=True):
     cell: int
     outputs: list[Output]
     position: int = 0
-    """Bytes of the cell's output up to here, for Taken; 0 in what was kept from before the view watched."""
+    """Bytes of the cell's output up to here, for OutputTaken; 0 in what was kept from before the view watched."""
 
 
 class CellChanged(Message, frozen=True):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
+from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 from notebook_cluster.security.chart_grammar import ChartRefused, check_bounds, html_without_tex
 from notebook_cluster.security.plotly_charts import PlotlyReader
 from notebook_cluster.security.vega_charts import EMBED_OPTIONS, VegaLiteReader, VegaReader

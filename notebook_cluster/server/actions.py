@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 from notebook_cluster.client import Cluster, ClusterError, how_to_join
-from notebook_cluster.client.cluster import add_request
+from notebook_cluster.client.requests import add_request
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.sidebar import Action, Done
-from notebook_cluster.server import sharing, threads
-from notebook_cluster.server.hub import Hub
+from notebook_cluster.server import sharing
+from notebook_cluster.server.hub import Hub, run_slow
 from notebook_cluster.server.watching import WatchedCluster
 
 log = logging.getLogger(__name__)
@@ -37,16 +37,16 @@ async def perform(hub: Hub, action: Action) -> Done:
 async def _perform(hub: Hub, action: Action) -> Any:
     match action.action:
         case "start":
-            return await threads.act(lambda: _start(action, hub.root))
+            return await run_slow(lambda: _start(action, hub.root))
         case "share_on":
             if action.code:
                 raise ClusterError(
                     "a code of your own is for a terminal: notebook-cluster share --code; leave it out here and one "
                     "is made up"
                 )
-            return await threads.act(sharing.share_on)
+            return await run_slow(sharing.share_on)
         case "share_off":
-            return await threads.act(sharing.share_off)
+            return await run_slow(sharing.share_off)
         case _:
             return await _on_cluster(hub, action)
 
@@ -123,4 +123,4 @@ async def _invite(cluster: WatchedCluster, action: Action) -> str | None:
 
 async def _stop(cluster: WatchedCluster) -> None:
     await _ask(cluster, v.Stop())
-    await threads.act(cluster.connection.wait_closed)
+    await run_slow(cluster.connection.wait_closed)

@@ -13,15 +13,43 @@ from jupyter_server.utils import url_path_join
 from tornado.web import HTTPError, authenticated
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
+from notebook_cluster.client import ClusterError
 from notebook_cluster.protocol.sidebar import Done
 from notebook_cluster.server.actions import perform
-from notebook_cluster.server.as_json import MAX_ACTION_BYTES, BadAction, to_action, to_json
-from notebook_cluster.server.browser import MAX_OPEN_ACTIONS, Browser
-from notebook_cluster.server.clusters import describe_clusters
-from notebook_cluster.server.hub import Hub
+from notebook_cluster.server.browser import (
+    MAX_ACTION_BYTES,
+    MAX_OPEN_ACTIONS,
+    BadAction,
+    BrowserOutbox,
+    to_action,
+    to_json,
+)
+from notebook_cluster.server.hub import ANSWER_SECONDS, Hub
+from notebook_cluster.server.watching import WatchedCluster
+from notebook_cluster.widgets.model import panel_model
 
 RESOURCE = "notebook_cluster"
 """What an authorizer of jupyter_server is asked for: ``read``, ``write`` (actions) or ``execute`` (the stream)."""
+
+
+async def describe_clusters(hub: Hub) -> list[dict[str, Any]]:
+    """One dict per running cluster: ``name``, ``pid``, ``version``, ``error`` and, unless it names an error, ``state``
+    as :func:`notebook_cluster.widgets.model.panel_model` returns it. A coordinator gets 5 seconds to answer."""
+    await hub.look()
+    running = [hub.clusters[name] for name in sorted(hub.clusters) if hub.clusters[name].condition != "ended"]
+    return list(await asyncio.gather(*(_describe(cluster) for cluster in running)))
+
+
+async def _describe(cluster: WatchedCluster) -> dict[str, Any]:
+    file = cluster.file
+    row = {"name": file.cluster, "pid": file.pid, "version": file.version, "error": "", "state": None}
+    try:
+        row["state"] = panel_model(await cluster.ask_state(ANSWER_SECONDS))
+    except ClusterError as error:
+        row["error"] = str(error)
+    except TimeoutError:
+        row["error"] = f"the coordinator of cluster {file.cluster!r} (process {file.pid}) did not answer"
+    return row
 
 
 class _Handler(APIHandler):  # type: ignore[misc]
@@ -32,7 +60,7 @@ class _Handler(APIHandler):  # type: ignore[misc]
 
 
 class ClustersHandler(_Handler):
-    """``GET notebook-cluster/api/clusters``: see :func:`.clusters.describe_clusters`."""
+    """``GET notebook-cluster/api/clusters``: see :func:`describe_clusters`."""
 
     @authenticated  # type: ignore[untyped-decorator]
     @authorized  # type: ignore[untyped-decorator]
@@ -87,7 +115,7 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):  # type: 
 
     def initialize(self, hub: Hub) -> None:
         self.hub = hub
-        self.browser: Browser | None = None
+        self.browser: BrowserOutbox | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -105,11 +133,11 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):  # type: 
     def open(self, *arguments: Any, **options: Any) -> None:
         """A browser is there."""
         super().open(*arguments, **options)
-        self.browser = Browser(self._write, self.hub.history)
+        self.browser = BrowserOutbox(self._write, self.hub.history)
         self._spawn(self._send(self.browser))
         self.hub.join(self.browser)
 
-    async def _send(self, browser: Browser) -> None:
+    async def _send(self, browser: BrowserOutbox) -> None:
         with contextlib.suppress(WebSocketClosedError):
             await browser.run()
 

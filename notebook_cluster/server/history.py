@@ -1,11 +1,9 @@
 """The curves of one cluster, so that a browser that comes later draws what was before."""
 
-from itertools import pairwise
-
 from notebook_cluster.protocol import state
 from notebook_cluster.protocol.runs import forgotten
 from notebook_cluster.protocol.sidebar import Curve
-from notebook_cluster.protocol.thinning import ThinnedCurve, extremes
+from notebook_cluster.protocol.thinning import ThinnedCurve, evenly
 
 SENT_POINTS = 200
 """Of a curve, to a browser that connects."""
@@ -14,7 +12,7 @@ Key = tuple[str, str, int, str]
 """Node, job, run, name."""
 
 
-class History:
+class CurveHistory:
     """What has come so far, thinned, and what has come since :meth:`take_fresh`."""
 
     def __init__(self) -> None:
@@ -71,14 +69,3 @@ def _chosen(key: Key, points: ThinnedCurve, indices: list[int]) -> Curve:
         node=key[0], job=key[1], run=key[2], name=key[3], step=[step[index] for index in indices],
         time=[time[index] for index in indices], value=[value[index] for index in indices],
     )  # fmt: skip
-
-
-def evenly(values: list[float], most: int) -> list[int]:
-    """At most ``most`` indices of ``values``: the first, the last, and of equal slices between them the lowest and the
-    highest."""
-    if len(values) <= most:
-        return list(range(len(values)))
-    last, slices = len(values) - 1, (most - 2) // 2
-    edges = [1 + place * (last - 1) // slices for place in range(slices + 1)]
-    inner = [index for begin, end in pairwise(edges) for index in extremes(values, begin, end)]
-    return [0, *inner, last]

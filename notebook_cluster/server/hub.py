@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from notebook_cluster.client import ClusterError, PeerWatch, find_clusters, find_peers
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.sidebar import ClusterRow, Overview, Series, ServerInfo, Sharing
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import ConnectionFile
-from notebook_cluster.server import threads
-from notebook_cluster.server.as_json import to_json
-from notebook_cluster.server.browser import Browser
+from notebook_cluster.server.browser import BrowserOutbox, to_json
 from notebook_cluster.server.sharing import sharing
 from notebook_cluster.server.watching import WatchedCluster
 
@@ -26,6 +27,22 @@ ENDED_SECONDS = 600.0
 """How long a cluster that has ended is shown, with its last state."""
 ENDED_SHOWN = 4
 _SERVER = ServerInfo(version=VERSION, protocol=PROTOCOL_VERSION)
+
+Value = TypeVar("Value")
+_looks = ThreadPoolExecutor(max_workers=4, thread_name_prefix="notebook-cluster")
+_actions = ThreadPoolExecutor(max_workers=8, thread_name_prefix="notebook-cluster-action")
+"""What blocks runs here, and not on the server's own pool: a coordinator that never answers must not use up the threads
+that serve notebooks."""
+
+
+async def run_quick(call: Callable[[], Value]) -> Value:
+    """``call()`` in a thread for what takes milliseconds."""
+    return await asyncio.get_running_loop().run_in_executor(_looks, call)
+
+
+async def run_slow(call: Callable[[], Value]) -> Value:
+    """``call()`` in a thread for what may take a minute."""
+    return await asyncio.get_running_loop().run_in_executor(_actions, call)
 
 
 class Hub:
@@ -43,7 +60,7 @@ class Hub:
         self._unusable: dict[str, str] = {}
         self._peers: list[PeerView] = []
         self._sharing = Sharing(on=False, name="", code="", command="", qr_svg_data_url="")
-        self._browsers: set[Browser] = set()
+        self._browsers: set[BrowserOutbox] = set()
         self._peer_watch: PeerWatch | None = None
         self._asking: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
@@ -68,7 +85,7 @@ class Hub:
         await asyncio.gather(*work, return_exceptions=True)
         await self._listen(False)
         watched, self.clusters = list(self.clusters.values()), {}
-        await asyncio.gather(*(threads.look(cluster.close) for cluster in watched))
+        await asyncio.gather(*(run_quick(cluster.close) for cluster in watched))
 
     # ---- looking
 
@@ -93,12 +110,12 @@ class Hub:
     async def look(self) -> None:
         """Which clusters run, is this machine shared and, while a browser is there, which peers are there."""
         async with self._looking:
-            found, self._sharing = await threads.look(lambda: (find_clusters(), sharing()))
+            found, self._sharing = await run_quick(lambda: (find_clusters(), sharing()))
             self._unusable = {name: str(error) for name, error in found.items() if isinstance(error, ClusterError)}
             await self._meet({name: file for name, file in found.items() if isinstance(file, ConnectionFile)})
             await self._listen(bool(self._browsers))
             if self._peer_watch is not None:
-                self._peers = await threads.look(self._peer_watch.views)
+                self._peers = await run_quick(self._peer_watch.views)
 
     async def _meet(self, running: dict[str, ConnectionFile]) -> None:
         for name, file in running.items():
@@ -106,7 +123,7 @@ class Hub:
             if known is not None and known.file.pid == file.pid:
                 continue
             if known is not None:
-                await threads.look(known.close)
+                await run_quick(known.close)
             self.clusters[name] = WatchedCluster(file, bool(self._browsers), self._unreachable_after)
         ended = sorted(
             (cluster for cluster in self.clusters.values() if cluster.ended_at is not None),
@@ -115,14 +132,14 @@ class Hub:
         for place, cluster in enumerate(ended):
             if place >= ENDED_SHOWN or time.monotonic() - (cluster.ended_at or 0.0) > ENDED_SECONDS:
                 del self.clusters[cluster.file.cluster]
-                await threads.look(cluster.close)
+                await run_quick(cluster.close)
         for cluster in self.clusters.values():
             cluster.check()
 
     async def _listen(self, wanted: bool) -> None:
         """Listen for peers while somebody looks: mDNS costs every machine of the network something."""
         if wanted and self._peer_watch is None:
-            watch = self._peer_watch = await threads.look(PeerWatch)
+            watch = self._peer_watch = await run_quick(PeerWatch)
             await watch.start()
             self._asking = asyncio.ensure_future(watch.ask_typed())
         elif not wanted and self._peer_watch is not None:
@@ -153,7 +170,7 @@ class Hub:
             for task in late:
                 task.cancel()
         if self._peer_watch is None:
-            self._peers = await threads.act(find_peers)
+            self._peers = await run_slow(find_peers)
         return self.overview()
 
     def series(self, name: str) -> Series | None:
@@ -186,7 +203,7 @@ class Hub:
 
     # ---- browsers
 
-    def join(self, browser: Browser) -> None:
+    def join(self, browser: BrowserOutbox) -> None:
         """Tell ``browser`` everything, and from now on what changes."""
         first = not self._browsers
         self._browsers.add(browser)
@@ -197,7 +214,7 @@ class Hub:
             self._looked_at(True)
             self.look_soon()
 
-    def leave(self, browser: Browser) -> None:
+    def leave(self, browser: BrowserOutbox) -> None:
         self._browsers.discard(browser)
         if not self._browsers:
             self._looked_at(False)

@@ -10,7 +10,7 @@ from notebook_cluster.client.connection import Connection
 from notebook_cluster.protocol import state as s
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.sidebar import ClusterCondition, ClusterRow
-from notebook_cluster.server.history import History
+from notebook_cluster.server.history import CurveHistory
 
 ANSWERS_WITHIN = 2.0
 
@@ -29,7 +29,7 @@ class WatchedCluster:
         self.state: s.ClusterView | None = None
         self.condition: ClusterCondition = "unreachable"
         self.reason = f"cluster {file.cluster!r}: its coordinator (process {file.pid}) has not answered yet"
-        self.history = History()
+        self.history = CurveHistory()
         self.ended_at: float | None = None
         self.known = asyncio.Event()
         """Set when it has answered, or has ended."""

@@ -6,8 +6,8 @@ text) and ``server`` (:mod:`.model`). Views hold no state of their own: all come
 - :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
 - :mod:`.text`, :mod:`.static_html`, :mod:`.picture`, :mod:`.findings`, :mod:`.variables`: renderers that need no
   browser. Pure functions. :mod:`.report`: a whole run as one page in a file.
-- :mod:`.panel`: the live panel and the one thread that changes it; :mod:`.widget` and ``panel.js`` are what the browser
-  sees, :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
+- :mod:`.panel`: the live panel and the one thread that changes it; ``panel.js`` is what the browser sees,
+  :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
 """
 
 from collections.abc import Sequence

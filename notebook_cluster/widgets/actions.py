@@ -38,7 +38,7 @@ _NEEDS_TARGET = frozenset({"checkpoint", "add", "remove", "restart", "skip"})
 
 
 @dataclass
-class Answer:
+class ActionAnswer:
     """One line of feedback. ``id`` is the browser's, so that it can replace its own line by this one."""
 
     id: str
@@ -54,7 +54,7 @@ class Actions:
     def __init__(self, cluster: "Cluster", post: Callable[[Callable[[], None]], None]) -> None:
         self._cluster = cluster
         self._post = post
-        self._answers: list[Answer] = []
+        self._answers: list[ActionAnswer] = []
         self._stubborn: tuple[str, ...] = ()
         self._stopped: int | None = None
         """The cell that was stopped last."""
@@ -65,7 +65,7 @@ class Actions:
         content: dict[str, Any] = message if isinstance(message, dict) else {}
         action, target = str(content.get("action", "")), str(content.get("target", ""))
         code = plain(content.get("code", ""), _MAX_CODE)
-        answer = Answer(id=plain(content.get("id", ""), 40), key=(action, target), text="")
+        answer = ActionAnswer(id=plain(content.get("id", ""), 40), key=(action, target), text="")
         running = [other for other in self._answers if other.status == "running"]
         if action not in _STARTING or (action in _NEEDS_TARGET and not target):
             self._end(answer, "failed", f"the panel knows no action {plain(action, 40)!r}: reload the page")
@@ -102,7 +102,7 @@ class Actions:
         if not self._stubborn:
             self._answers = [answer for answer in self._answers if not answer.text.startswith(_STILL_BUSY)]
 
-    def _perform(self, answer: Answer, code: str) -> None:
+    def _perform(self, answer: ActionAnswer, code: str) -> None:
         try:
             end = partial(self._end, answer, "done", self._call(*answer.key, code))
         except Exception as error:  # Whatever went wrong, the person who clicked is told.
@@ -153,5 +153,5 @@ class Actions:
                 return busy
             time.sleep(0.1)
 
-    def _end(self, answer: Answer, status: Literal["done", "failed"], text: str) -> None:
+    def _end(self, answer: ActionAnswer, status: Literal["done", "failed"], text: str) -> None:
         answer.status, answer.text, answer.ended = status, text, time.monotonic()

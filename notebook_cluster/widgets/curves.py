@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from notebook_cluster.protocol.runs import forgotten, places
 from notebook_cluster.protocol.state import Series
-from notebook_cluster.protocol.thinning import ThinnedCurve, extremes
+from notebook_cluster.protocol.thinning import ThinnedCurve, evenly
 
 Point = tuple[float, float]
 
@@ -138,18 +138,6 @@ class Curves:
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most ``limit`` of ``points`` (at least 4): first, last, lowest and highest of each slice between.
-
-    Keeping both extremes of a slice is what keeps a spike of the loss or of the memory visible.
-    """
-    if len(points) <= limit:
-        return list(points)
-    slices = max((limit - 2) // 2, 1)
-    values = [value for _, value in points[1:-1]]
-    kept = [points[0]]
-    for index in range(slices):
-        begin, end = index * len(values) // slices, (index + 1) * len(values) // slices
-        if begin < end:
-            kept += [points[1 + place] for place in extremes(values, begin, end)]
-    kept.append(points[-1])
-    return kept
+    """At most ``limit`` of ``points`` (at least 4), chosen by :func:`.thinning.evenly`: a spike of the loss or of the
+    memory stays visible."""
+    return [points[index] for index in evenly([value for _, value in points], limit)]

@@ -9,18 +9,18 @@ import math
 import re
 from collections.abc import Container
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy
+import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from notebook_cluster.widgets.columns import Column, by_step, by_time, thin
 from notebook_cluster.widgets.curves import Curve, Curves, LossCurve
-from notebook_cluster.widgets.formatting import global_label, plain
-from notebook_cluster.widgets.palette import GLOBAL, rank_colour
-from notebook_cluster.widgets.run_lines import run_label
+from notebook_cluster.widgets.formatting import GLOBAL, global_label, plain, rank_colour
+from notebook_cluster.widgets.picture import run_label
 
+Column: TypeAlias = npt.NDArray[np.float64]
 POINTS_PER_CURVE = 300
 POINTS_IN_ALL = 7500
 """About 60 kB a redraw, which leaves jupyter_server's limits (1 MB/s) to the cells' output."""
@@ -94,7 +94,7 @@ class CurvesFigure:
         traces = _CHARTS * len(self._nodes) + 2 * len(self._others)
         limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // max(traces, 1), 40))
         memory = {node: by_time(curves.get(node, "memory"), started) for node in self._nodes}
-        most = (float(y.max(initial=0.0, where=numpy.isfinite(y))) for _, y in memory.values())
+        most = (float(y.max(initial=0.0, where=np.isfinite(y))) for _, y in memory.values())
         scale, unit = _unit(max(most, default=0.0))
         minutes = max((float(x.max()) for x, _ in memory.values() if len(x)), default=0.0) > 300
         across = 60.0 if minutes else 1.0
@@ -195,8 +195,8 @@ class CurvesFigure:
         self._drawn[index] = seen
         trace = self.widget.data[index]
         # Arrays travel as binary buffers, a sixth of the size of JSON numbers; 24 bits are finer than a screen.
-        trace.x = x.astype(numpy.float64 if len(x) and x[-1] > _EXACT_STEPS else numpy.float32)
-        trace.y = numpy.clip(numpy.where(numpy.isfinite(y), y, numpy.nan), -_LARGEST, _LARGEST).astype(numpy.float32)
+        trace.x = x.astype(np.float64 if len(x) and x[-1] > _EXACT_STEPS else np.float32)
+        trace.y = np.clip(np.where(np.isfinite(y), y, np.nan), -_LARGEST, _LARGEST).astype(np.float32)
         if colour and trace.line.color != colour:
             trace.line.color, trace.line.width = colour, 2
 
@@ -232,3 +232,40 @@ def _label(name: str) -> str:
 def _unit(largest: float) -> tuple[float, str]:
     """Divisor and name of the unit in which ``largest`` bytes read well."""
     return next(((scale, name) for scale, name in _MEMORY_UNITS if largest >= scale), _MEMORY_UNITS[-1])
+
+
+def by_step(curve: Curve) -> tuple[Column, Column]:
+    """(steps, values); a value NaN between two runs whose steps begin again."""
+    x, y = np.asarray(curve.step, np.float64), np.asarray(curve.value, np.float64)
+    again = np.flatnonzero(np.diff(x) < 0) + 1
+    return np.insert(x, again, x[again]), np.insert(y, again, np.nan)
+
+
+def by_time(curve: Curve, start: float) -> tuple[Column, Column]:
+    """(seconds since ``start``, values)."""
+    return np.asarray(curve.time, np.float64) - start, np.asarray(curve.value, np.float64)
+
+
+def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
+    """As :func:`.curves.thin`, for many curves each second: at most ``limit`` points (at least 4), first, last, lowest
+    and highest of each slice between. A value that is not finite stands for the lowest of its slice: a gap stays
+    visible."""
+    if len(y) <= limit:
+        return x, y
+    inner = y[1:-1]
+    width = -(-len(inner) // max((limit - 2) // 2, 1))
+    rows = -(-len(inner) // width)
+    finite = np.isfinite(inner)
+    lowest = np.argmin(_in_rows(np.where(finite, inner, np.inf), np.inf, rows, width), axis=1)
+    highest = np.argmax(_in_rows(np.where(finite, inner, -np.inf), -np.inf, rows, width), axis=1)
+    gaps = _in_rows(np.where(finite, 0.0, 1.0), 0.0, rows, width)
+    lowest = np.where(gaps.any(axis=1), np.argmax(gaps, axis=1), lowest)
+    begins = 1 + width * np.arange(rows)
+    kept = np.unique(np.concatenate(([0], begins + lowest, begins + highest, [len(y) - 1])))
+    return x[kept], y[kept]
+
+
+def _in_rows(values: Column, filling: float, rows: int, width: int) -> Column:
+    filled = np.full(rows * width, filling)
+    filled[: len(values)] = values
+    return filled.reshape(rows, width)

@@ -1,4 +1,7 @@
-"""Numbers and texts as people read them. Pure functions; every text that a node or peer sent goes through ``plain``."""
+"""Numbers, texts and colours as people read them. Pure functions.
+
+Every text that a node or peer sent goes through :func:`plain`.
+"""
 
 import math
 import re
@@ -89,3 +92,14 @@ def global_label(job: str, jobs: Sequence[str]) -> str:
 def plural(count: int, word: str) -> str:
     """``1 node``, ``3 nodes``."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+PALETTE = ("#2f81f7", "#e8853d", "#2da876", "#c75bb0", "#c9a227", "#35a7c2", "#d9534f", "#8f7ae5", "#7f9a3b", "#a9746e")
+NO_RANK = "#8b949e"
+GLOBAL = "#c9508a"
+"""The global model of a job: its line is dotted as well."""
+
+
+def rank_colour(rank: int | None) -> str:
+    """The colour of ``rank`` as ``#rrggbb``; grey for a node that has none."""
+    return NO_RANK if rank is None else PALETTE[rank % len(PALETTE)]

@@ -18,9 +18,9 @@ from notebook_cluster.widgets.formatting import (
     number,
     plain,
     plural,
+    rank_colour,
     round_trip,
 )
-from notebook_cluster.widgets.palette import rank_colour
 
 EVENTS_SHOWN = 40
 _MOST = 1e12

@@ -13,11 +13,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anywidget
 import msgspec
+import traitlets
 
-from notebook_cluster.protocol.comms import WIDGET_MIME, view_of_widget
+from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 from notebook_cluster.widgets.actions import Actions
@@ -32,6 +35,7 @@ from notebook_cluster.widgets.text import render_text
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
 
+_HERE = Path(__file__).parent
 STATE_SECONDS = 0.5
 CURVE_SECONDS = 1.0
 PICTURE_SECONDS = 10.0
@@ -45,6 +49,14 @@ _NO_SUBSHELL = (
     "This kernel has ipykernel {version}; with 7 and later they act at once."
 )
 _panels: list["Panel"] = []
+
+
+class PanelWidget(anywidget.AnyWidget):  # type: ignore[misc]
+    """Shows ``state`` (:func:`.model.panel_model`, ``answers``, ``notice``) and sends ``{action, target, id}``."""
+
+    _esm = _HERE / "panel.js"
+    _css = _HERE / "panel.css"
+    state = traitlets.Dict().tag(sync=True)
 
 
 def show(cluster: "Cluster", *, headless: bool = False) -> None:
@@ -72,7 +84,7 @@ class Panel:
     def __init__(self, cluster: "Cluster", kernel: Any) -> None:
         from ipywidgets import VBox
 
-        from notebook_cluster.widgets.widget import PanelWidget
+        from notebook_cluster.widgets.panel import PanelWidget
 
         self._cluster = cluster
         self._kernel = kernel

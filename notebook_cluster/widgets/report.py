@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from notebook_cluster.protocol.history import RoundView, RunHistory
-from notebook_cluster.protocol.state import CellView, ClusterView, Series
+from notebook_cluster.protocol.state import CellView, ClusterView, RoundView, RunHistory, Series
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, integer, plain, plural
 from notebook_cluster.widgets.model import panel_model
@@ -21,7 +20,7 @@ ROUNDS_LISTED = 40
 _STYLE = Path(__file__).with_name("report.css")
 
 
-class Run(Protocol):
+class ReportedRun(Protocol):
     """What a report is about: a running cluster, or what one that is over has left."""
 
     def state(self) -> ClusterView: ...
@@ -31,7 +30,7 @@ class Run(Protocol):
     def history(self) -> RunHistory: ...
 
 
-def write_report(run: Run, path: str, *, overwrite: bool = False, ended: str = "") -> Path:
+def write_report(run: ReportedRun, path: str, *, overwrite: bool = False, ended: str = "") -> Path:
     """Write the report of ``run`` as it is now to ``path``; returns the file. It appears whole or not at all.
 
     ``ended`` says why the cluster is no more, where that is so.

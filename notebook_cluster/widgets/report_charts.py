@@ -4,13 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from notebook_cluster.protocol.history import RoundView
-from notebook_cluster.protocol.state import ClusterView
+from notebook_cluster.protocol.state import ClusterView, RoundView
 from notebook_cluster.widgets.curves import Curve, Curves, Point
-from notebook_cluster.widgets.formatting import global_label, plain
-from notebook_cluster.widgets.palette import GLOBAL, rank_colour
-from notebook_cluster.widgets.picture import Line, svg_chart
-from notebook_cluster.widgets.run_lines import run_line, run_notes
+from notebook_cluster.widgets.formatting import GLOBAL, global_label, plain, rank_colour
+from notebook_cluster.widgets.picture import Line, run_line, run_notes, svg_chart
 from notebook_cluster.widgets.static_html import block, text_block
 
 _MEAN = "mean of the nodes"

@@ -1,4 +1,4 @@
-/** One colour per rank, the same as `notebook_cluster/widgets/palette.py` gives. */
+/** One colour per rank, the same as `notebook_cluster/widgets/formatting.py` gives. */
 
 const PALETTE = [
   '#2f81f7',

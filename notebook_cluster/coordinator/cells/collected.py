@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from notebook_cluster.coordinator.view_server import View
-from notebook_cluster.protocol.collecting import MOST_PACKED_BYTES, VALUE_KEY, VALUE_MIME, NodeValue
+from notebook_cluster.protocol.interaction import MOST_PACKED_BYTES, VALUE_KEY, VALUE_MIME, NodeValue
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

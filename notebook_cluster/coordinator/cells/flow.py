@@ -1,7 +1,7 @@
 """Output on its way to one view: no more than it takes in, however slow it is.
 
-A view says how far it has read (:class:`.Taken`). Beyond a window of unread output the rest waits here, of each node
-only its newest text; what is left out is marked, and is in the node's file all the same.
+A view says how far it has read (:class:`.OutputTaken`). Beyond a window of unread output the rest waits here, of each
+node only its newest text; what is left out is marked, and is in the node's file all the same.
 """
 
 from collections.abc import Callable

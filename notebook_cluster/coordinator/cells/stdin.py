@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.coordinator import jupyter
 from notebook_cluster.coordinator.view_server import View
-from notebook_cluster.protocol.asking import AnswerInput, InputRequested, InputWithdrawn
+from notebook_cluster.protocol.interaction import AnswerInput, InputRequested, InputWithdrawn
 from notebook_cluster.protocol.peer import ToKernel
 from notebook_cluster.security.sanitise import safe_text
 

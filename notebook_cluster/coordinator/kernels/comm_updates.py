@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from notebook_cluster.coordinator.kernels.widget_models import Model
-from notebook_cluster.protocol.comms import NodeComm
+from notebook_cluster.protocol.interaction import NodeComm
 
 FLUSH_SECONDS = 0.2
 MOST_PER_FLUSH = 10

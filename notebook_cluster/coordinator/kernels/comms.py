@@ -10,7 +10,7 @@ from notebook_cluster.coordinator.kernels.widget_models import Model, NodeModels
 from notebook_cluster.coordinator.view_server import View
 from notebook_cluster.journal.state import Node
 from notebook_cluster.link import Drops
-from notebook_cluster.protocol.comms import MAX_COMM_BYTES, CommToNode, NodeComm
+from notebook_cluster.protocol.interaction import MAX_COMM_BYTES, CommToNode, NodeComm
 from notebook_cluster.protocol.peer import ToKernel
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import WidgetView

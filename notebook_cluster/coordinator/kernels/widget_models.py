@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from notebook_cluster.protocol.comms import NodeComm
+from notebook_cluster.protocol.interaction import NodeComm
 from notebook_cluster.security.widget_checks import REFERENCE, Reference
 from notebook_cluster.security.widgets import LINKS, WidgetKind, label_state, may_refer, refusal, safe_link, widget_kind
 

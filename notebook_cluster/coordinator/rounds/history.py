@@ -9,8 +9,8 @@ from notebook_cluster.journal.kept_rounds import Rounds
 from notebook_cluster.journal.kept_runs import MAX_CELLS
 from notebook_cluster.journal.records import CommitRecord, Record
 from notebook_cluster.journal.state import cell_view
-from notebook_cluster.protocol.history import CheckpointView, PeerVersions, RunHistory
 from notebook_cluster.protocol.rounds import Arrived, Saved
+from notebook_cluster.protocol.state import CheckpointView, PeerVersions, RunHistory
 
 if TYPE_CHECKING:
     from notebook_cluster.coordinator.service import Coordinator

@@ -1,0 +1,129 @@
+"""``notebook-cluster peers``, ``status``, ``report``, ``runs``, ``stop``, ``detach`` and ``skip``."""
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from notebook_cluster.cli.arguments import UsageError
+from notebook_cluster.cli.console import print_table
+from notebook_cluster.client import Cluster, ClusterError, find_peers, read_last_run, running_clusters, runs_table
+from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.security import fingerprint
+from notebook_cluster.widgets.report import write_report
+from notebook_cluster.widgets.text import render_text
+
+if TYPE_CHECKING:
+    from notebook_cluster.discovery import FoundCluster
+
+
+def peers(options: argparse.Namespace) -> int:
+    """Listen on the network and print the peers, with the reason why one cannot be added, and the clusters."""
+    from notebook_cluster.cli.picker import sorted_clusters
+    from notebook_cluster.discovery import IN_GROUP, ClusterBrowser
+
+    browser = ClusterBrowser()
+    browser.start()
+    try:
+        found = sorted(find_peers(options.seconds), key=lambda peer: (not peer.trusted, peer.name, peer.address))
+        clusters = sorted_clusters(browser)
+    finally:
+        browser.close()
+    if found:
+        _print_peers(found)
+    else:
+        print(f"no peer was heard{IN_GROUP}: run 'notebook-cluster share' on another machine of this network")
+    if clusters:
+        _print_clusters(clusters)
+    return 0
+
+
+def _print_peers(found: list[PeerView]) -> None:
+    rows = []
+    for peer in found:
+        trusted = f"no: {peer.reason}" if peer.reason else "yes" if peer.trusted else "no"
+        rows.append((peer.name, peer.device, peer.address, trusted))
+    print_table(("name", "device", "address", "trusted by you"), rows)
+    counted = Counter(peer.name for peer in found if peer.key)
+    for name in sorted(name for name, count in counted.items() if count > 1):
+        which = [f"{peer.address} (key {fingerprint(peer.key)})" for peer in found if peer.name == name and peer.key]
+        print(
+            f"{len(which)} peers are called {name}: {', '.join(which)}. Add one by its address, and share one of them "
+            "with another --name"
+        )
+
+
+def _print_clusters(clusters: "list[FoundCluster]") -> None:
+    rows = []
+    for cluster in clusters:
+        place = f"{cluster.hosts[0]}:{cluster.pairing_port}"
+        how = f"notebook-cluster share --dial {place} --code CODE" if cluster.pairing_port else "no code is open there"
+        rows.append((cluster.name, cluster.owner, f"{cluster.hosts[0]}:{cluster.port}", how))
+    print_table(("cluster", "owner", "address", "a machine joins it with"), rows)
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print the state of one cluster, or of all that run."""
+    names = [check_running(options.cluster)] if options.cluster else running_clusters()
+    if not names:
+        print("no cluster runs: in a notebook, %load_ext notebook_cluster and %cluster start")
+    for index, name in enumerate(names):
+        with Cluster.attach(name, kind="cli", live=False) as cluster:
+            print(("\n" if index else "") + render_text(cluster.state()))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the report of one cluster, or of the last run of one that is over, and print where it is."""
+    if options.cluster in running_clusters():
+        with Cluster.attach(options.cluster, kind="cli", live=False) as cluster:
+            print(write_report(cluster, options.file, overwrite=options.overwrite))
+    else:
+        try:
+            run = read_last_run(options.cluster)
+        except ClusterError as error:
+            raise UsageError(str(error)) from None
+        print(write_report(run, options.file, overwrite=options.overwrite, ended=run.ended))
+    return 0
+
+
+def runs(options: argparse.Namespace) -> int:
+    """Print a table of the runs that were kept, the newest first."""
+    heads, rows = runs_table(Cluster.runs())
+    if rows:
+        print_table(heads, rows)
+    else:
+        print("no run was kept yet: in a notebook, %load_ext notebook_cluster and %cluster start")
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """End a cluster and every kernel of it."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cluster.stop()
+    print(f"cluster {options.cluster} is over")
+    return 0
+
+
+def detach(options: argparse.Namespace) -> int:
+    """Free the notebook cells that wait for a cluster."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cluster.detach()
+    print(f"cells that waited for {options.cluster} are free; what runs goes on: %cluster attach {options.cluster}")
+    return 0
+
+
+def skip(options: argparse.Namespace) -> int:
+    """End the replay of the earlier cell that a node runs now."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        cell = cluster.skip(options.node)
+    print(f"cell {cell} is skipped on {options.node}: %cluster restart {options.node} --all-cells runs it again")
+    return 0
+
+
+def check_running(name: str) -> str:
+    """``name`` if a cluster of this name runs; UsageError that names those that do."""
+    running = running_clusters()
+    if name not in running:
+        known = f"running: {', '.join(running)}" if running else "no cluster runs on this machine"
+        raise UsageError(f"no cluster is called {name!r}: {known}")
+    return name

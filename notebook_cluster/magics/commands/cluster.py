@@ -1,0 +1,320 @@
+"""What each subcommand of ``%cluster`` does: asks the client, says what happened."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.magics.commands.transfers import send
+from notebook_cluster.magics.errors import UsageError
+from notebook_cluster.magics.execution.cells import watch_cell
+from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
+from notebook_cluster.magics.language.parsing import Invocation
+from notebook_cluster.magics.language.targets import find_node
+from notebook_cluster.magics.session import NotebookSession
+from notebook_cluster.protocol.names import did_you_mean
+
+if TYPE_CHECKING:
+    from notebook_cluster.client import Cluster
+    from notebook_cluster.protocol.state import ClusterView
+
+
+def run_command(session: NotebookSession, call: Invocation) -> Any:
+    """Run one parsed subcommand; what it returns is the line's value.
+
+    Raises:
+        UsageError: it does not fit what is there (no cluster, no such node).
+        ClusterError: the cluster refused it.
+        RemoteError: the cell that was watched (start, attach) failed.
+    """
+    return _COMMANDS[call.command.name](session, call)
+
+
+def _start(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.client import Cluster
+
+    name = call.argument or session.default_name
+    began = time.monotonic()
+    if call.options.get("fresh") and session.cluster is not None and session.cluster.name == name:
+        session.let_go()
+    cluster = Cluster.start(
+        name,
+        local=call.options.get("local"),
+        peers=call.options.get("peers", ()),
+        nodes=call.options.get("nodes", 0),
+        code=call.options.get("code", ""),
+        invite=call.options.get("invite", False),
+        fresh=call.options.get("fresh", False),
+        kind="magics",
+        on_progress=_say,
+    )
+    session.hold(cluster)
+    state = cluster.state()
+    if cluster.attached:
+        _say(f"attached to cluster {name!r}, which runs already: {_nodes(state)}")
+    else:
+        _say(f"cluster {name!r} is ready in {time.monotonic() - began:.1f} s: {_nodes(state)}")
+    if not call.options.get("no_panel"):
+        _show_panel(session, cluster)
+    _watch_running(session, cluster, state)
+
+
+def _attach(session: NotebookSession, call: Invocation) -> CellHandle | None:
+    cluster = _reach(session, call.argument, only_one_is_enough=True)
+    session.hold(cluster)
+    state = cluster.state()
+    _say(f"attached to cluster {cluster.name!r}: {_nodes(state)}")
+    shown = _watch_running(session, cluster, state, background=call.options.get("async", False))
+    if not shown:
+        _say("no cell is running on it")
+    return shown if isinstance(shown, CellHandle) else None
+
+
+def _cells(session: NotebookSession, call: Invocation) -> None:
+    wanted = call.argument or ("all" if session.sticky else "local")
+    if wanted not in ("all", "local"):
+        raise UsageError(f"%cluster cells {wanted}: say all or local{did_you_mean(wanted, ('all', 'local'))}")
+    if wanted == "all":
+        count = sum(node.rank is not None for node in session.require().state().nodes)
+        session.sticky = True
+        _say(
+            f"cells run on all nodes ({count} now); %%local in front of a cell runs it here, %cluster cells local "
+            "ends this"
+        )
+    else:
+        session.sticky = False
+        _say("cells run in the notebook; %%on_all in front of a cell runs it on every node")
+
+
+def _add(session: NotebookSession, call: Invocation) -> None:
+    cluster = session.require()
+    added = cluster.add(call.argument, call.options.get("count", 0), code=call.options.get("code", ""))
+    what = ", ".join(added) if added else "no node: everything there is in the cluster already"
+    _say(f"added {what}; {_nodes(cluster.state())}")
+
+
+def _invite(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.client import how_to_join
+
+    cluster = session.require()
+    if call.options.get("close"):
+        cluster.close_invitation()
+        _say("nobody else may join with a code; machines that came stay")
+        return
+    _say(how_to_join(cluster.invite(call.options.get("code", ""), call.options.get("minutes", 120.0))))
+
+
+def _doctor(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.widgets import render_findings
+
+    cluster = session.require()
+    _say("examining machines and network ...")
+    findings = cluster.examine(call.options.get("packages", ()))
+    _display(session, render_findings(findings), render_findings(findings, html=True))
+
+
+def _remove(session: NotebookSession, call: Invocation) -> None:
+    cluster = session.require()
+    node = find_node(call.argument, cluster.state().nodes)
+    cluster.remove(node)
+    _say(f"removed {node}; {_nodes(cluster.state())}")
+
+
+def _restart(session: NotebookSession, call: Invocation) -> None:
+    cluster = session.require()
+    node = find_node(call.argument, cluster.state().nodes)
+    replay = not call.options.get("no_replay", False)
+    all_cells = call.options.get("all_cells", False)
+    if all_cells and not replay:
+        raise UsageError("%cluster restart: --all-cells and --no-replay exclude each other")
+    _say(f"restarting {node} ...")
+    cluster.restart(node, replay=replay, all_cells=all_cells)
+    if not replay:
+        _say(f"{node} is back, with an empty namespace")
+        return
+    left_out = next((row.left_out for row in cluster.state().nodes if row.name == node), "")
+    _say(f"{node} is back, with the cluster's earlier cells replayed" + (f", {left_out}" if left_out else ""))
+
+
+def _skip(session: NotebookSession, call: Invocation) -> None:
+    cluster = session.require()
+    node = find_node(call.argument, cluster.state().nodes)
+    cell = cluster.skip(node)
+    _say(f"cell {cell} is skipped on {node}: %cluster restart {node} --all-cells runs it again")
+
+
+def _peers(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.widgets import render_peers
+
+    if session.cluster is not None:
+        found = session.cluster.state().peers
+    else:
+        from notebook_cluster.client import find_peers
+
+        _say("looking for peers ...")
+        found = find_peers()
+    _display(session, render_peers(found), render_peers(found, html=True))
+
+
+def _status(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.widgets import render_html, render_text
+
+    cluster = session.require()
+    state, series = cluster.state(), cluster.series()
+    _display(session, render_text(state, series), render_html(state, series))
+    if session.sticky:
+        _say("cells run on all nodes: %cluster cells local ends this")
+
+
+def _report(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.widgets import write_report
+
+    overwrite = call.options.get("overwrite", False)
+    over = session.name_of_ended()
+    try:
+        if over:
+            from notebook_cluster.client import read_last_run
+
+            run = read_last_run(over)
+            file = write_report(run, call.argument, overwrite=overwrite, ended=run.ended)
+            what = f"the last run of cluster {over!r} ({run.ended})"
+        else:
+            cluster = session.require()
+            file = write_report(cluster, call.argument, overwrite=overwrite)
+            what = f"cluster {cluster.name!r}"
+    except (OSError, ValueError) as error:
+        raise UsageError(f"%cluster report: {error}") from None
+    _say(f"the report of {what} is in {file}")
+
+
+def _runs(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.client import Cluster, runs_table
+
+    heads, rows = runs_table(Cluster.runs())
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    _say("\n".join(line.rstrip() for line in lines) if rows else "no run was kept yet: %cluster start")
+
+
+def _vars(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.widgets import render_variables
+
+    columns = session.require().variables(call.argument, everything=call.options.get("all", False))
+    _display(session, render_variables(columns), render_variables(columns, html=True))
+
+
+def _panel(session: NotebookSession, call: Invocation) -> None:
+    _show_panel(session, session.require())
+
+
+def _logs(session: NotebookSession, call: Invocation) -> None:
+    cluster = session.require()
+    node = find_node(call.argument, cluster.state().nodes)
+    lines = cluster.logs(node, call.options.get("lines", 100))
+    _say("\n".join(lines) if lines else f"{node} has written nothing to its log")
+
+
+def _send(session: NotebookSession, call: Invocation) -> None:
+    send(session, session.require(), call)
+
+
+def _detach(session: NotebookSession, call: Invocation) -> None:
+    cluster = _reach(session, "")
+    try:
+        cluster.detach()
+    finally:
+        if cluster is not session.cluster:
+            cluster.close()
+    _say(f"cluster {cluster.name!r}: no notebook waits for a cell any more; the nodes go on")
+
+
+def _stop(session: NotebookSession, call: Invocation) -> None:
+    cluster = _reach(session, call.argument)
+    try:
+        state = cluster.state()
+        cluster.stop()
+    finally:
+        if cluster is session.cluster:
+            session.let_go()
+        else:
+            cluster.close()
+    running = state.cell is not None and state.cell.ended is None
+    _say(f"cluster {cluster.name!r} has ended, with its {'running cell and ' if running else ''}{_nodes(state)}")
+
+
+def _reach(session: NotebookSession, name: str, *, only_one_is_enough: bool = False) -> "Cluster":
+    """The notebook's cluster, or the running one called ``name``, or (no name) the one of this notebook's name."""
+    from notebook_cluster.client import Cluster, running_clusters
+
+    if session.cluster is not None and name in ("", session.cluster.name) and session.cluster.connected:
+        return session.cluster
+    running = running_clusters()
+    if not name and session.default_name in running:
+        name = session.default_name
+    if not name and not only_one_is_enough:
+        elsewhere = f"; running elsewhere: {', '.join(running)}" if running else ""
+        raise UsageError(f"no cluster is running in this notebook: %cluster start{elsewhere}")
+    return Cluster.attach(name or None, kind="magics")
+
+
+def _watch_running(
+    session: NotebookSession, cluster: "Cluster", state: "ClusterView", *, background: bool = False
+) -> "bool | CellHandle":
+    """Show the cell that runs now until it ends, or (``background``) a handle to it; False when none runs."""
+    if state.cell is None or state.cell.ended is not None:
+        return False
+    handle = session.handle_of(state.cell.id)
+    if handle is None and background:
+        handle = follow_cell(cluster, session.shell, state.cell.id)
+        session.handles.append(handle)
+    elif handle is not None and not background:
+        _say(f"cell {state.cell.id} is running, with --async from this notebook")
+        return True
+    if handle is not None:
+        return handle
+    _say(f"cell {state.cell.id} is running; Stop ends the watching only:")
+    watch_cell(cluster, session.shell, state.cell.id)
+    return True
+
+
+def _show_panel(session: NotebookSession, cluster: "Cluster") -> None:
+    from notebook_cluster.widgets import show_panel
+
+    show_panel(cluster, headless=session.headless)
+
+
+def _nodes(state: "ClusterView") -> str:
+    """``3 nodes (mini, desk, air: dead)``."""
+    names = [node.name if node.condition == "ok" else f"{node.name}: {node.condition}" for node in state.nodes]
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return f"{len(names)} node{'' if len(names) == 1 else 's'}" + (f" ({shown})" if names else "")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _display(session: NotebookSession, text: str, html: str) -> None:
+    session.shell.display_pub.publish(data={"text/plain": text, "text/html": html}, metadata={})
+
+
+_COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
+    "start": _start,
+    "add": _add,
+    "invite": _invite,
+    "doctor": _doctor,
+    "remove": _remove,
+    "restart": _restart,
+    "skip": _skip,
+    "peers": _peers,
+    "status": _status,
+    "panel": _panel,
+    "report": _report,
+    "runs": _runs,
+    "vars": _vars,
+    "logs": _logs,
+    "attach": _attach,
+    "cells": _cells,
+    "send": _send,
+    "detach": _detach,
+    "stop": _stop,
+}

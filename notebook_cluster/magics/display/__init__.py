@@ -1,0 +1,8 @@
+"""Output of nodes in the notebook, within what a Jupyter server lets through.
+
+May import: ``headless``, ``errors``, ``widgets``, ``protocol``. Called by: ``execution``, ``session``, ``commands``.
+
+- :mod:`.output`: all output of one cell; :mod:`.slots`: of one node; :mod:`.folding`: of several nodes as few blocks.
+- :mod:`.terminal`: text as a terminal would show it; :mod:`.publishing`: where displays go.
+- :mod:`.node_widgets`, :mod:`.mirrored`: widgets of nodes in the notebook.
+"""
