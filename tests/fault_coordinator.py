@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.members import Members
-from notebook_cluster.coordinator.rounds_host import RoundsHost
+from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.protocol import rounds as p
 from tests.fault_points import Condition, Order, around, die, is_message
@@ -75,5 +75,5 @@ def watch_coordinator(order_file: Path) -> None:
         dies_at("PREPARED of one noted", p.Prepared, message)
 
     around(Journal, "round", before=logs("not logged"), after=logs("logged"))
-    around(Members, "send", after=sent)
-    around(RoundsHost, "from_member", before=hears, after=noted)
+    around(Membership, "send", after=sent)
+    around(RoundRunner, "from_member", before=hears, after=noted)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from notebook_cluster.coordinator.cell_files import CellFiles
+from notebook_cluster.coordinator.cells.cell_files import CellFiles
 from notebook_cluster.journal.place import journal_path
 from notebook_cluster.journal.reading import read_rounds
 from notebook_cluster.journal.records import CommitRecord

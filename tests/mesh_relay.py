@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.relaying import Relaying
+from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.node import (
@@ -54,7 +54,7 @@ class Hub:
         self.state = SimpleNamespace(nodes=rows, generation=1, roster_nodes=lambda: list(self.state.nodes.values()))
         self.members = SimpleNamespace(send=self.send, known=lambda name: self.state.nodes[name])
         self.signs = SimpleNamespace(said_nothing_for=lambda name: 0.0)
-        self.relaying = Relaying(self)  # type: ignore[arg-type]
+        self.relaying = FrameRelay(self)  # type: ignore[arg-type]
         for node in nodes:
             node.mesh.send_relay = lambda message, name=node.name: self.hear(name, message)
             node.mesh.on_unreachable = lambda other, incarnation, endpoint, name=node.name: self.hear(

@@ -7,8 +7,8 @@ import msgspec
 import numpy
 import pytest
 
-from notebook_cluster.coordinator import collected
-from notebook_cluster.coordinator.collected import Collected
+from notebook_cluster.coordinator.cells import collected
+from notebook_cluster.coordinator.cells.collected import Collected
 from notebook_cluster.journal import events
 from notebook_cluster.journal.state import State, apply
 from notebook_cluster.magics.values import NodeValues, Remote, unpack

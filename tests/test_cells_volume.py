@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from notebook_cluster.agent.holding import HOLD_BYTES, OutputHolder
-from notebook_cluster.coordinator.cell_files import CellFiles
-from notebook_cluster.coordinator.flow import MOST_TEXT_BYTES, WINDOW_BYTES, Flow
-from notebook_cluster.coordinator.outputs import HEAD_BYTES, TAIL_BYTES, CellOutputs
+from notebook_cluster.coordinator.cells.cell_files import CellFiles
+from notebook_cluster.coordinator.cells.flow import MOST_TEXT_BYTES, WINDOW_BYTES, Flow
+from notebook_cluster.coordinator.cells.outputs import HEAD_BYTES, TAIL_BYTES, CellOutputs
 from notebook_cluster.magics.slots import NodeOutput
 from notebook_cluster.protocol import decode
 from notebook_cluster.protocol.node import HoldOutput, InterruptCell, InterruptSeen

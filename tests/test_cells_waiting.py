@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from notebook_cluster.client import ClusterError
-from notebook_cluster.coordinator.starting import Starting
+from notebook_cluster.coordinator.cells.starting import Starting
 from notebook_cluster.journal.events import CellNodeEnded
 from notebook_cluster.journal.state import Cell, Node
 from tests.cluster import Watcher, kill, node
@@ -226,7 +226,7 @@ def test_stop_ends_the_wait_for_a_node_that_starts(notebook: SharedNotebook) -> 
 
 
 def test_a_node_that_starts_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notebook_cluster.coordinator.starting.PATIENCE_S", -1.0)
+    monkeypatch.setattr("notebook_cluster.coordinator.cells.starting.PATIENCE_S", -1.0)
     cell = Cell(7, "1", ("desk",), True, {}, ())
     recorded: list[CellNodeEnded] = []
     hub: Any = SimpleNamespace(

@@ -12,7 +12,7 @@ import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, list_clusters
 from notebook_cluster.client.start import read_connection
-from notebook_cluster.coordinator.cell_files import CellFiles, text_of
+from notebook_cluster.coordinator.cells.cell_files import CellFiles, text_of
 from notebook_cluster.protocol.views import Stop
 from tests.cluster import Watcher, is_running, kernel_pid, kill, node, run, running_cluster
 from tests.conftest import Agents, marked_processes, wait_until

@@ -8,7 +8,7 @@ import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
 from notebook_cluster.client.cluster import add_request
-from notebook_cluster.coordinator.peers import CONNECT_TIMEOUT
+from notebook_cluster.coordinator.peers.links import CONNECT_TIMEOUT
 from notebook_cluster.security import Trusted, fingerprint, new_identity, trusted_peers
 from tests.cluster import running_cluster
 from tests.conftest import wait_until

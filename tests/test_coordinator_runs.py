@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from notebook_cluster.coordinator.runs import IDLE_GRACE, Runs
+from notebook_cluster.coordinator.cells.executions import IDLE_GRACE, Executions
 from notebook_cluster.journal import events as e
 from notebook_cluster.protocol.peer import FromKernel, KernelChannel
 
@@ -33,7 +33,7 @@ class Hub:
         self.state = self.cells = self.collected = self.comms = self.streaming = self
         self.nodes = {"mini": self}
         self.incarnation = 1
-        self.runs = Runs(self, self.ended.append)  # type: ignore[arg-type]
+        self.runs = Executions(self, self.ended.append)  # type: ignore[arg-type]
         self.runs.resume(1, "mini")
 
     def catches(self, *_: Any) -> bool:

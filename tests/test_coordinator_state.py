@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from notebook_cluster.coordinator.outputs import CellOutputs, batches, hint_missing_name
+from notebook_cluster.coordinator.cells.outputs import CellOutputs, batches, hint_missing_name
 from notebook_cluster.journal import committed, kept_rounds, log
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.curves import GROWTH, CurvesFile, LastView, read_series, read_view

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from notebook_cluster.coordinator.deadlocks import Deadlocks, circles, text_of
+from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks, circles, text_of
 from notebook_cluster.protocol.node import Blocked
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.leader.missing import Gathering, gatherings

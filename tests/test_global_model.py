@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.coordinator.global_model import WAIT, GlobalModels
+from notebook_cluster.coordinator.nodes.global_model import WAIT, GlobalModels
 from notebook_cluster.journal.series import SeriesStore
 from notebook_cluster.protocol.history import RunHistory
 from notebook_cluster.protocol.node import GlobalMeasured

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from notebook_cluster.client import Cluster
-from notebook_cluster.coordinator.introspection import ANSWER_S
+from notebook_cluster.coordinator.kernels.inspection import ANSWER_S
 from notebook_cluster.magics.remote_names import RemotePart, remote_part
 from tests.cluster import Watcher, kernel_pid, stopped
 from tests.conftest import wait_until

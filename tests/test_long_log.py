@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, start
-from notebook_cluster.coordinator import single
+from notebook_cluster.coordinator import startup
 from notebook_cluster.journal.events import CellSubmitted
 from notebook_cluster.journal.reading import read_events
 from notebook_cluster.journal.rows import COMMIT, SEAL
@@ -121,9 +121,9 @@ def test_a_coordinator_that_says_how_far_it_is_is_waited_for(late: Path, no_proc
     kill(killed.connection.file.pid)
     late.write_text(
         IN_COORDINATOR
-        + "import time; from notebook_cluster.coordinator.single import Progress; read = Progress.read\n"
+        + "import time; from notebook_cluster.coordinator.startup import StartProgress; read = StartProgress.read\n"
         + "    def slowly(self, done, size):\n        for _ in range(12): time.sleep(0.55); read(self, done, size)\n"
-        + "    Progress.read = slowly\n"
+        + "    StartProgress.read = slowly\n"
     )
     said: list[str] = []
     with running_cluster(local=1, on_progress=said.append) as cluster:
@@ -140,8 +140,8 @@ def test_a_second_coordinator_of_one_cluster_ends_at_once(
         first = cluster.connection.file.pid
         folder = Path(cluster.connection.file.run_log).parent
         source = (
-            "import sys; from notebook_cluster.coordinator import __main__ as main, single\n"
-            "single.LOCK_WAIT = 0.5; sys.exit(main.main())"
+            "import sys; from notebook_cluster.coordinator import __main__ as main, startup\n"
+            "startup.LOCK_WAIT = 0.5; sys.exit(main.main())"
         )
         command = [sys.executable, "-c", source, "--cluster", "test", "--runtime", str(folder), "--directory", "/"]
         for options in ([], ["--resume"]):
@@ -149,7 +149,7 @@ def test_a_second_coordinator_of_one_cluster_ends_at_once(
             assert second.returncode == 1
             assert f"cluster 'test' has a coordinator already (process {first})" in second.stderr
         assert cluster.state().name == "test"
-        assert (folder / single.LOCK_FILE).read_text() == f"{first}\n"
+        assert (folder / startup.LOCK_FILE).read_text() == f"{first}\n"
 
 
 def test_a_damaged_journal_is_one_line_with_the_way_out() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from notebook_cluster.coordinator.viewserver import ViewServer
+from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.link import Listener
 from notebook_cluster.link.reception import Reception
 from notebook_cluster.mesh import IOThread, Mesh
@@ -124,7 +124,7 @@ SERVERS: dict[str, list[MakeServer]] = {
     "link/door.py": [listener, reception],
     "pairing/port.py": [pairing_host],
     "mesh/listening.py": [mesh],
-    "coordinator/viewserver.py": [view_server],
+    "coordinator/view_server.py": [view_server],
 }
 """Every file that makes a CURVE server, and the servers that it makes."""
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from notebook_cluster.coordinator import signs_of_life
-from notebook_cluster.coordinator.signs_of_life import SignsOfLife
+from notebook_cluster.coordinator.rounds import signs_of_life
+from notebook_cluster.coordinator.rounds.signs_of_life import SignsOfLife
 from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol.node import NodeHello, NodeSilent
 from notebook_cluster.protocol.peer import NodeSample, PeerSample

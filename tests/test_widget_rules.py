@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from notebook_cluster.coordinator import node_models
-from notebook_cluster.coordinator.node_models import Model, NodeModels
+from notebook_cluster.coordinator.kernels import widget_models
+from notebook_cluster.coordinator.kernels.widget_models import Model, NodeModels
 from notebook_cluster.security.widgets import KINDS, label_state, refusal, widget_kind
 
 SCRIPT = "<img src=x onerror=alert(1)><b>bold</b>"
@@ -228,8 +228,8 @@ def test_the_outputs_of_an_output_widget_are_cleaned_and_it_catches_nothing_of_t
 
 
 def test_the_number_of_widgets_and_their_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_models, "MOST_MODELS", 3)
-    monkeypatch.setattr(node_models, "MOST_MODEL_BYTES", 2000)
+    monkeypatch.setattr(widget_models, "MOST_MODELS", 3)
+    monkeypatch.setattr(widget_models, "MOST_MODEL_BYTES", 2000)
     models = NodeModels("mini", 1, "salt")
     assert add(models, "0", state("TextModel", value="x" * 3000)).refusal
     for number in range(5):

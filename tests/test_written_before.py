@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.coordinator.single import Progress, lock
+from notebook_cluster.coordinator.startup import StartProgress, lock
 from notebook_cluster.journal.curves import pack, read_series, unpack
 from notebook_cluster.journal.events import Event
 from notebook_cluster.journal.last_run import last_run
@@ -97,7 +97,7 @@ def test_an_old_run_is_read_once_and_nothing_of_it_is_lost(left: Path) -> None:
 
 
 def test_an_old_run_that_still_goes_on_is_left_alone(left: Path) -> None:
-    held = lock(left, "old", Progress())
+    held = lock(left, "old", StartProgress())
     assert not import_old(left)
     assert last_run(left) is None
     assert import_old(left, locked=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from notebook_cluster.coordinator.service import Coordinator
 from notebook_cluster.coordinator.settings import Settings, check_settings
-from notebook_cluster.coordinator.single import AnotherRuns, Progress, lock
+from notebook_cluster.coordinator.startup import AnotherRuns, StartProgress, lock
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     check_settings(settings)
 
-    progress = Progress(settings.progress)
+    progress = StartProgress(settings.progress)
 
     async def run() -> None:
         await Coordinator(settings, progress).run()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from notebook_cluster.coordinator.peer_link import PeerLink
-from notebook_cluster.coordinator.peers import LOCAL
+from notebook_cluster.coordinator.peers.links import LOCAL
 from notebook_cluster.coordinator.questions import ANSWER_S, Questions
 from notebook_cluster.discovery.addresses import networks
 from notebook_cluster.discovery.reaching import MAX_TARGETS, NO, reach

@@ -8,20 +8,20 @@ import msgspec
 from notebook_cluster.journal.state import Cell
 
 
-class Header(msgspec.Struct):
+class JupyterHeader(msgspec.Struct):
     """The two fields of a Jupyter header that are looked at; the rest is skipped while decoding."""
 
     msg_type: str = ""
     msg_id: str = ""
 
 
-_header = msgspec.json.Decoder(Header)
+_header = msgspec.json.Decoder(JupyterHeader)
 _json = msgspec.json.Decoder()
 _encode = msgspec.json.encode
 EMPTY = b"{}"
 
 
-def headers(buffers: list[bytes]) -> tuple[Header, str]:
+def headers(buffers: list[bytes]) -> tuple[JupyterHeader, str]:
     """(header, parent's msg_id) of message parts [header, parent_header, metadata, content, ...]."""
     return _header.decode(buffers[0]), _header.decode(buffers[1]).msg_id
 

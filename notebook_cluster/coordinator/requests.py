@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.coordinator.viewserver import View
+from notebook_cluster.coordinator.view_server import View
 from notebook_cluster.protocol import comms as c
 from notebook_cluster.protocol import introspection as i
 from notebook_cluster.protocol import transfers as t

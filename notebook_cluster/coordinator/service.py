@@ -15,34 +15,34 @@ import msgspec
 import psutil
 import zmq
 
-from notebook_cluster.coordinator.adding import Adding
-from notebook_cluster.coordinator.admission import Admission
-from notebook_cluster.coordinator.cells import Cells
-from notebook_cluster.coordinator.comms import Comms
-from notebook_cluster.coordinator.deadlocks import Deadlocks
+from notebook_cluster.coordinator.cells.cells import Cells
+from notebook_cluster.coordinator.cells.replay import Replay
+from notebook_cluster.coordinator.cells.stdin import StdinQuestions
+from notebook_cluster.coordinator.cells.streaming import OutputStreaming
 from notebook_cluster.coordinator.disk import Disk
-from notebook_cluster.coordinator.door import Door
 from notebook_cluster.coordinator.examination import Examination
-from notebook_cluster.coordinator.global_model import GlobalModels
-from notebook_cluster.coordinator.incoming import Incoming
-from notebook_cluster.coordinator.inputs import Inputs
-from notebook_cluster.coordinator.introspection import Introspection
-from notebook_cluster.coordinator.measurements import Measurements
-from notebook_cluster.coordinator.members import Members
-from notebook_cluster.coordinator.pairing import Pairing
-from notebook_cluster.coordinator.peers import LOCAL, Peers
-from notebook_cluster.coordinator.relaying import Relaying
-from notebook_cluster.coordinator.remembering import Memory
-from notebook_cluster.coordinator.replay import Replay
+from notebook_cluster.coordinator.inbox import AgentInbox
+from notebook_cluster.coordinator.kernels.comms import Comms
+from notebook_cluster.coordinator.kernels.inspection import Inspections
+from notebook_cluster.coordinator.kernels.transfers import Transfers
+from notebook_cluster.coordinator.kernels.variables import VariableTable
+from notebook_cluster.coordinator.nodes.global_model import GlobalModels
+from notebook_cluster.coordinator.nodes.measurements import Measurements
+from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.nodes.relay import FrameRelay
+from notebook_cluster.coordinator.peers.invitation import InvitationHost
+from notebook_cluster.coordinator.peers.links import LOCAL, PeerLinks
+from notebook_cluster.coordinator.peers.pairing import Pairing
+from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner
+from notebook_cluster.coordinator.peers.resolving import PeerResolver
+from notebook_cluster.coordinator.persistence import ViewPersistence
 from notebook_cluster.coordinator.requests import Requests
-from notebook_cluster.coordinator.rounds_host import RoundsHost
+from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
+from notebook_cluster.coordinator.rounds.runner import RoundRunner
+from notebook_cluster.coordinator.rounds.signs_of_life import SignsOfLife
 from notebook_cluster.coordinator.settings import Settings
-from notebook_cluster.coordinator.signs_of_life import SignsOfLife
-from notebook_cluster.coordinator.single import Progress
-from notebook_cluster.coordinator.streaming import Streaming
-from notebook_cluster.coordinator.transfers import Transfers
-from notebook_cluster.coordinator.variables import VariableTable
-from notebook_cluster.coordinator.viewserver import View, ViewServer
+from notebook_cluster.coordinator.startup import StartProgress
+from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.kept_runs import let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
@@ -76,7 +76,7 @@ STATE_PERIOD = 0.25
 class Coordinator:
     """The process of one cluster: what its parts share, and its life from the first view to the last."""
 
-    def __init__(self, settings: Settings, progress: Progress | None = None) -> None:
+    def __init__(self, settings: Settings, progress: StartProgress | None = None) -> None:
         """Made inside the running loop. ``progress`` hears how far reading the journal is, and until views can
         dial also of an error.
 
@@ -84,12 +84,12 @@ class Coordinator:
             ValueError: the journal is damaged; one line.
             OSError: the folder cannot be written.
         """
-        self._progress = progress = progress or Progress()
+        self._progress = progress = progress or StartProgress()
         self.settings = settings
         self.recovered_sequences: dict[str, int] = {}
         self.state = State()
         self.series = SeriesStore()
-        self.memory = Memory(self)
+        self.memory = ViewPersistence(self)
         self.events: deque[EventView] = deque(maxlen=100)
         self._dirty = True
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -140,28 +140,28 @@ class Coordinator:
         self.requests = Requests(self)
         self.views = ViewServer(self.requests.handle, self._view_left, self.log.settled)
         self.trust = Trust()
-        self.peers = Peers(self, self._context, identity)
-        self.admission = Admission(self)
-        self.door = Door(self, self._context, identity)
+        self.peers = PeerLinks(self, self._context, identity)
+        self.admission = PeerResolver(self)
+        self.door = InvitationHost(self, self._context, identity)
         self.pairing = Pairing(self, self._context, identity, self.trust)
-        self.incoming = Incoming(self)
-        self.members = Members(self)
-        self.adding = Adding(self)
+        self.incoming = AgentInbox(self)
+        self.members = Membership(self)
+        self.adding = NodeProvisioner(self)
         self.measurements = Measurements(self)
         self.global_models = GlobalModels(self)
-        self.streaming = Streaming(self, self.settings.runtime / "cells")
+        self.streaming = OutputStreaming(self, self.settings.runtime / "cells")
         self.comms = Comms(self)
         self.cells = Cells(self)
         self.replay = Replay(self)
-        self.rounds = RoundsHost(self)
+        self.rounds = RoundRunner(self)
         self.deadlocks = Deadlocks(self)
         self.signs = SignsOfLife(self)
-        self.relaying = Relaying(self)
+        self.relaying = FrameRelay(self)
         self.examination = Examination(self)
         self.transfers = Transfers(self)
-        self.introspection = Introspection(self)
+        self.introspection = Inspections(self)
         self.variables = VariableTable(self)
-        self.inputs = Inputs(self)
+        self.inputs = StdinQuestions(self)
 
     # ---- what the parts use
 

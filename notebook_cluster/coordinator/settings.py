@@ -18,7 +18,7 @@ class Settings(msgspec.Struct):
     agent_lease: float = 600.0
     resume: bool = False
     known: str = ""
-    """Peers that the notebook's environment names (NOTEBOOK_CLUSTER_PEERS): HOST:PORT or names, commas between."""
+    """PeerLinks that the notebook's environment names (NOTEBOOK_CLUSTER_PEERS): HOST:PORT or names, commas between."""
     progress: int = -1
     """File descriptor for lines about how far the start is; -1 for none."""
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from notebook_cluster.coordinator.viewserver import View
+from notebook_cluster.coordinator.view_server import View
 from notebook_cluster.protocol.collecting import MOST_PACKED_BYTES, VALUE_KEY, VALUE_MIME, NodeValue
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator.pairing import NotReached
-from notebook_cluster.coordinator.peers import LOCAL
+from notebook_cluster.coordinator.peers.links import LOCAL
+from notebook_cluster.coordinator.peers.pairing import NotReached
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Node
 from notebook_cluster.peering.candidates import Candidate
@@ -20,7 +20,7 @@ NOT_REACHED_AGAIN = 15.0
 """Seconds until a peer that was found, but did not answer, is tried again."""
 
 
-class Adding:
+class NodeProvisioner:
     """Starts nodes. Whoever asks for the same found peer meanwhile waits for the same nodes."""
 
     def __init__(self, hub: "Coordinator") -> None:

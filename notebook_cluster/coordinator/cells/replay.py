@@ -5,8 +5,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator import left_out
-from notebook_cluster.coordinator.runs import Run
+from notebook_cluster.coordinator.cells import left_out
+from notebook_cluster.coordinator.cells.executions import Execution
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Cell
 from notebook_cluster.protocol.views import RequestError
@@ -26,7 +26,7 @@ STUBBORN_SECONDS = 3.0
 class Replayed:
     """The earlier cell that a node runs now."""
 
-    run: Run
+    run: Execution
     place: int
     """From 1 among those that the node was to run."""
     count: int
@@ -161,7 +161,7 @@ class Replay:
         self._replayed.pop(name, None)
         self._join_running(name, incarnation)
 
-    def _replay_ended(self, name: str, run: Run, status: str) -> None:
+    def _replay_ended(self, name: str, run: Execution, status: str) -> None:
         is_left_out = run.cell in self._hub.state.nodes[name].left_out
         if status == "ok" and is_left_out:
             self._leave_out(name, run.cell, "")  # it was faster than Skip, or does not care

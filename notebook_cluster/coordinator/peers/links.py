@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from notebook_cluster.coordinator.local_agent import start_private_agent
 from notebook_cluster.coordinator.peer_link import PeerLink
+from notebook_cluster.coordinator.peers.local_agent import start_private_agent
 from notebook_cluster.journal import events as e
 from notebook_cluster.link import Dialer
 from notebook_cluster.peering.candidates import FoundBy, found_view, known_peers
@@ -33,7 +33,7 @@ TRUST_PERIOD = 0.5
 """Seconds between two looks at the list of trusted peers."""
 
 
-class Peers:
+class PeerLinks:
     def __init__(self, hub: "Coordinator", context: "zmq.Context[Any]", identity: Identity) -> None:
         self._hub = hub
         self._identity = identity

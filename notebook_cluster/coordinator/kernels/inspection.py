@@ -53,7 +53,7 @@ class _CompleteReply(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
-class Introspection:
+class Inspections:
     """Asks kernels on their subshells, so that one that runs a cell answers too."""
 
     def __init__(self, hub: "Coordinator") -> None:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from notebook_cluster.coordinator import canary
-from notebook_cluster.coordinator.collected import Collected
-from notebook_cluster.coordinator.notices import Notices, what_happened
-from notebook_cluster.coordinator.runs import Runs
-from notebook_cluster.coordinator.starting import Starting
-from notebook_cluster.coordinator.viewserver import View
+from notebook_cluster.coordinator.cells import canary
+from notebook_cluster.coordinator.cells.collected import Collected
+from notebook_cluster.coordinator.cells.executions import Executions
+from notebook_cluster.coordinator.cells.notices import Notices, what_happened
+from notebook_cluster.coordinator.cells.starting import Starting
+from notebook_cluster.coordinator.view_server import View
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Cell, cell_view
 from notebook_cluster.protocol.node import CellDone
@@ -35,7 +35,7 @@ class Cells:
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self.collected = Collected(hub)
-        self.runs = Runs(hub, self._node_ended)
+        self.runs = Executions(hub, self._node_ended)
         self.notices = Notices(hub)
         self._starting = Starting(hub)
         self._with_widgets: set[int] = set()

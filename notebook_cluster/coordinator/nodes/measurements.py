@@ -4,7 +4,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator import left_out
+from notebook_cluster.coordinator.cells import left_out
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.node import GlobalMeasured, RunLosses, Telemetry
 from notebook_cluster.protocol.runs import IN_A_CELL

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_MINUTES = 7 * 24 * 60
 
 
-class Door:
+class InvitationHost:
     """Closed until the first invitation: until then this process listens on loopback only. Both ports are the same for
     the whole run of a cluster, so that those who dialled find a restarted coordinator."""
 

@@ -29,7 +29,7 @@ MOST_TEXT = 200
 """Characters of what an agent says about its machine and devices."""
 
 
-class Incoming:
+class AgentInbox:
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self._waiting_logs: dict[str, list[asyncio.Future[list[str]]]] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 VIEW_PERIOD = 2.0
 
 
-class Memory:
+class ViewPersistence:
     """Of one coordinator. ``hub`` is asked for its curves, its state and its history."""
 
     def __init__(self, hub: "Coordinator") -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from notebook_cluster.coordinator import jupyter
-from notebook_cluster.coordinator.comms import COMM_KINDS
-from notebook_cluster.coordinator.introspection import REPLIES
+from notebook_cluster.coordinator.kernels.comms import COMM_KINDS
+from notebook_cluster.coordinator.kernels.inspection import REPLIES
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Cell
 from notebook_cluster.link import Drops
@@ -25,7 +25,7 @@ SEEN_GRACE = 1.0
 OUTPUT_KINDS = frozenset(("stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"))
 
 
-class Run:
+class Execution:
     """A cell on a node, or the replay of an earlier one."""
 
     def __init__(self, cell: int, node: str, incarnation: int, replay: bool) -> None:
@@ -44,26 +44,26 @@ class Run:
         self.done: asyncio.Future[str] = loop.create_future()
 
 
-class Runs:
+class Executions:
     """Every open run. ``on_ended(event)`` is called when a run that is no replay has ended."""
 
     def __init__(self, hub: "Coordinator", on_ended: Callable[[e.CellNodeEnded], None]) -> None:
         self._hub = hub
         self._on_ended = on_ended
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, Execution] = {}
         self._dropped = Drops()
 
-    def of_cell(self, cell: int) -> list[Run]:
+    def of_cell(self, cell: int) -> list[Execution]:
         return [run for run in self._runs.values() if run.cell == cell]
 
     def is_busy(self, node: str) -> bool:
         """The node runs a cell, or replays an earlier one."""
         return any(run.node == node for run in self._runs.values())
 
-    def start(self, cell: Cell, name: str, metadata: dict[str, Any], *, replay: bool = False) -> Run:
+    def start(self, cell: Cell, name: str, metadata: dict[str, Any], *, replay: bool = False) -> Execution:
         """Send the execute_request; ``metadata`` is what the node's runtime finds in it."""
         node = self._hub.state.nodes[name]
-        run = self._open(Run(cell.id, name, node.incarnation, replay))
+        run = self._open(Execution(cell.id, name, node.incarnation, replay))
         if not replay and self._hub.cells.shows_widgets(cell.id):
             metadata = {**metadata, "widgets": True}
         # Nobody is asked the same again when a cell is replayed.
@@ -75,9 +75,9 @@ class Runs:
 
     def resume(self, cell: int, name: str) -> None:
         """Wait again for a run that was started before (the peer or this coordinator was away)."""
-        self._open(Run(cell, name, self._hub.state.nodes[name].incarnation, False))
+        self._open(Execution(cell, name, self._hub.state.nodes[name].incarnation, False))
 
-    def _open(self, run: Run) -> Run:
+    def _open(self, run: Execution) -> Execution:
         self._runs[run.message_id] = run
         return run
 
@@ -119,12 +119,12 @@ class Runs:
         except (msgspec.DecodeError, IndexError, UnicodeDecodeError) as error:
             self._dropped.note("kernel", "a message of %s is not readable: %s", message.node, error)
 
-    def _on_status(self, run: Run, status: object) -> None:
+    def _on_status(self, run: Execution, status: object) -> None:
         if status == "idle":
             run.idle = True
             self._maybe_done(run)
 
-    def interrupt(self, run: Run) -> None:
+    def interrupt(self, run: Execution) -> None:
         """A Stop for one node; its agent, or else its runtime, knows whether the cell has begun."""
         run.interrupt_seen = False
         node = self._hub.state.nodes.get(run.node)
@@ -140,7 +140,7 @@ class Runs:
             if run.node == node:
                 run.interrupt_seen = True
 
-    def _insist(self, run: Run) -> None:
+    def _insist(self, run: Execution) -> None:
         node = self._hub.state.nodes.get(run.node)
         if node is None or run.interrupt_seen or run.done.done():
             return
@@ -150,7 +150,7 @@ class Runs:
         for run in list(self._runs.values()):
             self.interrupt(run)
 
-    def _maybe_done(self, run: Run) -> None:
+    def _maybe_done(self, run: Execution) -> None:
         if run.reply is None or run.done.done():
             return
         loop = asyncio.get_running_loop()
@@ -159,7 +159,7 @@ class Runs:
         else:
             loop.call_at(run.heard + IDLE_GRACE, self._maybe_done, run)
 
-    def _done(self, run: Run, reply: dict[str, Any]) -> None:
+    def _done(self, run: Execution, reply: dict[str, Any]) -> None:
         answers = reply.get("user_expressions")
         status: e.NodeCellStatus = "ok"
         if reply.get("status") == "error":
@@ -182,7 +182,7 @@ class Runs:
             lost = e.CellNodeEnded(cell=run.cell, node=name, status="lost", reason=reason, log_tail=log_tail)
             self._close(run, lost)
 
-    def _close(self, run: Run, event: e.CellNodeEnded) -> None:
+    def _close(self, run: Execution, event: e.CellNodeEnded) -> None:
         self._runs.pop(run.message_id, None)
         if not run.done.done():
             run.done.set_result(event.status)

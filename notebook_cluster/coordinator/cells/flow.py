@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from notebook_cluster.coordinator.outputs import Missing, append, left_out, size_of
+from notebook_cluster.coordinator.cells.outputs import Missing, append, left_out, size_of
 from notebook_cluster.protocol.views import Output
 
 WINDOW_BYTES = 4 << 20
@@ -20,7 +20,7 @@ MOST_OTHER_BYTES = 16 << 20
 """Images, tables and the like that wait for a view, of all nodes."""
 
 
-class Backlog:
+class OutputBacklog:
     """Outputs that wait for a view, in order."""
 
     def __init__(self, text_path: Callable[[str], Path]) -> None:
@@ -81,7 +81,7 @@ class Flow:
     """The output of one cell to one view, which begins to watch when the output is ``position`` bytes long."""
 
     def __init__(self, text_path: Callable[[str], Path], position: int) -> None:
-        self.backlog = Backlog(text_path)
+        self.backlog = OutputBacklog(text_path)
         self._sent = self._taken = self._newest = position
 
     def offer(self, outputs: list[Output], position: int) -> bool:

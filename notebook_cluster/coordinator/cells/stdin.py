@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.coordinator import jupyter
-from notebook_cluster.coordinator.viewserver import View
+from notebook_cluster.coordinator.view_server import View
 from notebook_cluster.protocol.asking import AnswerInput, InputRequested, InputWithdrawn
 from notebook_cluster.protocol.peer import ToKernel
 from notebook_cluster.security.sanitise import safe_text
 
 if TYPE_CHECKING:
-    from notebook_cluster.coordinator.runs import Run
+    from notebook_cluster.coordinator.cells.executions import Execution
     from notebook_cluster.coordinator.service import Coordinator
 
 LOOK_S = 0.5
@@ -29,12 +29,12 @@ END_OF_FILE = "\x04"
 @dataclass
 class _Question:
     event: InputRequested
-    run: "Run"
+    run: "Execution"
     view: View
     """Who was asked."""
 
 
-class Inputs:
+class StdinQuestions:
     """Questions of nodes, and who may answer for which cell."""
 
     def __init__(self, hub: "Coordinator") -> None:
@@ -57,7 +57,7 @@ class Inputs:
         """Whether ``input()`` works in ``cell``."""
         return cell in self._allowed
 
-    def on_request(self, run: "Run", content: dict[str, Any]) -> None:
+    def on_request(self, run: "Execution", content: dict[str, Any]) -> None:
         """The node of ``run`` waits for a line."""
         for question in [question for question in self._open.values() if question.run is run]:
             self._withdraw(question)  # a kernel asks one thing at a time
@@ -80,7 +80,7 @@ class Inputs:
         del self._open[answer.id]
         self._reply(question.run, END_OF_FILE if answer.end else answer.value[:MOST_ANSWER])
 
-    def _ask(self, event: InputRequested, run: "Run") -> None:
+    def _ask(self, event: InputRequested, run: "Execution") -> None:
         view = self._somebody(event.cell)
         if view is None:
             self._nobody(event, run)
@@ -113,7 +113,7 @@ class Inputs:
     def _is_there(self, view: View, cell: int) -> bool:
         return self._hub.views.views.get(view.identity) is view and cell in view.watching
 
-    def _nobody(self, event: InputRequested, run: "Run") -> None:
+    def _nobody(self, event: InputRequested, run: "Execution") -> None:
         asked = f"asked {event.prompt.strip()!r}" if event.prompt.strip() else "asked for input"
         text = f"{event.node} {asked} and no notebook is there to answer: EOFError"
         self._hub.tell("warning", text)
@@ -124,7 +124,7 @@ class Inputs:
         if self._open.pop(question.event.id, None) is not None:
             self._hub.views.send(question.view, InputWithdrawn(cell=question.event.cell, id=question.event.id))
 
-    def _reply(self, run: "Run", value: str) -> None:
+    def _reply(self, run: "Execution", value: str) -> None:
         node = self._hub.state.nodes.get(run.node)
         if node is None or node.incarnation != run.incarnation:
             return

@@ -4,10 +4,10 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.coordinator import jupyter
-from notebook_cluster.coordinator.comm_captures import Captures
-from notebook_cluster.coordinator.comm_updates import Updates
-from notebook_cluster.coordinator.node_models import Model, NodeModels
-from notebook_cluster.coordinator.viewserver import View
+from notebook_cluster.coordinator.kernels.comm_captures import OutputCaptures
+from notebook_cluster.coordinator.kernels.comm_updates import WidgetUpdates
+from notebook_cluster.coordinator.kernels.widget_models import Model, NodeModels
+from notebook_cluster.coordinator.view_server import View
 from notebook_cluster.journal.state import Node
 from notebook_cluster.link import Drops
 from notebook_cluster.protocol.comms import MAX_COMM_BYTES, CommToNode, NodeComm
@@ -28,7 +28,7 @@ MOST_WAITING = 100
 _LONGEST_ID = 200
 
 
-class _Errand:
+class PendingComm:
     """What the browser has said to one widget and its node has not handled yet."""
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class Comms:
         self._hub = hub
         self._nodes: dict[str, NodeModels] = {}
         self._public: dict[str, Model] = {}
-        self._errands: dict[str, _Errand] = {}
+        self._errands: dict[str, PendingComm] = {}
         """By the widget's public id."""
         self._handled: dict[str, str] = {}
         """Message id -> public id, until the node says that it has handled the message."""
-        self._updates = Updates(self._to_views)
-        self._captures = Captures(self._captured)
+        self._updates = WidgetUpdates(self._to_views)
+        self._captures = OutputCaptures(self._captured)
         self._dropped = Drops()
 
     # ---- from nodes
@@ -186,7 +186,7 @@ class Comms:
             raise RequestError("this widget is no longer open: its node was restarted or has closed it")
         if sum(map(len, request.buffers)) > MAX_COMM_BYTES:
             raise RequestError(f"over {MAX_COMM_BYTES // 1_000_000} MB for a widget: %cluster send FILE sends files")
-        errand = self._errands.setdefault(request.model, _Errand())
+        errand = self._errands.setdefault(request.model, PendingComm())
         errand.add(request)
         if not errand.handled_now:
             self._next(request.model, errand)
@@ -198,7 +198,7 @@ class Comms:
             del self._handled[message_id]
             self._next(public, self._errands[public])
 
-    def _next(self, public: str, errand: _Errand) -> None:
+    def _next(self, public: str, errand: PendingComm) -> None:
         errand.handled_now = ""
         model = self._public.get(public)
         if not errand.waiting or model is None:

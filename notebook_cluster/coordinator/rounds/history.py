@@ -21,8 +21,8 @@ _MAX_ARRIVALS = 2000
 _MAX_PACKAGES = 64
 
 
-class History:
-    """Fed by :mod:`.rounds_host`; ``hub`` is asked for cells and peers."""
+class CheckpointHistory:
+    """Fed by :mod:`.runner`; ``hub`` is asked for cells and peers."""
 
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from notebook_cluster.coordinator.history import History
-from notebook_cluster.coordinator.peers import LOCAL
+from notebook_cluster.coordinator.peers.links import LOCAL
+from notebook_cluster.coordinator.rounds.history import CheckpointHistory
 from notebook_cluster.journal.records import CommitRecord, Record
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import Applied, Arrived, Refused, RegisterRefused, Saved
@@ -30,7 +30,7 @@ KEPT_STEPS = 32
 """Rounds of each node of which the step is known: a checkpoint is of one of the last."""
 
 
-class RoundsHost:
+class RoundRunner:
     """The training jobs of one cluster."""
 
     def __init__(self, hub: "Coordinator") -> None:
@@ -40,7 +40,7 @@ class RoundsHost:
         self._steps: dict[str, dict[tuple[str, int], int]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._tokens = itertools.count(1)
-        self.history = History(hub)
+        self.history = CheckpointHistory(hub)
 
     def _feed(self, event: Any) -> None:
         """Decide on ``event``. What follows is done once the decision is in the journal. While that waits for room

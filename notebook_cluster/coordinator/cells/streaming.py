@@ -6,9 +6,9 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.coordinator.flow import Flow
-from notebook_cluster.coordinator.outputs import CellOutputs, batches, hint_missing_name, pieces_of, size_of
-from notebook_cluster.coordinator.viewserver import View
+from notebook_cluster.coordinator.cells.flow import Flow
+from notebook_cluster.coordinator.cells.outputs import CellOutputs, batches, hint_missing_name, pieces_of, size_of
+from notebook_cluster.coordinator.view_server import View
 from notebook_cluster.protocol.views import CellOutput, Output
 from notebook_cluster.security import safe_output
 
@@ -20,7 +20,7 @@ FLUSH_AFTER = 0.015
 CELLS_IN_MEMORY = 20
 
 
-class Streaming:
+class OutputStreaming:
     """The outputs of all cells of a cluster."""
 
     def __init__(self, hub: "Coordinator", directory: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.cell_files import CellFiles
+from notebook_cluster.coordinator.cells.cell_files import CellFiles
 from notebook_cluster.protocol.views import LINES_LEFT_OUT, Output
 
 HEAD_BYTES = 256 * 1024

@@ -41,7 +41,7 @@ MOST_HEARD = 1000
 Level = Literal["info", "warning", "error"]
 
 
-class Members:
+class Membership:
     """Nodes that come, go and come back: their kernels, their rank and the roster."""
 
     def __init__(self, hub: "Coordinator") -> None:
@@ -318,7 +318,7 @@ class Members:
             self.send(row.name, message)
 
     def send(self, name: str, message: Message, *, decided: bool = True) -> None:
-        """A control message to a node's runtime; ``decided`` as of :meth:`.peers.Peers.send`."""
+        """A control message to a node's runtime; ``decided`` as of :meth:`.links.PeerLinks.send`."""
         node = self._hub.state.nodes.get(name)
         if node is not None and node.incarnation:
             body = p.ToNode(node=name, incarnation=node.incarnation, body=encode(message))

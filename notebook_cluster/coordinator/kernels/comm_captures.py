@@ -7,7 +7,7 @@ the messages of a node, so it is done here, and views get the caught outputs as 
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.coordinator.node_models import Model
+from notebook_cluster.coordinator.kernels.widget_models import Model
 from notebook_cluster.security import WidgetView
 from notebook_cluster.security.sanitise import safe_output
 
@@ -17,7 +17,7 @@ MOST_CHARACTERS = 50_000
 _CUT = "[notebook-cluster: the beginning was left out]\n"
 
 
-class Captures:
+class OutputCaptures:
     """Which Output widget catches the output of which message. ``changed(model, outputs)`` is called with the outputs
     as notebooks store them."""
 

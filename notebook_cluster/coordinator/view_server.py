@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from notebook_cluster.coordinator.flow import Flow
+from notebook_cluster.coordinator.cells.flow import Flow
 from notebook_cluster.link import Pump
 from notebook_cluster.link.conversation import Gate, at_once
 from notebook_cluster.protocol import decode, encode

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from notebook_cluster.coordinator.peers import LOCAL
+from notebook_cluster.coordinator.peers.links import LOCAL
 from notebook_cluster.discovery.reaching import reach
 from notebook_cluster.peering.candidates import Candidate, how_to_pair
 from notebook_cluster.protocol.version import mismatch
@@ -19,7 +19,7 @@ MOST_SAID = 1000
 """(key, address) pairs of which is remembered that they were said."""
 
 
-class Admission:
+class PeerResolver:
     def __init__(self, hub: "Coordinator") -> None:
         self._hub = hub
         self._said: set[tuple[str, str]] = set()

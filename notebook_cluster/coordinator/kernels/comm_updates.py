@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.coordinator.node_models import Model
+from notebook_cluster.coordinator.kernels.widget_models import Model
 from notebook_cluster.protocol.comms import NodeComm
 
 FLUSH_SECONDS = 0.2
@@ -17,7 +17,7 @@ BYTES_PER_SECOND = 100_000
 LONGEST_PAUSE = 3.0
 
 
-class Updates:
+class WidgetUpdates:
     """``send`` gets one event for each widget that changed, the one that has waited longest first."""
 
     def __init__(self, send: Callable[[NodeComm], None]) -> None:

@@ -18,7 +18,7 @@ class AnotherRuns(Exception):
     """The cluster has a coordinator already; one line."""
 
 
-class Progress:
+class StartProgress:
     """Lines about how far the start is, to the file ``descriptor``; -1 for nobody. Who does not read costs nothing."""
 
     def __init__(self, descriptor: int = -1) -> None:
@@ -54,7 +54,7 @@ class Progress:
             self._descriptor = -1
 
 
-def lock(folder: Path, cluster: str, progress: Progress) -> int:
+def lock(folder: Path, cluster: str, progress: StartProgress) -> int:
     """Hold ``folder`` for this process, until it ends; returns the lock's descriptor.
 
     Raises:

@@ -68,7 +68,7 @@ class _Way:
             self.size -= self.frames.popleft()[1]
 
 
-class Relaying:
+class FrameRelay:
     """``dropped`` counts frames that were not passed on."""
 
     def __init__(self, hub: "Coordinator") -> None:
