@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.protocol import rounds as p
@@ -54,7 +54,7 @@ def watch_coordinator(order_file: Path) -> None:
 
         return log
 
-    def sent(_members: Any, name: str, message: Any) -> None:
+    def sent(_delivery: Any, name: str, message: Any) -> None:
         kind = type(message).__name__
         if not order_file.exists() or kind not in ("Seal", "Commit", "Save", "Saved"):
             return
@@ -67,13 +67,13 @@ def watch_coordinator(order_file: Path) -> None:
         count = {1: "one", 3: "all"}.get(len(names))
         dies_at(f"{kind.upper()} sent to {count}", type(message), message, lambda: all(mark.exists() for mark in marks))
 
-    def hears(_host: Any, _node: str, _incarnation: int, message: Any) -> None:
+    def hears(_runner: Any, _node: str, _incarnation: int, message: Any) -> None:
         for kind, point in HEARD.items():
             dies_at(point, kind, message)
 
-    def noted(_host: Any, _node: str, _incarnation: int, message: Any) -> None:
+    def noted(_runner: Any, _node: str, _incarnation: int, message: Any) -> None:
         dies_at("PREPARED of one noted", p.Prepared, message)
 
     around(Journal, "round", before=logs("not logged"), after=logs("logged"))
-    around(Membership, "send", after=sent)
+    around(Delivery, "to_node", after=sent)
     around(RoundRunner, "from_member", before=hears, after=noted)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.node import (
     FromNodeBody,
     NodeHello,
+    PairMeasured,
     RelayFrame,
     RelayTaken,
     Roster,
@@ -28,7 +29,7 @@ from tests.ports import free_port
 from tests.relay import Relay
 
 
-class Hub:
+class FakeCoordinator:
     """The coordinator's part: real relaying, and the links replaced by queues that a test can hold.
 
     Attributes:
@@ -52,9 +53,12 @@ class Hub:
             for order, node in enumerate(nodes)
         }  # fmt: skip
         self.state = SimpleNamespace(nodes=rows, generation=1, roster_nodes=lambda: list(self.state.nodes.values()))
-        self.members = SimpleNamespace(send=self.send, known=lambda name: self.state.nodes[name])
-        self.signs = SimpleNamespace(said_nothing_for=lambda name: 0.0)
-        self.relaying = FrameRelay(self)  # type: ignore[arg-type]
+        core: Any = SimpleNamespace(
+            state=self.state, spawn=self.spawn, tell=self.tell, known_node=lambda name: self.state.nodes[name]
+        )
+        self.delivery: Any = SimpleNamespace(to_node=self.send)
+        self.said_nothing_for: Callable[[str], float] = lambda name: 0.0
+        self.relaying = FrameRelay(core, self.delivery, said_nothing_for=lambda name: self.said_nothing_for(name))
         for node in nodes:
             node.mesh.send_relay = lambda message, name=node.name: self.hear(name, message)
             node.mesh.on_unreachable = lambda other, incarnation, endpoint, name=node.name: self.hear(
@@ -73,7 +77,12 @@ class Hub:
             if isinstance(message, Unreachable):
                 self.said.append((name, message))
             self.frames += isinstance(message, RelayFrame)
-            self.relaying.on_node(self.state.nodes[name], decode(encode(message), FromNodeBody))
+            node, body = self.state.nodes[name], decode(encode(message), FromNodeBody)
+            take: dict[Any, Any] = {
+                Unreachable: self.relaying.on_unreachable, RelayFrame: self.relaying.on_frame,
+                RelayTaken: self.relaying.on_taken, PairMeasured: self.relaying.on_measured,
+            }  # fmt: skip
+            take[type(body)](node, body)
             self.on_the_way = max([self.on_the_way, *(way.size for way in self.relaying._ways.values())])
 
     def send(self, name: str, message: Any, *, decided: bool = True) -> None:
@@ -126,14 +135,14 @@ def far_roster(nodes: list[MeshNode], ports: dict[str, int] | None = None, gener
 
 
 @contextmanager
-def cluster_with_closed(*names: str, closed: str) -> Iterator[tuple[list[MeshNode], Hub]]:
+def cluster_with_closed(*names: str, closed: str) -> Iterator[tuple[list[MeshNode], FakeCoordinator]]:
     """Nodes that know each other, on machines of their own; nobody can dial node ``closed``, which can dial others."""
     with mesh_nodes(*names, peers=list(names)) as nodes:
-        hub = Hub(nodes)
+        fake = FakeCoordinator(nodes)
         roster = far_roster(nodes, {closed: free_port()}, generation=2)
         for node in nodes:
             node.mesh.set_roster(roster)
-        yield nodes, hub
+        yield nodes, fake
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import msgspec
 import numpy
 import pytest
 
-from notebook_cluster.coordinator.cells import collected
-from notebook_cluster.coordinator.cells.collected import Collected
+from notebook_cluster.coordinator.cells import streaming
+from notebook_cluster.coordinator.cells.streaming import Collected
 from notebook_cluster.journal import events
 from notebook_cluster.journal.state import State, apply
 from notebook_cluster.magics.execution.node_values import NodeValues, Remote, unpack
@@ -103,7 +103,7 @@ def test_values_are_in_rank_order_whatever_came_first() -> None:
     assert list(values.in_rank_order()) == ["mini", "desk", "late"]
 
 
-def hub() -> Any:
+def coordinator() -> Any:
     sent: list[NodeValue] = []
     views = SimpleNamespace(
         send_watching=lambda cell, value: sent.append(value), send=lambda view, value: sent.append(value)
@@ -116,8 +116,10 @@ def answer(value: object) -> dict[str, Any]:
 
 
 def test_the_coordinator_takes_the_value_out_of_the_answers() -> None:
-    fake = hub()
-    rest = Collected(fake).take(1, "mini", {VALUE_KEY: answer({"reason": "why"}), "other": {"status": "ok"}})
+    fake = coordinator()
+    rest = Collected(fake, fake.views).take(
+        1, "mini", {VALUE_KEY: answer({"reason": "why"}), "other": {"status": "ok"}}
+    )
     assert rest == {"other": {"status": "ok"}}
     assert [value.packed for value in fake.sent] == [b'{"reason":"why"}']
 
@@ -126,15 +128,15 @@ def test_the_coordinator_takes_the_value_out_of_the_answers() -> None:
     "answers", [None, [], "x", {VALUE_KEY: 3}, {VALUE_KEY: {"data": []}}, {VALUE_KEY: answer([1])}]
 )
 def test_answers_that_are_none_harm_nothing(answers: object) -> None:
-    fake = hub()
-    assert Collected(fake).take(1, "mini", answers) == {}
+    fake = coordinator()
+    assert Collected(fake, fake.views).take(1, "mini", answers) == {}
     assert all(value.packed == b"" for value in fake.sent)
 
 
 def test_only_so_much_is_kept_for_views_that_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collected, "MOST_KEPT_BYTES", 100)
-    fake = hub()
-    kept = Collected(fake)
+    monkeypatch.setattr(streaming, "MOST_KEPT_BYTES", 100)
+    fake = coordinator()
+    kept = Collected(fake, fake.views)
     for number in range(1, 6):
         kept.take(number, "mini", {VALUE_KEY: answer({"text": "x" * 30})})
     fake.sent.clear()

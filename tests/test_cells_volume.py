@@ -11,8 +11,14 @@ import pytest
 
 from notebook_cluster.agent.holding import HOLD_BYTES, OutputHolder
 from notebook_cluster.coordinator.cells.cell_files import CellFiles
-from notebook_cluster.coordinator.cells.flow import MOST_TEXT_BYTES, WINDOW_BYTES, Flow
-from notebook_cluster.coordinator.cells.outputs import HEAD_BYTES, TAIL_BYTES, CellOutputs
+from notebook_cluster.coordinator.cells.outputs import (
+    HEAD_BYTES,
+    MOST_WAITING_TEXT,
+    TAIL_BYTES,
+    WINDOW_BYTES,
+    CellOutputs,
+    Flow,
+)
 from notebook_cluster.magics.display.slots import NodeOutput
 from notebook_cluster.protocol import decode
 from notebook_cluster.protocol.node import HoldOutput, InterruptCell, InterruptSeen
@@ -188,7 +194,7 @@ def test_what_waits_for_a_view_is_bounded_whatever_comes() -> None:
     rest, _ = flow.release()
     for node in ("a", "b"):
         text = text_of([output for output in rest if output.node == node])
-        assert len(text) < MOST_TEXT_BYTES + 1000
+        assert len(text) < MOST_WAITING_TEXT + 1000
         assert f"all of it: /files/{node}.txt ...]" in text
         assert text.endswith(LINE.format(19_999))
     flow.taken(position)

@@ -229,12 +229,12 @@ def test_a_node_that_starts_for_ever_is_not_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setattr("notebook_cluster.coordinator.cells.starting.PATIENCE_S", -1.0)
     cell = Cell(7, "1", ("desk",), True, {}, ())
     recorded: list[CellNodeEnded] = []
-    hub: Any = SimpleNamespace(
-        state=SimpleNamespace(nodes={"desk": Node("desk", "peer", "cpu", 0)}),
-        replay=SimpleNamespace(names=list),
-        record=recorded.append,
+    core: Any = SimpleNamespace(
+        state=SimpleNamespace(nodes={"desk": Node("desk", "peer", "cpu", 0)}), record=recorded.append
     )
-    starting = Starting(hub)
+    notices: Any = None
+    replay: Any = SimpleNamespace(names=list)
+    starting = Starting(core, notices, replay, lambda: None)
     assert not starting.waits(cell)
     starting.leave_out(cell)
     assert [(event.node, event.status) for event in recorded] == [("desk", "cancelled")]

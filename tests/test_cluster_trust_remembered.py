@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
-from notebook_cluster.client.requests import add_request
+from notebook_cluster.client.cluster import add_request
 from notebook_cluster.coordinator.peers.links import CONNECT_TIMEOUT
 from notebook_cluster.security import Trusted, fingerprint, new_identity, trusted_peers
 from tests.cluster import running_cluster

@@ -3,10 +3,13 @@
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 from notebook_cluster.coordinator.cells.executions import IDLE_GRACE, Executions
+from notebook_cluster.coordinator.inbox import AgentInbox
 from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol.peer import FromKernel, KernelChannel
 
 
@@ -24,17 +27,29 @@ class Clock(asyncio.SelectorEventLoop):
             await asyncio.sleep(0)
 
 
-class Hub:
+class FakeCoordinator:
     """As much of the coordinator as a run asks for: one node, and the output that was kept."""
 
     def __init__(self) -> None:
         self.printed: list[str] = []
         self.ended: list[e.CellNodeEnded] = []
-        self.state = self.cells = self.collected = self.comms = self.streaming = self
-        self.nodes = {"mini": self}
-        self.incarnation = 1
-        self.runs = Executions(self, self.ended.append)  # type: ignore[arg-type]
-        self.runs.resume(1, "mini")
+        mini = Node("mini", "mini", "cpu", 0, incarnation=1)
+        peer = SimpleNamespace(key="key")
+        core: Any = SimpleNamespace(state=SimpleNamespace(nodes={"mini": mini}, peers={"mini": peer}))
+        self.dialer: Any = SimpleNamespace(received=1)
+        link = SimpleNamespace(name="mini", dialer=self.dialer, heard=lambda: None)
+        delivery: Any = SimpleNamespace(links={"mini": link})
+        fake: Any = self
+        executions = Executions(core, delivery, stdin=fake, collected=fake, on_ended=self.ended.append)
+        executions.resume(1, "mini")
+        others = ("links", "membership", "measurements", "relay", "deadlocks", "runner", "stdin", "notices")
+        more = ("inspections", "variables", "transfers", "examination", "signs", "comms", "streaming")
+        parts: dict[str, Any] = dict.fromkeys((*others, *more), self)
+        self.inbox = AgentInbox(core, delivery=delivery, executions=executions, **parts)
+
+    def __getattr__(self, name: str) -> Any:
+        """What of a part nothing is asked of here."""
+        return lambda *_: None
 
     def catches(self, *_: Any) -> bool:
         return False
@@ -52,18 +67,18 @@ class Hub:
         """One message of the node's kernel about its run."""
         header, parent = {"msg_type": kind, "msg_id": "x"}, {"msg_type": "execute_request", "msg_id": "1-mini-1"}
         parts = [json.dumps(part).encode() for part in (header, parent, {}, content)]
-        self.runs.on_kernel("key", 1, FromKernel(node="mini", incarnation=1, channel=channel), parts)
+        self.inbox.receive(self.dialer, "mini", FromKernel(node="mini", incarnation=1, channel=channel), parts)
 
 
-def on_the_clock(test: Callable[[Clock, Hub], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def on_the_clock(test: Callable[[Clock, FakeCoordinator], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     def played() -> None:
         loop = Clock()
 
-        async def with_hub() -> None:
-            await test(loop, Hub())
+        async def with_fake() -> None:
+            await test(loop, FakeCoordinator())
 
         try:
-            loop.run_until_complete(with_hub())
+            loop.run_until_complete(with_fake())
         finally:
             loop.close()
 
@@ -72,36 +87,38 @@ def on_the_clock(test: Callable[[Clock, Hub], Coroutine[Any, Any, None]]) -> Cal
 
 
 @on_the_clock
-async def test_output_that_comes_long_after_the_reply_belongs_to_the_cell(loop: Clock, hub: Hub) -> None:
+async def test_output_that_comes_long_after_the_reply_belongs_to_the_cell(loop: Clock, fake: FakeCoordinator) -> None:
     await loop.sleep(600)
-    hub.say("shell", "execute_reply", status="ok")
+    fake.say("shell", "execute_reply", status="ok")
     for number in range(100):
         await loop.sleep(IDLE_GRACE * 0.9)
-        assert not hub.ended
-        hub.say("iopub", "stream", name="stdout", text=str(number))
-    hub.say("iopub", "status", execution_state="idle")
-    assert [event.status for event in hub.ended] == ["ok"]
-    assert hub.printed == [str(number) for number in range(100)]
+        assert not fake.ended
+        fake.say("iopub", "stream", name="stdout", text=str(number))
+    fake.say("iopub", "status", execution_state="idle")
+    assert [event.status for event in fake.ended] == ["ok"]
+    assert fake.printed == [str(number) for number in range(100)]
 
 
 @on_the_clock
-async def test_a_cell_whose_idle_status_is_lost_ends_once_its_node_is_silent(loop: Clock, hub: Hub) -> None:
+async def test_a_cell_whose_idle_status_is_lost_ends_once_its_node_is_silent(
+    loop: Clock, fake: FakeCoordinator
+) -> None:
     await loop.sleep(600)
-    hub.say("shell", "execute_reply", status="error", ename="ValueError", evalue="7")
+    fake.say("shell", "execute_reply", status="error", ename="ValueError", evalue="7")
     await loop.sleep(IDLE_GRACE / 2)
-    hub.say("iopub", "stream", name="stdout", text="more")
+    fake.say("iopub", "stream", name="stdout", text="more")
     await loop.sleep(IDLE_GRACE * 0.9)
-    assert not hub.ended
+    assert not fake.ended
     await loop.sleep(IDLE_GRACE * 0.2)
-    assert [(event.status, event.error_value) for event in hub.ended] == [("error", "7")]
-    hub.say("iopub", "status", execution_state="idle")
-    assert len(hub.ended) == 1
+    assert [(event.status, event.error_value) for event in fake.ended] == [("error", "7")]
+    fake.say("iopub", "status", execution_state="idle")
+    assert len(fake.ended) == 1
 
 
 @on_the_clock
-async def test_a_cell_does_not_end_without_its_reply(loop: Clock, hub: Hub) -> None:
-    hub.say("iopub", "status", execution_state="idle")
+async def test_a_cell_does_not_end_without_its_reply(loop: Clock, fake: FakeCoordinator) -> None:
+    fake.say("iopub", "status", execution_state="idle")
     await loop.sleep(IDLE_GRACE * 10)
-    assert not hub.ended
-    hub.say("shell", "execute_reply", status="ok")
-    assert [event.status for event in hub.ended] == ["ok"]
+    assert not fake.ended
+    fake.say("shell", "execute_reply", status="ok")
+    assert [event.status for event in fake.ended] == ["ok"]

@@ -1,10 +1,11 @@
 """Which waits are a circle: pure, from what nodes say and what rounds lack."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks, circles, text_of
+from notebook_cluster.coordinator.rounds.progress import Deadlocks, circles, text_of
 from notebook_cluster.protocol.node import Blocked
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.leader.arrivals import Gathering, gatherings
@@ -26,8 +27,9 @@ def lacks(*missing: str, here: str = "abc", number: int = 3, quorum: bool = Fals
 
 
 def test_names_that_mean_nobody_are_not_looked_through_again_and_again() -> None:
-    hub = SimpleNamespace(state=SimpleNamespace(nodes={"a": None, "b": None}))
-    deadlocks = Deadlocks(hub)  # type: ignore[arg-type]
+    core: Any = SimpleNamespace(state=SimpleNamespace(nodes={"a": None, "b": None}))
+    delivery: Any = None
+    deadlocks = Deadlocks(core, delivery, gatherings=dict, was_interrupted=lambda cell: False)
     deadlocks.on_blocked("a", 1, collective(2, *["b"] * 1000, *map(str, range(1000))))
     ((_, _, kept),) = deadlocks._waits.values()
     assert kept == collective(2, "b")

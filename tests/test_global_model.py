@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.coordinator.nodes.global_model import WAIT, GlobalModels
+from notebook_cluster.coordinator.nodes.measurements import WAIT, GlobalModels
 from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.protocol.node import GlobalMeasured
 from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
@@ -103,15 +103,15 @@ def test_while_a_cell_is_replayed_the_block_runs_and_tells_nothing(tmp_path: Pat
 # ---- in the coordinator ------------------------------------------------------------------------------------------
 
 
-class Hub:
+class FakeCoordinator:
     """What :class:`GlobalModels` asks of a coordinator: a job at ``round``, and nodes that run the cell."""
 
     def __init__(self, *running: str, round: int = 9) -> None:
         self.series = SeriesStore()
-        self.rounds = SimpleNamespace(committed=lambda job: round if job == "model" else None)
         cell = SimpleNamespace(nodes=dict.fromkeys(running, "running"))
         self.state = SimpleNamespace(running=lambda: None, cells={1: cell})
-        self.models = GlobalModels(self)  # type: ignore[arg-type]
+        core: Any = self
+        self.models = GlobalModels(core, self.series, committed=lambda job: round if job == "model" else None)
 
     def dirty(self) -> None: ...
 
@@ -125,72 +125,72 @@ class Hub:
 
 
 def test_a_round_is_the_mean_of_what_all_nodes_of_the_cell_say() -> None:
-    hub = Hub("a", "b")
-    hub.told("a", 1, loss=1.0)
-    assert hub.losses == []
-    hub.told("b", 1, loss=2.0, accuracy=0.5)
-    assert hub.losses == [1.5]
-    (loss, accuracy) = hub.series.all()
+    fake = FakeCoordinator("a", "b")
+    fake.told("a", 1, loss=1.0)
+    assert fake.losses == []
+    fake.told("b", 1, loss=2.0, accuracy=0.5)
+    assert fake.losses == [1.5]
+    (loss, accuracy) = fake.series.all()
     assert (loss.node, loss.job, loss.step, loss.time) == ("", "model", [10], [1.0])
     assert (accuracy.name, accuracy.value) == ("accuracy", [0.5])
 
 
 def test_nodes_that_do_not_measure_are_waited_for_a_moment_only() -> None:
-    hub = Hub("a", "b")
-    hub.told("a", 1, loss=1.0)
-    since = hub.models._rounds["model"].since
-    hub.models.tick(since + WAIT - 0.01)
-    assert hub.losses == []
-    hub.models.tick(since + WAIT)
-    assert hub.losses == [1.0]
-    hub.told("b", 1, loss=5.0)
-    assert hub.losses == [1.0]
+    fake = FakeCoordinator("a", "b")
+    fake.told("a", 1, loss=1.0)
+    since = fake.models._rounds["model"].since
+    fake.models.tick(since + WAIT - 0.01)
+    assert fake.losses == []
+    fake.models.tick(since + WAIT)
+    assert fake.losses == [1.0]
+    fake.told("b", 1, loss=5.0)
+    assert fake.losses == [1.0]
 
 
 def test_what_comes_after_the_end_of_a_node_s_cell_is_waited_for_and_who_failed_is_not() -> None:
-    hub = Hub("a", "b", "c")
-    hub.state.cells[1].nodes.update(a="ok", b="ok", c="error")
-    hub.told("b", 1, loss=1.0)
-    assert hub.losses == []
-    hub.told("a", 1, loss=2.0)
-    assert hub.losses == [1.5]
+    fake = FakeCoordinator("a", "b", "c")
+    fake.state.cells[1].nodes.update(a="ok", b="ok", c="error")
+    fake.told("b", 1, loss=1.0)
+    assert fake.losses == []
+    fake.told("a", 1, loss=2.0)
+    assert fake.losses == [1.5]
 
 
 def test_a_node_that_is_late_by_a_round_changes_nothing_and_a_new_run_begins_again() -> None:
-    hub = Hub("a", "b")
-    hub.told("a", 1, loss=1.0)
-    hub.told("a", 2, loss=0.9)
-    hub.told("b", 1, loss=7.0)
-    hub.told("b", 2, loss=1.1)
-    assert hub.losses == [1.0, 1.0]
-    fresh = Hub("a", round=0)
+    fake = FakeCoordinator("a", "b")
+    fake.told("a", 1, loss=1.0)
+    fake.told("a", 2, loss=0.9)
+    fake.told("b", 1, loss=7.0)
+    fake.told("b", 2, loss=1.1)
+    assert fake.losses == [1.0, 1.0]
+    fresh = FakeCoordinator("a", round=0)
     for round in (8, 0):
         fresh.told("a", round, loss=float(round))
     assert fresh.losses == [8.0, 0.0]
 
 
 def test_measuring_a_round_again_is_a_new_point() -> None:
-    hub = Hub()
+    fake = FakeCoordinator()
     for loss in (3.0, 2.0):
-        hub.told("a", 4, loss=loss)
-    assert hub.losses == [3.0, 2.0]
+        fake.told("a", 4, loss=loss)
+    assert fake.losses == [3.0, 2.0]
     job = JobView(name="model", strategy="DiLoCo", round=9, attempt=0, phase="idle", members=[])
-    assert (hub.models.shown_in(job).loss, hub.models.shown_in(job).loss_round) == (2.0, 4)
-    assert hub.models.shown_in(msgspec.structs.replace(job, name="other")).loss is None
+    assert (fake.models.shown_in(job).loss, fake.models.shown_in(job).loss_round) == (2.0, 4)
+    assert fake.models.shown_in(msgspec.structs.replace(job, name="other")).loss is None
 
 
 def test_of_a_job_that_nobody_trains_nothing_is_kept() -> None:
-    hub = Hub()
-    hub.models.told("a", GlobalMeasured(job="<b>", round=1, step=1, time=0.0, values={"loss": 1.0}), 0.0)
-    hub.told("a", 1, **{"x" * 65: 1.0})
-    assert hub.series.all() == []
+    fake = FakeCoordinator()
+    fake.models.told("a", GlobalMeasured(job="<b>", round=1, step=1, time=0.0, values={"loss": 1.0}), 0.0)
+    fake.told("a", 1, **{"x" * 65: 1.0})
+    assert fake.series.all() == []
 
 
 def test_what_is_still_waited_for_is_shown_when_the_cluster_ends() -> None:
-    hub = Hub("a", "b")
-    hub.told("a", 1, loss=1.0)
-    hub.models.close()
-    assert hub.losses == [1.0]
+    fake = FakeCoordinator("a", "b")
+    fake.told("a", 1, loss=1.0)
+    fake.models.close()
+    assert fake.losses == [1.0]
 
 
 # ---- on the page -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import MeasurePair, PairMeasured, RelayFrame, RelayTaken, UseRelay
 from tests.conftest import wait_until
 from tests.mesh_nodes import MeshNode, mesh_nodes
-from tests.mesh_relay import Hub, cluster_with_closed, far_roster, wire_to
+from tests.mesh_relay import FakeCoordinator, cluster_with_closed, far_roster, wire_to
 from tests.ports import free_port
 
 
@@ -36,21 +36,21 @@ def measure(node: MeshNode, order: MeasurePair) -> PairMeasured:
 
 
 def test_a_node_of_another_machine_that_cannot_be_dialled_is_said_before_anything_is_sent() -> None:
-    with cluster_with_closed("mini", "desk", "book", closed="desk") as (_, hub):
-        wait_until(lambda: len(hub.said) == 2)
-        assert {(name, message.node) for name, message in hub.said} == {("mini", "desk"), ("book", "desk")}
-        assert hub.said[0][1].endpoint.startswith("tcp://127.0.0.1:")
-        wait_until(lambda: len(hub.told) == 2)  # said when both are known to live
-        assert sorted(hub.told)[1].startswith("warning: mini cannot reach desk at tcp://127.0.0.1:")
-        assert "relayed over the links, which is slower; %cluster doctor" in hub.told[0]
+    with cluster_with_closed("mini", "desk", "book", closed="desk") as (_, fake):
+        wait_until(lambda: len(fake.said) == 2)
+        assert {(name, message.node) for name, message in fake.said} == {("mini", "desk"), ("book", "desk")}
+        assert fake.said[0][1].endpoint.startswith("tcp://127.0.0.1:")
+        wait_until(lambda: len(fake.told) == 2)  # said when both are known to live
+        assert sorted(fake.told)[1].startswith("warning: mini cannot reach desk at tcp://127.0.0.1:")
+        assert "relayed over the links, which is slower; %cluster doctor" in fake.told[0]
 
 
 def test_that_a_node_which_says_nothing_itself_cannot_be_reached_is_not_put_down_to_the_network() -> None:
-    with cluster_with_closed("mini", "desk", "book", closed="desk") as (_, hub):
-        hub.signs.said_nothing_for = lambda name: 5.0 if name == "desk" else 0.0
-        wait_until(lambda: len(hub.said) == 2)
-        wait_until(lambda: not hub.relaying._told)
-        assert not hub.told
+    with cluster_with_closed("mini", "desk", "book", closed="desk") as (_, fake):
+        fake.said_nothing_for = lambda name: 5.0 if name == "desk" else 0.0
+        wait_until(lambda: len(fake.said) == 2)
+        wait_until(lambda: not fake.relaying._told)
+        assert not fake.told
 
 
 def test_it_is_said_once_in_a_generation_until_the_relay_is_allowed() -> None:
@@ -72,13 +72,13 @@ def test_it_is_said_once_in_a_generation_until_the_relay_is_allowed() -> None:
 
 
 def test_frames_arrive_over_the_links_in_order_with_their_sender() -> None:
-    with cluster_with_closed("mini", "desk", closed="desk") as ((mini, desk), hub):
+    with cluster_with_closed("mini", "desk", closed="desk") as ((mini, desk), fake):
         payloads = send_many(mini, desk, 60)
         wait_until(lambda: len(desk.frames) == 60)
         assert desk.frames == [("mini", frame(number), payload) for number, payload in enumerate(payloads)]
         assert mini.mesh.relayed("desk")
-        assert hub.relaying.dropped == desk.mesh.dropped == 0
-        assert hub.on_the_way <= relay.MOST_BYTES + 256 * 1024
+        assert fake.relaying.dropped == desk.mesh.dropped == 0
+        assert fake.on_the_way <= relay.MOST_BYTES + 256 * 1024
         wait_until(lambda: mini.mesh.waiting("desk") == 0)
         desk.mesh.send("mini", frame(7), b"the other way is open")
         wait_until(lambda: mini.frames == [("desk", frame(7), b"the other way is open")])
@@ -86,28 +86,28 @@ def test_frames_arrive_over_the_links_in_order_with_their_sender() -> None:
 
 
 def test_no_more_than_the_window_is_on_its_way_and_nothing_is_lost_when_the_links_stand_still() -> None:
-    with cluster_with_closed("mini", "desk", closed="desk") as ((mini, desk), hub):
+    with cluster_with_closed("mini", "desk", closed="desk") as ((mini, desk), fake):
         wait_until(lambda: mini.mesh.relayed("desk"))
-        hub.hold()
+        fake.hold()
         payloads = send_many(mini, desk, 60)
-        wait_until(lambda: hub.frames)
+        wait_until(lambda: fake.frames)
         mini.loop.call(lambda: None)
-        assert sum(len(message.payload) for _, message in hub.held or ()) <= relay.FIRST_BYTES + 256 * 1024
+        assert sum(len(message.payload) for _, message in fake.held or ()) <= relay.FIRST_BYTES + 256 * 1024
         assert not desk.frames
-        hub.release()
+        fake.release()
         wait_until(lambda: len(desk.frames) == 60)
         assert [payload for _, _, payload in desk.frames] == payloads
 
 
 def test_frames_that_a_coordinator_took_with_it_do_not_block_those_that_follow() -> None:
-    with cluster_with_closed("mini", "desk", closed="desk") as (nodes, hub):
+    with cluster_with_closed("mini", "desk", closed="desk") as (nodes, fake):
         mini, desk = nodes
         wait_until(lambda: mini.mesh.relayed("desk"))
-        hub.hold()
+        fake.hold()
         send_many(mini, desk, 60)
-        wait_until(lambda: hub.frames)
-        lost = mini.loop.call(lambda: hub.frames)
-        hub.lose_held()
+        wait_until(lambda: fake.frames)
+        lost = mini.loop.call(lambda: fake.frames)
+        fake.lose_held()
         again = far_roster(nodes, {"desk": mini.mesh._nodes["desk"].mesh_port}, 2)
         mini.mesh.set_roster(again)
         wait_until(lambda: len(desk.frames) == 60 - lost)
@@ -118,21 +118,21 @@ def test_a_way_that_opens_is_used_again() -> None:
     with mesh_nodes("mini", "desk", peers=["mini", "desk"]) as nodes:
         mini, desk = nodes
         with wire_to(desk.mesh.port) as wire:
-            hub = Hub(nodes)
+            fake = FakeCoordinator(nodes)
             wire.refuse(True)
             for node in nodes:
                 node.mesh.set_roster(far_roster(nodes, {"desk": wire.port}, 2))
             wait_until(lambda: mini.mesh.relayed("desk"))
             wire.refuse(False)
             wait_until(lambda: not mini.mesh.relayed("desk"))
-            before = hub.frames
+            before = fake.frames
             mini.mesh.send("desk", frame(1), b"directly")
             wait_until(lambda: desk.frames == [("mini", frame(1), b"directly")])
-            assert hub.frames == before
+            assert fake.frames == before
             wire.refuse(True)
             wire.do("cut")
             wait_until(lambda: mini.mesh.relayed("desk"))  # without asking again
-            assert len(hub.said) == 1
+            assert len(fake.said) == 1
 
 
 def test_another_address_of_the_machine_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +140,10 @@ def test_another_address_of_the_machine_is_tried(monkeypatch: pytest.MonkeyPatch
         # The meshes listen on 127.0.0.1 only.
         monkeypatch.setattr(connection, "tcp_hosts", lambda own, other: ["127.0.0.9", "127.0.0.1"])
         mini, desk = nodes
-        hub = Hub(nodes)
+        fake = FakeCoordinator(nodes)
         for node in nodes:
             node.mesh.set_roster(far_roster(nodes, generation=2))
-        wait_until(lambda: hub.said)
+        wait_until(lambda: fake.said)
         mini.mesh.send("desk", frame(1), b"found")
         wait_until(lambda: desk.frames == [("mini", frame(1), b"found")])
         wait_until(lambda: not mini.mesh.relayed("desk"))
@@ -168,34 +168,34 @@ def test_a_restarted_node_is_dialled_and_not_relayed_to() -> None:
 def test_a_connection_that_works_is_not_given_up_because_training_stood_still() -> None:
     with mesh_nodes("mini", "desk", peers=["mini", "desk"]) as nodes:
         mini, desk = nodes
-        hub = Hub(nodes)
+        fake = FakeCoordinator(nodes)
         for node in nodes:
             node.mesh.set_roster(far_roster(nodes, generation=2))
         mini.mesh.send("desk", frame(1))
         wait_until(lambda: desk.frames)
-        hub.relaying.stalled("desk", "mini")
+        fake.relaying.stalled("desk", "mini")
         mini.loop.call(lambda: None)
         mini.mesh.send("desk", frame(2))
         wait_until(lambda: len(desk.frames) == 2)
         wait_until(lambda: not mini.mesh.relayed("desk") and not desk.mesh.relayed("mini"))
-        assert not hub.told
+        assert not fake.told
 
 
 def test_a_connection_through_which_nothing_comes_is_relayed_when_training_stands_still() -> None:
     with mesh_nodes("mini", "desk", peers=["mini", "desk"]) as nodes:
         mini, desk = nodes
         with wire_to(desk.mesh.port) as wire:
-            hub = Hub(nodes)
+            fake = FakeCoordinator(nodes)
             for node in nodes:
                 node.mesh.set_roster(far_roster(nodes, {"desk": wire.port}, 2))
             mini.mesh.send("desk", frame(1))
             wait_until(lambda: desk.frames)
             wire.do("hold")
-            hub.relaying.stalled("desk", "mini")
+            fake.relaying.stalled("desk", "mini")
             wait_until(lambda: mini.mesh.relayed("desk"))
             mini.mesh.send("desk", frame(2), b"over the links")
             wait_until(lambda: len(desk.frames) == 2)
-            wait_until(lambda: "mini" in [name for name, _ in hub.said], what=lambda: f"mini to say so: {hub.said}")
+            wait_until(lambda: "mini" in [name for name, _ in fake.said], what=lambda: f"mini to say so: {fake.said}")
             assert mini.mesh.relayed("desk")
             wire.do("resume")
             wait_until(lambda: not mini.mesh.relayed("desk"))
@@ -249,39 +249,39 @@ def test_a_node_of_this_machine_may_relay_frames_as_long_as_those_that_it_sends(
 def test_the_coordinator_passes_frames_on_between_nodes_of_its_roster_only(
     sender: str, changes: dict[str, object]
 ) -> None:
-    with cluster_with_closed("mini", "desk", "lost", closed="desk") as (_, hub):
-        hub.state.nodes["lost"] = msgspec.structs.replace(hub.state.nodes["lost"], condition="lost")
+    with cluster_with_closed("mini", "desk", "lost", closed="desk") as (_, fake):
+        fake.state.nodes["lost"] = msgspec.structs.replace(fake.state.nodes["lost"], condition="lost")
         sent: list[object] = []
-        hub.members.send = lambda name, message, decided=True: sent.append(message)
+        fake.delivery.to_node = lambda name, message, decided=True: sent.append(message)
         good = {"node": "desk", "incarnation": 1, "header": b"h", "payload": b"p", "position": 2}
-        hub.relaying.on_node(hub.state.nodes[sender], RelayFrame(**{**good, **changes}))  # type: ignore[arg-type]
-        assert hub.relaying.dropped == 1
+        fake.relaying.on_frame(fake.state.nodes[sender], RelayFrame(**{**good, **changes}))  # type: ignore[arg-type]
+        assert fake.relaying.dropped == 1
         assert not any(isinstance(message, RelayFrame) for message in sent)
 
 
 def test_the_coordinator_names_the_sender_as_it_knows_it() -> None:
-    with cluster_with_closed("mini", "desk", closed="desk") as (_, hub):
+    with cluster_with_closed("mini", "desk", closed="desk") as (_, fake):
         sent: list[tuple[str, object]] = []
-        hub.members.send = lambda name, message, decided=True: sent.append((name, message))
+        fake.delivery.to_node = lambda name, message, decided=True: sent.append((name, message))
         message = RelayFrame(node="desk", incarnation=1, header=b"h", payload=b"p", position=2)
-        hub.relaying.on_node(hub.state.nodes["mini"], message)
+        fake.relaying.on_frame(fake.state.nodes["mini"], message)
         assert sent == [("desk", RelayFrame(node="mini", incarnation=1, header=b"h", payload=b"p", position=2))]
 
 
 def test_a_node_that_ignores_the_window_cannot_fill_the_coordinator() -> None:
-    with cluster_with_closed("mini", "desk", closed="desk") as (_, hub):
+    with cluster_with_closed("mini", "desk", closed="desk") as (_, fake):
         passed: list[object] = []
-        hub.members.send = lambda name, message, decided=True: passed.append(message)
+        fake.delivery.to_node = lambda name, message, decided=True: passed.append(message)
         payload = bytes(1 << 20)
         for number in range(20):
-            hub.relaying.on_node(
-                hub.state.nodes["mini"],
+            fake.relaying.on_frame(
+                fake.state.nodes["mini"],
                 RelayFrame(node="desk", incarnation=1, header=b"", payload=payload, position=(number + 1) << 20),
             )
-        assert (len(passed), hub.relaying.dropped) == (8, 12)
-        hub.relaying.on_node(hub.state.nodes["desk"], RelayTaken(node="mini", incarnation=1, total=8 << 20))
-        hub.relaying.on_node(
-            hub.state.nodes["mini"],
+        assert (len(passed), fake.relaying.dropped) == (8, 12)
+        fake.relaying.on_taken(fake.state.nodes["desk"], RelayTaken(node="mini", incarnation=1, total=8 << 20))
+        fake.relaying.on_frame(
+            fake.state.nodes["mini"],
             RelayFrame(node="desk", incarnation=1, header=b"", payload=payload, position=21 << 20),
         )
         assert isinstance(passed[-1], RelayFrame)
@@ -324,7 +324,7 @@ def test_credit_of_an_earlier_way_opens_the_window_and_does_no_harm() -> None:
 
 
 def test_a_way_is_measured_directly_and_over_the_links() -> None:
-    with cluster_with_closed("mini", "desk", closed="desk") as ((mini, desk), hub):
+    with cluster_with_closed("mini", "desk", closed="desk") as ((mini, desk), fake):
         wait_until(lambda: mini.mesh.relayed("desk"))
         over_links = measure(mini, MeasurePair(ticket=3, node="desk", payload=3_000_000))
         directly = measure(desk, MeasurePair(ticket=3, node="mini", payload=3_000_000))
@@ -333,7 +333,7 @@ def test_a_way_is_measured_directly_and_over_the_links() -> None:
         for result in (over_links, directly):
             assert 0 < result.round_trip < 5
             assert result.bytes_per_s > 100_000
-        assert hub.relaying.dropped == 0
+        assert fake.relaying.dropped == 0
 
 
 def test_a_way_without_an_answer_says_where_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,15 +369,15 @@ def test_the_round_trip_alone_is_measured_without_a_payload() -> None:
 
 
 def test_the_coordinator_asks_a_node_to_measure() -> None:
-    async def ask(hub: Hub) -> PairMeasured:
-        loop, hear = asyncio.get_running_loop(), hub.hear
-        hub.hear = lambda name, message: loop.call_soon_threadsafe(hear, name, message)  # type: ignore[method-assign, assignment]
-        return await hub.relaying.measure("mini", "desk", 100_000)
+    async def ask(fake: FakeCoordinator) -> PairMeasured:
+        loop, hear = asyncio.get_running_loop(), fake.hear
+        fake.hear = lambda name, message: loop.call_soon_threadsafe(hear, name, message)  # type: ignore[method-assign, assignment]
+        return await fake.relaying.measure("mini", "desk", 100_000)
 
     with mesh_nodes("mini", "desk", peers=["mini", "desk"]) as nodes:
-        hub = Hub(nodes)
+        fake = FakeCoordinator(nodes)
         for node in nodes:
             node.mesh.set_roster(far_roster(nodes, generation=2))
-        result = asyncio.run(ask(hub))
+        result = asyncio.run(ask(fake))
         assert (result.node, result.error) == ("desk", "")
         assert result.bytes_per_s > 0

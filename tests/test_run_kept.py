@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from notebook_cluster.client import Cluster, read_last_run
-from notebook_cluster.coordinator.persistence import VIEW_PERIOD
+from notebook_cluster.coordinator.cluster_view import VIEW_PERIOD
 from notebook_cluster.journal.kept_runs import LastRun
 from notebook_cluster.journal.place import CURVES_FILE, JOURNAL_FILE
 from notebook_cluster.protocol.state import ClusterView, RunHistory, Series

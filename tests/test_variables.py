@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from notebook_cluster.client import Cluster
-from notebook_cluster.coordinator.kernels.variables import checked
+from notebook_cluster.coordinator.kernels.inspection import checked
 from notebook_cluster.node.variables import describe_namespace
 from notebook_cluster.protocol.introspection import MOST_VARIABLES, NodeVariables, Variable
 from notebook_cluster.values.content_hash import MOST_HASHED

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from notebook_cluster.coordinator.service import Coordinator
-from notebook_cluster.coordinator.settings import Settings, check_settings
-from notebook_cluster.coordinator.startup import AnotherRuns, StartProgress, lock
+from notebook_cluster.coordinator.startup import AnotherRuns, Settings, StartProgress, check_settings, lock
 
 
 def main() -> int:

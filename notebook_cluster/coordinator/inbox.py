@@ -1,150 +1,252 @@
-"""What agents say, handed on by its type. An agent speaks for the nodes that it runs and for no other."""
+"""What agents, nodes and kernels say: one table from the type of a message to who handles it.
 
-import asyncio
-import ipaddress
+An agent speaks for the nodes that it runs and for no other. What a node's runtime or kernel says comes inside a message
+of its agent; it is unpacked here and looked up in the same table.
+"""
+
 import logging
-import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from notebook_cluster.coordinator.peer_link import PeerLink, duration
-from notebook_cluster.journal import events as e
+import msgspec
+
+from notebook_cluster.coordinator.cells.executions import Executions, StdinQuestions
+from notebook_cluster.coordinator.cells.notices import Notices
+from notebook_cluster.coordinator.cells.streaming import OutputStreaming
+from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.delivery import Delivery, PeerLink, read_content, read_headers
+from notebook_cluster.coordinator.examination import Examination
+from notebook_cluster.coordinator.kernels.comms import Comms
+from notebook_cluster.coordinator.kernels.inspection import Inspections, VariableTable
+from notebook_cluster.coordinator.kernels.transfers import Transfers
+from notebook_cluster.coordinator.nodes.measurements import Measurements
+from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.nodes.relay import FrameRelay
+from notebook_cluster.coordinator.peers.links import PeerLinks
+from notebook_cluster.coordinator.rounds.progress import Deadlocks, SignsOfLife
+from notebook_cluster.coordinator.rounds.runner import RoundRunner
+from notebook_cluster.journal.state import Node
+from notebook_cluster.link import Dialer, Drops
+from notebook_cluster.protocol import decode
+from notebook_cluster.protocol import node as n
 from notebook_cluster.protocol import peer as p
-from notebook_cluster.protocol.names import is_name
-from notebook_cluster.protocol.transfers import FilesAnswer
-from notebook_cluster.protocol.views import RequestError
-from notebook_cluster.protocol.wire import Message
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
+from notebook_cluster.protocol import rounds as r
+from notebook_cluster.protocol import transfers as t
+from notebook_cluster.protocol.introspection import Variables
+from notebook_cluster.protocol.runs import Joined, Register
+from notebook_cluster.protocol.wire import Message, ProtocolError
 
 log = logging.getLogger(__name__)
 
-MOST_HOSTS = 16
-MOST_DEVICES = 64
-MOST_KEPT = 16
-MOST_KEPT_TOLD = 1000
-MOST_FOLDER = 1000
-MOST_TIME = 1e11
-MOST_TEXT = 200
-"""Characters of what an agent says about its machine and devices."""
+ABOUT_NODE = p.FromKernel | p.FromNode | p.NodeRefused | p.NodeEnded | p.LogLines
+OUTPUT_KINDS = ("stream", "display_data", "update_display_data", "execute_result", "error", "clear_output")
+ROUND_MESSAGES = (
+    Register, Joined, r.Arrived, r.Prepared, r.Applied, r.Stalled, r.LeftRounds, r.RoundStatus, r.CheckpointRequest,
+    r.Saved, n.Kept,
+)  # fmt: skip
+"""What the round machine is told of, as it comes."""
+
+
+class MessageSource(NamedTuple):
+    """Where a message comes from. ``parent``: the request that a kernel's message belongs to."""
+
+    link: PeerLink
+    node: Node | None
+    buffers: list[bytes]
+    kind: str = ""
+    parent: str = ""
+
+    @property
+    def of_node(self) -> Node:
+        """The node, of a message that is about one."""
+        assert self.node is not None
+        return self.node
+
+
+Handler = Callable[[MessageSource, Any], None]
 
 
 class AgentInbox:
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
-        self._waiting_logs: dict[str, list[asyncio.Future[list[str]]]] = {}
-        self._kept: set[tuple[str, str]] = set()
-        """(peer, folder) of kept checkpoints that were told."""
+    """Hands on what comes over the links. The body that a handler gets is the message; of a kernel, the parts of it."""
 
-    def handle(self, link: PeerLink, message: Message, buffers: list[bytes]) -> None:
-        """Act on one message of the agent at the other end of ``link``."""
-        if isinstance(message, p.FromKernel | p.FromNode | p.NodeRefused | p.NodeEnded | p.LogLines):
-            node = self._hub.state.nodes.get(message.node)
-            if node is not None and node.peer == link.name:
-                self._about_node(link, message, buffers)
-            elif node is not None:
-                log.warning("%s spoke for node %s, which is not there: dropped", link.name, node.name)
-            return
-        match message:
-            case p.PeerSample():
-                self._hub.measurements.on_sample(link.name, message)
-                self._hub.signs.on_sample(link.name, message)
-            case p.PeerInfo():
-                self._described(link, message)
-            case p.Inventory():
-                self._hub.members.on_inventory(link.name, message)
-            case p.KeptCheckpoints():
-                self._tell_kept(link, message)
-            case FilesAnswer():
-                self._hub.transfers.on_agent(link.name, message)
-            case p.Diagnosis():
-                self._hub.examination.on_diagnosis(link.name, message, buffers)
-            case p.Slept():
-                link.slept = message.seconds
-                self._hub.tell("info", f"{link.name} slept for {duration(message.seconds)} and is back")
-            case p.Released():
-                link.released.set()
-            case p.Farewell():
-                link.reason = message.reason
-                link.released.set()  # its kernels have ended: a Stop need not wait for it
-                self._hub.members.peer_gone(link.name, f"agent of {link.name} ended: {message.reason}")
-
-    def _about_node(
+    def __init__(
         self,
-        link: PeerLink,
-        message: p.FromKernel | p.FromNode | p.NodeRefused | p.NodeEnded | p.LogLines,
-        buffers: list[bytes],
+        core: Core,
+        *,
+        delivery: Delivery,
+        links: PeerLinks,
+        membership: Membership,
+        measurements: Measurements,
+        relay: FrameRelay,
+        signs: SignsOfLife,
+        deadlocks: Deadlocks,
+        runner: RoundRunner,
+        executions: Executions,
+        stdin: StdinQuestions,
+        streaming: OutputStreaming,
+        notices: Notices,
+        comms: Comms,
+        inspections: Inspections,
+        variables: VariableTable,
+        transfers: Transfers,
+        examination: Examination,
     ) -> None:
-        members = self._hub.members
-        match message:
-            case p.FromKernel():
-                members.heard(message.node, message.incarnation)
-                key = self._hub.state.peers[link.name].key
-                self._hub.cells.runs.on_kernel(key, link.dialer.received, message, buffers)
-            case p.FromNode():
-                members.on_node(message)
-            case p.NodeRefused():
-                members.node_down(message.node, message.incarnation, message.reason, [], dead=True)
-            case p.NodeEnded():
-                members.node_down(
-                    message.node, message.incarnation, message.reason, message.log_tail, dead=True,
-                    by_itself=message.by_itself,
-                )  # fmt: skip
-            case p.LogLines():
-                for future in self._waiting_logs.pop(message.node, []):
-                    if not future.done():
-                        future.set_result(message.lines)
+        self._core = core
+        self._delivery = delivery
+        self._signs = signs
+        self._executions = executions
+        self._stdin = stdin
+        self._streaming = streaming
+        self._notices = notices
+        self._comms = comms
+        self._dropped = Drops()
 
-    def _tell_kept(self, link: PeerLink, message: p.KeptCheckpoints) -> None:
-        """What a peer has kept of trainings, once each time that one is made."""
-        for kept in message.checkpoints[:MOST_KEPT]:
-            folder = kept.folder[:MOST_FOLDER]
-            if (link.name, folder) in self._kept or len(self._kept) >= MOST_KEPT_TOLD or not is_name(kept.name):
-                continue
-            self._kept.add((link.name, folder))
-            known = 0 <= kept.time < MOST_TIME
-            when = f", {time.strftime('%-d %b %H:%M', time.localtime(kept.time))}" if known else ""
-            self._hub.tell(
-                "info",
-                f"{link.name} has kept {kept.name!r} of job {kept.job[:MOST_TEXT]!r} (round {kept.round}{when}) in "
-                f"{folder}: resume={kept.name!r} goes on from it",
-            )
+        def on_sample(source: MessageSource, sample: p.PeerSample) -> None:
+            measurements.on_sample(source.link.name, sample)
+            signs.on_sample(source.link.name, sample)
 
-    def _described(self, link: PeerLink, info: p.PeerInfo) -> None:
-        link.info = info
-        link.portable = info.portable
-        link.released.clear()
-        devices = [
-            (d.id[:MOST_TEXT], d.name[:MOST_TEXT], d.memory_bytes, d.unified) for d in info.devices[:MOST_DEVICES]
-        ]
-        hosts = [host for host in info.hosts[:MOST_HOSTS] if _is_ipv4(host)]
-        self._hub.record(
-            e.PeerDescribed(
-                name=link.name, machine=info.machine[:MOST_TEXT], hosts=hosts, devices=devices, portable=info.portable
-            )
-        )
-        peer = self._hub.state.peers[link.name]
-        if peer.pinned and peer.found_by != "dialled":
-            try:
-                self._hub.trust.store.set_address(peer.key, peer.address.removeprefix("tcp://"))
-            except (ValueError, OSError) as error:
-                self._hub.tell("warning", f"the address of {link.name} cannot be remembered: {error}")
-        link.ready.set()
+        self._handlers: Mapping[object, Handler] = {
+            # agents, about their machine
+            p.PeerInfo: lambda source, message: links.on_described(source.link, message),
+            p.PeerSample: on_sample,
+            p.Inventory: lambda source, message: membership.on_inventory(source.link.name, message),
+            p.KeptCheckpoints: lambda source, message: links.on_kept(source.link, message),
+            p.Slept: lambda source, message: links.on_slept(source.link, message),
+            p.Released: lambda source, message: source.link.released.set(),
+            p.Farewell: lambda source, message: links.on_farewell(source.link, message),
+            p.Diagnosis: lambda source, message: examination.on_diagnosis(source.link.name, message, source.buffers),
+            t.FilesAnswer: lambda source, message: transfers.on_agent(source.link.name, message),
+            # agents, about a node
+            p.NodeRefused: lambda source, message: membership.on_refused(message),
+            p.NodeEnded: lambda source, message: membership.on_ended(message),
+            p.LogLines: lambda source, message: transfers.on_log_lines(message),
+            p.FromNode: self._from_runtime,
+            p.FromKernel: self._from_kernel,
+            # a node's runtime
+            n.NodeHello: lambda source, message: membership.on_hello(source.of_node, message),
+            n.Heartbeat: lambda source, message: signs.on_heartbeat(source.of_node.name, message),
+            n.Telemetry: lambda source, message: measurements.on_telemetry(source.of_node.name, message),
+            n.GlobalMeasured: lambda source, message: measurements.on_global(source.of_node.name, message),
+            n.Blocked: lambda source, message: deadlocks.on_blocked(
+                source.of_node.name, source.of_node.incarnation, message
+            ),
+            n.InterruptSeen: lambda source, message: executions.interrupt_seen(source.of_node.name, message.cell),
+            n.NodeLog: self._on_node_log,
+            n.Unreachable: lambda source, message: relay.on_unreachable(source.of_node, message),
+            n.RelayFrame: lambda source, message: relay.on_frame(source.of_node, message),
+            n.RelayTaken: lambda source, message: relay.on_taken(source.of_node, message),
+            n.PairMeasured: lambda source, message: relay.on_measured(source.of_node, message),
+            Variables: lambda source, message: variables.on_answer(
+                source.of_node.name, source.of_node.incarnation, message
+            ),
+            t.ValuePart: lambda source, message: transfers.on_node(source.of_node, message),
+            t.PartWritten: lambda source, message: transfers.on_node(source.of_node, message),
+            **dict.fromkeys(
+                ROUND_MESSAGES,
+                lambda source, message: runner.from_member(
+                    source.of_node.name, source.of_node.incarnation, message
+                ),
+            ),
+            # a node's kernel, by channel and kind
+            ("iopub", "status"): self._on_status,
+            **dict.fromkeys((("iopub", kind) for kind in OUTPUT_KINDS), self._on_output),
+            **dict.fromkeys(
+                (("iopub", kind) for kind in ("comm_open", "comm_msg", "comm_close")),
+                lambda source, parts: comms.on_message(source.of_node, source.kind, parts),
+            ),
+            ("stdin", "input_request"): self._on_input_request,
+            ("shell", "execute_reply"): self._on_execute_reply,
+            **dict.fromkeys(
+                (("shell", kind) for kind in ("complete_reply", "inspect_reply")),
+                lambda source, parts: inspections.on_reply(source.of_node.name, source.parent, read_content(parts)),
+            ),
+        }  # fmt: skip
 
-    async def read_log(self, peer: str, node: str, lines: int) -> list[str]:
-        """The last lines that a node's kernel wrote to its terminal."""
-        future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self._waiting_logs.setdefault(node, []).append(future)
-        self._hub.peers.send(peer, p.ReadLog(node=node, lines=lines))
+    def receive(self, dialer: Dialer, peer: str, message: Message, buffers: list[bytes]) -> None:
+        """A message of the agent of ``peer``, which came over ``dialer``."""
+        link = self._delivery.links.get(peer)
+        if link is None or link.dialer is not dialer:
+            return
+        link.heard()
+        node = None
+        if isinstance(message, ABOUT_NODE):
+            node = self._core.state.nodes.get(message.node)
+            if node is None:
+                return
+            if node.peer != link.name:
+                log.warning("%s spoke for node %s, which is not there: dropped", link.name, node.name)
+                return
+        self._handle(type(message), MessageSource(link, node, buffers), message)
+
+    def _handle(self, key: object, source: MessageSource, body: Any) -> None:
+        handler = self._handlers.get(key)
+        if handler is not None:
+            handler(source, body)
+
+    # ---- unpacking what runtimes and kernels say
+
+    def _from_runtime(self, source: MessageSource, message: p.FromNode) -> None:
+        node = source.of_node
+        if node.incarnation != message.incarnation:
+            return
+        self._signs.said(node.name)
         try:
-            return await asyncio.wait_for(future, 10)
-        except TimeoutError:
-            raise RequestError(f"peer {peer!r} did not send the log of {node!r}: is it lost?") from None
+            body = decode(message.body, n.FromNodeBody)
+        except ProtocolError as error:
+            self._dropped.note("control", "a control message of %s is not readable: %s", message.node, error)
+            return
+        self._handle(type(body), source, body)
 
+    def _from_kernel(self, source: MessageSource, message: p.FromKernel) -> None:
+        """A Jupyter message; anything unreadable is dropped and said."""
+        if source.of_node.incarnation != message.incarnation:
+            return
+        self._signs.said(message.node)
+        parts = source.buffers
+        try:
+            header, parent = read_headers(parts)
+            self._executions.heard(parent)
+            inner = source._replace(kind=header.msg_type, parent=parent)
+            self._handle((message.channel, header.msg_type), inner, parts)
+        except (msgspec.DecodeError, IndexError, UnicodeDecodeError) as error:
+            self._dropped.note("kernel", "a message of %s is not readable: %s", message.node, error)
 
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
+    # ---- rows of the table that ask more than one part
+
+    def _on_node_log(self, source: MessageSource, message: n.NodeLog) -> None:
+        name = source.of_node.name
+        if message.cell:
+            self._notices.told(name, message.level, message.text)
+        else:
+            self._core.tell(message.level, f"{name}: {message.text}")
+
+    def _on_input_request(self, source: MessageSource, parts: list[bytes]) -> None:
+        run = self._executions.run_of(source.parent)
+        if run is not None and not run.replay:
+            self._stdin.on_request(run, read_content(parts))
+
+    def _on_execute_reply(self, source: MessageSource, parts: list[bytes]) -> None:
+        run = self._executions.run_of(source.parent)
+        if run is not None:
+            self._executions.on_reply(run, read_content(parts))
+
+    def _on_status(self, source: MessageSource, parts: list[bytes]) -> None:
+        state = read_content(parts).get("execution_state")
+        run = self._executions.run_of(source.parent)
+        if state != "idle":
+            return
+        if run is not None:
+            self._executions.on_idle(run)
+        else:
+            self._comms.on_idle(source.of_node.name, source.parent)
+
+    def _on_output(self, source: MessageSource, parts: list[bytes]) -> None:
+        node, content = source.of_node, read_content(parts)
+        if self._comms.catches(node, source.parent, source.kind, content):
+            return
+        run = self._executions.run_of(source.parent)
+        if run is not None and run.replay:
+            return
+        key = self._core.state.peers[source.link.name].key
+        cell = None if run is None else run.cell
+        self._streaming.add(key, source.link.dialer.received, node.name, cell, source.kind, content)

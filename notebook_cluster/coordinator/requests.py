@@ -1,8 +1,24 @@
 """What a view asks for, and which part of the coordinator does it."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from notebook_cluster.coordinator.view_server import View
+from notebook_cluster.coordinator.cells.cells import Cells
+from notebook_cluster.coordinator.cells.executions import StdinQuestions
+from notebook_cluster.coordinator.cells.replay import Replay
+from notebook_cluster.coordinator.cells.streaming import OutputStreaming
+from notebook_cluster.coordinator.cluster_view import ClusterViews
+from notebook_cluster.coordinator.core import Core, Disk
+from notebook_cluster.coordinator.examination import Examination
+from notebook_cluster.coordinator.kernels.comms import Comms
+from notebook_cluster.coordinator.kernels.inspection import Inspections, VariableTable
+from notebook_cluster.coordinator.kernels.transfers import Transfers
+from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.peers.invitation import InvitationHost
+from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner
+from notebook_cluster.coordinator.rounds.runner import RoundRunner
+from notebook_cluster.coordinator.view_server import View, ViewServer
+from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.protocol import interaction as c
 from notebook_cluster.protocol import introspection as i
 from notebook_cluster.protocol import transfers as t
@@ -11,10 +27,6 @@ from notebook_cluster.protocol.interaction import AnswerInput
 from notebook_cluster.protocol.state import GetHistory
 from notebook_cluster.protocol.views import RequestError
 
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
-
-
 DECISIONS = (v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoint, v.Invite)
 """What must be in the journal before it is done."""
 
@@ -22,96 +34,138 @@ DECISIONS = (v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoin
 class Requests:
     """Answers views; what :meth:`handle` returns is the value of the reply."""
 
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        core: Core,
+        *,
+        disk: Disk,
+        views: ViewServer,
+        shown: ClusterViews,
+        series: SeriesStore,
+        cells: Cells,
+        stdin: StdinQuestions,
+        streaming: OutputStreaming,
+        replay: Replay,
+        comms: Comms,
+        inspections: Inspections,
+        variables: VariableTable,
+        transfers: Transfers,
+        membership: Membership,
+        provisioner: NodeProvisioner,
+        invitation: InvitationHost,
+        examination: Examination,
+        runner: RoundRunner,
+        closing: Callable[[], str],
+        stop: Callable[[str], None],
+    ) -> None:
+        """``closing()``: why the cluster ends, empty while it goes on; ``stop(reason)`` ends it, after what is being
+        answered."""
+        self._core = core
+        self._disk = disk
+        self._views = views
+        self._shown = shown
+        self._series = series
+        self._cells = cells
+        self._stdin = stdin
+        self._streaming = streaming
+        self._replay = replay
+        self._comms = comms
+        self._inspections = inspections
+        self._variables = variables
+        self._transfers = transfers
+        self._membership = membership
+        self._provisioner = provisioner
+        self._invitation = invitation
+        self._examination = examination
+        self._runner = runner
+        self._closing = closing
+        self._stop = stop
 
     async def handle(self, view: View, body: Any) -> Any:
         """Do what ``body`` asks for. RequestError: one line that says why not."""
-        hub = self._hub
-        if isinstance(body, DECISIONS) and hub.log.holding:
-            raise RequestError(hub.disk.trouble())
+        if isinstance(body, DECISIONS) and self._core.journal.holding:
+            raise RequestError(self._disk.trouble())
         match body:
             case v.Attach() | v.GetState():
-                if isinstance(body, v.Attach) and hub.views.note_kernel(body.kernel):
-                    hub.dirty()
-                hub.tell_closing(view)
-                return hub.view()
+                if isinstance(body, v.Attach) and self._views.note_kernel(body.kernel):
+                    self._core.dirty()
+                if reason := self._closing():
+                    self._views.send(view, v.Closing(reason=reason))
+                return self._shown.cluster()
             case v.Ping():
                 return None
             case v.GetSeries():
-                return hub.series.all()
+                return self._series.all()
             case GetHistory():
-                return hub.rounds.history.view()
+                return self._shown.history()
             case v.SaveCheckpoint():
-                return await hub.rounds.save(body.name, body.job)
+                return await self._runner.save(body.name, body.job)
             case v.Stop():
-                hub.stop_soon("stopped")
+                self._stop("stopped")
             case c.WatchWidgets():
-                hub.comms.watch(view)
+                self._comms.watch(view)
             case c.CommToNode():
-                hub.comms.send(body)
+                self._comms.send(body)
             case i.Complete():
-                return await hub.introspection.complete(body)
+                return await self._inspections.complete(body)
             case i.Inspect():
-                return await hub.introspection.inspect(body)
+                return await self._inspections.inspect(body)
             case i.ListVariables():
-                return await hub.variables.columns(body)
+                return await self._variables.columns(body)
             case AnswerInput():
-                hub.inputs.answer(view, body)
+                self._stdin.answer(view, body)
             case t.ReadValue() | t.WriteValue() | t.ForgetValue():
-                return await hub.transfers.handle(body)
+                return await self._transfers.handle(body)
             case t.FindFolder() | t.OfferFiles() | t.WriteFile() | t.EndFiles():
-                return await hub.transfers.handle(body)
+                return await self._transfers.handle(body)
             case v.Execute() | v.Watch() | v.Unwatch() | v.OutputTaken() | v.Interrupt() | v.Detach():
-                return self._cells(view, body)
+                return self._about_cells(view, body)
             case _:
-                return await self._membership(body)
+                return await self._about_members(body)
         return None
 
-    def _cells(self, view: View, body: Any) -> Any:
-        hub = self._hub
+    def _about_cells(self, view: View, body: Any) -> Any:
         match body:
             case v.Execute():
-                number = hub.cells.submit(view, body)
+                number = self._cells.submit(view, body)
                 if body.stdin:
-                    hub.inputs.offer(view, number, submits=True)
+                    self._stdin.offer(view, number, submits=True)
                 return number
             case v.Watch():
-                watched = hub.cells.watch(view, body.cell, body.background)
+                watched = self._cells.watch(view, body.cell, body.background)
                 if body.stdin:
-                    hub.inputs.offer(view, body.cell)
+                    self._stdin.offer(view, body.cell)
                 return watched
             case v.Unwatch():
-                view.watching.discard(body.cell)
-                view.flows.pop(body.cell, None)
+                self._cells.unwatch(view, body.cell)
             case v.OutputTaken():
-                hub.streaming.taken(view, body.cell, body.position)
+                self._streaming.taken(view, body.cell, body.position)
             case v.Interrupt():
-                return hub.cells.interrupt(body.force, body.cell)
+                return self._cells.interrupt(body.force, body.cell)
             case v.Detach():
-                hub.cells.detach()
+                self._cells.detach()
         return None
 
-    async def _membership(self, body: Any) -> Any:
-        hub = self._hub
+    async def _about_members(self, body: Any) -> Any:
         match body:
             case v.AddNodes():
                 if body.count < 0:
                     raise RequestError(f"cannot add {body.count} nodes: the number is 0 (one per accelerator) or more")
-                return await hub.adding.add(body.peer, body.count, body.code, follow=body.follow, expect=body.expect)
+                return await self._provisioner.add(
+                    body.peer, body.count, body.code, follow=body.follow, expect=body.expect
+                )
             case v.Examine():
-                return await hub.examination.run(body.packages)
+                return await self._examination.run(body.packages)
             case v.Invite():
-                return await hub.door.invite(body)
+                return await self._invitation.invite(body)
             case v.RemoveNode():
-                hub.members.remove(body.node)
+                self._membership.remove(body.node)
             case v.RestartNode():
-                await hub.members.restart_and_wait(body.node, body.replay, body.all_cells)
+                await self._membership.restart_and_wait(body.node, body.replay, body.all_cells)
             case v.SkipReplay():
-                return await hub.replay.skip(body.node)
+                return await self._replay.skip(body.node)
             case v.ReadNodeLog():
-                node = hub.members.known(body.node)
-                return await hub.incoming.read_log(node.peer, node.name, body.lines)
+                return await self._transfers.read_log(body.node, body.lines)
             case _:
                 raise RequestError(f"unknown request {type(body).__name__}")
         return None

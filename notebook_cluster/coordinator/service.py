@@ -1,70 +1,50 @@
-"""The coordinator of one cluster: puts the parts together, answers views, ends when nobody needs it."""
+"""The coordinator of one cluster: puts the parts together, keeps them going, ends when nobody needs it."""
 
 import asyncio
-import contextlib
 import logging
-import os
 import secrets
 import signal
 import time
-from collections import deque
-from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
-import psutil
 import zmq
 
 from notebook_cluster.coordinator.cells.cells import Cells
+from notebook_cluster.coordinator.cells.executions import Executions, StdinQuestions
+from notebook_cluster.coordinator.cells.notices import Notices
 from notebook_cluster.coordinator.cells.replay import Replay
-from notebook_cluster.coordinator.cells.stdin import StdinQuestions
-from notebook_cluster.coordinator.cells.streaming import OutputStreaming
-from notebook_cluster.coordinator.disk import Disk
+from notebook_cluster.coordinator.cells.streaming import Collected, OutputStreaming
+from notebook_cluster.coordinator.cluster_view import ClusterViews, ViewPersistence
+from notebook_cluster.coordinator.core import Core, Disk
+from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.inbox import AgentInbox
 from notebook_cluster.coordinator.kernels.comms import Comms
-from notebook_cluster.coordinator.kernels.inspection import Inspections
+from notebook_cluster.coordinator.kernels.inspection import Inspections, VariableTable
 from notebook_cluster.coordinator.kernels.transfers import Transfers
-from notebook_cluster.coordinator.kernels.variables import VariableTable
-from notebook_cluster.coordinator.nodes.global_model import GlobalModels
-from notebook_cluster.coordinator.nodes.measurements import Measurements
+from notebook_cluster.coordinator.nodes.measurements import GlobalModels, Measurements
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
-from notebook_cluster.coordinator.peers.links import LOCAL, PeerLinks
+from notebook_cluster.coordinator.peers.links import PeerLinks
 from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
-from notebook_cluster.coordinator.persistence import ViewPersistence
 from notebook_cluster.coordinator.requests import Requests
-from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
+from notebook_cluster.coordinator.rounds.progress import Deadlocks, SignsOfLife
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
-from notebook_cluster.coordinator.rounds.signs_of_life import SignsOfLife
-from notebook_cluster.coordinator.settings import Settings
-from notebook_cluster.coordinator.startup import StartProgress
+from notebook_cluster.coordinator.startup import Settings, StartProgress, open_journal, write_connection_file
 from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.curves import SeriesStore
-from notebook_cluster.journal.kept_runs import let_old_runs_go, set_aside
-from notebook_cluster.journal.log import Journal
-from notebook_cluster.journal.old_format import import_old
-from notebook_cluster.journal.place import journal_path
-from notebook_cluster.journal.reading import recover
-from notebook_cluster.journal.records import Record
-from notebook_cluster.journal.state import State, apply, cell_view
-from notebook_cluster.peering.candidates import Trust
-from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
-from notebook_cluster.protocol import peer as p
+from notebook_cluster.journal.reading import RecoveredRun
+from notebook_cluster.peering.candidates import Trust, known_peers
+from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import views as v
-from notebook_cluster.protocol.state import ClusterView, EventView
-from notebook_cluster.protocol.views import RequestError
-from notebook_cluster.security import Identity, announce, data_directory, load_identity, withdraw, write_private
+from notebook_cluster.security import Identity, announce, data_directory, load_identity, withdraw
 
 log = logging.getLogger(__name__)
 
-RECEIVED_PERIOD = 2.0
-"""Seconds of messages that agents may send again to a restarted coordinator; all of them are harmless twice."""
-AGENT_CONNECTS = 5.0
 GOODBYE = 1.0
 """Seconds that the end waits for the disk before agents and views are told all the same."""
 START_PATIENCE = 10.0
@@ -74,7 +54,7 @@ STATE_PERIOD = 0.25
 
 
 class Coordinator:
-    """The process of one cluster: what its parts share, and its life from the first view to the last."""
+    """The process of one cluster: its parts, and its life from the first view to the last."""
 
     def __init__(self, settings: Settings, progress: StartProgress | None = None) -> None:
         """Made inside the running loop. ``progress`` hears how far reading the journal is, and until views can
@@ -85,112 +65,158 @@ class Coordinator:
             OSError: the folder cannot be written.
         """
         self._progress = progress = progress or StartProgress()
-        self.settings = settings
-        self.recovered_sequences: dict[str, int] = {}
-        self.state = State()
-        self.series = SeriesStore()
-        self.memory = ViewPersistence(self)
-        self.events: deque[EventView] = deque(maxlen=100)
-        self._dirty = True
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._settings = settings
         self._stopping = asyncio.Event()
-        self._agent_started = asyncio.Event()
         self._stop_reason = ""
         self._tick_failed = ""
         self._last_needed = time.monotonic()
-        self._received: dict[str, int] = {}
-        self._received_time = 0.0
-        self._round_records: list[Record] = []
 
         identity = load_identity(data_directory())
         self._announcement = announce("coordinator", identity.public_key, settings.cluster)
-        recovered = None
-        if settings.resume:
-            import_old(settings.runtime, progress.read, locked=True)
-            recovered = recover(journal_path(settings.runtime), progress.read)
-        elif set_aside(settings.runtime) is not None:
-            let_old_runs_go(settings.runtime.parent)
-        self.log = Journal(settings.runtime, recovered)
-        self._make_parts(identity)
-        if recovered is not None and recovered.state.cluster_id:
-            self.state = recovered.state
-            self.recovered_sequences = recovered.received
-            self._round_records = recovered.rounds
-            self.memory.recall()
+        journal, recovered = open_journal(settings, progress)
+        before = recovered or RecoveredRun()
+        self._round_records = before.rounds
+        self._core = Core(journal, before.state)
+        self._make_parts(identity, before.received)
+        if recovered is not None:
+            self._persistence.recall()
         else:
-            self.streaming.discard_old()
+            self._streaming.discard_old()
         # An id is a name as well: what is put after a long name must not make it too long.
-        cluster_id = self.state.cluster_id or f"{settings.cluster[:40]}-{secrets.token_hex(8)}"
+        cluster_id = self._core.state.cluster_id or f"{settings.cluster[:40]}-{secrets.token_hex(8)}"
         # Epochs also grow over fresh starts, so an agent never obeys a coordinator that was replaced.
-        epoch = max(self.state.epoch + 1, time.time_ns() // 1_000_000)
-        self.record(
+        epoch = max(self._core.state.epoch + 1, time.time_ns() // 1_000_000)
+        self._core.record(
             e.ClusterStarted(
                 cluster=settings.cluster, cluster_id=cluster_id, epoch=epoch, directory=settings.directory,
                 time=time.time(),
             )
         )  # fmt: skip
-        self.disk = Disk(self)
-        error = self.log.flush(START_PATIENCE)
+        error = journal.flush(START_PATIENCE)
         if error is not None:
-            raise OSError(f"cluster {settings.cluster!r} cannot start: {self.disk.trouble(error)}")
+            raise self._cannot_start(error)
 
-    def _make_parts(self, identity: Identity) -> None:
-        """Each part gets this hub and finds the others through it."""
+    def _cannot_start(self, error: OSError) -> OSError:
+        return OSError(f"cluster {self._settings.cluster!r} cannot start: {self._disk.trouble(error)}")
+
+    # ---- the parts, each with what it needs; a lambda stands for one that is made later
+
+    def _make_parts(self, identity: Identity, received: dict[str, int]) -> None:
+        core = self._core
         self._context: zmq.Context[Any] = zmq.Context()
-        self.requests = Requests(self)
-        self.views = ViewServer(self.requests.handle, self._view_left, self.log.settled)
-        self.trust = Trust()
-        self.peers = PeerLinks(self, self._context, identity)
-        self.admission = PeerResolver(self)
-        self.door = InvitationHost(self, self._context, identity)
-        self.pairing = Pairing(self, self._context, identity, self.trust)
-        self.incoming = AgentInbox(self)
-        self.members = Membership(self)
-        self.adding = NodeProvisioner(self)
-        self.measurements = Measurements(self)
-        self.global_models = GlobalModels(self)
-        self.streaming = OutputStreaming(self, self.settings.runtime / "cells")
-        self.comms = Comms(self)
-        self.cells = Cells(self)
-        self.replay = Replay(self)
-        self.rounds = RoundRunner(self)
-        self.deadlocks = Deadlocks(self)
-        self.signs = SignsOfLife(self)
-        self.relaying = FrameRelay(self)
-        self.examination = Examination(self)
-        self.transfers = Transfers(self)
-        self.introspection = Inspections(self)
-        self.variables = VariableTable(self)
-        self.inputs = StdinQuestions(self)
+        self._views = ViewServer(
+            lambda view, body: self._requests.handle(view, body), self._view_left, core.journal.settled
+        )
+        self._series = SeriesStore()
+        self._delivery = Delivery(core)
+        self._make_nodes_and_rounds()
+        self._make_cells()
+        self._make_peers(identity, received)
+        self._make_kernels()
+        # Of a coming they are told in this order, of a going in the reverse one.
+        for watcher in (self._runner, self._cells, self._comms, self._replay, self._measurements):
+            self._membership.watch(watcher)
+        self._disk = Disk(core, hold_links=self._links.hold, tell_running_cell=self._notices.tell_running)
+        self._shown = ClusterViews(
+            core, delivery=self._delivery, views=self._views, measurements=self._measurements,
+            global_models=self._global_models, runner=self._runner, signs=self._signs, replay=self._replay,
+            finding=self._finding, trust=self._trust, invitation=self._invitation,
+        )  # fmt: skip
+        self._persistence = ViewPersistence(self._settings.runtime, self._series, self._shown)
+        self._make_ends()
 
-    # ---- what the parts use
+    def _make_nodes_and_rounds(self) -> None:
+        core, delivery = self._core, self._delivery
+        self._membership = Membership(
+            core, delivery, replaying=lambda: self._replay.names(), replay_died=lambda node: self._replay.died(node)
+        )
+        self._relay = FrameRelay(core, delivery, said_nothing_for=lambda node: self._signs.said_nothing_for(node))
+        self._runner = RoundRunner(core, delivery, stalled=self._relay.stalled)
+        self._signs = SignsOfLife(core, delivery, patience_for=self._runner.patience_for)
+        self._deadlocks = Deadlocks(
+            core, delivery, gatherings=self._runner.gatherings,
+            was_interrupted=lambda cell: self._executions.was_interrupted(cell),
+        )  # fmt: skip
+        self._global_models = GlobalModels(core, self._series, committed=self._runner.committed)
+        self._measurements = Measurements(
+            core, self._series, self._global_models, committed=self._runner.committed,
+            on_waiting=lambda node, text: self._notices.on_waiting(node, text),
+        )  # fmt: skip
 
-    def record(self, event: e.Event) -> None:
-        """Into the journal with ``event``, then change the state: everything that is decided goes through here."""
-        self.log.event(event, durable=isinstance(event, e.DURABLE))
-        self.state = apply(self.state, event)
-        self._dirty = True
+    def _make_cells(self) -> None:
+        core, delivery, views = self._core, self._delivery, self._views
+        self._notices = Notices(
+            core, views, replaying=lambda: self._replay.names(),
+            was_interrupted=lambda cell: self._executions.was_interrupted(cell),
+        )  # fmt: skip
+        self._streaming = OutputStreaming(
+            core, views, self._settings.runtime / "cells", widget_view=lambda node: self._comms.view_of(node)
+        )
+        self._stdin = StdinQuestions(core, delivery, views, self._notices.changed)
+        collected = Collected(core, views)
+        self._executions = Executions(
+            core, delivery, stdin=self._stdin, collected=collected, on_ended=lambda end: self._cells.node_ended(end)
+        )
+        self._replay = Replay(
+            core, membership=self._membership, executions=self._executions, notices=self._notices,
+            watcher=self._runner, on_ended=lambda: self._cells.look(),
+        )  # fmt: skip
+        self._cells = Cells(
+            core, delivery=delivery, views=views, membership=self._membership, executions=self._executions,
+            replay=self._replay, notices=self._notices, streaming=self._streaming, collected=collected,
+            watcher=self._runner,
+        )  # fmt: skip
 
-    def tell(self, level: Any, text: str) -> None:
-        """A line for the event list and the log file."""
-        self.events.append(EventView(time=time.time(), level=level, text=text))
-        log.log({"info": logging.INFO, "warning": logging.WARNING}.get(level, logging.ERROR), "%s", text)
-        self._dirty = True
+    def _make_peers(self, identity: Identity, received: dict[str, int]) -> None:
+        core, context = self._core, self._context
+        self._trust = trust = Trust()
+        self._finding = PeerFinder(
+            context, trust, known_peers(self._settings.known), lambda new: self._provisioner.on_found(new)
+        )
+        self._invitation = InvitationHost(
+            core, context, identity, trust, on_arrival=lambda key, address: self._provisioner.on_arrival(key, address)
+        )
+        self._links = PeerLinks(
+            core, delivery=self._delivery, membership=self._membership, trust=trust, context=context,
+            identity=identity, received=received, reception=lambda: self._invitation.reception,
+            on_message=lambda dialer, peer, message, buffers: self._inbox.receive(dialer, peer, message, buffers),
+            revoke=self._invitation.revoke,
+        )  # fmt: skip
+        pairing = Pairing(core, context, identity, trust)
+        self._resolver = PeerResolver(
+            core, delivery=self._delivery, links=self._links, finding=self._finding, pairing=pairing, trust=trust
+        )
+        self._provisioner = NodeProvisioner(
+            core, links=self._links, resolver=self._resolver, pairing=pairing, finding=self._finding,
+            membership=self._membership, agent_log=self._settings.runtime / "agent.log",
+        )  # fmt: skip
 
-    def dirty(self) -> None:
-        """Something that views show has changed."""
-        self._dirty = True
+    def _make_kernels(self) -> None:
+        core, delivery = self._core, self._delivery
+        self._comms = Comms(core, delivery=delivery, views=self._views, is_busy=self._executions.is_busy)
+        self._inspections = Inspections(core, delivery)
+        self._variables = VariableTable(core, delivery, replaying=self._replay.names)
+        self._transfers = Transfers(core, delivery)
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            error = task.exception()
-            self.tell("error", str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}")
+    def _make_ends(self) -> None:
+        """Where messages and requests come in."""
+        examination = Examination(
+            self._core, delivery=self._delivery, relay=self._relay, shown=self._shown, finding=self._finding
+        )
+        self._inbox = AgentInbox(
+            self._core, delivery=self._delivery, links=self._links, membership=self._membership,
+            measurements=self._measurements, relay=self._relay, signs=self._signs, deadlocks=self._deadlocks,
+            runner=self._runner, executions=self._executions, stdin=self._stdin, streaming=self._streaming,
+            notices=self._notices, comms=self._comms, inspections=self._inspections, variables=self._variables,
+            transfers=self._transfers, examination=examination,
+        )  # fmt: skip
+        self._requests = Requests(
+            self._core, disk=self._disk, views=self._views, shown=self._shown, series=self._series, cells=self._cells,
+            stdin=self._stdin, streaming=self._streaming, replay=self._replay, comms=self._comms,
+            inspections=self._inspections, variables=self._variables, transfers=self._transfers,
+            membership=self._membership, provisioner=self._provisioner, invitation=self._invitation,
+            examination=examination, runner=self._runner, closing=self._closing, stop=self._stop_soon,
+        )  # fmt: skip
 
     # ---- life
 
@@ -200,56 +226,41 @@ class Coordinator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, f"ended by {signal.Signals(number).name}")
         # An error up to here ends this process alone: the agents keep what they have for the next one.
-        self._write_connection_file(self.views.start())
+        address = self._views.start()
+        try:
+            write_connection_file(self._settings, self._core, self._views, address)
+        except OSError as error:
+            raise self._cannot_start(error) from error
         self._progress.close()
-        self.log.when_written(self._begin)  # no peer hears of an epoch that is in no journal
+        self._core.journal.when_written(self._begin)  # no peer hears of an epoch that is in no journal
         try:
             await self._tick_until_stopped()
         finally:
             await self._close()
 
     def _begin(self) -> None:
-        if self.settings.resume and self.state.nodes:
+        if self._settings.resume and self._core.state.nodes:
             self._resume()
         else:
-            self.spawn(self._start_agent())
-        self.spawn(self.peers.browse())
+            self._start_agent()
+        self._core.spawn(self._resolver.browse())
 
-    async def _start_agent(self) -> None:
-        try:
-            await self.peers.start_local(self.settings.runtime, self.settings.agent_lease)
-        finally:
-            self._agent_started.set()
+    def _start_agent(self) -> None:
+        self._core.spawn(self._links.start_local(self._settings.runtime, self._settings.agent_lease))
 
     def _resume(self) -> None:
-        for key, sequence in self.streaming.recover().items():
-            self.recovered_sequences[key] = max(self.recovered_sequences.get(key, 0), sequence)
-        self.tell("warning", f"the coordinator was restarted (epoch {self.state.epoch})")
-        self.door.restore()
-        self.peers.redial()
-        self.members.recover()
-        self.cells.recover()
-        self.members.restart_unsettled()
-        self.rounds.recover(self._round_records)
+        received = self._streaming.recover()
+        self._core.tell("warning", f"the coordinator was restarted (epoch {self._core.state.epoch})")
+        self._invitation.restore()
+        self._links.redial(received)
+        self._membership.recover()
+        self._cells.recover()
+        self._membership.restart_unsettled()
+        self._runner.recover(self._round_records)
         self._round_records = []
-        self.peers.check_trust()
-        local = self.state.peers.get(LOCAL)
-        if local is not None and local.pid is not None and psutil.pid_exists(local.pid):
-            self._agent_started.set()
-        else:
-            self.spawn(self._start_agent())
-
-    def _write_connection_file(self, address: str) -> None:
-        connection = v.ConnectionFile(
-            cluster=self.settings.cluster, address=address, server_key=self.views.server.public_key,
-            view_public_key=self.views.view_identity.public_key,
-            view_secret_key=self.views.view_identity.secret_key, pid=os.getpid(), epoch=self.state.epoch,
-            protocol=PROTOCOL_VERSION, version=VERSION, run_log=str(self.log.path),
-        )  # fmt: skip
-        try:
-            write_private(self.settings.runtime / "connection.json", msgspec.json.encode(connection))
-        except OSError as error:
-            raise OSError(f"cluster {self.settings.cluster!r} cannot start: {self.disk.trouble(error)}") from error
+        self._links.check_trust()
+        if not self._links.finds_local():
+            self._start_agent()
 
     async def _tick_until_stopped(self) -> None:
         while not self._stopping.is_set():
@@ -266,51 +277,46 @@ class Coordinator:
             text = f"{type(error).__name__}: {error}"
             if text != self._tick_failed:
                 log.exception("a look at the cluster failed")
-                self.tell("error", f"the coordinator stumbled: {text} (see {self.settings.runtime}/coordinator.log)")
+                self._core.tell(
+                    "error", f"the coordinator stumbled: {text} (see {self._settings.runtime}/coordinator.log)"
+                )
             self._tick_failed = text
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self.log.look()
-        self.rounds.tick(self.signs.tick(), self.signs.silent())
-        if not self.log.holding:
-            self.deadlocks.tick(now)
-        received = self.peers.received()
-        if received != self._received and now - self._received_time > RECEIVED_PERIOD:
-            self._received, self._received_time = received, now
-            self.log.received(received)
-        self.log.snapshot_if_due(self.state)
-        self.views.drop_silent()
-        # A Jupyter server with no browser before it looks too, but nobody at it.
-        looked_at = any(view.kind != "server" for view in self.views.views.values())
-        if looked_at or self.state.running() is not None:
+        self._core.journal.look()
+        self._runner.tick(self._signs.tick(), self._signs.silent())
+        if not self._core.journal.holding:
+            self._deadlocks.tick(now)
+        self._links.note_received(now)
+        self._core.journal.snapshot_if_due(self._core.state)
+        self._views.drop_silent()
+        if self._views.looked_at or self._core.state.running() is not None:
             self._last_needed = now
-        elif now - self._last_needed > self.settings.lease:
+        elif now - self._last_needed > self._settings.lease:
             self._stop("nobody looked at it for its lease")
-        self.global_models.tick(now)
-        fresh = self.memory.keep(now)
-        if self._dirty and any(view.live for view in self.views.views.values()):
-            self._dirty = False
-            self.views.send_live(v.StateChanged(state=self.view()))
+        self._global_models.tick(now)
+        fresh = self._persistence.keep(now)
+        if self._core.is_dirty and any(view.live for view in self._views.views.values()):
+            self._core.shown()
+            self._views.send_live(v.StateChanged(state=self._shown.cluster()))
         if fresh:
-            self.views.send_live(v.SeriesAdded(series=fresh))
+            self._views.send_live(v.SeriesAdded(series=fresh))
 
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
         self._stopping.set()
 
-    def stop_soon(self, reason: str) -> None:
+    def _stop_soon(self, reason: str) -> None:
         """End the cluster, after what is being answered."""
         asyncio.get_running_loop().call_soon(self._stop, reason)
 
-    def tell_closing(self, view: View) -> None:
-        """To a view that came while the cluster ends."""
-        if self._stopping.is_set():
-            self.views.send(view, v.Closing(reason=self._stop_reason or "ended"))
+    def _closing(self) -> str:
+        return (self._stop_reason or "ended") if self._stopping.is_set() else ""
 
     def _view_left(self, view: View, clean: bool) -> None:
-        others = [other for other in self.views.views.values() if other.kind in ("magics", "client")]
-        idle = self.state.running() is None and not self.state.queue()
+        others = [other for other in self._views.views.values() if other.kind in ("magics", "client")]
+        idle = self._core.state.running() is None and not self._core.state.queue()
         if clean and view.kind == "magics" and not others and idle:
             self._stop("the notebook kernel was shut down and nothing ran")
 
@@ -318,73 +324,36 @@ class Coordinator:
         """Every kernel of this cluster ends, then this process."""
         self._stopping.set()
         reason = self._stop_reason or "ended"
-        log.info("cluster %s ends: %s", self.settings.cluster, reason)
+        log.info("cluster %s ends: %s", self._settings.cluster, reason)
         try:
             self._say_goodbye(reason)
         except Exception:
             log.exception("the end could not be written down")  # the agents are told all the same
-        await self.log.written(GOODBYE)
-        await self._let_agent_connect()
-        links = [link for link in self.peers.links.values() if link.is_open]
-        for link in links:
-            link.dialer.send(p.Release())
-        released = [asyncio.ensure_future(link.released.wait()) for link in links]
-        if released:
-            _, late = await asyncio.wait(released, timeout=8)
-            for task in late:
-                task.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await self.peers.close()
-        await self.door.close()
+        await self._core.journal.written(GOODBYE)
+        await self._links.release()
+        self._core.cancel_tasks()
+        await self._links.close()
+        await self._finding.close()
+        await self._invitation.close()
         self._context.destroy(linger=0)
-        (self.settings.runtime / "connection.json").unlink(missing_ok=True)
-        self.comms.close()
-        self.streaming.close()
-        self.rounds.close()
-        await self.views.close()
+        (self._settings.runtime / "connection.json").unlink(missing_ok=True)
+        self._comms.close()
+        self._streaming.close()
+        self._runner.close()
+        await self._views.close()
         withdraw(self._announcement)
-        if not self.log.close():
-            log.error("the end of the run is not in its journal: %s", self.disk.trouble())
+        if not self._core.journal.close():
+            log.error("the end of the run is not in its journal: %s", self._disk.trouble())
 
     def _say_goodbye(self, reason: str) -> None:
-        self.global_models.close()
+        self._global_models.close()
         # What a view shows last is what stays of the run in the notebook.
-        if fresh := self.memory.keep(time.monotonic()):
-            self.views.send_live(v.SeriesAdded(series=fresh))
-        self.views.send_live(v.StateChanged(state=self.view()))
-        running = self.state.running()
+        if fresh := self._persistence.keep(time.monotonic()):
+            self._views.send_live(v.SeriesAdded(series=fresh))
+        self._views.send_live(v.StateChanged(state=self._shown.cluster()))
+        running = self._core.state.running()
         if running is not None:
-            self.views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))
-        self.views.send_live(v.Closing(reason=reason))
-        self.memory.close(reason)
-        self.record(e.Stopped(reason=reason, time=time.time()))
-
-    async def _let_agent_connect(self) -> None:
-        """An agent that was just started hears of the end over its link, once that is there."""
-        local = self.peers.links.get(LOCAL)
-        if local is not None and local.condition == "connecting":
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(local.ready.wait(), AGENT_CONNECTS)
-
-    async def wait_for_local(self) -> None:
-        """Return when the link to this machine's own agent was dialled.
-
-        Raises:
-            RequestError: it did not start; names its log.
-        """
-        await self._agent_started.wait()
-        if LOCAL not in self.peers.links:
-            raise RequestError(f"the agent of this machine did not start: see {self.settings.runtime / 'agent.log'}")
-
-    def view(self) -> ClusterView:
-        """Everything that a panel shows, except the curves."""
-        cells = list(self.state.cells.values())
-        current = self.state.running() or (cells[-1] if cells else None)
-        return ClusterView(
-            name=self.state.cluster, epoch=self.state.epoch, generation=self.state.generation,
-            started=self.state.started, now=time.time(), nodes=self.measurements.views(), peers=self.peers.views(),
-            jobs=self.rounds.views(), cell=cell_view(current) if current is not None else None,
-            queued=len(self.state.queue()), events=list(self.events), directory=self.state.directory,
-            run_log=str(self.log.path), invitation=self.door.view(), kernels=dict(self.views.kernels),
-        )  # fmt: skip
+            self._views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))
+        self._views.send_live(v.Closing(reason=reason))
+        self._persistence.close(reason)
+        self._core.record(e.Stopped(reason=reason, time=time.time()))

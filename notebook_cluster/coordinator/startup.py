@@ -1,17 +1,57 @@
-"""One coordinator of a cluster at a time, and what it says to whoever started it until it answers."""
+"""How a coordinator starts: its settings, one process of a cluster at a time, its journal, its own machine's agent, and
+what it says until views can dial."""
 
+import asyncio
 import contextlib
 import fcntl
+import math
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-from notebook_cluster.journal.place import LOCK_FILE
+import msgspec
+
+from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.view_server import ViewServer
+from notebook_cluster.journal.kept_runs import let_old_runs_go, set_aside
+from notebook_cluster.journal.log import Journal
+from notebook_cluster.journal.old_format import import_old
+from notebook_cluster.journal.place import LOCK_FILE, journal_path
+from notebook_cluster.journal.reading import RecoveredRun, recover
+from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.views import ConnectionFile, RequestError
+from notebook_cluster.security import write_private
 
 LOCK_WAIT = 15.0
 """Seconds for the coordinator before to end: it has taken its connection file away some time earlier."""
 _PROGRESS_PERIOD = 0.5
+
+
+class Settings(msgspec.Struct):
+    """``lease``: seconds without any view and without a running cell after which the cluster ends."""
+
+    cluster: str
+    directory: str
+    """The notebook's working directory: local nodes run there."""
+    runtime: Path
+    """The cluster's folder: connection file, journal, logs."""
+    lease: float = 600.0
+    agent_lease: float = 600.0
+    resume: bool = False
+    known: str = ""
+    """PeerLinks that the notebook's environment names (NOTEBOOK_CLUSTER_PEERS): HOST:PORT or names, commas between."""
+    progress: int = -1
+    """File descriptor for lines about how far the start is; -1 for none."""
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise ValueError that names the setting."""
+    for name in ("lease", "agent_lease"):
+        value = getattr(settings, name)
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"--{name} {value}: use a positive number of seconds")
 
 
 class AnotherRuns(Exception):
@@ -80,3 +120,68 @@ def lock(folder: Path, cluster: str, progress: StartProgress) -> int:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def open_journal(settings: Settings, progress: StartProgress) -> tuple[Journal, RecoveredRun | None]:
+    """The journal of this run, and what it says when the run goes on; one of before is set aside for a new run.
+
+    Raises:
+        ValueError: it is damaged; one line.
+        OSError: the folder cannot be written.
+    """
+    recovered = None
+    if settings.resume:
+        import_old(settings.runtime, progress.read, locked=True)
+        recovered = recover(journal_path(settings.runtime), progress.read)
+    elif set_aside(settings.runtime) is not None:
+        let_old_runs_go(settings.runtime.parent)
+    journal = Journal(settings.runtime, recovered)
+    return journal, recovered if recovered is not None and recovered.state.cluster_id else None
+
+
+def write_connection_file(settings: Settings, core: Core, views: ViewServer, address: str) -> None:
+    """What a view needs to dial ``views`` at ``address``. Raises OSError."""
+    connection = ConnectionFile(
+        cluster=settings.cluster, address=address, server_key=views.server.public_key,
+        view_public_key=views.view_identity.public_key, view_secret_key=views.view_identity.secret_key,
+        pid=os.getpid(), epoch=core.state.epoch, protocol=PROTOCOL_VERSION, version=VERSION,
+        run_log=str(core.journal.path),
+    )  # fmt: skip
+    write_private(settings.runtime / "connection.json", msgspec.json.encode(connection))
+
+
+class PrivateAgent(msgspec.Struct):
+    """What an agent that was started for this cluster says when it is ready."""
+
+    name: str
+    public_key: str
+    port: int
+    pid: int
+
+
+async def start_private_agent(
+    name: str, directory: Path, lease: float
+) -> tuple[PrivateAgent, asyncio.subprocess.Process]:
+    """Start an agent for this machine. It survives a crash of the coordinator and ends with the cluster.
+
+    Raises:
+        RequestError: it ended before it was ready; names its log.
+    """
+    command = [sys.executable, "-m", "notebook_cluster.agent", "--private", "--name", name]
+    command += ["--cluster-dir", str(directory), "--lease", str(lease)]
+    log_path = directory / "agent.log"
+    with open(log_path, "ab") as errors:  # noqa: ASYNC230 - a local file, opened once
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+    assert process.stdout is not None
+    try:
+        line = await process.stdout.readline()
+    except asyncio.CancelledError:
+        # The cluster ends already: nobody would tell this agent.
+        process.terminate()
+        raise
+    try:
+        return msgspec.json.decode(line, type=PrivateAgent), process
+    except msgspec.DecodeError:
+        raise RequestError(f"the agent of this machine did not start: see {log_path}") from None

@@ -9,7 +9,6 @@ from typing import Any
 
 import zmq
 
-from notebook_cluster.coordinator.cells.flow import Flow
 from notebook_cluster.link import Pump
 from notebook_cluster.link.conversation import Gate, at_once
 from notebook_cluster.protocol import decode, encode
@@ -37,8 +36,6 @@ class View:
         self.kind = "client"
         self.live = False
         self.watching: set[int] = set()
-        self.flows: dict[int, Flow] = {}
-        """How far it is with the output of the cells that it watches."""
         self.watches_widgets = False
         self.background: set[int] = set()
         """Cells that it watches, or watched, without anybody who waits."""
@@ -47,7 +44,6 @@ class View:
     def watch(self, cell: int, background: bool) -> None:
         """The events of ``cell`` go to this view from now on."""
         self.watching.add(cell)
-        self.flows.pop(cell, None)
         if background:
             self.background.add(cell)
 
@@ -125,6 +121,11 @@ class ViewServer:
 
     def _send_now(self, frames: list[bytes]) -> None:
         self._pump.send(frames)
+
+    @property
+    def looked_at(self) -> bool:
+        """Somebody may look at a view: a Jupyter server with no browser before it is there too, but nobody at it."""
+        return any(view.kind != "server" for view in self.views.values())
 
     def note_kernel(self, kernel: str) -> bool:
         """``kernel`` has attached now; False where a view lives in none."""

@@ -1,28 +1,33 @@
-"""One execute_request on one node: sending it, what its kernel says, interrupting it."""
+"""One execute_request on one node: sending it, what its kernel answers and asks, interrupting it."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-import msgspec
-
-from notebook_cluster.coordinator import jupyter
-from notebook_cluster.coordinator.kernels.comms import COMM_KINDS
-from notebook_cluster.coordinator.kernels.inspection import REPLIES
+from notebook_cluster.coordinator.cells.streaming import Collected
+from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.delivery import Delivery, execute_request, kernel_message
+from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Cell
-from notebook_cluster.link import Drops
-from notebook_cluster.protocol.peer import FromKernel, InterruptNode, ToKernel
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
+from notebook_cluster.protocol.interaction import AnswerInput, InputRequested, InputWithdrawn
+from notebook_cluster.protocol.peer import InterruptNode
+from notebook_cluster.security.sanitise import safe_text
 
 IDLE_GRACE = 5.0
 """Seconds without a word of the run after which its idle status, which follows all its output, is not waited for any
 more: the reply has come, and a kernel's PUB socket may drop what its agent reads too late."""
 SEEN_GRACE = 1.0
 """Seconds that a node's runtime has to say that it saw a Stop; then its agent sends the signal."""
-OUTPUT_KINDS = frozenset(("stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"))
+LOOK_S = 0.5
+"""Seconds between two looks whether the views that were asked for a line are still there."""
+MOST_PROMPT = 1000
+"""Characters."""
+MOST_ANSWER = 1_000_000
+END_OF_FILE = "\x04"
+"""What makes a kernel raise EOFError (Jupyter messaging, stdin channel)."""
 
 
 class Execution:
@@ -44,14 +49,152 @@ class Execution:
         self.done: asyncio.Future[str] = loop.create_future()
 
 
-class Executions:
-    """Every open run. ``on_ended(event)`` is called when a run that is no replay has ended."""
+@dataclass
+class _StdinQuestion:
+    event: InputRequested
+    run: Execution
+    view: View
+    """Who was asked."""
 
-    def __init__(self, hub: "Coordinator", on_ended: Callable[[e.CellNodeEnded], None]) -> None:
-        self._hub = hub
+
+class StdinQuestions:
+    """``input()`` on nodes: a view that watches the cell and can answer is asked; without one it gets end of file.
+
+    A node never waits for a view that is gone: twice a second it is looked whether those that were asked are still
+    there.
+    """
+
+    def __init__(self, core: Core, delivery: Delivery, views: ViewServer, tell: Callable[[int, str], None]) -> None:
+        """``tell(cell, text)``: a line for who watches the cell."""
+        self._core = core
+        self._delivery = delivery
+        self._views = views
+        self._tell = tell
+        self._numbers = itertools.count(1)
+        self._answering: dict[int, list[View]] = {}
+        self._open: dict[int, _StdinQuestion] = {}
+        self._allowed: set[int] = set()
+        self._looking = False
+
+    def offer(self, view: View, cell: int, *, submits: bool = False) -> None:
+        """``view`` watches ``cell`` and can answer its questions. Only a cell that was submitted so may ask."""
+        for over in [number for number in self._answering if not self._goes_on(number)]:
+            del self._answering[over]
+        self._answering.setdefault(cell, []).append(view)
+        if submits:
+            self._allowed = {number for number in self._allowed if self._goes_on(number)} | {cell}
+
+    def allows(self, cell: int) -> bool:
+        """Whether ``input()`` works in ``cell``."""
+        return cell in self._allowed
+
+    def on_request(self, run: Execution, content: dict[str, Any]) -> None:
+        """The node of ``run`` waits for a line."""
+        for question in [question for question in self._open.values() if question.run is run]:
+            self._withdraw(question)  # a kernel asks one thing at a time
+        prompt = content.get("prompt")
+        event = InputRequested(
+            cell=run.cell,
+            id=next(self._numbers),
+            node=run.node,
+            rank=self._core.state.rank(run.node),
+            prompt=safe_text(prompt[:MOST_PROMPT]) if isinstance(prompt, str) else "",
+            password=content.get("password") is True,
+        )
+        self._ask(event, run)
+
+    def answer(self, view: View, answer: AnswerInput) -> None:
+        """Pass an answer on to the node, if its question is still open and was put to ``view``."""
+        question = self._open.get(answer.id)
+        if question is None or question.view is not view:
+            return
+        del self._open[answer.id]
+        self._reply(question.run, END_OF_FILE if answer.end else answer.value[:MOST_ANSWER])
+
+    def _ask(self, event: InputRequested, run: Execution) -> None:
+        view = self._somebody(event.cell)
+        if view is None:
+            self._nobody(event, run)
+            return
+        question = self._open[event.id] = _StdinQuestion(event, run, view)
+        run.done.add_done_callback(lambda done: self._withdraw(question))
+        self._views.send(view, event)
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Questions whose view has left, or watches no more, are put to another one."""
+        self._looking = False
+        for question in list(self._open.values()):
+            if not self._is_there(question.view, question.event.cell):
+                self._withdraw(question)
+                self._ask(question.event, question.run)
+        if self._open and not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _goes_on(self, cell: int) -> bool:
+        return self._core.state.cells[cell].status in ("queued", "running")
+
+    def _somebody(self, cell: int) -> View | None:
+        """Who submitted the cell, if that view is there, else the one that came first."""
+        return next((view for view in self._answering.get(cell, []) if self._is_there(view, cell)), None)
+
+    def _is_there(self, view: View, cell: int) -> bool:
+        return self._views.views.get(view.identity) is view and cell in view.watching
+
+    def _nobody(self, event: InputRequested, run: Execution) -> None:
+        asked = f"asked {event.prompt.strip()!r}" if event.prompt.strip() else "asked for input"
+        text = f"{event.node} {asked} and no notebook is there to answer: EOFError"
+        self._core.tell("warning", text)
+        self._tell(event.cell, text)
+        self._reply(run, END_OF_FILE)
+
+    def _withdraw(self, question: _StdinQuestion) -> None:
+        if self._open.pop(question.event.id, None) is not None:
+            self._views.send(question.view, InputWithdrawn(cell=question.event.cell, id=question.event.id))
+
+    def _reply(self, run: Execution, value: str) -> None:
+        node = self._core.state.nodes.get(run.node)
+        if node is None or node.incarnation != run.incarnation:
+            return
+        parts = kernel_message("input_reply", f"answer-{run.message_id}", self._core.state.cluster_id, {"value": value})
+        self._delivery.to_kernel(run.node, "stdin", parts)
+
+
+class Executions:
+    """Every open run, and which cells somebody stopped. ``on_ended(event)`` is called when a run that is no replay has
+    ended."""
+
+    def __init__(
+        self,
+        core: Core,
+        delivery: Delivery,
+        *,
+        stdin: StdinQuestions,
+        collected: Collected,
+        on_ended: Callable[[e.CellNodeEnded], None],
+    ) -> None:
+        self._core = core
+        self._delivery = delivery
+        self._stdin = stdin
+        self._collected = collected
         self._on_ended = on_ended
         self._runs: dict[str, Execution] = {}
-        self._dropped = Drops()
+        self.with_widgets: set[int] = set()
+        """Cells that were submitted by a view which shows widgets of nodes: progress bars may be widgets there."""
+        self.interrupted: set[int] = set()
+        """Cells that go on although somebody stopped them."""
+
+    def was_interrupted(self, cell: int) -> bool:
+        """Somebody stopped ``cell``, which has not ended yet."""
+        return cell in self.interrupted
+
+    def forget(self, cell: int) -> None:
+        """``cell`` has ended."""
+        self.with_widgets.discard(cell)
+        self.interrupted.discard(cell)
 
     def of_cell(self, cell: int) -> list[Execution]:
         return [run for run in self._runs.values() if run.cell == cell]
@@ -62,75 +205,53 @@ class Executions:
 
     def start(self, cell: Cell, name: str, metadata: dict[str, Any], *, replay: bool = False) -> Execution:
         """Send the execute_request; ``metadata`` is what the node's runtime finds in it."""
-        node = self._hub.state.nodes[name]
+        node = self._core.state.nodes[name]
         run = self._open(Execution(cell.id, name, node.incarnation, replay))
-        if not replay and self._hub.cells.shows_widgets(cell.id):
+        if not replay and cell.id in self.with_widgets:
             metadata = {**metadata, "widgets": True}
         # Nobody is asked the same again when a cell is replayed.
-        asks = not replay and self._hub.inputs.allows(cell.id)
-        parts = jupyter.execute_request(run.message_id, self._hub.state.cluster_id, cell, metadata, allow_stdin=asks)
-        message = ToKernel(node=name, incarnation=node.incarnation, channel="shell")
-        self._hub.peers.send(node.peer, message, parts)
+        asks = not replay and self._stdin.allows(cell.id)
+        parts = execute_request(run.message_id, self._core.state.cluster_id, cell, metadata, allow_stdin=asks)
+        self._delivery.to_kernel(name, "shell", parts)
         return run
 
     def resume(self, cell: int, name: str) -> None:
         """Wait again for a run that was started before (the peer or this coordinator was away)."""
-        self._open(Execution(cell, name, self._hub.state.nodes[name].incarnation, False))
+        self._open(Execution(cell, name, self._core.state.nodes[name].incarnation, False))
 
     def _open(self, run: Execution) -> Execution:
         self._runs[run.message_id] = run
         return run
 
-    def on_kernel(self, peer_key: str, sequence: int, message: FromKernel, parts: list[bytes]) -> None:
-        """A Jupyter message of a node; anything unreadable is dropped and said."""
-        node = self._hub.state.nodes.get(message.node)
-        if node is None or node.incarnation != message.incarnation:
-            return
-        try:
-            header, parent = jupyter.headers(parts)
-            run = self._runs.get(parent)
-            if run is not None:
-                run.heard = asyncio.get_running_loop().time()
-            if message.channel == "iopub":
-                if header.msg_type == "status":
-                    state = jupyter.content(parts).get("execution_state")
-                    if run is not None:
-                        self._on_status(run, state)
-                    elif state == "idle":
-                        self._hub.comms.on_idle(message.node, parent)
-                elif header.msg_type in COMM_KINDS:
-                    self._hub.comms.on_message(node, header.msg_type, parts)
-                elif header.msg_type in OUTPUT_KINDS:
-                    content = jupyter.content(parts)
-                    if self._hub.comms.catches(node, parent, header.msg_type, content):
-                        return
-                    if run is not None and run.replay:
-                        return
-                    cell = None if run is None else run.cell
-                    self._hub.streaming.add(peer_key, sequence, message.node, cell, header.msg_type, content)
-            elif message.channel == "stdin":
-                if header.msg_type == "input_request" and run is not None and not run.replay:
-                    self._hub.inputs.on_request(run, jupyter.content(parts))
-            elif header.msg_type in REPLIES:
-                self._hub.introspection.on_reply(message.node, parent, jupyter.content(parts))
-            elif header.msg_type == "execute_reply" and run is not None:
-                run.reply = jupyter.content(parts)
-                self._maybe_done(run)
-        except (msgspec.DecodeError, IndexError, UnicodeDecodeError) as error:
-            self._dropped.note("kernel", "a message of %s is not readable: %s", message.node, error)
+    # ---- what kernels say
 
-    def _on_status(self, run: Execution, status: object) -> None:
-        if status == "idle":
-            run.idle = True
-            self._maybe_done(run)
+    def run_of(self, message_id: str) -> Execution | None:
+        """The open run that a message of a kernel belongs to."""
+        return self._runs.get(message_id)
+
+    def heard(self, message_id: str) -> None:
+        """A kernel has said something that belongs to that message."""
+        run = self._runs.get(message_id)
+        if run is not None:
+            run.heard = asyncio.get_running_loop().time()
+
+    def on_idle(self, run: Execution) -> None:
+        """The kernel of ``run`` has said all of it."""
+        run.idle = True
+        self._maybe_done(run)
+
+    def on_reply(self, run: Execution, content: dict[str, Any]) -> None:
+        """The execute_reply of ``run``."""
+        run.reply = content
+        self._maybe_done(run)
 
     def interrupt(self, run: Execution) -> None:
         """A Stop for one node; its agent, or else its runtime, knows whether the cell has begun."""
         run.interrupt_seen = False
-        node = self._hub.state.nodes.get(run.node)
+        node = self._core.state.nodes.get(run.node)
         if node is None:
             return
-        self._hub.peers.send(
+        self._delivery.to_agent(
             node.peer, InterruptNode(node=run.node, incarnation=run.incarnation, cell=run.cell), decided=False
         )
         asyncio.get_running_loop().call_later(SEEN_GRACE, self._insist, run)
@@ -141,10 +262,10 @@ class Executions:
                 run.interrupt_seen = True
 
     def _insist(self, run: Execution) -> None:
-        node = self._hub.state.nodes.get(run.node)
+        node = self._core.state.nodes.get(run.node)
         if node is None or run.interrupt_seen or run.done.done():
             return
-        self._hub.peers.send(node.peer, InterruptNode(node=run.node, incarnation=run.incarnation), decided=False)
+        self._delivery.to_agent(node.peer, InterruptNode(node=run.node, incarnation=run.incarnation), decided=False)
 
     def interrupt_all(self) -> None:
         for run in list(self._runs.values()):
@@ -172,7 +293,7 @@ class Executions:
             status=status,
             error_name=str(reply.get("ename", "")),
             error_value=str(reply.get("evalue", ""))[:2000],
-            user_expressions={} if run.replay else self._hub.cells.collected.take(run.cell, run.node, answers),
+            user_expressions={} if run.replay else self._collected.take(run.cell, run.node, answers),
         )
         self._close(run, event)
 

@@ -1,14 +1,13 @@
-"""Lines about a running cell for who watches it: what happened to a node, and who keeps the others waiting."""
+"""Lines about cells for who watches them: how its nodes are, what happened to one, and who keeps the others waiting."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
 
+from notebook_cluster.coordinator.core import Core, Level
+from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Cell
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
+from notebook_cluster.protocol.views import CellChanged
 
 GATHER_SECONDS = 0.4
 """Nodes that fail or wait together are one line, and a cell that ends right away needs none."""
@@ -21,10 +20,21 @@ _MOST_CHARACTERS = 200
 
 
 class Notices:
-    """The notices of the cell that runs."""
+    """What is told of cells, and the notices of the one that runs."""
 
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        core: Core,
+        views: ViewServer,
+        *,
+        replaying: Callable[[], list[str]],
+        was_interrupted: Callable[[int], bool],
+    ) -> None:
+        """``replaying()``: the nodes that replay earlier cells now; ``was_interrupted(cell)``: somebody stopped it."""
+        self._core = core
+        self._views = views
+        self._replaying = replaying
+        self._was_interrupted = was_interrupted
         self._cell = 0
         self._said: set[str] = set()
         self._failed: dict[str, str] = {}
@@ -32,6 +42,17 @@ class Notices:
         self._waiting: dict[str, tuple[str, tuple[str, ...]]] = {}
         """Node -> the operation in which it waits, and for whom."""
         self._scheduled = False
+
+    def changed(self, number: int, note: str = "") -> None:
+        """Tell who watches cell ``number`` how each node is doing, and ``note``."""
+        nodes = {**self._core.state.cells[number].nodes, **dict.fromkeys(self._replaying(), "replaying")}
+        self._views.send_watching(number, CellChanged(cell=number, nodes=nodes, note=note))
+
+    def tell_running(self, note: str) -> None:
+        """``note`` to who watches the cell that runs."""
+        running = self._core.state.running()
+        if running is not None:
+            self.changed(running.id, note)
 
     def node_ended(self, event: e.CellNodeEnded) -> None:
         """A node has left the cell; the others may go on for hours."""
@@ -43,7 +64,7 @@ class Notices:
 
     def on_waiting(self, node: str, text: str) -> None:
         """A node says that it waits: ``all_reduce #3 for desk``; empty when it goes on."""
-        running = self._hub.state.running()
+        running = self._core.state.running()
         if running is None or running.nodes.get(node) != "running":
             return
         self._begin(running.id)
@@ -55,10 +76,10 @@ class Notices:
         else:
             self._waiting.pop(node, None)
 
-    def told(self, node: str, level: Literal["info", "warning", "error"], text: str) -> None:
+    def told(self, node: str, level: Level, text: str) -> None:
         """A line of a node about what all do: shown once. Another line about the same thing (up to the colon) is that
         of the node alone."""
-        running = self._hub.state.running()
+        running = self._core.state.running()
         if running is None or running.nodes.get(node) != "running":
             return
         self._begin(running.id)
@@ -68,8 +89,8 @@ class Notices:
         about = text.partition(":")[0]
         shown = f"{node}: {text}" if any(said.partition(":")[0] == about for said in self._said) else text
         self._said.add(text)
-        self._hub.tell(level, shown)
-        self._hub.cells.changed(running.id, shown)
+        self._core.tell(level, shown)
+        self.changed(running.id, shown)
 
     def _begin(self, cell: int) -> None:
         if cell != self._cell:
@@ -85,13 +106,13 @@ class Notices:
 
     def _look(self) -> None:
         self._scheduled = False
-        cell = self._hub.state.cells.get(self._cell)
-        if cell is None or cell.status != "running" or self._hub.cells.was_interrupted(cell.id):
+        cell = self._core.state.cells.get(self._cell)
+        if cell is None or cell.status != "running" or self._was_interrupted(cell.id):
             return
         for text in [*self._about_failed(cell), *self._about_waiting(cell)]:
             if text not in self._said and len(self._said) < MOST_NOTICES:
                 self._said.add(text)
-                self._hub.cells.changed(cell.id, text)
+                self.changed(cell.id, text)
 
     def _about_failed(self, cell: Cell) -> list[str]:
         """``desk raised ValueError: no data; still running: local, mini``."""

@@ -1,4 +1,4 @@
-"""Values and files between views and nodes: each request is passed on, its answer handed back.
+"""Values, files and logs between views and nodes: each request is passed on, its answer handed back.
 
 Nothing is kept here but the questions that are open: the view asks for the next piece when it has an answer, which
 bounds what is on its way. A link that breaks delays the answer; it is given up when it can never come.
@@ -7,31 +7,37 @@ bounds what is on its way. A link that breaks delays the answer; it is given up 
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
+from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol import transfers as t
+from notebook_cluster.protocol.peer import LogLines, ReadLog
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
 
 LOOK_EVERY = 0.5
 """Seconds between two looks whether an answer can still come."""
 ANSWER_S = 600.0
 """For an answer while the link stands: an agent may have to hash what lies there already."""
+LOG_S = 10.0
+"""For the lines of a log."""
 _MOST_TEXT = 500
 
 
 class Transfers:
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
+    """The questions that are open."""
+
+    def __init__(self, core: Core, delivery: Delivery) -> None:
+        self._core = core
+        self._delivery = delivery
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[object, asyncio.Future[Any]]] = {}
         """Request -> (who may answer it, the answer)."""
+        self._waiting_logs: dict[str, list[asyncio.Future[list[str]]]] = {}
 
     async def handle(self, body: t.AnyTransfer) -> Any:
         """The answer to a view's request.
@@ -47,7 +53,7 @@ class Transfers:
                 return dict(zip(body.nodes, reasons, strict=True))
             case t.ForgetValue():
                 for name in body.nodes:
-                    self._hub.members.send(name, t.ForgetTicket(ticket=body.ticket))
+                    self._delivery.to_node(name, t.ForgetTicket(ticket=body.ticket))
                 return None
             case _:
                 return await self._ask_agent(body)
@@ -87,21 +93,21 @@ class Transfers:
     async def _ask_node(self, node: Node, message: t.ReadPart | t.WritePart) -> Any:
         return await self._ask(
             (node.name, node.incarnation),
-            lambda request: self._hub.members.send(node.name, replace(message, request=request)),
+            lambda request: self._delivery.to_node(node.name, replace(message, request=request)),
             lambda: self._gone(node),
             node.name,
         )
 
     def _there(self, name: str) -> Node:
         """The node when its runtime can be asked, now or when its link is back."""
-        node = self._hub.members.known(name)
+        node = self._core.known_node(name)
         if not node.is_in and node.condition != "lost":
             raise RequestError(f"node {name!r} is {node.condition}: %cluster restart {name}")
         return node
 
     def _gone(self, node: Node) -> str:
         """Why this incarnation of ``node`` will never answer; empty when it may."""
-        now = self._hub.state.nodes.get(node.name)
+        now = self._core.state.nodes.get(node.name)
         if now is None:
             return f"node {node.name!r} was removed"
         if now.incarnation != node.incarnation:
@@ -111,15 +117,15 @@ class Transfers:
     # ---- files -------------------------------------------------------------------------------------------------
 
     async def _ask_agent(self, body: t.FilesBody) -> t.FilesAnswer:
-        node = self._hub.members.known(body.node)
+        node = self._core.known_node(body.node)
         buffers = []
         if isinstance(body, t.WriteFile):
             body, buffers = replace(body, data=b""), [body.data]
-        if node.peer not in self._hub.peers.links:
+        if node.peer not in self._delivery.links:
             raise RequestError(f"peer {node.peer!r} of node {node.name!r} is not used any more")
         answer: t.FilesAnswer = await self._ask(
             node.peer,
-            lambda request: self._hub.peers.send(node.peer, t.FilesRequest(request=request, body=body), buffers),
+            lambda request: self._delivery.to_agent(node.peer, t.FilesRequest(request=request, body=body), buffers),
             lambda: "" if self._is_served(node.peer) else f"peer {node.peer!r} of node {node.name!r} is gone",
             node.peer,
         )
@@ -128,8 +134,31 @@ class Transfers:
         return answer
 
     def _is_served(self, peer: str) -> bool:
-        link = self._hub.peers.links.get(peer)
+        link = self._delivery.links.get(peer)
         return link is not None and link.condition != "refused" and not link.released.is_set()
+
+    # ---- logs --------------------------------------------------------------------------------------------------
+
+    async def read_log(self, name: str, lines: int) -> list[str]:
+        """The last lines that a node's kernel wrote to its terminal.
+
+        Raises:
+            RequestError: there is no such node, or its peer does not answer.
+        """
+        node = self._core.known_node(name)
+        future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._waiting_logs.setdefault(name, []).append(future)
+        self._delivery.to_agent(node.peer, ReadLog(node=name, lines=lines))
+        try:
+            return await asyncio.wait_for(future, LOG_S)
+        except TimeoutError:
+            raise RequestError(f"peer {node.peer!r} did not send the log of {name!r}: is it lost?") from None
+
+    def on_log_lines(self, message: LogLines) -> None:
+        """An agent has read the log of a node's kernel."""
+        for future in self._waiting_logs.pop(message.node, []):
+            if not future.done():
+                future.set_result(message.lines)
 
     # ---- waiting -----------------------------------------------------------------------------------------------
 

@@ -1,29 +1,138 @@
-"""Memory, load, steps and losses of the nodes: what agents and runtimes say, as curves and as rows of a panel."""
+"""What agents and runtimes measure: memory, load, steps and losses of the nodes, and numbers of the global model."""
 
 import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from notebook_cluster.coordinator.cells import left_out
+import msgspec
+
+from notebook_cluster.coordinator.core import Core, MembershipWatcher
+from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.node import GlobalMeasured, RunLosses, Telemetry
 from notebook_cluster.protocol.runs import IN_A_CELL
-from notebook_cluster.protocol.state import NodeView
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
+from notebook_cluster.protocol.state import JobView
 
 CLOCK_WAS_SET = 12 * 3600.0
 MOST_DEVICES = 64
 MOST_RUNS = 16
 """Of which one message tells losses."""
+WAIT = 3.0
+"""Seconds after the first measurement of a round of the global model in which the other nodes may tell theirs."""
+MOST_VALUES = 64
+MOST_NAME = 64
 
 
-class Measurements:
-    """The newest numbers of nodes, devices and peers, and the rows that views get of them."""
+class _MeasuredRound(msgspec.Struct):
+    """What was told of one round; ``shown``: it is in the curves."""
 
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
+    run: int
+    round: int
+    step: int
+    time: float
+    """Of the first measurement, our clock."""
+    since: float
+    told: dict[str, dict[str, float]] = {}
+    shown: bool = False
+
+
+class GlobalModels:
+    """What nodes have measured of the global model of a job, as one curve for each number.
+
+    Several nodes may measure the same round, on the same data or each on its part: the point of that round is the mean
+    of what they say. It is complete when every node of the cell has told, and at the latest WAIT seconds after the
+    first.
+    """
+
+    def __init__(self, core: Core, series: SeriesStore, *, committed: Callable[[str], int | None]) -> None:
+        """``committed`` as of :class:`Measurements`."""
+        self._core = core
+        self._series = series
+        self._committed = committed
+        self._rounds: dict[str, _MeasuredRound] = {}
+        self._losses: dict[str, tuple[int, float]] = {}
+
+    def told(self, node: str, message: GlobalMeasured, when: float) -> None:
+        """``node`` has measured at ``when`` (seconds since the epoch, our clock)."""
+        committed = self._committed(message.job)
+        if committed is None:
+            return
+        values = {name: v for name, v in list(message.values.items())[:MOST_VALUES] if len(name) <= MOST_NAME}
+        open_round = self._rounds.get(message.job)
+        same = open_round is not None and open_round.run == message.run
+        if open_round is not None and same and message.round < open_round.round <= committed:
+            return  # it is late: the next round has its point already
+        if open_round is not None and (not same or open_round.round != message.round or node in open_round.told):
+            self._show(message.job, open_round)
+            open_round = None
+        if open_round is None:
+            open_round = _MeasuredRound(message.run, message.round, message.step, when, time.monotonic())
+            self._rounds[message.job] = open_round
+        open_round.told[node] = values
+        if not self._waits_for(open_round):
+            self._show(message.job, open_round)
+
+    def tick(self, now: float) -> None:
+        """Show what was waited for long enough; ``now`` is monotonic."""
+        for job, one in self._rounds.items():
+            if not one.shown and now - one.since >= WAIT:
+                self._show(job, one)
+
+    def close(self) -> None:
+        """The cluster ends: show what there is."""
+        for job, one in self._rounds.items():
+            self._show(job, one)
+
+    def take_over(self, jobs: list[JobView]) -> None:
+        """Go on from what the coordinator before this one has shown."""
+        for job in jobs:
+            if job.loss is not None and job.loss_round is not None:
+                self._losses[job.name] = job.loss_round, job.loss
+
+    def _waits_for(self, one: _MeasuredRound) -> bool:
+        # A node's cell may be known to have ended before its last measurement comes, which has a way of its own.
+        state = self._core.state
+        cell = state.running() or next(reversed(state.cells.values()), None)
+        nodes = cell.nodes if cell is not None else {}
+        return any(status in ("running", "ok") and name not in one.told for name, status in nodes.items())
+
+    def _show(self, job: str, one: _MeasuredRound) -> None:
+        if one.shown:
+            return
+        one.shown = True
+        for name in dict.fromkeys(name for values in one.told.values() for name in values):
+            found = [values[name] for values in one.told.values() if name in values]
+            mean = sum(found) / len(found)
+            self._series.add("", name, one.step, one.time, mean, job=job, run=one.run)
+            if name == "loss":
+                self._losses[job] = one.round, mean
+        self._core.dirty()
+
+    def shown_in(self, job: JobView) -> JobView:
+        """``job`` with the newest loss of its global model."""
+        found = self._losses.get(job.name)
+        return job if found is None else msgspec.structs.replace(job, loss=found[1], loss_round=found[0])
+
+
+class Measurements(MembershipWatcher):
+    """The newest numbers of nodes, devices and peers; what makes a curve goes into ``series``."""
+
+    def __init__(
+        self,
+        core: Core,
+        series: SeriesStore,
+        global_models: GlobalModels,
+        *,
+        committed: Callable[[str], int | None],
+        on_waiting: Callable[[str, str], None],
+    ) -> None:
+        """``committed(job)``: its last committed round, None when there is no such job; ``on_waiting(node, text)``:
+        what a node waits for is another thing now."""
+        self._core = core
+        self._series = series
+        self._global_models = global_models
+        self._committed = committed
+        self._on_waiting = on_waiting
         self._telemetry: dict[str, Telemetry] = {}
         self._samples: dict[str, p.NodeSample] = {}
         self._devices: dict[str, dict[str, p.DeviceSample]] = {}
@@ -34,33 +143,33 @@ class Measurements:
         """What a node's runtime says about its training, at most 4 times a second."""
         before = self._telemetry.get(name, Telemetry())
         self._telemetry[name] = new
-        if not self._hub.state.nodes[name].is_in:
+        if not self._core.state.nodes[name].is_in:
             return
         if new.waiting != before.waiting:
-            self._hub.cells.notices.on_waiting(name, new.waiting)
+            self._on_waiting(name, new.waiting)
         for told in [RunLosses(job="", run=0, points=new.history), *new.losses[:MOST_RUNS]]:
             if told.job and not self._is_run(told):
                 continue
             ahead = self._clock_difference(name, told.points[-1][1]) if told.points else 0.0
             for step, when, loss in told.points:
                 if math.isfinite(when):  # a loss that is not finite is a gap in the curve
-                    self._hub.series.add(name, "loss", step, when + ahead, loss, job=told.job, run=told.run)
+                    self._series.add(name, "loss", step, when + ahead, loss, job=told.job, run=told.run)
         if new.step is not None:
             for scalar, value in new.scalars.items():
                 if new.step != before.step or not _same(value, before.scalars.get(scalar)):
-                    self._hub.series.add(name, scalar, new.step, time.time(), value)
-        self._hub.dirty()
+                    self._series.add(name, scalar, new.step, time.time(), value)
+        self._core.dirty()
 
     def _is_run(self, told: RunLosses) -> bool:
         """It is of a job that there is, and of a cell that was."""
-        newest = (max(self._hub.state.cells, default=0) + 1) * IN_A_CELL
-        return self._hub.rounds.committed(told.job) is not None and 0 <= told.run < newest
+        newest = (max(self._core.state.cells, default=0) + 1) * IN_A_CELL
+        return self._committed(told.job) is not None and 0 <= told.run < newest
 
     def on_global(self, name: str, message: GlobalMeasured) -> None:
         """What a node has measured of a global model."""
-        if self._hub.state.nodes[name].is_in and math.isfinite(message.time):
+        if self._core.state.nodes[name].is_in and math.isfinite(message.time):
             when = message.time + self._clock_difference(name, message.time)
-            self._hub.global_models.told(name, message, when)
+            self._global_models.told(name, message, when)
 
     def _clock_difference(self, name: str, said: float) -> float:
         """Seconds that this machine's clock is ahead of the node's, about, from the time that a message says: of
@@ -76,21 +185,21 @@ class Measurements:
     def on_sample(self, peer: str, sample: p.PeerSample) -> None:
         """What the agent of ``peer`` measures each second."""
         self._devices[peer] = {device.id: device for device in sample.devices[:MOST_DEVICES]}
-        self._power[peer] = _finite(sample.battery), sample.plugged
+        self._power[peer] = finite(sample.battery), sample.plugged
         for row in sample.nodes:
-            node = self._hub.state.nodes.get(row.node)
+            node = self._core.state.nodes.get(row.node)
             if node is None or node.peer != peer:
                 continue
             self._samples[row.node] = row
             step = self._telemetry[row.node].step if row.node in self._telemetry else None
             # Our clock: a peer's may be a day off.
-            self._hub.series.add(row.node, "memory", step or 0, time.time(), float(self._memory(row.node)[0]))
-        self._hub.dirty()
+            self._series.add(row.node, "memory", step or 0, time.time(), float(self.memory(row.node)[0]))
+        self._core.dirty()
 
-    def _memory(self, name: str) -> tuple[int, int]:
+    def memory(self, name: str) -> tuple[int, int]:
         """(used, peak) bytes: of the accelerator where the node uses one, else resident."""
         sample, telemetry = self._samples.get(name), self._telemetry.get(name)
-        if self._hub.state.nodes[name].device not in ("", "cpu"):
+        if self._core.state.nodes[name].device not in ("", "cpu"):
             if telemetry is not None and telemetry.memory_used is not None:
                 return telemetry.memory_used, telemetry.memory_peak or telemetry.memory_used
             if sample is not None and sample.device_memory is not None:
@@ -101,60 +210,24 @@ class Measurements:
         """(charge of its battery in percent or None, whether it is on mains)."""
         return self._power.get(peer, (None, True))
 
-    def forget(self, name: str) -> None:
-        """The node was removed."""
+    def node_removed(self, name: str) -> None:
         self._telemetry.pop(name, None)
         self._samples.pop(name, None)
         self._ahead.pop(name, None)
 
-    def views(self) -> list[NodeView]:
-        """The nodes as panels show them, in order of joining."""
-        state = self._hub.state
-        running = state.running()
-        jobs = self._hub.rounds.node_facts()
-        replaying = self._hub.replay.names()
-        rows: list[NodeView] = []
-        for node in sorted(state.nodes.values(), key=lambda node: node.order):
-            peer = state.peers[node.peer]
-            device = next((d for d in peer.devices if d[0] == (node.device or "cpu")), ("cpu", "cpu", 0, False))
-            link = self._hub.peers.links.get(node.peer)
-            telemetry = self._telemetry.get(node.name, Telemetry())
-            sample = self._samples.get(node.name)
-            used, peak = self._memory(node.name)
-            facts = jobs.get(node.name, {})
-            condition = node.condition
-            reason = node.reason
-            if condition == "ok" and link is not None and link.condition == "suspect":
-                condition = "suspect"
-            elif condition == "ok" and (trouble := self._hub.signs.trouble(node.name)):
-                condition, reason = "suspect", trouble
-            elif condition == "lost" and link is not None and link.asleep:
-                condition, reason = "asleep", link.why
-            elif condition == "ok" and node.name in replaying:
-                condition = "replaying"
-            elif condition == "ok" and facts.get("refused"):
-                condition, reason = "refused", facts["refused"]
-            accelerator = node.device not in ("", "cpu")
-            measured = self._devices.get(node.peer, {}).get(node.device or "cpu")
-            rows.append(
-                NodeView(
-                    name=node.name, rank=state.rank(node.name), peer=node.peer, device=node.device or "cpu",
-                    device_name=device[1], incarnation=node.incarnation, condition=condition,  # type: ignore[arg-type]
-                    reason=reason, log_tail=list(node.log_tail),
-                    busy=running is not None and running.nodes.get(node.name) == "running",
-                    memory_kind="unified" if device[3] else ("VRAM" if accelerator else "RAM"),
-                    memory_used=used, memory_peak=peak, memory_total=device[2],
-                    cpu=sample.cpu if sample is not None else 0.0,
-                    load=_finite(measured.load) if measured is not None else None,
-                    temperature=_finite(measured.temperature) if measured is not None else None, step=telemetry.step,
-                    loss=telemetry.loss, scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
-                    waiting=telemetry.waiting, threads=telemetry.threads, threads_chosen=telemetry.threads_chosen,
-                    replaying=self._hub.replay.progress(node.name),
-                    left_out="" if condition == "dead" else left_out.describe(node.name, node.left_out),
-                    **{name: value for name, value in facts.items() if name != "refused"},
-                )
-            )  # fmt: skip
-        return rows
+    # ---- what views see
+
+    def telemetry(self, name: str) -> Telemetry:
+        """The newest of a node."""
+        return self._telemetry.get(name, Telemetry())
+
+    def sample(self, name: str) -> p.NodeSample | None:
+        """What its agent measured last of a node."""
+        return self._samples.get(name)
+
+    def device(self, peer: str, device: str) -> p.DeviceSample | None:
+        """What the agent of ``peer`` measured last of a device."""
+        return self._devices.get(peer, {}).get(device)
 
 
 def _same(value: float, before: float | None) -> bool:
@@ -162,5 +235,6 @@ def _same(value: float, before: float | None) -> bool:
     return value == before or (before is not None and math.isnan(value) and math.isnan(before))
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """``value``; None when it is no number."""
     return value if value is not None and math.isfinite(value) else None

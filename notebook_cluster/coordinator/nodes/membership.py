@@ -1,73 +1,67 @@
 """Membership: which nodes are there, in which incarnation, and who is told."""
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
 
+from notebook_cluster.coordinator.core import Core, Departure, Level, MembershipWatcher
+from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Node, roster
-from notebook_cluster.link import Drops
-from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import peer as p
-from notebook_cluster.protocol.introspection import Variables
-from notebook_cluster.protocol.node import (
-    Blocked,
-    FromNodeBody,
-    GlobalMeasured,
-    Heartbeat,
-    InterruptSeen,
-    NodeHello,
-    NodeLog,
-    NodeLost,
-    PairMeasured,
-    RelayFrame,
-    RelayTaken,
-    Telemetry,
-    Unreachable,
-)
-from notebook_cluster.protocol.transfers import PartWritten, ValuePart
+from notebook_cluster.protocol.node import NodeHello, NodeLost
 from notebook_cluster.protocol.views import RequestError
-from notebook_cluster.protocol.wire import Message, ProtocolError
 from notebook_cluster.security import is_key
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
 
 START_TIMEOUT = 90.0
 MOST_IPC = 200
 """Characters of an ipc address; those of our nodes have about 50."""
 MOST_REASON = 2000
 """Characters of why an agent has ended kernels."""
-MOST_HEARD = 1000
-Level = Literal["info", "warning", "error"]
 
 
 class Membership:
     """Nodes that come, go and come back: their kernels, their rank and the roster."""
 
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        core: Core,
+        delivery: Delivery,
+        *,
+        replaying: Callable[[], list[str]],
+        replay_died: Callable[[str], int | None],
+    ) -> None:
+        """``replaying()``: the nodes that replay earlier cells; ``replay_died(node)``: its process ended by itself, and
+        which cell it replayed then."""
+        self._core = core
+        self._delivery = delivery
+        self._replaying = replaying
+        self._replay_died = replay_died
+        self._watchers: list[MembershipWatcher] = []
         self._ready: dict[str, asyncio.Future[None]] = {}
         self._no_replay: set[str] = set()
         self._broadcast = -1
-        self._dropped = Drops()
+
+    def watch(self, watcher: MembershipWatcher) -> None:
+        """``watcher`` is told of every change from now on."""
+        self._watchers.append(watcher)
 
     # ---- requests of views
 
     def order(self, name: str, *, all_cells: bool = False) -> None:
         """Order a new incarnation of the node's kernel; ``all_cells``: it is spared none."""
-        node = self._hub.state.nodes[name]
+        node = self._core.state.nodes[name]
         incarnation = node.incarnation + 1
-        self._hub.record(e.NodeStarting(node=name, incarnation=incarnation, all_cells=all_cells))
+        self._core.record(e.NodeStarting(node=name, incarnation=incarnation, all_cells=all_cells))
         self._ready[name] = asyncio.get_running_loop().create_future()
         self._ready[name].add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._send_start(self._hub.state.nodes[name])
+        self._send_start(self._core.state.nodes[name])
 
     def _nodes_on(self, peer: str) -> list[Node]:
-        return [node for node in self._hub.state.nodes.values() if node.peer == peer]
+        return [node for node in self._core.state.nodes.values() if node.peer == peer]
 
     def _send_start(self, node: Node) -> None:
         start = p.StartNode(node=node.name, incarnation=node.incarnation, device=node.device, directory=node.directory)
-        self._hub.peers.send(node.peer, start)
+        self._delivery.to_agent(node.peer, start)
 
     async def wait(self, names: list[str]) -> None:
         """Return when these nodes, just ordered, answer. RequestError: why one does not."""
@@ -77,7 +71,7 @@ class Membership:
             await asyncio.wait([futures[name] for name in late], timeout=START_TIMEOUT)
             late = [name for name, future in futures.items() if not future.done()]
             # What a kernel replays may take as long as it took then.
-            if not set(late) <= set(self._hub.replay.names()):
+            if not set(late) <= set(self._replaying()):
                 raise RequestError(
                     f"{', '.join(late)} did not start within {START_TIMEOUT:g} s: see %cluster logs {late[0]}"
                 )
@@ -86,13 +80,13 @@ class Membership:
 
     def restart(self, name: str, why: str = "restarted", *, replay: bool = True, all_cells: bool = False) -> None:
         """End the node's kernel, if it runs, and start the next incarnation under the same name."""
-        node = self._hub.state.nodes[name]
-        link = self._hub.peers.links.get(node.peer)
+        node = self._core.state.nodes[name]
+        link = self._delivery.links.get(node.peer)
         if link is None or link.condition in ("lost", "refused"):
-            reason = link.why if link is not None else self._hub.state.peers[node.peer].dropped
+            reason = link.why if link is not None else self._core.state.peers[node.peer].dropped
             raise RequestError(f"peer {node.peer!r} of node {name!r} is not connected ({reason})")
         if node.condition not in ("dead",) and node.incarnation:
-            self._hub.peers.send(node.peer, p.StopNode(node=name, incarnation=node.incarnation, force=True))
+            self._delivery.to_agent(node.peer, p.StopNode(node=name, incarnation=node.incarnation, force=True))
             self.node_down(name, node.incarnation, why, [], dead=True)
         if not replay:
             self._no_replay.add(name)
@@ -102,112 +96,68 @@ class Membership:
         """After a restart of the coordinator: what its predecessor decided and may not have sent, again. Agents and
         nodes ignore what they know."""
         self.announce()
-        for node in self._hub.state.nodes.values():
+        for node in self._core.state.nodes.values():
             if node.condition == "starting" and node.incarnation:
                 self._send_start(node)
 
     def restart_unsettled(self) -> None:
         """After a restart of the coordinator: a node whose replay was cut off lacks names; it begins anew."""
-        for node in list(self._hub.state.nodes.values()):
-            if node.is_in and not node.settled and node.peer in self._hub.peers.links:
+        for node in list(self._core.state.nodes.values()):
+            if node.is_in and not node.settled and node.peer in self._delivery.links:
                 self.restart(node.name, "its replay was cut off when the coordinator ended")
 
     async def restart_and_wait(self, name: str, replay: bool, all_cells: bool) -> None:
-        self.known(name)
+        self._core.known_node(name)
         self.restart(name, replay=replay, all_cells=all_cells)
         await self.wait([name])
 
-    def known(self, name: str) -> Node:
-        node = self._hub.state.nodes.get(name)
-        if node is None:
-            known = ", ".join(sorted(self._hub.state.nodes)) or "none"
-            raise RequestError(f"no node {name!r} in cluster {self._hub.state.cluster!r}: its nodes are {known}")
-        return node
-
     def remove(self, name: str) -> None:
         """End the node's kernel and take its name out of the cluster."""
-        node = self.known(name)
-        self._hub.peers.send(node.peer, p.StopNode(node=name, incarnation=node.incarnation, force=True))
+        node = self._core.known_node(name)
+        self._delivery.to_agent(node.peer, p.StopNode(node=name, incarnation=node.incarnation, force=True))
         if node.condition not in ("dead",):
             self.node_down(name, node.incarnation, "removed", [], dead=True)
-        self._hub.record(e.NodeRemoved(node=name, reason="removed"))
-        self._hub.measurements.forget(name)
-        self._hub.tell("info", f"{name} was removed")
+        self._core.record(e.NodeRemoved(node=name, reason="removed"))
+        for watcher in self._watchers:
+            watcher.node_removed(name)
+        self._core.tell("info", f"{name} was removed")
 
     # ---- what agents and nodes say
 
-    def heard(self, name: str, incarnation: int) -> None:
-        """That process of a node has said something."""
-        node = self._hub.state.nodes.get(name)
-        if node is not None and node.incarnation == incarnation:
-            self._hub.signs.said(name)
+    def on_refused(self, message: p.NodeRefused) -> None:
+        """An agent does not start a node."""
+        self.node_down(message.node, message.incarnation, message.reason, [], dead=True)
 
-    def on_node(self, message: p.FromNode) -> None:
-        node = self._hub.state.nodes.get(message.node)
-        if node is None or node.incarnation != message.incarnation:
-            return
-        self._hub.signs.said(node.name)
-        try:
-            body = decode(message.body, FromNodeBody)
-        except ProtocolError as error:
-            self._dropped.note("control", "a control message of %s is not readable: %s", message.node, error)
-            return
-        match body:
-            case NodeHello():
-                self._node_up(node, body)
-            case Heartbeat():
-                self._heartbeat(node, body)
-            case Telemetry():
-                self._hub.measurements.on_telemetry(node.name, body)
-            case GlobalMeasured():
-                self._hub.measurements.on_global(node.name, body)
-            case Blocked():
-                self._hub.deadlocks.on_blocked(node.name, node.incarnation, body)
-            case InterruptSeen():
-                self._hub.cells.runs.interrupt_seen(node.name, body.cell)
-            case NodeLog(cell=True):
-                self._hub.cells.notices.told(node.name, body.level, body.text)
-            case NodeLog():
-                self._hub.tell(body.level, f"{node.name}: {body.text}")
-            case Variables():
-                self._hub.variables.on_answer(node.name, node.incarnation, body)
-            case Unreachable() | RelayFrame() | RelayTaken() | PairMeasured():
-                self._hub.relaying.on_node(node, body)
-            case ValuePart() | PartWritten():
-                self._hub.transfers.on_node(node, body)
-            case _:
-                self._hub.rounds.from_member(node.name, node.incarnation, body)
+    def on_ended(self, message: p.NodeEnded) -> None:
+        """The process of a node has ended."""
+        self.node_down(
+            message.node, message.incarnation, message.reason, message.log_tail, dead=True, by_itself=message.by_itself
+        )
 
-    def _heartbeat(self, node: Node, message: Heartbeat) -> None:
-        """That it came is what counts; of other nodes it says what it got from them."""
-        for sender in message.heard[:MOST_HEARD]:
-            if sender != node.name:
-                self._hub.signs.got_numbers(sender)
-
-    def _node_up(self, node: Node, hello: NodeHello) -> None:
+    def on_hello(self, node: Node, hello: NodeHello) -> None:
+        """The runtime of a new process has reached its agent."""
         if node.is_in:
             return
         if not self._is_usable(node, hello):
-            self._hub.peers.send(node.peer, p.StopNode(node=node.name, incarnation=node.incarnation, force=True))
+            self._delivery.to_agent(node.peer, p.StopNode(node=node.name, incarnation=node.incarnation, force=True))
             reason = "its kernel says a mesh address that cannot be used: is its peer's notebook-cluster damaged?"
             self.node_down(node.name, node.incarnation, reason, [], dead=True)
             return
-        self._hub.record(
+        self._core.record(
             e.NodeUp(node=node.name, incarnation=node.incarnation, device=node.device or "cpu", hello=hello)
         )
-        self._hub.tell("info", f"{node.name} is up on {node.peer} ({node.device or 'cpu'})")
+        self._core.tell("info", f"{node.name} is up on {node.peer} ({node.device or 'cpu'})")
         self.announce()
-        self._hub.rounds.members_changed(node.name)
         replay = node.name not in self._no_replay
         self._no_replay.discard(node.name)
-        if self._hub.state.cells:
-            self._hub.replay.start(node.name, replay=replay)
-        else:
+        for watcher in self._watchers:
+            watcher.node_up(node.name, replay=replay)
+        if not self._core.state.cells:  # else it has to catch up first
             self.settled(node.name)
 
     def _is_usable(self, node: Node, hello: NodeHello) -> bool:
         """Every other node gets this: a key is one node's, and ports are ports."""
-        others = [other.hello for other in self._hub.state.nodes.values() if other.name != node.name and other.hello]
+        others = [other.hello for other in self._core.state.nodes.values() if other.name != node.name and other.hello]
         ports = (hello.mesh_port, hello.master_port)
         return (
             is_key(hello.mesh_key)
@@ -218,27 +168,27 @@ class Membership:
 
     def settled(self, name: str) -> None:
         """The node answers and has replayed what it had to."""
-        node = self._hub.state.nodes.get(name)
+        node = self._core.state.nodes.get(name)
         if node is not None and node.is_in and not node.settled:
-            self._hub.record(e.NodeSettled(node=name, incarnation=node.incarnation))
+            self._core.record(e.NodeSettled(node=name, incarnation=node.incarnation))
         future = self._ready.pop(name, None)
         if future is not None and not future.done():
             future.set_result(None)
-        self._hub.dirty()
+        self._core.dirty()
 
     def node_down(
         self, name: str, incarnation: int, reason: str, log_tail: list[str], *, dead: bool, level: Level = "error",
         by_itself: bool = False,
     ) -> None:  # fmt: skip
         """A node's process ended (``by_itself``: nobody had ended it), or its peer's link is lost."""
-        node = self._hub.state.nodes.get(name)
+        node = self._core.state.nodes.get(name)
         if node is None or node.incarnation != incarnation or node.condition == "dead":
             return
         was_in = node.is_in
-        self._hub.record(e.NodeDown(node=name, incarnation=incarnation, dead=dead, reason=reason, log_tail=log_tail))
-        self._hub.tell(level if reason not in ("removed", "restarted", "stopped") else "info", f"{name}: {reason}")
+        self._core.record(e.NodeDown(node=name, incarnation=incarnation, dead=dead, reason=reason, log_tail=log_tail))
+        self._core.tell(level if reason not in ("removed", "restarted", "stopped") else "info", f"{name}: {reason}")
         future = self._ready.get(name)
-        replayed = self._hub.replay.died(name) if by_itself else None
+        replayed = self._replay_died(name) if by_itself else None
         if dead and future is not None and not future.done():
             tail = f" ({log_tail[-1]})" if log_tail else ""
             if replayed is not None:
@@ -246,15 +196,11 @@ class Membership:
             future.set_exception(RequestError(f"node {name!r} did not start: {reason}{tail}"))
         if was_in:
             self.announce()
-            for other in self._hub.state.roster_nodes():
-                self.send(other.name, NodeLost(node=name, incarnation=incarnation, reason=reason))
-        self._hub.replay.cancel(name)
-        if dead:
-            self._hub.comms.node_gone(name)
-        self._hub.cells.runs.node_lost(name, incarnation, reason, log_tail)
-        self._hub.rounds.node_lost(name, incarnation, reason, gone=dead)
-        if was_in:
-            self._hub.rounds.members_changed(None)
+            for other in self._core.state.roster_nodes():
+                self._delivery.to_node(other.name, NodeLost(node=name, incarnation=incarnation, reason=reason))
+        departure = Departure(name, incarnation, reason, log_tail, dead, was_in)
+        for watcher in reversed(self._watchers):
+            watcher.node_down(departure)
 
     def peer_lost(self, peer: str, reason: str, *, asleep: bool = False) -> None:
         """Nothing is heard from a peer: its nodes may come back with what they hold."""
@@ -277,23 +223,23 @@ class Membership:
                 if node.condition == "lost":
                     self._returned(node)
                 elif node.condition == "dead":
-                    self._hub.peers.send(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
+                    self._delivery.to_agent(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
             elif node.incarnation and node.condition in ("ok", "lost"):
                 why = inventory.ended[:MOST_REASON] or f"the agent of {peer} was restarted"
                 self.node_down(node.name, node.incarnation, f"its kernel is gone: {why}", [], dead=True)
         for row in running.values():
-            self._hub.peers.send(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
+            self._delivery.to_agent(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
 
     def _returned(self, node: Node) -> None:
-        self._hub.record(e.NodeReturned(node=node.name, incarnation=node.incarnation))
+        self._core.record(e.NodeReturned(node=node.name, incarnation=node.incarnation))
         # Nobody knows which of the earlier cells it has run.
-        cut_off = self._hub.state.nodes[node.name].is_in and not node.settled
+        cut_off = self._core.state.nodes[node.name].is_in and not node.settled
         if cut_off and self._begins_anew(node.name):
             return
-        self._hub.tell("info", f"{node.name} is back with what it held")
+        self._core.tell("info", f"{node.name} is back with what it held")
         self.announce()
-        self._hub.rounds.members_changed(node.name)
-        self._hub.cells.node_returned(node.name)
+        for watcher in self._watchers:
+            watcher.node_returned(node.name)
 
     def _begins_anew(self, name: str) -> bool:
         """True when a node whose replay was cut off could be restarted; who waits for it waits on."""
@@ -302,7 +248,7 @@ class Membership:
             self.restart(name, "its replay was cut off while its peer was away")
             return True
         except RequestError as error:
-            self._hub.tell("error", f"{name} lacks earlier cells, run %cluster restart {name}: {error}")
+            self._core.tell("error", f"{name} lacks earlier cells, run %cluster restart {name}: {error}")
             return False
         finally:
             if waiting is not None and not waiting.done():
@@ -310,16 +256,9 @@ class Membership:
 
     def announce(self) -> None:
         """The roster to every node in it, after the change is in the log."""
-        message = roster(self._hub.state)
+        message = roster(self._core.state)
         if message.generation == self._broadcast:
             return
         self._broadcast = message.generation
         for row in message.nodes:
-            self.send(row.name, message)
-
-    def send(self, name: str, message: Message, *, decided: bool = True) -> None:
-        """A control message to a node's runtime; ``decided`` as of :meth:`.links.PeerLinks.send`."""
-        node = self._hub.state.nodes.get(name)
-        if node is not None and node.incarnation:
-            body = p.ToNode(node=name, incarnation=node.incarnation, body=encode(message))
-            self._hub.peers.send(node.peer, body, decided=decided)
+            self._delivery.to_node(row.name, message)

@@ -9,11 +9,13 @@ import asyncio
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol.node import (
     MeasurePair,
@@ -25,9 +27,6 @@ from notebook_cluster.protocol.node import (
 )
 from notebook_cluster.protocol.views import RequestError
 
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
-
 MAX_HEADER_BYTES = 64 * 1024
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_ON_THE_WAY = 2 * (4 << 20)
@@ -38,7 +37,6 @@ LIVES_WITHIN = 2.5
 """Seconds in which a node that lives says so, at least once."""
 _MAX_TEXT = 200
 
-FromNode = Unreachable | RelayFrame | RelayTaken | PairMeasured
 _Process = tuple[str, int]
 """Name and incarnation of a node."""
 
@@ -71,8 +69,11 @@ class _Way:
 class FrameRelay:
     """``dropped`` counts frames that were not passed on."""
 
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
+    def __init__(self, core: Core, delivery: Delivery, *, said_nothing_for: Callable[[str], float]) -> None:
+        """``said_nothing_for(node)``: seconds since its process said something."""
+        self._core = core
+        self._delivery = delivery
+        self._said_nothing_for = said_nothing_for
         self.dropped = 0
         self._ways: dict[tuple[_Process, _Process], _Way] = {}
         self._generation = -1
@@ -80,29 +81,17 @@ class FrameRelay:
         self._tickets = itertools.count(1)
         self._measuring: dict[int, tuple[_Process, asyncio.Future[PairMeasured]]] = {}
 
-    def on_node(self, node: Node, message: FromNode) -> None:
-        """What ``node``, as it is known from its link, says."""
-        match message:
-            case Unreachable():
-                self._unreachable(node, message)
-            case RelayFrame():
-                self._pass_on(node, message)
-            case RelayTaken():
-                self._taken(node, message)
-            case PairMeasured():
-                self._measured(node, message)
-
     def stalled(self, waiting: str, waited_for: str) -> None:
         """Training stands still because ``waiting`` gets nothing from ``waited_for``: let both use the relay.
 
         A node looks for itself whether its connection works, and then comes back to it.
         """
-        nodes = self._hub.state.nodes
+        nodes = self._core.state.nodes
         one, other = nodes.get(waiting), nodes.get(waited_for)
         if one is None or other is None or not (one.is_in and other.is_in) or one.peer == other.peer:
             return
         for source, target in ((one, other), (other, one)):
-            self._hub.members.send(source.name, UseRelay(node=target.name, incarnation=target.incarnation))
+            self._delivery.to_node(source.name, UseRelay(node=target.name, incarnation=target.incarnation))
 
     async def measure(self, source: str, target: str, payload: int = 1 << 20) -> PairMeasured:
         """How fast the way from ``source`` to ``target`` is, with ``payload`` bytes. What went wrong is in ``error``.
@@ -110,14 +99,14 @@ class FrameRelay:
         Raises:
             RequestError: there is no such node in the cluster.
         """
-        nodes = [self._hub.members.known(source), self._hub.members.known(target)]
+        nodes = [self._core.known_node(source), self._core.known_node(target)]
         for node in nodes:
             if not node.is_in:
                 raise RequestError(f"node {node.name!r} is {node.condition}: nothing can be measured there")
         ticket = next(self._tickets)
         answer: asyncio.Future[PairMeasured] = asyncio.get_running_loop().create_future()
         self._measuring[ticket] = (_process(nodes[0]), answer)
-        self._hub.members.send(source, MeasurePair(ticket=ticket, node=target, payload=payload))
+        self._delivery.to_node(source, MeasurePair(ticket=ticket, node=target, payload=payload))
         try:
             return await asyncio.wait_for(answer, MEASURE_TIMEOUT)
         except TimeoutError:
@@ -128,57 +117,61 @@ class FrameRelay:
 
     # ---- what nodes say --------------------------------------------------------------------------------------
 
-    def _unreachable(self, node: Node, message: Unreachable) -> None:
+    def on_unreachable(self, node: Node, message: Unreachable) -> None:
+        """``node`` finds no way to another one."""
         target = self._other(node, message.node, message.incarnation)
         if target is None:
             return
         pair = (_process(node), _process(target))
         if pair not in self._told:
-            there = {_process(row) for row in self._hub.state.roster_nodes()}
+            there = {_process(row) for row in self._core.state.roster_nodes()}
             self._told = {known for known in self._told if there.issuperset(known)} | {pair}
             endpoint = "".join(filter(str.isprintable, message.endpoint[:_MAX_TEXT]))
-            self._hub.spawn(self._tell(pair, endpoint))
-        self._hub.members.send(node.name, UseRelay(node=target.name, incarnation=target.incarnation))
+            self._core.spawn(self._tell(pair, endpoint))
+        self._delivery.to_node(node.name, UseRelay(node=target.name, incarnation=target.incarnation))
 
     async def _tell(self, pair: tuple[_Process, _Process], endpoint: str) -> None:
         """Say it when both are seen to live: that nobody reaches a process that stands still, or is about to be found
         dead, is no matter of the network."""
         await asyncio.sleep(LIVES_WITHIN)
         (name, _), (other, _) = pair
-        nodes = [self._hub.state.nodes.get(name), self._hub.state.nodes.get(other)]
+        nodes = [self._core.state.nodes.get(name), self._core.state.nodes.get(other)]
         there = [_process(node) for node in nodes if node is not None and node.is_in]
-        if there != list(pair) or max(map(self._hub.signs.said_nothing_for, (name, other))) >= LIVES_WITHIN:
+        if there != list(pair) or max(map(self._said_nothing_for, (name, other))) >= LIVES_WITHIN:
             self._told.discard(pair)
             return
-        self._hub.tell(
+        self._core.tell(
             "warning",
             f"{name} cannot reach {other} at {endpoint}: their frames are relayed over the links, which is slower; "
             "%cluster doctor says why",
         )
 
-    def _pass_on(self, node: Node, message: RelayFrame) -> None:
+    def on_frame(self, node: Node, message: RelayFrame) -> None:
+        """A frame of ``node`` for another one."""
         target = self._other(node, message.node, message.incarnation)
         header, payload = len(message.header), len(message.payload)
         if target is None or header > MAX_HEADER_BYTES or payload > MAX_PAYLOAD_BYTES or message.position < 0:
             self.dropped += 1
             return
-        generation = self._hub.state.generation
+        generation = self._core.state.generation
         if self._way(node, target).add(message.position, header + payload, generation):
             passed = replace(message, node=node.name, incarnation=node.incarnation)
-            self._hub.members.send(target.name, passed, decided=False)
+            self._delivery.to_node(target.name, passed, decided=False)
         else:
             self.dropped += 1
 
-    def _taken(self, node: Node, message: RelayTaken) -> None:
+    def on_taken(self, node: Node, message: RelayTaken) -> None:
+        """``node`` has taken frames of another one."""
         sender = self._other(node, message.node, message.incarnation)
         if sender is None or message.total < 0:
             self.dropped += 1
             return
         self._way(sender, node).taken(message.total)
         passed = replace(message, node=node.name, incarnation=node.incarnation)
-        self._hub.members.send(sender.name, passed, decided=False)
+        self._delivery.to_node(sender.name, passed, decided=False)
 
-    def _measured(self, node: Node, message: PairMeasured) -> None:
+    def on_measured(self, node: Node, message: PairMeasured) -> None:
+        """What ``node`` was asked for by :meth:`measure`."""
         source, answer = self._measuring.get(message.ticket, (None, None))
         if answer is None or source != _process(node) or answer.done():
             return
@@ -189,18 +182,18 @@ class FrameRelay:
             message, error = replace(message, round_trip=0.0, bytes_per_s=0.0), f"{node.name} sent no usable numbers"
         answer.set_result(replace(message, error=error))
 
-    # ---- small things ----------------------------------------------------------------------------------------
+    # ---- inside ----------------------------------------------------------------------------------------
 
     def _other(self, node: Node, name: str, incarnation: int) -> Node | None:
         """The process that ``node`` means, when both are in the roster."""
-        other = self._hub.state.nodes.get(name)
+        other = self._core.state.nodes.get(name)
         usable = other is not None and other.is_in and node.is_in and name != node.name
         return other if usable and other is not None and other.incarnation == incarnation else None
 
     def _way(self, source: Node, target: Node) -> _Way:
-        if self._generation != self._hub.state.generation:
-            self._generation = self._hub.state.generation
-            there = {_process(row) for row in self._hub.state.roster_nodes()}
+        if self._generation != self._core.state.generation:
+            self._generation = self._core.state.generation
+            there = {_process(row) for row in self._core.state.roster_nodes()}
             self._ways = {pair: way for pair, way in self._ways.items() if there.issuperset(pair)}
         return self._ways.setdefault((_process(source), _process(target)), _Way(self._generation))
 

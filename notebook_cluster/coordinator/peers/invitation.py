@@ -3,21 +3,21 @@
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import zmq
 
+from notebook_cluster.coordinator.core import Core
 from notebook_cluster.discovery import ClusterAdvertiser, reachable_addresses
 from notebook_cluster.journal import events as e
 from notebook_cluster.link import InboundListener
 from notebook_cluster.pairing import PairingHost, Partner
+from notebook_cluster.peering.candidates import Trust
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
 from notebook_cluster.protocol.views import Invitation, Invite, RequestError
 from notebook_cluster.security import Gate, Identity, OpenCode, Trusted, new_code, owner, read_code
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
 
 MOST_MINUTES = 7 * 24 * 60
 
@@ -26,8 +26,19 @@ class InvitationHost:
     """Closed until the first invitation: until then this process listens on loopback only. Both ports are the same for
     the whole run of a cluster, so that those who dialled find a restarted coordinator."""
 
-    def __init__(self, hub: "Coordinator", context: "zmq.Context[Any]", identity: Identity) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        core: Core,
+        context: "zmq.Context[Any]",
+        identity: Identity,
+        trust: Trust,
+        *,
+        on_arrival: Callable[[str, str], None],
+    ) -> None:
+        """``on_arrival(key, address)``: a trusted peer has dialled in."""
+        self._core = core
+        self._trust = trust
+        self._on_arrival = on_arrival
         self._context = context
         self._identity = identity
         self._gate: Gate | None = None
@@ -38,12 +49,12 @@ class InvitationHost:
 
     def restore(self) -> None:
         """After a restart of the coordinator: listen where those who dialled its predecessor look for it."""
-        if not self._hub.state.reception:
+        if not self._core.state.reception:
             return
         try:
-            self._listen(self._hub.state.reception)
+            self._listen(self._core.state.reception)
         except OSError as error:
-            self._hub.tell("error", f"peers that dialled this cluster cannot come back: {error}")
+            self._core.tell("error", f"peers that dialled this cluster cannot come back: {error}")
 
     def _listen(self, port: int) -> None:
         """Bind the reception at ``port``, or (0) at any free one."""
@@ -54,7 +65,7 @@ class InvitationHost:
             f"tcp://0.0.0.0:{port}",
             self._identity,
             authorise=self._known,
-            on_arrival=self._hub.admission.arrived,
+            on_arrival=self._on_arrival,
             gate=self._gate,
         )
         self._port = reception.start()
@@ -62,7 +73,7 @@ class InvitationHost:
 
     def _known(self, key: str) -> str | None:
         """Whose key this is, for peers that may come in."""
-        entry = self._hub.trust.store.find(key)
+        entry = self._trust.store.find(key)
         return entry.name if entry is not None else None
 
     def revoke(self, key: str) -> None:
@@ -96,7 +107,7 @@ class InvitationHost:
         return self._invitation()
 
     def _open(self, code: str, minutes: float) -> None:
-        state = self._hub.state
+        state = self._core.state
         if self.reception is None:
             self._listen(state.reception)
         if self._host is None:
@@ -106,26 +117,26 @@ class InvitationHost:
                 gate=self._gate,
                 here=self._here,
                 on_paired=self._paired,
-                on_attempt=lambda line: self._hub.tell("info", f"invitation: {line}"),
+                on_attempt=lambda line: self._core.tell("info", f"invitation: {line}"),
             )
             self._host.on_closed = self._closed
         pairing = self._host.open(OpenCode(code, single_use=False, valid_s=minutes * 60))
         if (self._port, pairing) != (state.reception, state.pairing):
-            self._hub.record(e.DoorOpened(reception=self._port, pairing=pairing))
+            self._core.record(e.DoorOpened(reception=self._port, pairing=pairing))
         if self._advertiser is None:
             self._advertiser = ClusterAdvertiser(state.cluster, owner(), self._identity.public_key, self._port, pairing)
             self._advertiser.start()
-        self._hub.tell("info", f"peers may join with a code for {minutes:g} minutes: %cluster invite shows how")
+        self._core.tell("info", f"peers may join with a code for {minutes:g} minutes: %cluster invite shows how")
 
     def _here(self) -> Here:
         return Here(
-            protocol=PROTOCOL_VERSION, role="cluster", name=self._hub.state.cluster, owner=owner(),
+            protocol=PROTOCOL_VERSION, role="cluster", name=self._core.state.cluster, owner=owner(),
             key=self._identity.public_key, port=self._port,
         )  # fmt: skip
 
     def _paired(self, partner: Partner) -> str | None:
         """A peer knew the code: trust it, and let it dial in."""
-        store = self._hub.trust.store
+        store = self._trust.store
         known = store.find(partner.key)
         entry = Trusted(
             partner.name, partner.key, partner.owner, known.address if known is not None else "", time.time()
@@ -133,34 +144,34 @@ class InvitationHost:
         try:
             store.add(entry)
         except ValueError as error:
-            self._hub.tell("error", f"peer {partner.name!r} of {partner.owner} was not let in: {error}")
+            self._core.tell("error", f"peer {partner.name!r} of {partner.owner} was not let in: {error}")
             return str(error)
-        self._hub.tell("info", f"paired with {partner.name} of {partner.owner}, which comes from {partner.host}")
+        self._core.tell("info", f"paired with {partner.name} of {partner.owner}, which comes from {partner.host}")
         return None
 
     def _closed(self, reason: str) -> None:
-        self._hub.tell("info", f"the invitation is over: {reason}. %cluster invite opens another one")
+        self._core.tell("info", f"the invitation is over: {reason}. %cluster invite opens another one")
         self._stop_advertising()
 
     def close_invitation(self) -> None:
         """Let nobody else join; who came stays."""
         if self._host is not None and self._host.is_open:
             self._host.close()
-            self._hub.tell("info", "the invitation was closed; peers that came stay")
+            self._core.tell("info", "the invitation was closed; peers that came stay")
         self._stop_advertising()
 
     def _stop_advertising(self) -> None:
         advertiser, self._advertiser = self._advertiser, None
         if advertiser is not None:
-            self._hub.spawn(_in_thread(advertiser))
-        self._hub.dirty()
+            self._core.spawn(_in_thread(advertiser))
+        self._core.dirty()
 
     def _invitation(self) -> Invitation:
         code = self._host.code if self._host is not None else None
         if code is None:
             return Invitation(addresses=[], code="", minutes=0.0)
         return Invitation(
-            addresses=[f"{address}:{self._hub.state.pairing}" for address in reachable_addresses()],
+            addresses=[f"{address}:{self._core.state.pairing}" for address in reachable_addresses()],
             code=code.code,
             minutes=round((code.seconds_left or 0.0) / 60, 1),
         )

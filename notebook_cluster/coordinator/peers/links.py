@@ -1,76 +1,130 @@
-"""The peers of a cluster: which are used, the link to each, and what is shown of them and of those that were found."""
+"""The links to the agents of the peers that are used: which there are, how each is, and what ends one."""
 
 import asyncio
-import logging
+import contextlib
+import ipaddress
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psutil
 import zmq
 
-from notebook_cluster.coordinator.peer_link import PeerLink
-from notebook_cluster.coordinator.peers.local_agent import start_private_agent
+from notebook_cluster.coordinator.core import LOCAL, Core
+from notebook_cluster.coordinator.delivery import Delivery, PeerLink, duration
+from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.startup import start_private_agent
 from notebook_cluster.journal import events as e
-from notebook_cluster.link import Dialer
-from notebook_cluster.peering.candidates import FoundBy, found_view, known_peers
-from notebook_cluster.peering.peer_finder import PeerFinder
-from notebook_cluster.protocol.peer import AskInventory, Release
-from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.link import Dialer, InboundListener
+from notebook_cluster.peering.candidates import FoundBy, Trust
+from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import Identity, fingerprint
 
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
-
-log = logging.getLogger(__name__)
-
-LOCAL = "local"
-"""Name of the notebook machine's own, private agent."""
 CONNECT_TIMEOUT = 15.0
+AGENT_CONNECTS = 5.0
+RELEASE_TIMEOUT = 8.0
+"""Seconds at the end in which an agent that was just started may connect, and in which agents end their kernels."""
+RECEIVED_PERIOD = 2.0
+"""Seconds of messages that agents may send again to a restarted coordinator; all of them are harmless twice."""
 TRUST_PERIOD = 0.5
 """Seconds between two looks at the list of trusted peers."""
+MOST_HOSTS = 16
+MOST_DEVICES = 64
+MOST_KEPT = 16
+MOST_KEPT_TOLD = 1000
+MOST_FOLDER = 1000
+MOST_TIME = 1e11
+MOST_TEXT = 200
+"""Characters of what an agent says about its machine and devices."""
 
 
 class PeerLinks:
-    def __init__(self, hub: "Coordinator", context: "zmq.Context[Any]", identity: Identity) -> None:
-        self._hub = hub
-        self._identity = identity
+    """Opens and ends the links, which :class:`Delivery` sends over."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        delivery: Delivery,
+        membership: Membership,
+        trust: Trust,
+        context: "zmq.Context[Any]",
+        identity: Identity,
+        received: dict[str, int],
+        on_message: Callable[[Dialer, str, Message, list[bytes]], None],
+        reception: Callable[[], InboundListener | None],
+        revoke: Callable[[str], None],
+    ) -> None:
+        """``received``: the last message of each peer, by key, that the coordinator before this one has handled.
+
+        ``on_message(dialer, peer, message, buffers)`` gets what agents say; ``reception()`` is where peers dial in, and
+        ``revoke(key)`` cuts off who has.
+        """
+        self._core = core
+        self._delivery = delivery
+        self._membership = membership
+        self._trust = trust
         self._context = context
-        self.finding = PeerFinder(
-            context, hub.trust, known_peers(hub.settings.known), lambda new: hub.admission.on_found(new)
-        )
-        self.links: dict[str, PeerLink] = {}
-
-    # ---- finding
-
-    async def browse(self) -> None:
-        """Look for peers from now on, and keep away from those that are trusted no more."""
-        self._hub.spawn(self._watch_trust())
-        self._hub.spawn(self.finding.follow_typed())
-        trouble = await self.finding.start()
-        if trouble is not None:
-            self._hub.tell("warning", trouble)
+        self._identity = identity
+        self._received = received
+        self._on_message = on_message
+        self._reception = reception
+        self._revoke = revoke
+        self._local_started = asyncio.Event()
+        self._noted: dict[str, int] = {}
+        self._noted_at = 0.0
+        self._kept_told: set[tuple[str, str]] = set()
+        """(peer, folder) of kept checkpoints that were told."""
 
     def name_of(self, key: str) -> str | None:
         """The name in this cluster of the peer with ``key``."""
-        return next((peer.name for peer in self._hub.state.peers.values() if peer.key == key), None)
+        return next((peer.name for peer in self._core.state.peers.values() if peer.key == key), None)
+
+    def is_used(self, key: str) -> bool:
+        """The peer with ``key`` has a link."""
+        return self.name_of(key) in self._delivery.links
+
+    # ---- this machine's own agent
 
     async def start_local(self, directory: Path, lease: float) -> None:
         """Start this machine's own agent and dial it."""
-        agent, process = await start_private_agent(LOCAL, directory, lease)
-        self._hub.spawn(process.wait())  # reaps it
-        self.connect(LOCAL, agent.public_key, f"tcp://127.0.0.1:{agent.port}", "local", pid=agent.pid)
+        try:
+            agent, process = await start_private_agent(LOCAL, directory, lease)
+            self._core.spawn(process.wait())  # reaps it
+            self.connect(LOCAL, agent.public_key, f"tcp://127.0.0.1:{agent.port}", "local", pid=agent.pid)
+        finally:
+            self._local_started.set()
+
+    def finds_local(self) -> bool:
+        """The agent that the coordinator before this one has started here still runs."""
+        local = self._core.state.peers.get(LOCAL)
+        if local is None or local.pid is None or not psutil.pid_exists(local.pid):
+            return False
+        self._local_started.set()
+        return True
+
+    async def wait_for_local(self, log: Path) -> None:
+        """Return when the link to this machine's own agent was dialled.
+
+        Raises:
+            RequestError: it did not start; names its ``log``.
+        """
+        await self._local_started.wait()
+        if LOCAL not in self._delivery.links:
+            raise RequestError(f"the agent of this machine did not start: see {log}")
 
     # ---- links
 
     def connect(self, name: str, key: str, address: str, found_by: FoundBy, *, pid: int | None = None) -> None:
         """Dial a peer. One that is only somewhere else keeps its link, with all that waits for it."""
-        received = self._hub.recovered_sequences.get(key, 0)
-        link, known = self.links.get(name), self._hub.state.peers.get(name)
-        pinned = self._hub.trust.is_pinned(key)
-        self._hub.record(e.PeerAdded(name=name, key=key, address=address, found_by=found_by, pid=pid, pinned=pinned))
+        received = self._received.get(key, 0)
+        link, known = self._delivery.links.get(name), self._core.state.peers.get(name)
+        pinned = self._trust.is_pinned(key)
+        self._core.record(e.PeerAdded(name=name, key=key, address=address, found_by=found_by, pid=pid, pinned=pinned))
         if link is not None and known is not None and known.key == key:
             if "dialled" not in (known.found_by, found_by):
                 link.dialer.move(address)
@@ -78,14 +132,17 @@ class PeerLinks:
             received = link.dialer.received
         self._dial(name, received)
 
-    def redial(self) -> None:
-        """After a restart of the coordinator: dial all peers that the log names and that are still trusted."""
-        for peer in self._hub.state.peers.values():
-            if not peer.dropped and (not peer.pinned or self._hub.trust.is_trusted(peer.key)):
-                self._dial(peer.name, self._hub.recovered_sequences.get(peer.key, 0))
+    def redial(self, received: dict[str, int]) -> None:
+        """After a restart of the coordinator: dial all peers that the log names and that are still trusted. Of each
+        (by key) that last message in ``received`` was handled, too."""
+        for key, sequence in received.items():
+            self._received[key] = max(self._received.get(key, 0), sequence)
+        for peer in self._core.state.peers.values():
+            if not peer.dropped and (not peer.pinned or self._trust.is_trusted(peer.key)):
+                self._dial(peer.name, self._received.get(peer.key, 0))
 
     def _dial(self, name: str, received: int) -> None:
-        state = self._hub.state
+        state, journal = self._core.state, self._core.journal
         peer = state.peers[name]
         dialer = Dialer(
             self._context,
@@ -99,37 +156,27 @@ class PeerLinks:
             peer=name,
             received=received,
             on_message=lambda message, buffers: self._on_message(dialer, name, message, buffers),
-            on_condition=lambda condition, reason: self._hub.log.settled(
+            on_condition=lambda condition, reason: journal.settled(
                 lambda: self._on_condition(dialer, name, condition, reason)
             ),
-            gate=self._hub.log.settled,
-            reception=self._hub.door.reception if peer.found_by == "dialled" else None,
+            gate=journal.settled,
+            reception=self._reception() if peer.found_by == "dialled" else None,
         )
-        link = self.links.get(name)
+        link = self._delivery.links.get(name)
         if link is None:
-            link = self.links[name] = PeerLink(name, dialer)
+            link = self._delivery.links[name] = PeerLink(name, dialer)
         else:
-            self._hub.spawn(link.dialer.close(flush=0))
+            self._core.spawn(link.dialer.close(flush=0))
             link.dialer = dialer
             link.ready.clear()
             link.become("connecting", "")
         link.portable = peer.portable
         dialer.start()
-        dialer.hold(self._hub.log.holding)
-
-    def send(self, name: str, message: Message, buffers: Sequence[bytes] = (), *, decided: bool = True) -> None:
-        """To the agent of ``name``, if it is used. What follows from a decision (``decided``) waits until that is in
-        the log."""
-        if decided:
-            self._hub.log.when_written(lambda: self.send(name, message, buffers, decided=False))
-            return
-        link = self.links.get(name)
-        if link is not None:
-            link.dialer.send(message, buffers)
+        dialer.hold(journal.holding)
 
     async def ready(self, name: str) -> PeerLink:
         """The link once its agent has described itself; RequestError that says why not."""
-        link = self.links[name]
+        link = self._delivery.links[name]
         waits = [asyncio.ensure_future(event.wait()) for event in (link.ready, link.refused)]
         deadline = time.monotonic() + CONNECT_TIMEOUT
         try:
@@ -144,106 +191,156 @@ class PeerLinks:
         if usable and not link.dialer.meets_stranger:
             return link
         reason = link.why or link.dialer.trouble or "it does not answer"
-        peer = self._hub.state.peers[name]
-        if peer.found_by != "remembered" or name not in self.links:
+        peer = self._core.state.peers[name]
+        if peer.found_by != "remembered" or name not in self._delivery.links:
             raise RequestError(f"peer {name!r} cannot be reached: {reason}")
-        self.forget(name, reason)
+        self._forget(name, reason)
         last = peer.address.removeprefix("tcp://")
         raise RequestError(
             f"peer {name!r} is not found on this network, and it was last at {last}, where it cannot be reached: "
             f"{reason}"
         )
 
-    def received(self) -> dict[str, int]:
-        """The last message of each peer, by key, whose effect is in the log."""
-        return {self._hub.state.peers[name].key: link.dialer.received for name, link in self.links.items()}
+    def note_received(self, now: float) -> None:
+        """Into the journal with the last message of each peer, by key, whose effect is in it; call it a few times a
+        second."""
+        links, peers = self._delivery.links.items(), self._core.state.peers
+        received = {peers[name].key: link.dialer.received for name, link in links}
+        if received != self._noted and now - self._noted_at > RECEIVED_PERIOD:
+            self._noted, self._noted_at = received, now
+            self._core.journal.received(received)
+
+    def hold(self, holding: bool) -> None:
+        """While ``holding`` nothing that agents say is acknowledged."""
+        for link in self._delivery.links.values():
+            link.dialer.hold(holding)
+
+    async def release(self) -> None:
+        """Have every agent end what this cluster has there, and wait for that for a moment."""
+        local = self._delivery.links.get(LOCAL)
+        if local is not None and local.condition == "connecting":
+            # An agent that was just started hears of the end over its link, once that is there.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(local.ready.wait(), AGENT_CONNECTS)
+        links = [link for link in self._delivery.links.values() if link.is_open]
+        for link in links:
+            link.dialer.send(p.Release())
+        released = [asyncio.ensure_future(link.released.wait()) for link in links]
+        if released:
+            _, late = await asyncio.wait(released, timeout=RELEASE_TIMEOUT)
+            for task in late:
+                task.cancel()
+
+    async def close(self) -> None:
+        links = self._delivery.links.values()
+        await asyncio.gather(*(link.dialer.close() for link in links), return_exceptions=True)
+
+    # ---- what becomes of a link, and what agents say of themselves
 
     def _on_condition(self, dialer: Dialer, name: str, condition: Any, reason: str) -> None:
-        link = self.links.get(name)
+        link = self._delivery.links.get(name)
         if link is None or link.dialer is not dialer:
             return
         given_up = link.condition == "lost"
         link.become(condition, reason)
-        self._hub.dirty()
+        self._core.dirty()
         if condition == "connected" and given_up:
-            dialer.send(AskInventory())
+            dialer.send(p.AskInventory())
         elif condition == "lost" and link.asleep:
-            self._hub.members.peer_lost(name, f"{name} fell silent: asleep or out of Wi-Fi", asleep=True)
+            self._membership.peer_lost(name, f"{name} fell silent: asleep or out of Wi-Fi", asleep=True)
         elif condition == "lost":
-            self._hub.members.peer_lost(name, f"peer {name} is lost: {reason or 'nothing is heard from it'}")
+            self._membership.peer_lost(name, f"peer {name} is lost: {reason or 'nothing is heard from it'}")
         elif condition == "refused":
-            self._hub.tell("error", f"{name} refused this cluster: {reason}")
-            self._hub.members.peer_lost(name, f"peer {name} refuses this cluster: {reason}")
+            self._core.tell("error", f"{name} refused this cluster: {reason}")
+            self._membership.peer_lost(name, f"peer {name} refuses this cluster: {reason}")
         elif condition == "suspect":
-            self._hub.tell("warning", f"{name} is suspect: nothing heard from it for a moment")
+            self._core.tell("warning", f"{name} is suspect: nothing heard from it for a moment")
 
-    def _on_message(self, dialer: Dialer, name: str, message: Message, buffers: list[bytes]) -> None:
-        link = self.links.get(name)
-        if link is not None and link.dialer is dialer:
-            link.heard()
-            self._hub.incoming.handle(link, message, buffers)
+    def on_described(self, link: PeerLink, info: p.PeerInfo) -> None:
+        """An agent says what its machine is: the peer can be used from now on."""
+        link.info = info
+        link.portable = info.portable
+        link.released.clear()
+        devices = [
+            (d.id[:MOST_TEXT], d.name[:MOST_TEXT], d.memory_bytes, d.unified) for d in info.devices[:MOST_DEVICES]
+        ]
+        hosts = [host for host in info.hosts[:MOST_HOSTS] if _is_ipv4(host)]
+        self._core.record(
+            e.PeerDescribed(
+                name=link.name, machine=info.machine[:MOST_TEXT], hosts=hosts, devices=devices, portable=info.portable
+            )
+        )
+        peer = self._core.state.peers[link.name]
+        if peer.pinned and peer.found_by != "dialled":
+            try:
+                self._trust.store.set_address(peer.key, peer.address.removeprefix("tcp://"))
+            except (ValueError, OSError) as error:
+                self._core.tell("warning", f"the address of {link.name} cannot be remembered: {error}")
+        link.ready.set()
+
+    def on_kept(self, link: PeerLink, message: p.KeptCheckpoints) -> None:
+        """What a peer has kept of trainings: told once each time that one is made."""
+        for kept in message.checkpoints[:MOST_KEPT]:
+            folder = kept.folder[:MOST_FOLDER]
+            told = self._kept_told
+            if (link.name, folder) in told or len(told) >= MOST_KEPT_TOLD or not is_name(kept.name):
+                continue
+            told.add((link.name, folder))
+            known = 0 <= kept.time < MOST_TIME
+            when = f", {time.strftime('%-d %b %H:%M', time.localtime(kept.time))}" if known else ""
+            self._core.tell(
+                "info",
+                f"{link.name} has kept {kept.name!r} of job {kept.job[:MOST_TEXT]!r} (round {kept.round}{when}) in "
+                f"{folder}: resume={kept.name!r} goes on from it",
+            )
+
+    def on_slept(self, link: PeerLink, message: p.Slept) -> None:
+        """A machine was asleep and is back."""
+        link.slept = message.seconds
+        self._core.tell("info", f"{link.name} slept for {duration(message.seconds)} and is back")
+
+    def on_farewell(self, link: PeerLink, message: p.Farewell) -> None:
+        """An agent ends; its kernels have."""
+        link.reason = message.reason
+        link.released.set()  # a Stop need not wait for it
+        self._membership.peer_gone(link.name, f"agent of {link.name} ended: {message.reason}")
 
     # ---- trust
 
-    async def _watch_trust(self) -> None:
+    async def watch_trust(self) -> None:
+        """Keep away from peers that are trusted no more."""
         while True:
             self.check_trust()
             await asyncio.sleep(TRUST_PERIOD)
 
     def check_trust(self) -> None:
         """Drop every peer that is used because it was paired, and is trusted no more."""
-        pinned = [peer for peer in self._hub.state.peers.values() if peer.pinned and not peer.dropped]
-        trusted = self._hub.trust.keys() if pinned else set()
+        pinned = [peer for peer in self._core.state.peers.values() if peer.pinned and not peer.dropped]
+        trusted = self._trust.keys() if pinned else set()
         for peer in pinned:
             if peer.key not in trusted:
                 self._drop(peer.name, peer.key)
 
     def _drop(self, name: str, key: str) -> None:
         reason = f"trust in {name} was removed"
-        self._hub.tell("warning", f"{reason} (key {fingerprint(key)}): it is not used any more")
-        self.forget(name, reason)
-        self._hub.members.peer_gone(name, reason)
-        self._hub.door.revoke(key)
+        self._core.tell("warning", f"{reason} (key {fingerprint(key)}): it is not used any more")
+        self._forget(name, reason)
+        self._membership.peer_gone(name, reason)
+        self._revoke(key)
 
-    def forget(self, name: str, reason: str) -> None:
+    def _forget(self, name: str, reason: str) -> None:
         """Use a peer no more; its agent is told to end what this cluster has there."""
-        link = self.links.pop(name, None)
-        self._hub.record(e.PeerDropped(name=name, reason=reason))
+        link = self._delivery.links.pop(name, None)
+        self._core.record(e.PeerDropped(name=name, reason=reason))
         if link is not None:
             link.become("lost", reason)
-            link.dialer.send(Release())
-            self._hub.spawn(link.dialer.close())
+            link.dialer.send(p.Release())
+            self._core.spawn(link.dialer.close())
 
-    # ---- what views see
 
-    def views(self) -> list[PeerView]:
-        """The peers of this cluster, then those that were found."""
-        found = {candidate.key: candidate for candidate in self.finding.candidates()}
-        rows: list[PeerView] = []
-        for peer in self._hub.state.peers.values():
-            if peer.dropped:
-                continue
-            link, candidate = self.links.get(peer.name), found.pop(peer.key, None)
-            round_trip, jitter = (link.dialer.round_trip, link.dialer.jitter) if link is not None else (None, None)
-            battery, plugged = self._hub.measurements.power(peer.name)
-            rows.append(
-                PeerView(
-                    name=peer.name, key=peer.key, address=peer.address.removeprefix("tcp://"),
-                    condition=link.shown if link is not None else "lost",
-                    found_by=peer.found_by,  # type: ignore[arg-type]
-                    trusted=True,
-                    device=", ".join(sorted({name for _, name, _, _ in peer.devices})),
-                    reason=link.why if link is not None else "",
-                    round_trip_ms=None if round_trip is None else round_trip * 1000,
-                    jitter_ms=None if jitter is None else jitter * 1000,
-                    pairing=candidate is not None and candidate.pairing_port > 0,
-                    slept=link.slept if link is not None else None, battery=battery, plugged=plugged,
-                )
-            )  # fmt: skip
-        trusted = self._hub.trust.keys()
-        rows += [found_view(candidate, self._hub.trust, trusted) for candidate in found.values()]
-        return rows + self.finding.silent_views()
-
-    async def close(self) -> None:
-        await asyncio.gather(*(link.dialer.close() for link in self.links.values()), return_exceptions=True)
-        await self.finding.close()
+def _is_ipv4(text: str) -> bool:
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True

@@ -3,18 +3,16 @@
 import asyncio
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 
+from notebook_cluster.coordinator.core import Core
 from notebook_cluster.pairing import PairingError, Partner, first_that_answers, pair
 from notebook_cluster.peering.candidates import Candidate, Trust
 from notebook_cluster.peering.peer_finder import ASK_TIMEOUT
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import Identity, Trusted, owner, read_code
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
 
 MOST_FAILURES = 20
 """Pairings with one code that may fail. Whoever pretends to be a peer learns with each whether one guess was right."""
@@ -64,8 +62,8 @@ class Attempts:
 class Pairing:
     """Makes peers trusted. ``code`` is the class code that is tried with every peer that is found, or empty."""
 
-    def __init__(self, hub: "Coordinator", context: "zmq.Context[Any]", identity: Identity, trust: Trust) -> None:
-        self._hub = hub
+    def __init__(self, core: Core, context: "zmq.Context[Any]", identity: Identity, trust: Trust) -> None:
+        self._core = core
         self._context = context
         self._identity = identity
         self._trust = trust
@@ -117,7 +115,7 @@ class Pairing:
         try:
             partner = await pair(
                 self._context, f"{candidate.hosts[0]}:{candidate.pairing_port}", code,
-                identity_key=self._identity.public_key, role="cluster", name=self._hub.settings.cluster, owner=owner(),
+                identity_key=self._identity.public_key, role="cluster", name=self._core.state.cluster, owner=owner(),
                 expect_key=candidate.key,
             )  # fmt: skip
             failed = False
@@ -126,7 +124,7 @@ class Pairing:
         finally:
             await attempts.end(failed)
             if failed and attempts.used_up:
-                self._hub.tell("warning", _used_up(candidate.name))
+                self._core.tell("warning", _used_up(candidate.name))
         return self._pinned(candidate, partner)
 
     def _pinned(self, candidate: Candidate, partner: Partner) -> Candidate:
@@ -137,7 +135,7 @@ class Pairing:
             self._trust.store.add(Trusted(paired.name, paired.key, partner.owner, paired.address, time.time()))
         except ValueError as error:
             raise RequestError(f"peer {paired.name!r} is not used: {error}") from None
-        self._hub.tell("info", f"paired with {paired.name} of {partner.owner} at {paired.address}")
+        self._core.tell("info", f"paired with {paired.name} of {partner.owner} at {paired.address}")
         return paired
 
     async def _where_it_answers(self, candidate: Candidate) -> Candidate:

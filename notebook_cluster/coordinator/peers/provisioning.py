@@ -1,19 +1,20 @@
 """New nodes: on this machine, on one peer, or on every peer that may be used."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from notebook_cluster.coordinator.peers.links import LOCAL
-from notebook_cluster.coordinator.peers.pairing import NotReached
+from notebook_cluster.coordinator.core import LOCAL, Core
+from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.peers.links import PeerLinks
+from notebook_cluster.coordinator.peers.pairing import NotReached, Pairing
+from notebook_cluster.coordinator.peers.resolving import PeerResolver
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Node
 from notebook_cluster.peering.candidates import Candidate
+from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import read_code
-
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
 
 ALL = "all"
 NOT_REACHED_AGAIN = 15.0
@@ -23,8 +24,25 @@ NOT_REACHED_AGAIN = 15.0
 class NodeProvisioner:
     """Starts nodes. Whoever asks for the same found peer meanwhile waits for the same nodes."""
 
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        core: Core,
+        *,
+        links: PeerLinks,
+        resolver: PeerResolver,
+        pairing: Pairing,
+        finding: PeerFinder,
+        membership: Membership,
+        agent_log: Path,
+    ) -> None:
+        """``agent_log``: what this machine's own agent writes."""
+        self._core = core
+        self._links = links
+        self._resolver = resolver
+        self._pairing = pairing
+        self._finding = finding
+        self._membership = membership
+        self._agent_log = agent_log
         self._adding: dict[str, asyncio.Task[list[str]]] = {}
         self._local_first = asyncio.Event()
         self._local_first.set()
@@ -48,25 +66,25 @@ class NodeProvisioner:
             self.follow = self.follow or follow
             return await self._add_all(code, expect)
         names = await (self._order_local(count) if peer == LOCAL else self._order_nodes(peer, count, code))
-        await self._hub.members.wait(names)
+        await self._membership.wait(names)
         return names
 
     async def _order_local(self, count: int) -> list[str]:
         """Nodes of the notebook's own machine; they come before those of peers that were asked for later."""
         self._local_first.clear()
         try:
-            await self._hub.wait_for_local()
+            await self._links.wait_for_local(self._agent_log)
             return await self._start_on(LOCAL, count)
         finally:
             self._local_first.set()
 
     async def _order_nodes(self, peer: str, count: int, code: str) -> list[str]:
-        name = await self._hub.admission.resolve(peer, code)
+        name = await self._resolver.resolve(peer, code)
         await self._local_first.wait()
         return await self._start_on(name, count)
 
     async def _start_on(self, peer: str, count: int) -> list[str]:
-        link = await self._hub.peers.ready(peer)
+        link = await self._links.ready(peer)
         assert link.info is not None
         devices = self._devices(peer, link.info, count)
         there = [node.name for node in self._nodes_on(peer) if node.condition != "dead"]
@@ -75,52 +93,59 @@ class NodeProvisioner:
             devices = [device for device in devices if device != "cpu"]
             if not devices:
                 more = f"%cluster add {peer} --count 1 adds one"
-                self._hub.tell("info", f"{peer} has {' and '.join(there)} already ({more})")
+                self._core.tell("info", f"{peer} has {' and '.join(there)} already ({more})")
                 return there
         return [self._start_new(peer, device) for device in devices]
 
     async def _add_all(self, code: str, expect: int) -> list[str]:
         """A peer that cannot be added is said and left out."""
         if code:
-            self._hub.pairing.use_for_all(code)
-        before = set(self._hub.state.nodes)
-        there = await self._hub.peers.finding.present(lambda found: sum(map(self._may_join, found)) >= expect)
-        wanted = [row for row in there if row.key in self._adding or self.usable(row)]
+            self._pairing.use_for_all(code)
+        before = set(self._core.state.nodes)
+        there = await self._finding.present(lambda found: sum(map(self._resolver.may_join, found)) >= expect)
+        wanted = [row for row in there if row.key in self._adding or self._resolver.usable(row)]
         results = await asyncio.gather(
             *(self._add_or_later(candidate) for candidate in wanted),
-            *(self._add_typed(name) for name in self._hub.peers.finding.typed_names),
+            *(self._add_typed(name) for name in self._finding.typed_names),
             return_exceptions=True,
         )
         for result in results:
             if isinstance(result, RequestError):
-                self._hub.tell("warning", str(result))
+                self._core.tell("warning", str(result))
             elif isinstance(result, BaseException):
                 raise result
         # Some may have been added while we listened, by whoever follows what is found.
         keys = {candidate.key for candidate in there}
-        peers = {peer.name for peer in self._hub.state.peers.values() if peer.key in keys}
-        late = [node.name for node in self._hub.state.nodes.values() if node.name not in before and node.peer in peers]
+        peers = {peer.name for peer in self._core.state.peers.values() if peer.key in keys}
+        late = [node.name for node in self._core.state.nodes.values() if node.name not in before and node.peer in peers]
         return list(
             dict.fromkeys([*late, *(name for result in results if isinstance(result, list) for name in result)])
         )
 
     async def _add_typed(self, name: str) -> list[str]:
-        candidate, _ = await self._hub.peers.finding.resolve(name)
-        return await self.add_found(candidate)
+        return await self.add_found(await self._resolver.resolve_typed(name))
 
-    def _may_join(self, candidate: Candidate) -> bool:
-        with_code = self._hub.pairing.code and candidate.pairing_port
-        return bool(self._hub.trust.is_trusted(candidate.key) or with_code)
+    # ---- what is found, or comes by itself
 
-    def usable(self, candidate: Candidate) -> bool:
-        """It is trusted, or may have the class code open (asked once for each such peer)."""
-        return self._hub.trust.is_trusted(candidate.key) or self._hub.pairing.wants(candidate)
+    def on_found(self, new: list[Candidate]) -> None:
+        """These are there now, or say something else than before."""
+        for candidate in new:
+            self._resolver.note_found(candidate)
+            if self.follow and not self._links.is_used(candidate.key) and self._resolver.usable(candidate):
+                self._core.spawn(self.add_quietly(candidate))
+        self._core.dirty()
+
+    def on_arrival(self, key: str, address: str) -> None:
+        """A trusted peer has dialled this cluster. It was asked to join there, so it gets nodes."""
+        candidate = self._resolver.dial_arrived(key, address)
+        if candidate is not None:
+            self._core.spawn(self.add_quietly(candidate))
 
     async def add_found(self, candidate: Candidate) -> list[str]:
         """Nodes on a peer that was found, unless it has some; paired by the class code when it is not trusted."""
         task = self._adding.get(candidate.key)
         if task is None:
-            name = self._hub.peers.name_of(candidate.key)
+            name = self._links.name_of(candidate.key)
             if name is not None and self._nodes_on(name):
                 return []
             task = self._adding[candidate.key] = asyncio.ensure_future(self._add_candidate(candidate))
@@ -128,10 +153,10 @@ class NodeProvisioner:
         return await asyncio.shield(task)
 
     async def _add_candidate(self, candidate: Candidate) -> list[str]:
-        name = await self._hub.admission.admit(candidate, self._hub.pairing.code)
+        name = await self._resolver.admit(candidate, self._pairing.code)
         await self._local_first.wait()
         names = await self._start_on(name, 0)
-        await self._hub.members.wait(names)
+        await self._membership.wait(names)
         return names
 
     async def _add_or_later(self, candidate: Candidate) -> list[str]:
@@ -140,7 +165,7 @@ class NodeProvisioner:
         except NotReached as error:
             if not self.follow:
                 raise
-            self._hub.spawn(self._add_later(candidate))
+            self._core.spawn(self._add_later(candidate))
             raise NotReached(candidate, error.reason, later=True) from None
 
     async def add_quietly(self, candidate: Candidate) -> None:
@@ -148,18 +173,18 @@ class NodeProvisioner:
         try:
             await self._add_or_later(candidate)
         except RequestError as error:
-            self._hub.tell("warning", str(error))
+            self._core.tell("warning", str(error))
 
     async def _add_later(self, candidate: Candidate) -> None:
         """A peer with the class code was not reached; in a full classroom that passes."""
         await asyncio.sleep(NOT_REACHED_AGAIN)
-        self._hub.pairing.try_again(candidate)
-        found = self._hub.peers.finding.find(candidate.key)
-        if found is not None and not self._hub.admission.is_used(found.key) and self.usable(found):
+        self._pairing.try_again(candidate)
+        found = self._finding.find(candidate.key)
+        if found is not None and not self._links.is_used(found.key) and self._resolver.usable(found):
             await self.add_quietly(found)
 
     def _nodes_on(self, peer: str) -> list[Node]:
-        return [node for node in self._hub.state.nodes.values() if node.peer == peer]
+        return [node for node in self._core.state.nodes.values() if node.peer == peer]
 
     def _devices(self, peer: str, info: p.PeerInfo, count: int) -> list[str]:
         """One node per free accelerator; else cpu. More nodes than accelerators share the cpu."""
@@ -167,16 +192,16 @@ class NodeProvisioner:
         free = [d.id for d in info.devices if d.kind != "cpu" and d.id not in info.leased and d.id not in used]
         taken = {d.id: info.leased[d.id] for d in info.devices if d.id in info.leased and d.id not in used}
         for device, cluster in taken.items():
-            self._hub.tell("warning", f"{device} of {peer} is used by cluster {cluster!r}: left alone")
+            self._core.tell("warning", f"{device} of {peer} is used by cluster {cluster!r}: left alone")
         if count == 0:
             return free or ["cpu"]
         return (free + ["cpu"] * count)[:count]
 
     def _start_new(self, peer: str, device: str) -> str:
         name, number = peer, 2
-        while name in self._hub.state.nodes:
+        while name in self._core.state.nodes:
             name, number = f"{peer}-{number}", number + 1
-        directory = self._hub.state.directory if peer == LOCAL else ""
-        self._hub.record(e.NodeAdded(node=name, peer=peer, device=device, directory=directory))
-        self._hub.members.order(name)
+        directory = self._core.state.directory if peer == LOCAL else ""
+        self._core.record(e.NodeAdded(node=name, peer=peer, device=device, directory=directory))
+        self._membership.order(name)
         return name

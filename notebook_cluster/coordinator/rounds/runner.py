@@ -4,58 +4,61 @@ import asyncio
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.peers.links import LOCAL
-from notebook_cluster.coordinator.rounds.history import CheckpointHistory
+from notebook_cluster.coordinator.core import LOCAL, CellWatcher, Core, Departure, MembershipWatcher
+from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.journal.records import CommitRecord, Record
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import Applied, Arrived, Refused, Saved
 from notebook_cluster.protocol.runs import RegisterRefused
-from notebook_cluster.protocol.state import JobView, NodeView
+from notebook_cluster.protocol.state import CheckpointView, JobView, NodeView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.leader import events_effects as jobs
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.leader.arrivals import Gathering, gatherings
 
-if TYPE_CHECKING:
-    from notebook_cluster.coordinator.service import Coordinator
-
 log = logging.getLogger(__name__)
 
 SAVE_TIMEOUT = 300.0
-ATTEMPT_BITS = 20
-"""Attempts of one start of the coordinator: about a million, where one in a thousand rounds takes a second one."""
+MOST_CHECKPOINTS = 500
 KEPT_STEPS = 32
 """Rounds of each node of which the step is known: a checkpoint is of one of the last."""
+_MAX_TEXT = 200
+_MAX_ARRIVALS = 2000
 
 
-class RoundRunner:
-    """The training jobs of one cluster."""
+class RoundRunner(MembershipWatcher, CellWatcher):
+    """The training jobs of one cluster. ``checkpoints`` are those that were written in this run."""
 
-    def __init__(self, hub: "Coordinator") -> None:
-        self._hub = hub
+    def __init__(self, core: Core, delivery: Delivery, *, stalled: Callable[[str, str], None]) -> None:
+        """``stalled(waiting, waited_for)``: training stands still although there is a connection between the two."""
+        self._core = core
+        self._delivery = delivery
+        self._stalled = stalled
         self._state = rounds.RoundsState()
         self._facts: dict[str, dict[str, Any]] = {}
         self._steps: dict[str, dict[tuple[str, int], int]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._tokens = itertools.count(1)
-        self.history = CheckpointHistory(hub)
+        self.checkpoints: list[CheckpointView] = []
+        self._arrivals: dict[tuple[str, int], dict[str, float]] = {}
 
     def _feed(self, event: Any) -> None:
         """Decide on ``event``. What follows is done once the decision is in the journal. While that waits for room
         nothing is decided, so that it stays with this one attempt."""
-        journal = self._hub.log
+        journal = self._core.journal
         if journal.holding:
             journal.when_written(lambda: self._feed(event))
             return
         self._state, effects = rounds.apply(self._state, event)
         for effect in effects:
             if isinstance(effect, jobs.Log):
-                journal.round(self.history.annotated(effect.record), durable=effect.durable)
+                journal.round(self._annotated(effect.record))
         if effects:
             journal.when_written(lambda: self._carry_out_all(effects))
 
@@ -65,7 +68,7 @@ class RoundRunner:
                 self._carry_out(effect)
             except Exception as error:
                 log.exception("an effect of the rounds failed: %r", effect)
-                self._hub.tell("error", f"training: {type(error).__name__}: {error}")
+                self._core.tell("error", f"training: {type(error).__name__}: {error}")
 
     def _carry_out(self, effect: Any) -> None:
         match effect:
@@ -76,13 +79,38 @@ class RoundRunner:
             case jobs.Send():
                 if isinstance(effect.message, Refused | RegisterRefused):
                     self._facts.setdefault(effect.node, {})["refused"] = effect.message.reason
-                self._hub.members.send(effect.node, effect.message)
+                self._delivery.to_node(effect.node, effect.message)
             case jobs.Tell():
-                self._hub.tell(effect.level, effect.text)
+                self._core.tell(effect.level, effect.text)
             case jobs.Relay():
-                self._hub.relaying.stalled(effect.waiting, effect.waited_for)
+                self._stalled(effect.waiting, effect.waited_for)
             case jobs.SaveAnswer():
                 self._answer(effect)
+
+    # ---- what a report says of it
+
+    def _note_arrival(self, node: str, message: Arrived) -> None:
+        """A node is at the boundary of a round; one that says so again was there before."""
+        places = self._arrivals.setdefault((message.job, message.round), {})
+        places.setdefault(node, time.monotonic())
+        if len(self._arrivals) > _MAX_ARRIVALS:
+            self._arrivals.pop(next(iter(self._arrivals)))
+
+    def _annotated(self, record: Record) -> Record:
+        """``record``; a commit with when it was and how long each member waited for the last one."""
+        if not isinstance(record, CommitRecord):
+            return record
+        places = self._arrivals.pop((record.job, record.commit.round), {})
+        present = [member.name for member in record.members if member.name in places]
+        last = max((places[name] for name in present), default=0.0)
+        waits = {name: round(last - places[name], 3) for name in present}
+        return msgspec.structs.replace(record, time=time.time(), waits=waits)
+
+    def _note_checkpoint(self, message: Saved) -> None:
+        """A checkpoint is on disk."""
+        name, path = message.name[:_MAX_TEXT], message.path[:1000]
+        view = CheckpointView(name=name, job=message.job[:_MAX_TEXT], round=message.round, path=path, time=time.time())
+        self.checkpoints = [*self.checkpoints, view][-MOST_CHECKPOINTS:]
 
     # ---- what happens
 
@@ -90,7 +118,7 @@ class RoundRunner:
         """A message of :mod:`notebook_cluster.protocol.rounds` from a node."""
         facts = self._facts.setdefault(node, {})
         if isinstance(message, Arrived) and message.job in self._state.jobs:
-            self.history.arrived(node, message)
+            self._note_arrival(node, message)
         elif isinstance(message, Applied):
             facts["last_round"], facts["round_wait"] = message.round, message.wait
             steps = self._steps.setdefault(node, {})
@@ -98,35 +126,45 @@ class RoundRunner:
             if len(steps) > KEPT_STEPS:
                 del steps[next(iter(steps))]
         elif isinstance(message, Saved) and not message.error:
-            self.history.saved(message)
-            for name in self._hub.state.nodes:
+            self._note_checkpoint(message)
+            for name in self._core.state.nodes:
                 step = self._steps.get(name, {}).get((message.job, message.round), 0)
                 facts = self._facts.setdefault(name, {})
                 facts["checkpoint"] = f"{message.name} at round {message.round}" + (f", step {step:,}" if step else "")
                 facts["checkpoint_time"] = time.time()
         self._feed(jobs.FromMember(node, incarnation, message))
-        self._hub.dirty()
+        self._core.dirty()
+
+    # ---- cells, and who is there
 
     def cell_started(self, cell: int, nodes: list[str]) -> None:
         for name in nodes:
             self._facts.get(name, {}).pop("refused", None)
         self._feed(jobs.CellBegan(cell, tuple(nodes)))
 
-    def node_joined_cell(self, cell: int, node: str) -> None:
+    def node_joined(self, cell: int, node: str) -> None:
         self._feed(jobs.NodeJoinedCell(cell, node))
 
-    def cell_left(self, cell: int, node: str, status: str) -> None:
+    def node_left(self, cell: int, node: str, status: str) -> None:
         self._feed(jobs.CellLeft(cell, node, status))
 
-    def node_lost(self, node: str, incarnation: int, reason: str, *, gone: bool) -> None:
-        self._feed(jobs.MemberLost(node, incarnation, reason, gone))
+    def node_up(self, name: str, *, replay: bool) -> None:
+        self._members_changed(name)
 
-    def members_changed(self, joined: str | None) -> None:
+    def node_returned(self, name: str) -> None:
+        self._members_changed(name)
+
+    def node_down(self, departure: Departure) -> None:
+        self._feed(jobs.MemberLost(departure.node, departure.incarnation, departure.reason, departure.dead))
+        if departure.was_in:
+            self._members_changed(None)
+
+    def _members_changed(self, joined: str | None) -> None:
         """Ranks moved; ``joined`` is in (again)."""
         if joined is not None:
-            node = self._hub.state.nodes[joined]
-            self._feed(jobs.MemberUp(joined, node.incarnation, self._hub.state.rank(joined) or 0))
-        nodes = self._hub.state.roster_nodes()
+            node = self._core.state.nodes[joined]
+            self._feed(jobs.MemberUp(joined, node.incarnation, self._core.state.rank(joined) or 0))
+        nodes = self._core.state.roster_nodes()
         self._feed(jobs.RanksChanged({node.name: rank for rank, node in enumerate(nodes)}))
         self._feed(jobs.HomeNodes(tuple(node.name for node in nodes if node.peer == LOCAL)))
 
@@ -134,8 +172,8 @@ class RoundRunner:
         """``now`` is the time in which this process ran; ``silent``: see
         :class:`notebook_cluster.rounds.leader.events_effects.Tick`. Time in which nothing could be written down counts
         against nobody."""
-        if not self._hub.log.holding:
-            self._feed(jobs.Tick(now - self._hub.log.held_seconds(), silent))
+        if not self._core.journal.holding:
+            self._feed(jobs.Tick(now - self._core.journal.held_seconds(), silent))
 
     def patience_for(self, node: str) -> float:
         """See :func:`notebook_cluster.rounds.leader.machine.patience_for`."""
@@ -143,14 +181,13 @@ class RoundRunner:
 
     def recover(self, records: list[Record]) -> None:
         """After a restart of the coordinator: what was committed, and the open round."""
-        nodes = tuple((node.name, node.incarnation) for node in self._hub.state.roster_nodes())
-        cell = self._hub.state.running()
+        nodes = tuple((node.name, node.incarnation) for node in self._core.state.roster_nodes())
+        cell = self._core.state.running()
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
         number = cell.id if cell is not None else 0
         tickets = time.time_ns() // 1_000_000  # far fewer are given than one in a millisecond
-        attempts = self._hub.state.starts << ATTEMPT_BITS
-        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running, attempts))
-        self.members_changed(None)
+        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running))
+        self._members_changed(None)
 
     # ---- checkpoints that a view asks for
 
@@ -187,11 +224,9 @@ class RoundRunner:
         """The last committed round of ``job``; None when there is no such job."""
         return self._state.jobs[job].round if job in self._state.jobs else None
 
-    def views(self) -> list[JobView]:
-        return [
-            self._hub.global_models.shown_in(msgspec.structs.replace(job, waits=self.history.committed.waits(job.name)))
-            for job in rounds.job_views(self._state)
-        ]
+    def job_views(self) -> list[JobView]:
+        """The jobs as the round machine knows them."""
+        return rounds.job_views(self._state)
 
     def gatherings(self) -> dict[str, Gathering]:
         """The jobs whose next round waits for somebody to arrive."""
@@ -202,8 +237,9 @@ class RoundRunner:
         newest work is in no round."""
         return self._facts
 
-    def take_over(self, nodes: list[NodeView]) -> None:
+    def take_over(self, nodes: list[NodeView], checkpoints: list[CheckpointView]) -> None:
         """The facts that the coordinator before this one has shown."""
+        self.checkpoints = checkpoints
         for node in nodes:
             self._facts[node.name] = {
                 "last_round": node.last_round, "round_wait": node.round_wait, "checkpoint": node.checkpoint,
