@@ -25,7 +25,7 @@ from notebook_cluster.rounds.member.events_effects import Apply
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import DEFAULT_MOMENTUM, default_outer_lr, outer_step
 from notebook_cluster.rounds.numerics.vectors import copy, empty
-from notebook_cluster.rounds.numerics.weighted_mean import gathered, mean_of, mean_of_gathered
+from notebook_cluster.rounds.numerics.weighted_mean import joined, mean_of, mean_of_gathered
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from notebook_cluster.training.settings.schedule import Schedule
@@ -53,7 +53,7 @@ class Arm:
     """Highest loss relative to that of ``against``: 0.01 is one per cent more."""
 
     @property
-    def gathers(self) -> bool:
+    def over_senders(self) -> bool:
         return self.codec == "sparse"
 
     @property
@@ -146,7 +146,7 @@ class Rounds:
         self.members = [Member(run) for _ in range(arm.members)]
         self._parameters = [TorchParameters(member.model) for member in self.members]
         size = self._parameters[0].layout.size
-        self._fragments = Fragments(arm.codec, size, count=arm.fragments, all_gather=arm.gathers)
+        self._fragments = Fragments(arm.codec, size, count=arm.fragments, over_senders=arm.over_senders)
         self._replicas = [
             Replica(parameters, self._fragments, mix=arm.mix, beta=arm.beta) for parameters in self._parameters
         ]
@@ -188,8 +188,9 @@ class Rounds:
         total = sum(boundary.samples for boundary in sent)
         weighted = [(boundary.encoded, float(np.float32(boundary.samples / total))) for boundary in sent]
         wire = fragments.wire(round)
-        if arm.gathers:
-            mean = mean_of_gathered(wire, gathered(weighted), len(sent), 0, wire.blocks)
+        if fragments.all_gather:
+            data, over_all = joined(wire, weighted, 0, wire.blocks), not fragments.over_senders
+            mean = mean_of_gathered(wire, data, len(sent), 0, wire.blocks, over_all=over_all)
         else:
             mean = empty(wire.count)
             wire.decode_into(wire.encode(mean_of(wire, weighted, 0, wire.blocks)), mean)

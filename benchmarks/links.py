@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from notebook_cluster.codecs import get_codec
-from notebook_cluster.rounds.numerics.weighted_mean import sparse_name
 
 EVERY = 30
 """Inner steps of a round."""
@@ -58,7 +57,7 @@ def _diloco(name: str, codec: str = "float32", fragments: int = 1, overlap: int 
 
 def _sparse(name: str, overlap: int = 0) -> Case:
     source = f"nc.SparseLoCo(model, every={EVERY}, overlap={overlap}, fresh=True)"
-    return Case(name, "SparseLoCo", source, sparse_name(64), EVERY, 1, overlap)
+    return Case(name, "SparseLoCo", source, "sparse", EVERY, 1, overlap)
 
 
 CASES = {

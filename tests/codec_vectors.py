@@ -2,12 +2,9 @@
 
 import numpy as np
 
-from notebook_cluster.codecs import CHUNKED_NAMES, RandomK, get_codec
+from notebook_cluster.codecs import CHUNKED_NAMES, get_codec
 
-CHUNKED = {name: get_codec(name) for name in CHUNKED_NAMES} | {
-    "randomk": RandomK(7),
-    "unbiased": RandomK(7, unbiased=True),
-}
+CHUNKED = {name: get_codec(name) for name in (*CHUNKED_NAMES, "topk-256", "randomk-40")}
 
 
 def vector_of(count, seed, scale=1.0):

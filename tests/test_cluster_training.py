@@ -185,7 +185,7 @@ print(worst, float(np.abs(flat(shared) - flat(plain)).max()))
         assert job(cluster).round == 20
 
 
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
+@pytest.mark.parametrize("codec", ["fp16", "int8", "topk-8", "randomk-8"])
 def test_lossy_codecs_leave_every_node_with_the_same_hash_after_every_round(codec: str) -> None:
     with running_cluster(local=2) as cluster:
         run(cluster, SETUP)

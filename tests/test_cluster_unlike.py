@@ -121,12 +121,15 @@ print(json.dumps({
 }))
 """
 
-CODECS = ("float32", "fp16", "bf16", "int8", "int4", "e3m0")
+CODECS = ("float32", "fp16", "bf16", "int8", "int4", "e3m0", "topk-8", "randomk-8")
 ROUNDS = {
     "averaging": "nc.LocalSGD(model, every=3",
     **{codec: f"nc.DiLoCo(model, every=3, codec={codec!r}" for codec in CODECS},
     **{f"{codec}-overlap": f"nc.DiLoCo(model, every=3, overlap=2, codec={codec!r}" for codec in CODECS},
-    **{f"{codec}-streaming": f"nc.DiLoCo(model, every=6, fragments=3, overlap=1, codec={codec!r}" for codec in CODECS},
+    **{
+        f"{codec}-streaming": f"nc.DiLoCo(model, every=6, fragments={parts}, overlap=1, codec={codec!r}"
+        for codec, parts in (dict.fromkeys(CODECS, 3) | {"topk-8": 2, "randomk-8": 2}).items()
+    },
     "mix": "nc.DiLoCo(model, every=3, overlap=1, mix=0.5",
     "quorum": "nc.DiLoCo(model, every=3, quorum=2, grace=0.1",
     "sparse": "nc.SparseLoCo(model, every=3",

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_cluster.codecs import DamagedError, NotFiniteError, RandomK, WireFormat
-from notebook_cluster.rounds.numerics.weighted_mean import codec_of
+from notebook_cluster.codecs import DamagedError, NotFiniteError, WireFormat
 from tests.codec_vectors import CHUNKED as CODECS
 from tests.codec_vectors import round_trip, vector_of
 
@@ -28,7 +27,17 @@ def test_no_size_is_longer_than_dense_nor_shorter_than_that_of_fewer_elements(na
     assert codec.size(count // 4096 * 4096) <= codec.size(count)
 
 
-@pytest.mark.parametrize(("name", "bits"), [("sparse", 84 / 512), ("topk", 0.375), ("dct", 69 / 512), ("randomk", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("sparse", 84 / 512),
+        ("topk", 0.375),
+        ("topk-256", 700 / 512),
+        ("dct", 69 / 512),
+        ("randomk", 132 / 512),
+        ("randomk-40", 84 / 512),
+    ],
+)
 def test_bits_per_parameter(name, bits):
     assert 8 * CODECS[name].size(4096 * 100) / (4096 * 100) == bits
 
@@ -48,12 +57,9 @@ def test_a_run_of_chunks_encoded_alone_is_a_range_of_the_bytes_of_the_whole(name
     first, last = wire.element_range(start, stop)
     low, high = wire.byte_range(start, stop)
     assert len(whole) == wire.size
-    part = wire
-    if "random" in wire.codec.name:  # what is drawn in a chunk depends on its number
-        part = WireFormat(RandomK(7, unbiased=not wire.codec.lossy, first=start), parameters, buffers)
     if stop > start:
-        assert bytes(part.encode(vector[first:last], start, stop)) == whole[low:high]
-    assert np.array_equal(part.decode(whole[low:high], start, stop), wire.decode(whole)[first:last])
+        assert bytes(wire.encode(vector[first:last], start, stop)) == whole[low:high]
+    assert np.array_equal(wire.decode(whole[low:high], start, stop), wire.decode(whole)[first:last])
     assert np.array_equal(wire.decode(whole)[parameters:], vector[parameters:])
 
 
@@ -64,8 +70,8 @@ def test_every_run_of_chunks_of_a_long_vector_is_a_range_of_its_bytes(name):
     whole, record = bytes(codec.encode(vector)), codec.size(4096)
     for start, stop in [(0, 1), (1, 3), (33, 40), (31, 41), (40, 41)]:
         part = codec
-        if codec.name == "randomk":
-            part = RandomK(7, unbiased=not codec.lossy, first=start)
+        if "randomk" in codec.name:  # what is drawn in a chunk depends on its number
+            part = codec.beginning(start)
         data = bytes(part.encode(vector[start * 4096 : stop * 4096]))
         assert data == whole[start * record : stop * record]
 
@@ -155,13 +161,13 @@ def test_an_index_behind_the_end_of_a_short_last_chunk_is_refused():
 DECODES = """
 import hashlib, sys
 import numpy as np
-from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES, RandomK, get_codec
+from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES, get_codec
 if sys.argv[1] == "flush":
     import torch
     assert torch.set_flush_denormal(True)
 numbers = np.random.default_rng(0)
-for name in (*CODEC_NAMES, *CHUNKED_NAMES, "randomk"):
-    codec = RandomK(5) if name == "randomk" else get_codec(name)
+for name in dict.fromkeys((*CODEC_NAMES, *CHUNKED_NAMES)):
+    codec = get_codec(name)
     scales = np.repeat(np.float32(2.0) ** numbers.integers(-60, 60, 40), 512).astype(np.float32)
     values = np.rint(numbers.standard_normal(40 * 512) * 1000).astype(np.float32) * scales
     with open(sys.argv[2] + name, "rb" if sys.argv[1] != "write" else "wb") as file:
@@ -206,7 +212,7 @@ def test_no_decoded_value_is_subnormal(name):
 # ---- in groups -----------------------------------------------------------------------------------------------
 
 
-@given(st.sampled_from(["sparse", "topk"]), COUNTS)
+@given(st.sampled_from(["sparse", "topk", "topk-256", "randomk", "randomk-40"]), COUNTS)
 @settings(max_examples=100, deadline=None)
 def test_entries_are_what_is_decoded(name, count):
     codec, vector = CODECS[name], vector_of(count, count)
@@ -218,7 +224,7 @@ def test_entries_are_what_is_decoded(name, count):
     assert back.tobytes() == codec.decode(data, count).tobytes()
 
 
-@pytest.mark.parametrize("name", ["sparse", "dct", "int8", "float32"])
+@pytest.mark.parametrize("name", ["sparse", "topk", "randomk-40", "dct", "int8", "float32"])
 @pytest.mark.parametrize(
     ("parameters", "buffers"), [(1_300_000, 700), (300_000, 0), (1_064_990, 0), (0, 500), (5000, 300_000)]
 )
@@ -252,7 +258,7 @@ def test_groups_are_all_blocks_once_and_give_what_the_whole_gives(name, paramete
         wire.decode_into(data[:-1], into, start, stop)
 
 
-@pytest.mark.parametrize("name", ["sparse", "topk", "int8", "float32"])
+@pytest.mark.parametrize("name", ["sparse", "topk", "randomk", "int8", "float32"])
 @pytest.mark.parametrize("place", [0, 300_000, 1_100_000, 1_300_000 - 1, 1_300_000])
 def test_what_is_not_finite_is_found_where_the_error_feedback_is_left(name, place):
     wire = WireFormat(name, 1_300_000, 10)
@@ -262,10 +268,10 @@ def test_what_is_not_finite_is_found_where_the_error_feedback_is_left(name, plac
         wire.encode_from(vector)
 
 
-@pytest.mark.parametrize("name", ["sparse", "sparse-128", "topk", "int8"])
+@pytest.mark.parametrize("name", ["sparse", "sparse-128", "topk", "randomk", "int8"])
 @pytest.mark.parametrize("senders", [1, 2, 5])
 def test_what_several_kept_is_what_each_of_them_kept(name, senders):
-    wire = WireFormat(codec_of(name), 600_000, 300)
+    wire = WireFormat(name, 600_000, 300)
     sent = [wire.encode(vector_of(wire.count, seed)) for seed in range(senders)]
     for group in wire.groups():
         pieces = [data[group.bytes] for data in sent]

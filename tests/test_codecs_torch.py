@@ -10,7 +10,7 @@ import torch
 from notebook_cluster.codecs import NotFiniteError, Vector, WireFormat, encode_tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CODECS = ["int8", "int4", "fp16", "topk", "sparse"]
+CODECS = ["int8", "int4", "fp16", "topk", "topk-256", "randomk", "randomk-40", "sparse"]
 SIZES = [
     (1, 0),
     (63, 0),

@@ -65,10 +65,12 @@ STRATEGIES = {
     "DiLoCo": Averaged(nc.DiLoCo, every=3),
     "streaming": Averaged(nc.DiLoCo, every=4, fragments=2, overlap=1, codec="int8"),
     "LocalSGD": Averaged(nc.LocalSGD, every=3),
+    "randomk": Averaged(nc.DiLoCo, every=3, codec="randomk-8"),
     "SparseLoCo": Averaged(nc.SparseLoCo, every=3),
     "DeMo": EveryStep(nc.DeMo),
     "DataParallel": EveryStep(parallel),
     "server": EveryStep(parallel, mode="server"),
+    "topk": EveryStep(parallel, codec="topk-8"),
 }
 LRS = [0.01, 0.03]
 """
@@ -93,7 +95,7 @@ def said_by_all(cluster: Cluster, source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["DiLoCo", "streaming", "LocalSGD", "SparseLoCo", "DeMo", "DataParallel", "server"]
+    "strategy", ["DiLoCo", "streaming", "LocalSGD", "randomk", "SparseLoCo", "DeMo", "DataParallel", "server", "topk"]
 )
 def test_each_turn_of_a_fresh_loop_is_a_training_of_its_own(cluster: Cluster, strategy: str) -> None:
     made = f"STRATEGIES[{strategy!r}]"

@@ -55,7 +55,7 @@ def steps(node: Node, sync: Any, model: nn.Module, numbers: range, samples: floa
         sync.step(train(model, optimizer, batch(number + 100 * node.rank())), samples=samples)
 
 
-@pytest.mark.parametrize("codec", ["float32", "int8"])
+@pytest.mark.parametrize("codec", ["float32", "int8", "topk-8", "randomk-8"])
 def test_what_is_encoded_later_is_what_the_model_held_at_the_boundary(
     tmp_path: Path, encoding: HeldEncoding, codec: str
 ) -> None:

@@ -98,7 +98,7 @@ def test_what_was_sent_leaves_the_momentum_at_commit_only() -> None:
     local, size = LocalMomentum(), parameters.layout.size
     local.begin(size, "schema", None)
     descent = check_descent(LR, 0.999, True, 0.0)
-    fragments = Fragments("dct", size, all_gather=True, tiles=tiles_of(parameters.layout), descent=descent)
+    fragments = Fragments("dct", size, tiles=tiles_of(parameters.layout), descent=descent)
     replica = MomentumReplica(parameters, fragments, local, 0.999)
     theta = parameters.read()
     replica.start(0, theta, theta, "zero")

@@ -204,7 +204,7 @@ def test_codecs_without_a_form_for_it_are_encoded_on_the_host(codec: str, device
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
-@pytest.mark.parametrize("codec", ["int8", "sparse"])
+@pytest.mark.parametrize("codec", ["int8", "sparse", "topk", "randomk"])
 def test_a_gpu_encodes_without_being_asked_and_keeps_no_more_than_is_said(codec: str) -> None:
     generator = torch.Generator().manual_seed(0)
     model = nn.ParameterList([torch.randn(1 << 22, generator=generator) for _ in range(8)]).cuda()

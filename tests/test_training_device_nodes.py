@@ -76,6 +76,8 @@ def trained(
         ("DataParallel", {"codec": "int8", "resend": 4}),
         ("DataParallel", {"codec": "int4", "accumulate": 3}),
         ("DataParallel", {"codec": "int8", "mode": "server"}),
+        ("DiLoCo", {"every": 3, "codec": "randomk-256", "overlap": 1}),
+        ("DataParallel", {"codec": "topk-256"}),
     ],
 )
 def test_nodes_that_encode_here_and_there_train_one_model(

@@ -104,8 +104,10 @@ def test_the_same_rounds_on_torch_and_on_mlx(tmp_path: Path) -> None:
         lambda model: nc.DiLoCo(model, every=4, fragments=2, overlap=1),
         lambda model: nc.DiLoCo(model, every=2, overlap=2, codec="int8"),
         lambda model: nc.SparseLoCo(model, every=2, outer_lr=0.5),
+        lambda model: nc.DiLoCo(model, every=2, codec="topk-256"),
+        lambda model: nc.DiLoCo(model, every=2, overlap=1, codec="randomk-256"),
     ],
-    ids=["fragments", "overlap", "sparse"],
+    ids=["fragments", "overlap", "sparse", "topk", "randomk"],
 )
 def test_torch_and_mlx_train_one_model_with_every_strategy(tmp_path: Path, make: Any) -> None:
     hashes: dict[str, set[str]] = {}

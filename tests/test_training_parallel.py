@@ -198,7 +198,7 @@ def test_tied_parameters_count_once_frozen_ones_stay_and_dtypes_too(tmp_path: Pa
     assert sent == [36 + 6 + 6] * 2
 
 
-@pytest.mark.parametrize("codec", ["int8", "fp16"])
+@pytest.mark.parametrize("codec", ["int8", "fp16", "topk", "randomk"])
 def test_lossy_gradients_learn_and_parameters_stay_equal(tmp_path: Path, codec: str) -> None:
     with Cluster(NODES, tmp_path) as cluster:
         results = cluster.run(parallel_cell(40, codec=codec, resend=7))

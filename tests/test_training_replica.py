@@ -138,7 +138,7 @@ def test_refused_work_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("codec", ["float32", "fp16", "int8"])
+@pytest.mark.parametrize("codec", ["float32", "fp16", "int8", "topk", "randomk"])
 def test_a_contribution_that_is_not_finite_is_told_and_not_sent(value: float, codec: str) -> None:
     replica = replica_of(model(), codec)
     change = noise(630, 1)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.codecs import DamagedError, WireFormat
+from notebook_cluster.codecs import DamagedError, WireFormat, get_codec
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Applied, Arrived, Commit
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.weighted_mean import codec_of, gathered, gathered_size, mean_of_gathered
+from notebook_cluster.rounds.numerics.weighted_mean import gathered, gathered_size, mean_of_gathered
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from tests.cluster_in_process import POINTS, Cluster, Node
@@ -104,7 +104,7 @@ def test_bytes_that_nobody_can_have_sent_are_refused(spoil: str) -> None:
 
 def test_what_is_kept_back_is_sent_again_with_beta_and_moves_at_commit_only() -> None:
     parameters = TorchParameters(wide())
-    replica = Replica(parameters, Fragments("sparse", parameters.layout.size, all_gather=True), beta=0.95)
+    replica = Replica(parameters, Fragments("sparse", parameters.layout.size, over_senders=True), beta=0.95)
     theta = parameters.read()
     replica.start(0, theta, np.zeros_like(theta), "start")
     wire = replica.fragments.wires[0]
@@ -296,4 +296,4 @@ def test_the_sparse_codec_is_no_codec_for_diloco(tmp_path: Path) -> None:
     with Cluster(["a"], tmp_path) as cluster:
         result = cluster.run(lambda node: nc.DiLoCo(wide(), codec="sparse"))["a"]
     assert "codec='sparse': use one of" in str(result)
-    assert codec_of("sparse-128").name == "sparse-128"
+    assert get_codec("sparse-128").name == "sparse-128"

@@ -180,7 +180,7 @@ def test_fragments_and_overlap_give_the_references_parameters_bit_for_bit(
     assert min(recorder.norms) > 0 or (mix == 0 and overlap)
 
 
-@pytest.mark.parametrize("codec", ["float32", "int8"])
+@pytest.mark.parametrize("codec", ["float32", "int8", "topk-8", "randomk-8"])
 def test_overlap_without_fragments(tmp_path: Path, codec: str) -> None:
     recorder = Recorder(9, every=3, overlap=2, codec=codec)
     recorder.run(tmp_path)

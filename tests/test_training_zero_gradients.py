@@ -119,7 +119,7 @@ def test_zeros_are_a_gradient_and_none_is_none_as_in_one_process(tmp_path: Path,
     assert counted == steps
 
 
-@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int4", "e3m0"])
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int4", "e3m0", "topk-8", "randomk-8"])
 def test_with_each_codec_the_same_parameters_are_stepped(tmp_path: Path, codec: str) -> None:
     """What a codec left over of a gradient waits until its node has one again."""
     with Cluster(NODES, tmp_path) as cluster:
@@ -283,7 +283,7 @@ def test_stop_in_mid_step_and_the_cell_again_keep_what_is_none(tmp_path: Path) -
     assert results["a"][1]["skipped.1.weight"] in (0, 1)  # a round that Stop left open may have had it
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4", "fp16"])
+@pytest.mark.parametrize("codec", ["int8", "int4", "fp16", "topk-8", "randomk-8"])
 def test_what_a_codec_left_waits_while_its_tensor_has_no_gradient(codec: str, device: str) -> None:
     """The same on the host and where the model is."""
     sent = []

@@ -5,12 +5,12 @@ is a contiguous range of the encoded bytes and can be sent, summed and encoded b
 codecs is the caller's: ``residual = a - decode(encode(a))``. :mod:`.torch_encoding` has some codecs in torch, for
 vectors on a GPU; it alone needs torch, when it is called.
 
-May import: protocol, memory. Called by: ``training``.
+May import: protocol, memory. Called by: ``training``, ``rounds``.
 """
 
 from notebook_cluster.codecs.codec import Buffer, Codec, DamagedError, NotFiniteError, Vector
-from notebook_cluster.codecs.random_k import RandomK
-from notebook_cluster.codecs.registry import CHUNKED_NAMES, CODEC_NAMES, get_codec
+from notebook_cluster.codecs.dense import Float32
+from notebook_cluster.codecs.registry import CHUNKED_NAMES, CODEC_NAMES, SPARSE_NAMES, codec_name, get_codec
 from notebook_cluster.codecs.torch_encoding import encode as encode_tensor
 from notebook_cluster.codecs.torch_encoding import has_form as has_tensor_form
 from notebook_cluster.codecs.wire_format import WireFormat
@@ -18,13 +18,15 @@ from notebook_cluster.codecs.wire_format import WireFormat
 __all__ = [
     "CHUNKED_NAMES",
     "CODEC_NAMES",
+    "SPARSE_NAMES",
     "Buffer",
     "Codec",
     "DamagedError",
+    "Float32",
     "NotFiniteError",
-    "RandomK",
     "Vector",
     "WireFormat",
+    "codec_name",
     "encode_tensor",
     "get_codec",
     "has_tensor_form",

@@ -1,4 +1,7 @@
-"""What the codecs share that keep some elements of each chunk of 4096: one record of fixed length for each chunk.
+"""What the codecs share whose blocks are chunks of 4096: one record of fixed length for each chunk.
+
+:class:`KeepsSome` is for those that keep some elements of a chunk as they are and make the others 0; ``dct`` keeps
+coefficients instead.
 
 A last, shorter chunk is padded with zeros, or sent as float32 where that is no longer than a record.
 """
@@ -8,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from notebook_cluster.codecs.codec import Buffer, DamagedError, Vector, check_finite, check_size
+from notebook_cluster.codecs.kept import KeptValues
 
 ELEMENTS = 4096
 """Elements of a chunk."""
@@ -20,6 +25,7 @@ class Chunked:
 
     block = ELEMENTS
     lossy = True
+    encodes_means = False
     at_a_time = 64
     """Chunks worked on at a time: 1 MiB of float32 stays in a processor's cache."""
 
@@ -141,6 +147,88 @@ class Chunked:
     def _is_plain(self, rest: int) -> bool:
         """A last chunk of ``rest`` elements travels as float32."""
         return rest < self._fewest or 4 * rest <= self._record
+
+
+class KeepsSome(Chunked):
+    """Base of codecs that keep exactly ``keep`` elements of each chunk: a record has their values, then what tells
+    their places. They say which they keep, and how the places are written."""
+
+    at_a_time = 256
+    """Of 64 the work on what is kept takes no longer than calling numpy for it."""
+
+    def __init__(self, name: str, keep: int, values: KeptValues, place_bytes: int) -> None:
+        """``values``: how they are written; ``place_bytes``: of the places in a record."""
+        super().__init__(name, values.size + place_bytes, fewest=keep)
+        self.keep = keep
+        """Elements of each chunk."""
+        self._values = values
+
+    def choose(self, values: Any, records: Any, chunk: int, used: int) -> Any:
+        """Which elements of each row are kept, written into ``records``; arguments as of :meth:`write`.
+
+        Returns:
+            int64 (chunks, keep), ascending, counted from the first element of ``values``.
+
+        Raises:
+            NotFiniteError: a value is NaN or infinite.
+        """
+        raise NotImplementedError
+
+    def read_places(self, data: Any, used: int) -> Any:
+        """int64 (chunks, keep), ascending, counted from the beginning of each chunk; all are below ``used``.
+
+        Raises:
+            DamagedError: no encoder writes such bytes.
+        """
+        raise NotImplementedError
+
+    def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
+        self.write_values(values.reshape(-1).take(self.choose(values, records, chunk, used)), records)
+
+    def write_values(self, kept: Any, records: Any) -> Any:
+        """float32 (chunks, keep), finite, into ``records``; what decoding gives in their place."""
+        return self._values.write(kept, records[:, : self._values.size])
+
+    def read(self, records: Any, values: Any, chunk: int, used: int) -> None:
+        indices, kept = self._kept(records, used)
+        np.put_along_axis(values, indices, kept, axis=1)
+
+    def encode_from(self, flat: Vector) -> memoryview:
+        """:meth:`encode`, and what the bytes say is taken away from ``flat``: a NotFiniteError may leave it half
+        done."""
+        encoded = np.empty(self.size(flat.size), np.uint8)
+        for values, records, chunk, used in self._rows(flat, encoded):
+            places = self.choose(values, records, chunk, used)
+            kept = values.reshape(-1).take(places)
+            kept -= self.write_values(kept, records)
+            flat[chunk * ELEMENTS :][places] = kept
+        flat[flat.size - self._tail(encoded, flat.size).size :] = 0
+        encoded.flags.writeable = False
+        return encoded.data
+
+    def entries(self, data: Buffer, count: int) -> tuple[NDArray[np.int64], Vector]:
+        """What was kept of ``count`` elements: ascending indices and their float32 values, those of :meth:`decode` (a
+        value may be 0).
+
+        Raises:
+            DamagedError: as decode.
+        """
+        encoded = self._checked(data, count)
+        places, values = [], []
+        for records, chunk, used in self._records(encoded, count):
+            with self._named(chunk, len(records)):
+                indices, kept = self._kept(records, used)
+            indices += np.arange(chunk * ELEMENTS, (chunk + len(records)) * ELEMENTS, ELEMENTS)[:, None]
+            places.append(indices.ravel())
+            values.append(kept.ravel())
+        tail = self._plain(encoded, count)
+        places.append(np.arange(count - tail.size, count))
+        return np.concatenate(places), np.concatenate([*values, tail])
+
+    def _kept(self, records: Any, used: int) -> tuple[Any, Any]:
+        """Indices in their chunks and values, (chunks, keep) both."""
+        kept = self._values.read(records[:, : self._values.size])
+        return self.read_places(records[:, self._values.size :], used), kept
 
 
 def in_chunks(places: Any) -> Any:

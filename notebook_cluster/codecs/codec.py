@@ -1,6 +1,6 @@
 """What every codec offers, and the arithmetic of whole blocks."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ class Codec(Protocol):
     def lossy(self) -> bool:
         """True: contributions need error feedback."""
 
+    @property
+    def encodes_means(self) -> bool:
+        """False: a mean has more elements than are kept, so contributions are sent on to all who need it."""
+
     def size(self, count: int) -> int:
         """Bytes of an encoded vector; never more than ``4 * count``."""
 
@@ -60,23 +64,6 @@ class Codec(Protocol):
         Raises:
             DamagedError: ``data`` has not ``size(count)`` bytes, or no encoder writes such bytes.
         """
-
-
-@runtime_checkable
-class KeepsSome(Protocol):
-    """What a codec that keeps some elements and makes the others 0 offers besides."""
-
-    def entries(self, data: Buffer, count: int) -> tuple[NDArray[np.int64], Vector]:
-        """What was kept of ``count`` elements: ascending indices and their float32 values, those of
-        :meth:`Codec.decode` (a value may be 0).
-
-        Raises:
-            DamagedError: as decode.
-        """
-
-    def encode_from(self, flat: Vector) -> memoryview:
-        """:meth:`Codec.encode`, and what the bytes say is taken away from ``flat``: a NotFiniteError may leave it
-        half done."""
 
 
 def block_count(count: int, block: int = BLOCK) -> int:

@@ -53,8 +53,12 @@ class Float32:
     """Little-endian float32. ``decode`` is a view, not a copy."""
 
     name = "float32"
-    block = BLOCK
     lossy = False
+    encodes_means = True
+
+    def __init__(self, block: int = BLOCK) -> None:
+        """``block``: another one where the same slices have to do for another codec."""
+        self.block = block
 
     def size(self, count: int) -> int:
         return 4 * count
@@ -79,6 +83,7 @@ class BFloat16:
     name = "bf16"
     block = BLOCK
     lossy = True
+    encodes_means = True
 
     def size(self, count: int) -> int:
         return 2 * count

@@ -1,77 +1,107 @@
-"""Elements drawn at random in each chunk of 4096: only values travel, both sides draw the same places from a seed.
+"""Elements drawn at random in each chunk of 4096: a record is their values in bfloat16, then what was drawn, 4 bytes.
 
-One element is drawn from each stretch of 64, so every element is as likely as any other and 64 of 4096 are sent, as
-float32: 0.5 bits per parameter. Either the values are sent times 64, then the mean over seeds is the vector itself and
-nothing may be fed back; or they are sent as they are, with error feedback. Both at once would count what is left out
-twice: ``lossy`` tells which it is.
+One element is drawn from each of ``keep`` stretches, so every element has its turn: with 64 of 4096 0.258 bits per
+parameter. Values are sent as they are, with error feedback (Stich, Cordonnier, Jaggi 2018), and not times 64: then what
+is decoded would be the vector on average, and what is fed back would be counted twice.
+
+All nodes draw the same elements for the same round, so the mean of their contributions has the same elements as each of
+them. A contribution says itself what was drawn for it: one that is counted in a later round than it was made for has
+other elements than the rest, and is read all the same.
 """
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import numpy as np
 
-from notebook_cluster.codecs.chunked import ELEMENTS, Chunked
-from notebook_cluster.codecs.codec import DamagedError, check_finite, not_finite
-from notebook_cluster.codecs.scaled import SMALLEST_NORMAL
+from notebook_cluster.codecs.chunked import ELEMENTS, KeepsSome
+from notebook_cluster.codecs.codec import Buffer, Vector, check_finite
+from notebook_cluster.codecs.kept import Shortened
 
-_STRETCH = 64
-_KEEP = ELEMENTS // _STRETCH
+_DRAWN = 4
+"""Bytes of a record that tell its places: 32 bits, mixed from the number of the draw and that of the chunk."""
+
 _MASK = 2**64 - 1
 
 
-class RandomK(Chunked):
-    """Draws anew for each seed: take another one every round, the same on every node."""
+class RandomK(KeepsSome):
+    """Keeps ``keep`` elements of each chunk, others in each draw."""
 
-    def __init__(self, seed: int, *, unbiased: bool = False, first: int = 0) -> None:
-        """
-        Args:
-            seed: 0 to 2^64 - 1.
-            unbiased: send values times 64, so that what is decoded is the vector on average; no error feedback then.
-            first: number of the first chunk, where a run of chunks of a longer vector is encoded or decoded.
+    def __init__(self, name: str, keep: int) -> None:
+        """``keep``: from 1 to 4096."""
+        super().__init__(name, keep, Shortened(keep), _DRAWN)
+        self._draw = self._first = 0
+
+    def drawn(self, number: int) -> Self:
+        """The same codec, which encodes with draw ``number``, from 0: take another one every round, the same on every
+        node. All read what any of them wrote."""
+        other = copy.copy(self)
+        other._draw = number & _MASK
+        return other
+
+    def beginning(self, chunk: int) -> Self:
+        """The same codec for a run that begins with that chunk of a longer vector."""
+        other = copy.copy(self)
+        other._first = chunk
+        return other
+
+    def choose(self, values: Any, records: Any, chunk: int, used: int) -> Any:
+        check_finite(values, chunk * ELEMENTS)
+        places = self.choose_unseen(records, chunk, used)
+        places += np.arange(0, len(values) * ELEMENTS, ELEMENTS)[:, None]
+        return places
+
+    def choose_unseen(self, records: Any, chunk: int, used: int) -> Any:
+        """:meth:`choose` for values that need not be looked at; counted from the beginning of each chunk."""
+        chunks = np.arange(self._first + chunk, self._first + chunk + len(records), dtype=np.uint64)
+        drawn = (_mixed(chunks, np.uint64(self._draw)) >> np.uint64(32)).astype("<u4")
+        records[:, -_DRAWN:] = drawn[:, None].view(np.uint8)
+        return self.read_places(records[:, -_DRAWN:], used)
+
+    def read_places(self, data: Any, used: int) -> Any:
+        edges = np.arange(self.keep + 1, dtype=np.int64) * used // self.keep
+        widths = np.diff(edges).astype(np.uint64)
+        drawn = np.ascontiguousarray(data).view("<u4").astype(np.uint64)
+        places = _mixed(np.arange(self.keep, dtype=np.uint64), drawn)
+        places >>= np.uint64(32)
+        places *= widths
+        places >>= np.uint64(32)
+        found: Any = places.view(np.int64)
+        found += edges[:-1]
+        return found
+
+    def draws(self, data: Buffer, count: int) -> bytes:
+        """What tells the places of ``count`` elements: vectors in which it is equal have the same ones.
 
         Raises:
-            ValueError: seed out of range, or first below 0.
+            DamagedError: another number of bytes.
         """
-        if not 0 <= seed <= _MASK:
-            raise ValueError(f"seed={seed}: use a whole number from 0 to 2^64 - 1")
-        if first < 0:
-            raise ValueError(f"first={first}: chunks are numbered from 0")
-        super().__init__("randomk", 4 * _KEEP)
-        self.lossy = not unbiased
-        self._seed = seed
-        self._first = first
-        self._factor = np.float32(_STRETCH if unbiased else 1)
+        encoded = self._checked(data, count)
+        return b"".join(records[:, -_DRAWN:].tobytes() for records, _, _ in self._records(encoded, count))
 
-    def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
-        check_finite(values, chunk * ELEMENTS)
-        kept = np.take_along_axis(values, self._places(chunk, len(values)), axis=1)
-        with np.errstate(over="ignore"):
-            kept *= self._factor
-        if not np.isfinite(kept).all():
-            raise not_finite(chunk * ELEMENTS)
-        kept[np.abs(kept) < SMALLEST_NORMAL] = 0
-        records.view("<f4")[...] = kept
+    def with_values(self, data: Buffer, values: Vector, count: int) -> memoryview:
+        """``data`` with other ``values`` (float32, finite) at its places, in the order of :meth:`entries`.
 
-    def read(self, records: Any, values: Any, chunk: int, used: int) -> None:
-        kept = records.view("<f4")
-        if not np.isfinite(kept).all():
-            raise DamagedError("a value that is not finite")
-        np.put_along_axis(values, self._places(chunk, len(values)), kept, axis=1)
-
-    def _places(self, chunk: int, chunks: int) -> Any:
-        """int64 (chunks, 64): for each stretch the element drawn."""
-        stretches = np.arange(chunks * _KEEP, dtype=np.uint64).reshape(chunks, _KEEP)
-        stretches += np.uint64((self._first + chunk) * _KEEP)
-        drawn = (mixed(stretches, self._seed) >> np.uint64(58)).astype(np.int64)
-        drawn += np.arange(0, ELEMENTS, _STRETCH)
-        return drawn
+        Raises:
+            DamagedError: another number of bytes.
+        """
+        encoded, position = self._checked(data, count).copy(), 0
+        for records, _, _ in self._records(encoded, count):
+            kept = values[position : position + len(records) * self.keep].reshape(-1, self.keep)
+            self.write_values(kept, records)
+            position += kept.size
+        self._tail(encoded, count)[...] = values[position:]
+        encoded.flags.writeable = False
+        written: memoryview = encoded.data
+        return written
 
 
-def mixed(numbers: Any, seed: int) -> Any:
-    """splitmix64 (Steele, Lea, Flood 2014) of each number: numpy's own generators may change between versions."""
+def _mixed(numbers: Any, seeds: Any) -> Any:
+    """splitmix64 (Steele, Lea, Flood 2014) of each number, from each seed: numpy's own generators may change between
+    versions."""
     bits = numbers + np.uint64(1)
     bits *= np.uint64(0x9E3779B97F4A7C15)
-    bits += np.uint64(seed)
+    bits = bits + seeds
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits ^= bits >> np.uint64(shift)
         bits *= np.uint64(factor)

@@ -1,13 +1,20 @@
-"""Codecs by name: those people write, ``nc.DiLoCo(model, codec="int8")``, and those that belong to a strategy."""
+"""Codecs by name: those people write, ``nc.DiLoCo(model, codec="int8")``, and those that belong to a strategy.
+
+Codecs that keep some elements of each chunk of 4096 have a usual number of them, and another one in their name:
+``topk`` keeps 64, ``topk-256`` keeps 256.
+"""
+
+from collections.abc import Callable
 
 from notebook_cluster.codecs.codec import Codec
-from notebook_cluster.codecs.dct import Dct
+from notebook_cluster.codecs.dct import KEEP, Dct
 from notebook_cluster.codecs.dense import BFloat16, Float32
 from notebook_cluster.codecs.kept import Shortened, TwoLevels
+from notebook_cluster.codecs.random_k import RandomK
 from notebook_cluster.codecs.scaled import BlockScaled, Cast, E3m0, Int4
 from notebook_cluster.codecs.top_k import TopK
 
-_ANY: dict[str, Codec] = {
+_DENSE: dict[str, Codec] = {
     "float32": Float32(),
     "fp16": BlockScaled("fp16", Cast("<f2", 1.0, 2.0**-24)),
     "bf16": BFloat16(),
@@ -16,17 +23,26 @@ _ANY: dict[str, Codec] = {
     "e3m0": BlockScaled("e3m0", E3m0()),
 }
 
-_CHUNKED: dict[str, Codec] = {
-    "topk": TopK("topk", 64, Shortened(64)),
-    "sparse": TopK("sparse", 64, TwoLevels(64)),
-    "dct": Dct(),
+_CHUNKED: dict[str, tuple[int, Callable[[str, int], Codec]]] = {
+    "topk": (64, lambda name, keep: TopK(name, keep, Shortened(keep))),
+    "randomk": (64, RandomK),
+    "sparse": (64, lambda name, keep: TopK(name, keep, TwoLevels(keep))),
+    "dct": (KEEP, Dct),
 }
+"""How many each keeps unless its name says another number, and how it is made."""
 
-CODEC_NAMES = tuple(_ANY)
-"""Codecs for every strategy that sends a mean back: every element arrives."""
+SPARSE_NAMES = ("topk", "randomk")
+"""Codecs for every strategy that keep some elements."""
+
+CODEC_NAMES = (*_DENSE, *SPARSE_NAMES)
+"""Codecs that people choose, for every strategy that does not have one of its own."""
 
 CHUNKED_NAMES = tuple(_CHUNKED)
-"""Codecs that keep a few elements of each chunk: a strategy that sums them must be made for it."""
+
+
+def codec_name(base: str, keep: int) -> str:
+    """The name of the codec ``base`` of CHUNKED_NAMES that keeps ``keep`` of each chunk."""
+    return base if keep == _CHUNKED[base][0] else f"{base}-{keep}"
 
 
 def get_codec(name: str) -> Codec:
@@ -35,7 +51,12 @@ def get_codec(name: str) -> Codec:
     Raises:
         ValueError: there is none; the error lists those there are.
     """
-    codec = _ANY.get(name) or _CHUNKED.get(name)
-    if codec is None:
-        raise ValueError(f"there is no codec {name!r}: choose one of {', '.join(CODEC_NAMES + CHUNKED_NAMES)}")
-    return codec
+    if name in _DENSE:
+        return _DENSE[name]
+    base, separator, number = name.partition("-")
+    if base not in _CHUNKED or (separator and not number.isdecimal()):
+        names = (*_DENSE, *CHUNKED_NAMES)
+        raise ValueError(f"there is no codec {name!r}: choose one of {', '.join(names)}")
+    usual, make = _CHUNKED[base]
+    keep = int(number) if separator else usual
+    return make(codec_name(base, keep), keep)

@@ -157,6 +157,7 @@ class BlockScaled:
 
     block = BLOCK
     lossy = True
+    encodes_means = True
 
     def __init__(self, name: str, codes: BlockCodes) -> None:
         self.name = name

@@ -8,10 +8,9 @@ and computes nothing.
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from notebook_cluster.codecs.chunked import ELEMENTS, Chunked, in_chunks
-from notebook_cluster.codecs.codec import Buffer, NotFiniteError, Vector, not_finite
+from notebook_cluster.codecs.chunked import ELEMENTS, KeepsSome, in_chunks
+from notebook_cluster.codecs.codec import NotFiniteError, not_finite
 from notebook_cluster.codecs.kept import Gaps, KeptValues
 from notebook_cluster.codecs.selection import largest, scratch
 
@@ -19,41 +18,15 @@ _SEARCHED = 64
 """Chunks that are searched at a time for what to keep: 1 MiB of float32 stays in a processor's cache."""
 
 
-class TopK(Chunked):
-    """Keeps exactly ``keep`` elements of each chunk, of equal magnitudes the first ones; the others become 0."""
-
-    at_a_time = 256
-    """Of 64 the work on what is kept takes no longer than calling numpy for it."""
+class TopK(KeepsSome):
+    """Keeps exactly ``keep`` elements of each chunk, of equal magnitudes the first ones."""
 
     def __init__(self, name: str, keep: int, values: KeptValues) -> None:
         """``keep``: a multiple of 8; ``values``: how that many values are written."""
-        self.keep = keep
-        """Elements of each chunk."""
-        self._values = values
         self._gaps = Gaps(ELEMENTS, keep)
-        super().__init__(name, values.size + self._gaps.size, fewest=keep)
+        super().__init__(name, keep, values, self._gaps.size)
 
-    def write(self, values: Any, records: Any, chunk: int, used: int) -> None:
-        places = self._largest(values, chunk)
-        self.write_kept(in_chunks(places), values.reshape(-1).take(places), records)
-
-    def encode_from(self, flat: Vector) -> memoryview:
-        encoded = np.empty(self.size(flat.size), np.uint8)
-        for values, records, chunk, _ in self._rows(flat, encoded):
-            places = self._largest(values, chunk)
-            kept = values.reshape(-1).take(places)
-            kept -= self.write_kept(in_chunks(places), kept, records)
-            flat[chunk * ELEMENTS :][places] = kept
-        flat[flat.size - self._tail(encoded, flat.size).size :] = 0
-        encoded.flags.writeable = False
-        return encoded.data
-
-    def _largest(self, values: Any, chunk: int) -> Any:
-        """int64 (chunks, keep), ascending: where in ``values`` (chunks, 4096) what is kept is.
-
-        Raises:
-            NotFiniteError: a value is NaN or infinite.
-        """
+    def choose(self, values: Any, records: Any, chunk: int, used: int) -> Any:
         places = np.empty((len(values), self.keep), np.int64)
         for start in range(0, len(values), _SEARCHED):
             searched = values[start : start + _SEARCHED]
@@ -64,39 +37,12 @@ class TopK(Chunked):
             except NotFiniteError:
                 raise not_finite((chunk + start) * ELEMENTS) from None
             np.add(found, start * ELEMENTS, out=places[start : start + _SEARCHED])
+        self.write_places(in_chunks(places), records)
         return places
 
-    def write_kept(self, indices: Any, kept: Any, records: Any) -> Any:
-        """What was found to be largest into ``records``, uint8 (chunks, record bytes).
-
-        Args:
-            indices: int64 (chunks, keep), ascending, counted from the beginning of each chunk.
-            kept: float32 (chunks, keep), finite.
-
-        Returns:
-            What decoding gives in their place, float32 (chunks, keep).
-        """
+    def write_places(self, indices: Any, records: Any) -> None:
+        """int64 (chunks, keep), ascending, counted from the beginning of each chunk, into ``records``."""
         self._gaps.write(indices, records[:, self._values.size :])
-        return self._values.write(kept, records[:, : self._values.size])
 
-    def read(self, records: Any, values: Any, chunk: int, used: int) -> None:
-        indices, kept = self._kept(records, used)
-        np.put_along_axis(values, indices, kept, axis=1)
-
-    def entries(self, data: Buffer, count: int) -> tuple[NDArray[np.int64], Vector]:
-        encoded = self._checked(data, count)
-        places, values = [], []
-        for records, chunk, used in self._records(encoded, count):
-            with self._named(chunk, len(records)):
-                indices, kept = self._kept(records, used)
-            indices += np.arange(chunk * ELEMENTS, (chunk + len(records)) * ELEMENTS, ELEMENTS)[:, None]
-            places.append(indices.ravel())
-            values.append(kept.ravel())
-        tail = self._plain(encoded, count)
-        places.append(np.arange(count - tail.size, count))
-        return np.concatenate(places), np.concatenate([*values, tail])
-
-    def _kept(self, records: Any, used: int) -> tuple[Any, Any]:
-        """Indices in their chunks and values, (chunks, keep) both."""
-        kept = self._values.read(records[:, : self._values.size])
-        return self._gaps.read(records[:, self._values.size :], used), kept
+    def read_places(self, data: Any, used: int) -> Any:
+        return self._gaps.read(data, used)

@@ -1,14 +1,16 @@
 """Codecs in torch, for vectors on a GPU: encoded bytes cross to the host, not the vector.
 
-The arithmetic is that of :mod:`.scaled` and :mod:`.top_k`, operation by operation, so the bytes are those that the host
-would make: whoever changes one changes both, the tests compare them.
+The arithmetic is that of :mod:`.scaled`, :mod:`.top_k` and :mod:`.random_k`, operation by operation, so the bytes are
+those that the host would make: whoever changes one changes both, the tests compare them.
 """
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from notebook_cluster.codecs.chunked import KeepsSome
 from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError
+from notebook_cluster.codecs.random_k import RandomK
 from notebook_cluster.codecs.scaled import BlockScaled, Cast, Int4
 from notebook_cluster.codecs.top_k import TopK
 from notebook_cluster.codecs.wire_format import WireFormat
@@ -22,7 +24,9 @@ _AT_A_TIME = 4 << 20
 
 def has_form(codec: Codec) -> bool:
     """Whether :func:`encode` knows this codec."""
-    return isinstance(codec, TopK) or (isinstance(codec, BlockScaled) and isinstance(codec.codes, Cast | Int4))
+    return isinstance(codec, TopK | RandomK) or (
+        isinstance(codec, BlockScaled) and isinstance(codec.codes, Cast | Int4)
+    )
 
 
 def encode(wire: WireFormat, work: "torch.Tensor") -> Buffer:
@@ -38,7 +42,7 @@ def encode(wire: WireFormat, work: "torch.Tensor") -> Buffer:
     whole, step = work[: blocks * codec.block].view(-1, codec.block), max(1, _AT_A_TIME // codec.block)
     for start in range(0, blocks, step):
         rows = whole[start : start + step]
-        records = _largest_of(codec, rows) if isinstance(codec, TopK) else _scaled(codec, rows)
+        records = _kept(codec, rows, start) if isinstance(codec, KeepsSome) else _scaled(codec, rows)
         encoded[position : position + records.size] = records.reshape(-1)
         position += records.size
     if blocks * codec.block < wire.count:
@@ -51,25 +55,40 @@ def encode(wire: WireFormat, work: "torch.Tensor") -> Buffer:
     return encoded.data
 
 
-def _largest_of(codec: TopK, rows: "torch.Tensor") -> Any:
-    """Records of chunks (n, 4096): the largest are found there, what is left to do with them takes the host no time."""
+def _kept(codec: Any, rows: "torch.Tensor", chunk: int) -> Any:
+    """Records of chunks (n, 4096), the first being number ``chunk``: what is kept is found there, what is left to do
+    with it takes the host no time."""
+    import torch
+
+    records = np.empty((len(rows), codec.size(codec.block)), np.uint8)
+    if isinstance(codec, TopK):
+        indices = _largest(codec.keep, rows)
+        codec.write_places(indices.cpu().numpy(), records)
+    else:
+        if not bool(torch.isfinite(rows.abs().amax())):
+            raise NotFiniteError("NaN or infinity among the parameters")
+        places = codec.choose_unseen(records, chunk, codec.block)
+        indices = torch.from_numpy(places.astype(np.int16)).to(rows.device).long()
+    kept = rows.gather(1, indices)
+    said = codec.write_values(kept.cpu().numpy(), records)
+    kept -= torch.from_numpy(said).to(rows.device)
+    rows.scatter_(1, indices, kept)
+    return records
+
+
+def _largest(keep: int, rows: "torch.Tensor") -> "torch.Tensor":
+    """Indices (n, keep), ascending, of the elements of largest magnitude; of equal ones the first."""
     import torch
 
     magnitudes = rows.abs()
-    largest = magnitudes.topk(codec.keep, dim=1, sorted=False).values
+    largest = magnitudes.topk(keep, dim=1, sorted=False).values
     if not bool(torch.isfinite(largest).all()):  # NaN counts as larger than any number
         raise NotFiniteError("NaN or infinity among the parameters")
     threshold = largest.amin(dim=1, keepdim=True)
     chosen, tied = magnitudes > threshold, magnitudes == threshold
-    missing = codec.keep - chosen.sum(dim=1, keepdim=True)
-    chosen |= tied & (tied.cumsum(dim=1, dtype=torch.int16) <= missing)  # of equal ones the first
-    indices = chosen.nonzero()[:, 1].view(-1, codec.keep)
-    kept = rows.gather(1, indices)
-    records = np.empty((len(rows), codec.size(codec.block)), np.uint8)
-    said = codec.write_kept(indices.cpu().numpy(), kept.cpu().numpy(), records)
-    kept -= torch.from_numpy(said).to(rows.device)
-    rows.scatter_(1, indices, kept)
-    return records
+    missing = keep - chosen.sum(dim=1, keepdim=True)
+    chosen |= tied & (tied.cumsum(dim=1, dtype=torch.int16) <= missing)
+    return chosen.nonzero()[:, 1].view(-1, keep)
 
 
 def _scaled(codec: Any, rows: "torch.Tensor") -> Any:

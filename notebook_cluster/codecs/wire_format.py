@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from notebook_cluster.codecs.codec import Buffer, Codec, KeepsSome, NotFiniteError, Vector, block_count
+from notebook_cluster.codecs.chunked import KeepsSome
+from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError, Vector, block_count
+from notebook_cluster.codecs.random_k import RandomK
 from notebook_cluster.codecs.registry import get_codec
 
 _GROUP = 256 * 1024
@@ -51,6 +53,17 @@ class WireFormat:
         self.count = parameters + buffers
         self.size = self.codec.size(parameters) + 4 * buffers
         self.blocks = block_count(parameters, self.codec.block) + block_count(buffers)
+
+    @property
+    def draws(self) -> bool:
+        """Which elements travel is drawn at random, the same ones in all contributions made for one round."""
+        return isinstance(self.codec, RandomK)
+
+    def drawn(self, number: int) -> "WireFormat":
+        """How contributions made for round ``number`` are encoded. Whoever decodes need not know it."""
+        if not isinstance(self.codec, RandomK):
+            return self
+        return WireFormat(self.codec.drawn(number), self.parameters, self.buffers)
 
     @cached_property
     def _parts(self) -> tuple[_Part, _Part]:
@@ -109,7 +122,7 @@ class WireFormat:
         Raises:
             NotFiniteError: a value is NaN or infinite.
         """
-        return self._encode(flat, start, stop, lambda part, values: part.codec.encode(values))
+        return self._encode(flat, start, stop, lambda codec, values: codec.encode(values))
 
     def encode_from(self, flat: Vector, start: int = 0, stop: int | None = None) -> memoryview:
         """:meth:`encode`, and what the bytes say is taken away from ``flat``: the error feedback is left.
@@ -120,12 +133,13 @@ class WireFormat:
         return self._encode(flat, start, stop, _encode_from)
 
     def _encode(
-        self, flat: Vector, start: int, stop: int | None, encode: Callable[[_Part, Vector], memoryview]
+        self, flat: Vector, start: int, stop: int | None, encode: Callable[[Codec, Vector], memoryview]
     ) -> memoryview:
         pieces, position = [], 0
         for part, count in self._cut(start, self.blocks if stop is None else stop):
+            codec = part.codec.beginning(start) if isinstance(part.codec, RandomK) else part.codec
             try:
-                pieces.append(encode(part, flat[position : position + count]))
+                pieces.append(encode(codec, flat[position : position + count]))
             except NotFiniteError:
                 kind = "parameters" if part.block == 0 else "buffers"
                 raise NotFiniteError(
@@ -193,6 +207,28 @@ class WireFormat:
         places -= np.arange(0, len(contributions) * count, count)[:, None]
         return places, values.reshape(len(contributions), -1)
 
+    def places(self, data: Buffer, start: int, stop: int) -> bytes:
+        """What tells which elements of blocks ``start`` to ``stop`` travel, where that is drawn: where it is equal the
+        same ones do.
+
+        Raises:
+            ValueError: as of :meth:`decode`.
+        """
+        view, told = self._checked(data, start, stop), b""
+        for part, count in self._cut(start, stop):
+            size = part.codec.size(count)
+            told += part.codec.draws(view[:size], count) if isinstance(part.codec, RandomK) else b""
+            view = view[size:]
+        return told
+
+    def with_values(self, data: Buffer, values: Vector, group: Group) -> Buffer:
+        """The bytes of ``group`` with other ``values`` (finite) at the places of ``data``, in the order of
+        :meth:`kept`."""
+        codec = self._part_of(group.first).codec
+        if isinstance(codec, RandomK):
+            return codec.with_values(data, values, group.elements.stop - group.elements.start)
+        return codec.encode(values)
+
     def _checked(self, data: Buffer, start: int, stop: int) -> memoryview:
         """``data``, which has as many bytes as blocks ``start`` to ``stop``."""
         view, (low, high) = memoryview(data), self.byte_range(start, stop)
@@ -225,9 +261,9 @@ class WireFormat:
         return part.byte + part.codec.size(min((block - part.block) * part.codec.block, part.elements))
 
 
-def _encode_from(part: _Part, flat: Vector) -> memoryview:
-    if part.keeps_some is not None:
-        return part.keeps_some.encode_from(flat)
-    data = part.codec.encode(flat)
-    flat -= part.codec.decode(data, flat.size)
+def _encode_from(codec: Codec, flat: Vector) -> memoryview:
+    if isinstance(codec, KeepsSome):
+        return codec.encode_from(flat)
+    data = codec.encode(flat)
+    flat -= codec.decode(data, flat.size)
     return data

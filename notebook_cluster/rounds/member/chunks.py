@@ -12,7 +12,7 @@ from notebook_cluster.rounds.member.events_effects import (
     SendChunk,
 )
 from notebook_cluster.rounds.member.state import Assembly, Exchange, MemberState
-from notebook_cluster.rounds.numerics.weighted_mean import gathered_size
+from notebook_cluster.rounds.numerics.weighted_mean import gathered_count
 
 _FEW_CHUNKS = 256
 _LEAST_CHUNK = 32 * 1024
@@ -105,13 +105,14 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
         state.dropped += 1
         return False
     piece = slices[header.slice]
-    wire = state.fragments.result if header.kind == "mean" else state.fragments.wire
-    start, stop = wire(header.round).byte_range(piece.start, piece.stop)
+    wire = (state.fragments.result if header.kind == "mean" else state.fragments.wire)(header.round)
+    start, stop = wire.byte_range(piece.start, piece.stop)
     wanted = header.kind == "mean" or (weight > 0 and piece.owner == state.node)
-    size = stop - start
     if header.kind == "mean" and exchange.gathered:
-        size = gathered_size(exchange.gathered, size)
-    fits = header.total == size and 0 <= header.offset <= header.total - len(frame.payload)
+        fits = gathered_count(wire, exchange.gathered, stop - start, header.total) > 0
+    else:
+        fits = header.total == stop - start
+    fits = fits and 0 <= header.offset <= header.total - len(frame.payload)
     if not wanted or not fits or not len(frame.payload):
         state.dropped += 1
         return False
@@ -122,7 +123,7 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
         return False
     key = (header.slice, str(header.kind), name)
     assembly = exchange.partial.get(key) or Assembly(header.total, {})
-    if _is_overfull(assembly):
+    if header.total != assembly.total or _is_overfull(assembly):
         state.dropped += 1
         return False
     assembly = _with_chunk(assembly, header.offset, bytes(frame.payload))

@@ -29,7 +29,7 @@ from notebook_cluster.rounds.member.state import Exchange, KeptMean, MemberState
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import bits_float, flushes_subnormals, outer_step
-from notebook_cluster.rounds.numerics.weighted_mean import gathered, is_finite, mean_of, mean_of_gathered
+from notebook_cluster.rounds.numerics.weighted_mean import is_finite, joined, mean_of, mean_of_gathered
 
 
 def on_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
@@ -238,9 +238,9 @@ def slice_mean(
 
     sent = [(exchange.contributions[index, name], exchange.senders[name][1]) for name in contributors]
     broken = [name for name in contributors if not exchange.usable.get((index, name), True)]
-    if exchange.gathered and not broken:
-        return gathered(sent)
     try:
+        if exchange.gathered and not broken:
+            return joined(wire, sent, piece.start, piece.stop)
         if not broken:
             with np.errstate(all="ignore"):
                 total = mean_of(wire, sent, piece.start, piece.stop)
@@ -248,7 +248,7 @@ def slice_mean(
                 _let_step(state, exchange, total, len(contributors), effects)
                 return None
             return wire.encode(total, piece.start, piece.stop)
-    except NotFiniteError:
+    except (NotFiniteError, DamagedError):
         broken = [name for name in contributors if not _is_usable(state, exchange, index, name)]
         broken = broken or [max(contributors, key=largest)]
     state.exchange = copy(exchange)
@@ -304,7 +304,7 @@ def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
 
 def _means(fragments: Fragments, exchange: Exchange) -> Vector:
     """The means of all slices as one new vector."""
-    wire, over_all = fragments.result(exchange.seal.round), fragments.descent is not None
+    wire, over_all = fragments.result(exchange.seal.round), not fragments.over_senders
     mean = vectors.empty(wire.count)
     for index, piece in enumerate(exchange.seal.slices):
         data, out = exchange.means[index], mean[slice(*wire.element_range(piece.start, piece.stop))]

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from notebook_cluster.codecs import Vector, WireFormat
+from notebook_cluster.codecs import Float32, Vector, WireFormat, get_codec
 from notebook_cluster.protocol.rounds import fragment_of
 from notebook_cluster.rounds.numerics.outer import Descent, state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.rounds.numerics.weighted_mean import codec_of
 
 STRIPE = 64 * 1024
 """Most elements of a stripe."""
@@ -40,27 +39,29 @@ class Fragments:
         buffers: int = 0,
         count: int = 1,
         *,
-        all_gather: bool = False,
+        over_senders: bool = False,
         gradients: bool = False,
         central_optimizer: bool = False,
         exact_every: int = 0,
         tiles: "Tiles | None" = None,
         descent: Descent | None = None,
     ) -> None:
-        """``all_gather``: owners of slices send the contributions on instead of their mean (:mod:`.weighted_mean`).
+        """``over_senders``: a coordinate is averaged over those who sent it, not over all (:mod:`.weighted_mean`).
         ``gradients``: rounds carry gradients. Their mean is what momentum holds; theta is what every node's own
         optimiser made of it. ``central_optimizer``: one node's optimiser makes its step with their mean, and theta, in
         float32, is what all get instead of the mean. ``exact_every``: in every round whose number it divides the codec
         is float32; 0: never.
         ``descent``: rounds carry momenta, and this is made of their mean; ``tiles``: the order of their elements on the
-        wire. Both need ``all_gather`` and one fragment.
+        wire. Both need one fragment.
 
         Raises:
             ValueError: more fragments than the model has codec blocks; says how many it can have.
         """
-        self.codec = codec_of(codec)
+        self.codec = get_codec(codec)
         self.count = count
-        self.all_gather = all_gather
+        self.all_gather = not (central_optimizer or self.codec.encodes_means)
+        """Owners of slices send the contributions on instead of their mean (:mod:`.weighted_mean`)."""
+        self.over_senders = over_senders
         self.gradients = gradients
         self.central_optimizer = central_optimizer
         self.size = parameters + buffers
@@ -81,7 +82,7 @@ class Fragments:
             for size, tail in zip(self._sizes(), [0] * (count - 1) + [buffers], strict=True)
         )
         """How each fragment is sent."""
-        self._exact_every, self._exact = exact_every, WireFormat("float32", parameters, buffers)
+        self._exact_every, self._exact = exact_every, WireFormat(Float32(self.codec.block), parameters, buffers)
 
     def of_round(self, round: int) -> int:
         """The fragment that round ``round`` exchanges."""
@@ -92,6 +93,10 @@ class Fragments:
         if self.is_exact(round):
             return self._exact
         return self.wires[self.of_round(round)]
+
+    def made_for(self, round: int) -> WireFormat:
+        """How a contribution made for round ``round`` is encoded."""
+        return self.wire(round).drawn(round)
 
     def result(self, round: int) -> WireFormat:
         """How what the owners of slices made of the contributions is sent."""

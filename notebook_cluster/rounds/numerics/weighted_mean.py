@@ -1,53 +1,24 @@
 """Means of contributions. Of sparse ones the owner of a slice sends all on, and every node takes the mean itself.
 
-A codec that keeps a few elements of each chunk cannot encode their mean, which has more of them. The mean is taken
-over those that sent a coordinate:
-``D = sum_m w_m s_m / sum_m w_m`` (SparseLoCo, arXiv 2508.15706). Dividing by all instead would make the step smaller
-where few agree. DeMo takes it over all: the transform spreads what was sent over the whole chunk, and of the mean only
-the sign counts. float32, in rank order, one product and one addition at a time: the same bits on every machine.
+A codec that keeps a few elements of each chunk cannot encode their mean, which has more of them. Where all keep the
+same ones, because they were drawn for the round, it can: their owner adds those contributions up and sends the sum on
+as one. A contribution that was made for an earlier round has other elements, and is sent on beside it.
+
+The mean is taken over all: ``D = sum_m w_m s_m`` (sparse SGD with memory, arXiv 1809.07599, Deep Gradient Compression,
+1712.01887). What a node keeps back is its error feedback and comes later, so in time every node's work arrives with its
+weight, once. SparseLoCo (arXiv 2508.15706) takes it over those that sent a coordinate instead,
+``D = sum_m w_m s_m / sum_m w_m``: it lets error feedback decay and has no momentum, and dividing by all would make its
+step smaller where few agree. float32, in rank order, one product and one addition at a time: the same bits on every
+machine.
 """
 
 from typing import Any
 
 import numpy as np
 
-from notebook_cluster.codecs import Buffer, Codec, DamagedError, Vector, WireFormat, get_codec
-from notebook_cluster.codecs.dct import KEEP, Dct
-from notebook_cluster.codecs.kept import TwoLevels
-from notebook_cluster.codecs.top_k import TopK
+from notebook_cluster.codecs import Buffer, DamagedError, NotFiniteError, Vector, WireFormat
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.outer import weighted_sum
-
-SPARSE = "sparse"
-SPARSE_KEPT = 64
-"""Elements of a chunk of 4096 that the paper keeps."""
-
-DCT = "dct"
-
-
-def codec_of(name: str) -> Codec:
-    """The codec called ``name``; ``sparse-128`` keeps 128 elements of each chunk instead of 64, ``dct-16`` 16
-    coefficients instead of 32.
-
-    Raises:
-        ValueError: there is none.
-    """
-    base, _, kept = name.partition("-")
-    if base == SPARSE and kept.isdecimal():
-        return TopK(name, int(kept), TwoLevels(int(kept)))
-    if base == DCT and kept.isdecimal():
-        return Dct(name, int(kept))
-    return get_codec(name)
-
-
-def sparse_name(k: int) -> str:
-    """The name of the codec that keeps ``k`` elements of each chunk."""
-    return SPARSE if k == SPARSE_KEPT else f"{SPARSE}-{k}"
-
-
-def dct_name(k: int) -> str:
-    """The name of the codec that keeps ``k`` coefficients of the cosine transform of each chunk."""
-    return DCT if k == KEEP else f"{DCT}-{k}"
 
 
 def gathered_size(senders: int, size: int) -> int:
@@ -55,10 +26,47 @@ def gathered_size(senders: int, size: int) -> int:
     return senders * (4 + size)
 
 
+def gathered_count(wire: WireFormat, senders: int, size: int, total: int) -> int:
+    """How many contributions of ``size`` bytes the owner of a slice sends on in ``total`` bytes, of so many
+    ``senders``: all, or, where they are drawn, from one on. 0: it cannot have sent so many bytes."""
+    count, rest = divmod(total, 4 + size)
+    return count if not rest and (1 if wire.draws else senders) <= count <= senders else 0
+
+
 def gathered(contributions: list[tuple[Buffer, float]]) -> bytes:
     """Contributions and their weights (float32 numbers), in rank order, for :func:`mean_of_gathered`."""
     weights = np.array([weight for _, weight in contributions], "<f4").tobytes()
     return b"".join([weights, *(bytes(data) for data, _ in contributions)])
+
+
+def joined(wire: WireFormat, contributions: list[tuple[Buffer, float]], start: int, stop: int) -> bytes:
+    """:func:`gathered`, of blocks ``start`` to ``stop``, with the sum of those that have the same elements in place of
+    each of them, where these are drawn.
+
+    Raises:
+        DamagedError: no codec writes such bytes.
+        NotFiniteError: a sum is infinite.
+    """
+    if not wire.draws:
+        return gathered(contributions)
+    alike: dict[bytes, list[tuple[Buffer, float]]] = {}
+    for data, weight in contributions:
+        alike.setdefault(wire.places(data, start, stop), []).append((data, weight))
+    return gathered([same[0] if len(same) == 1 else (_sum(wire, same, start, stop), 1.0) for same in alike.values()])
+
+
+def _sum(wire: WireFormat, contributions: list[tuple[Buffer, float]], start: int, stop: int) -> Buffer:
+    """The weighted sum of contributions that have the same elements, encoded as one of them."""
+    pieces: list[Buffer] = []
+    for group in wire.groups(start, stop):
+        same = [memoryview(data)[group.bytes] for data, _ in contributions]
+        rows = wire.kept_of_all(same, group)[1]
+        with np.errstate(over="ignore"):
+            total = weighted_sum((row, weight) for row, (_, weight) in zip(rows, contributions, strict=True))
+        if not np.isfinite(total).all():
+            raise NotFiniteError("infinity in the mean")
+        pieces.append(wire.with_values(same[0], total, group))
+    return b"".join(pieces)
 
 
 def mean_of(wire: WireFormat, contributions: list[tuple[Buffer, float]], start: int, stop: int) -> Vector:
@@ -107,12 +115,13 @@ def mean_of_gathered(
     """
     low, high = wire.byte_range(start, stop)
     view, size = memoryview(data), high - low
-    if len(view) != gathered_size(senders, size):
+    count = gathered_count(wire, senders, size, len(view))
+    if not count:
         raise DamagedError(f"{len(view)} bytes are no {senders} contributions of {size} bytes")
-    weights = np.frombuffer(view[: 4 * senders], "<f4")
+    weights = np.frombuffer(view[: 4 * count], "<f4")
     if not (np.isfinite(weights).all() and (weights > 0).all()):
         raise DamagedError("a weight that is not above 0")
-    sent = [view[4 * senders + index * size :][:size] for index in range(senders)]
+    sent = [view[4 * count + index * size :][:size] for index in range(count)]
     low, high = wire.element_range(start, stop)
     total = vectors.empty(high - low) if out is None else out
     sums = vectors.empty(2 * wire.largest_group).view(np.complex64)

@@ -58,8 +58,9 @@ class EncodingThread:
 def encoded(
     wire: WireFormat, reference: Vector, local: Vector, feedback: Vector | None, beta: np.float32
 ) -> tuple[Buffer, Vector | None, float]:
-    """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec), and its
-    norm. A group of blocks at a time, while its elements are in the cache.
+    """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec), and the norm
+    of ``reference - local``: what is fed back grows with the rounds that a node has been in. A group of blocks at a
+    time, while its elements are in the cache.
 
     Raises:
         NotFiniteError: a value is NaN or infinite.
@@ -75,9 +76,9 @@ def encoded(
             work = values[part.start - first : part.stop - first]
             with np.errstate(all="ignore"):  # a diverged model is told when it is encoded
                 np.subtract(reference[part], local[part], out=work)
+                squares += float(np.dot(work, work))
                 if feedback is not None:
                     work += np.multiply(feedback[part], beta, out=scratch[: work.size])
-                squares += float(np.dot(work, work))
         encode = wire.encode if left is None else wire.encode_from
         encoded[group.bytes] = encode(values, group.first, group.end)
     encoded.flags.writeable = False
@@ -95,8 +96,9 @@ _VECTORS = 6
 
 
 class Encoded(NamedTuple):
-    """``data``: the bytes; ``left``: what they do not say; ``norm``: of what was to be said; ``local``: the elements of
-    the fragment in the model (of gradients nothing). Tensors are flat float32 on the model's device."""
+    """``data``: the bytes; ``left``: what they do not say; ``norm``: of what was to be said, without what is fed back;
+    ``local``: the elements of the fragment in the model (of gradients nothing). Tensors are flat float32 on the model's
+    device."""
 
     data: Buffer
     left: "torch.Tensor"
@@ -116,26 +118,37 @@ class DeviceEncoder:
         self._failed = False
 
     def encode(
-        self, fragments: Fragments, fragment: int, reference: Vector, feedback: Any, beta: np.float32
+        self,
+        wire: WireFormat,
+        fragments: Fragments,
+        fragment: int,
+        reference: Vector,
+        feedback: Any,
+        beta: np.float32,
     ) -> Encoded | None:
         """``a = reference - model + beta * feedback`` of the elements of ``fragment``.
 
         Args:
+            wire: how they are encoded.
             reference: of the whole model.
             feedback: ``left`` of this fragment's round before, or its vector on the host, or None.
         """
-        wire = fragments.wires[fragment]
-        return self._encoded(wire, lambda: self._work(fragments, fragment, reference, feedback, beta))
+        return self._encoded(wire, lambda: self._work(fragments, fragment, reference), feedback, beta)
 
     def encode_gradients(self, wire: WireFormat, steps: int, error: Any) -> Encoded | None:
         """The mean gradient of so many ``steps``, with the buffers' values behind it, and ``error`` added: ``left`` of
         the round before, or its vector on the host, or None."""
-        return self._encoded(wire, lambda: (self._gradients(wire, steps, error), None))
+        return self._encoded(wire, lambda: (self._gradients(wire, steps), None), error)
 
     def _encoded(
-        self, wire: WireFormat, make: "Callable[[], tuple[torch.Tensor, torch.Tensor | None]]"
+        self,
+        wire: WireFormat,
+        make: "Callable[[], tuple[torch.Tensor, torch.Tensor | None]]",
+        feedback: Any,
+        beta: np.float32 | None = None,
     ) -> Encoded | None:
-        """``make``: gives what to encode, and the elements that it was made from."""
+        """``make``: gives what to encode, and the elements that it was made from; ``feedback`` is added, times
+        ``beta``."""
         import torch
 
         device = self._device(wire)
@@ -146,6 +159,9 @@ class DeviceEncoder:
             with torch.no_grad():
                 work, local = make()
                 norm = float(torch.linalg.vector_norm(work, dtype=torch.float64))
+                if feedback is not None:
+                    fed_back = torch.as_tensor(feedback, device=work.device)
+                    work += fed_back if beta is None else fed_back * float(beta)
                 return Encoded(encode_tensor(wire, work), work, norm, local)
         except NotFiniteError:
             return None
@@ -165,9 +181,7 @@ class DeviceEncoder:
             return None
         return device
 
-    def _work(
-        self, fragments: Fragments, fragment: int, reference: Vector, feedback: Any, beta: np.float32
-    ) -> "tuple[torch.Tensor, torch.Tensor]":
+    def _work(self, fragments: Fragments, fragment: int, reference: Vector) -> "tuple[torch.Tensor, torch.Tensor]":
         import torch
 
         parameters = self._parameters
@@ -176,19 +190,14 @@ class DeviceEncoder:
         if fragments.count > 1:
             ranges = fragments.ranges(fragment)
             local, base = (torch.cat([whole[part] for part in ranges]) for whole in (local, base))
-        work = torch.sub(base, local)
-        if feedback is not None:
-            work += torch.as_tensor(feedback, device=work.device) * float(beta)
-        return work, local
+        return torch.sub(base, local), local
 
-    def _gradients(self, wire: WireFormat, steps: int, error: Any) -> "torch.Tensor":
+    def _gradients(self, wire: WireFormat, steps: int) -> "torch.Tensor":
         import torch
 
         values = self._parameters.gradient_values()
         # by a number torch may multiply with its reciprocal
         values[: wire.parameters] /= torch.full((1,), float(steps), device=values.device)
-        if error is not None:
-            values += torch.as_tensor(error, device=values.device)
         return values
 
 

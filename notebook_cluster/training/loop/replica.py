@@ -137,9 +137,9 @@ class Replica:
         if not self.samples:
             self._counted[fragment] = self._done
             return lambda: structs.replace(empty, steps=0)
-        wire, feedback = self.fragments.wires[fragment], self._feedback[fragment]
+        wire, feedback = self.fragments.made_for(self.round + 1), self._feedback[fragment]
         if self._encoder is not None:
-            there = self._encoder.encode(self.fragments, fragment, self._reference, feedback, self._beta)
+            there = self._encoder.encode(wire, self.fragments, fragment, self._reference, feedback, self._beta)
             if there is not None:
                 self._sent = _Sent(fragment, there.local, self._done, there.left)
                 return lambda: structs.replace(empty, encoded=there.data, norm=there.norm)

@@ -295,7 +295,7 @@ def _fragments_of(strategy: Strategy, layout: TensorLayout) -> Fragments:
         layout.size - layout.buffers,
         layout.buffers,
         strategy.fragments,
-        all_gather=strategy.all_gather,
+        over_senders=strategy.over_senders,
         gradients=strategy.gradients,
         central_optimizer=strategy.mode == SERVER,
         exact_every=strategy.exact_every,

@@ -2,10 +2,11 @@
 
 import math
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from notebook_cluster.codecs import CODEC_NAMES
+from notebook_cluster.codecs import CODEC_NAMES, SPARSE_NAMES, get_codec
 from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
@@ -22,6 +23,13 @@ Settings = dict[str, str | int | float | bool | None]
 
 ALLREDUCE, SERVER = "allreduce", "server"
 """Whose optimiser makes the steps of data-parallel training: each node's own, or that of one node for all."""
+
+
+MOST_KEPT = 1024
+"""Elements of each chunk of 4096: of more of them a codec of four bits for each element sends all in as few bytes."""
+
+_KEEPS = re.compile(rf"({'|'.join(SPARSE_NAMES)})([^a-z0-9]+)(.*)")
+"""A codec that keeps some elements, with how many of them, as people may write it."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,8 @@ class Strategy:
     """Steps that training goes on between sending and receiving."""
     mix: float | None = None
     """The share that the local parameters keep when they receive; None: they keep the work since they sent."""
-    all_gather: bool = False
-    """Every node gets all contributions, which are sparse, instead of their mean."""
+    over_senders: bool = False
+    """Each coordinate is averaged over the nodes that sent it, not over all."""
     beta: float = 1.0
     """How much of the error feedback is sent again; with ``descent`` the momentum's decay."""
     gradients: bool = False
@@ -71,10 +79,10 @@ class Strategy:
             raise ValueError(f"outer_momentum={momentum!r}: use a number from 0 to below 1 (DiLoCo: 0.9)")
         if not isinstance(self.nesterov, bool):
             raise ValueError(f"nesterov={self.nesterov!r}: use True or False")
-        if self.all_gather:
+        if self.over_senders:
             check_sparse(lr, self.beta)
-        elif self.codec not in CODEC_NAMES:
-            raise ValueError(f"codec={self.codec!r}: use one of {', '.join(map(repr, CODEC_NAMES))}")
+        elif self.descent is None:
+            object.__setattr__(self, "codec", check_codec(self.codec))
         check_quorum(self.quorum, self.grace)
         check_patience(self.patience)
         check_streaming(self.every, self.fragments, self.overlap, self.mix)
@@ -154,6 +162,37 @@ def check_mode(mode: Any) -> str:
     return str(mode)
 
 
+def check_codec(codec: Any) -> str:
+    """The name of a codec that people may choose, one name for each.
+
+    Raises:
+        ValueError: there is none of this name, or it keeps another number of elements than it can.
+    """
+    written = _KEEPS.fullmatch(codec) if isinstance(codec, str) else None
+    if written is None:
+        if codec not in CODEC_NAMES:
+            names = ", ".join(map(repr, CODEC_NAMES))
+            raise ValueError(f"codec={codec!r}: use one of {names}; 'topk-256' sends 256 of each 4096 numbers, not 64")
+        return str(codec)
+    base, separator, number = written.groups()
+    if separator == "-" and number.isdecimal() and _is_kept(int(number)):
+        return get_codec(f"{base}-{int(number)}").name
+    raise ValueError(
+        f"codec={codec!r}: say how many of each 4096 numbers are sent, a multiple of 8 from 8 to {MOST_KEPT}, for "
+        f"example {f'{base}-{_nearest_kept(number)}'!r}"
+    )
+
+
+def _nearest_kept(number: str) -> int:
+    """What somebody may have meant who wrote a share, or another number."""
+    try:
+        value = float(number)
+    except ValueError:
+        return 256
+    wanted = value * 4096 if 0 < value < 1 else value
+    return int(min(max(8 * round(wanted / 8), 8), MOST_KEPT)) if math.isfinite(wanted) else 256
+
+
 def check_quorum(quorum: Any, grace: Any) -> None:
     """Raises:
     ValueError: ``quorum`` is neither a number of nodes nor a share of them, or ``grace`` no time.
@@ -190,9 +229,13 @@ def check_kept(k: Any) -> int:
     Raises:
         ValueError: not a multiple of 8 from 8 to 1024.
     """
-    if not (_is_whole(k, 8) and k % 8 == 0 and k <= 1024):
-        raise ValueError(f"k={k!r}: use a multiple of 8 from 8 to 1024, the elements sent of each 4096")
+    if not (_is_whole(k, 8) and _is_kept(k)):
+        raise ValueError(f"k={k!r}: use a multiple of 8 from 8 to {MOST_KEPT}, the elements sent of each 4096")
     return int(k)
+
+
+def _is_kept(k: int) -> bool:
+    return k % 8 == 0 and 8 <= k <= MOST_KEPT
 
 
 def check_coefficients(k: Any) -> int:

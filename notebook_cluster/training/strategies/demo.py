@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from notebook_cluster.codecs import NotFiniteError, Vector
+from notebook_cluster.codecs import NotFiniteError, Vector, codec_name
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.weighted_mean import dct_name
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
@@ -83,7 +82,7 @@ class DeMo(RoundSync):
         fresh: bool = False,
     ) -> None:
         descent = check_descent(lr, decay, sign, weight_decay)
-        codec, every = dct_name(check_coefficients(k)), check_steps("accumulate", accumulate)
+        codec, every = codec_name("dct", check_coefficients(k)), check_steps("accumulate", accumulate)
         self._from_start, self._momentum = fresh or resume is not None, LocalMomentum()
         strategy = Strategy(
             "DeMo",
@@ -95,7 +94,6 @@ class DeMo(RoundSync):
             codec=codec,
             quorum=quorum,
             grace=grace,
-            all_gather=True,
             beta=decay,
             descent=descent,
             patience=patience,

@@ -96,7 +96,8 @@ class DiLoCo(OuterRate):
         name: of the job; two models trained at the same time need two names. Also what views show.
         outer_lr: None chooses by the number of nodes at each round (0.4 for one, 0.6 for more).
         outer_momentum: mu; nesterov: False for heavy-ball momentum.
-        codec: ``float32`` (exact), or smaller, with error feedback: ``fp16``, ``bf16``, ``int8``, ``int4``, ``e3m0``.
+        codec: ``float32`` (exact), or smaller, with error feedback: ``fp16``, ``bf16``, ``int8``, ``int4``, ``e3m0``,
+            or some elements only: ``topk`` and ``randomk`` send 64 of each 4096, ``topk-256`` and ``randomk-256`` 256.
         quorum: None waits for every node. Otherwise a round waits until so many nodes (0.75: this share of them) are at
             the boundary; the others then come with the steps they have, or miss the round and bring their work to the
             next one.

@@ -52,7 +52,7 @@ class GradientReplica(Replica):
         """The mean gradient of the steps since the last round, or the parameters; encoded once."""
         self.parameters.check()
         self._next_error, error = self._error, self._error
-        wire, more = self.fragments.wire(self.round + 1), False
+        wire, more = self.fragments.made_for(self.round + 1), False
         empty = Boundary(b"", 0.0, 0, finishing=finishing, base=self.state_hash, base_round=self.round)
         if self.fragments.is_exact(self.round + 1):
             more = self.steps > 0
@@ -75,10 +75,10 @@ class GradientReplica(Replica):
             values = self.parameters.read_gradients()
             trained = values[: wire.parameters]
             np.divide(trained, np.float32(steps), out=trained)
-            if error is not None:
-                values += on_host(error)
         with np.errstate(all="ignore"):
             norm = float(np.linalg.norm(values))
+            if steps and error is not None:
+                values += on_host(error)
         try:
             encoded = wire.encode(values)
         except NotFiniteError:

@@ -11,8 +11,8 @@ Inner steps and the round are those of :mod:`.diloco`. In its order, what is ano
 
 from typing import Any
 
+from notebook_cluster.codecs import codec_name
 from notebook_cluster.protocol.runs import PATIENCE
-from notebook_cluster.rounds.numerics.weighted_mean import sparse_name
 from notebook_cluster.training.settings.arguments import Strategy, check_kept
 from notebook_cluster.training.settings.schedule import Seconds
 from notebook_cluster.training.strategies.diloco import OuterRate
@@ -61,7 +61,7 @@ class SparseLoCo(OuterRate):
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
-        codec = sparse_name(check_kept(k))
+        codec = codec_name("sparse", check_kept(k))
         strategy = Strategy(
             "SparseLoCo",
             every,
@@ -75,7 +75,7 @@ class SparseLoCo(OuterRate):
             fragments=fragments,
             overlap=overlap,
             mix=mix,
-            all_gather=True,
+            over_senders=True,
             beta=beta,
             patience=patience,
         )
