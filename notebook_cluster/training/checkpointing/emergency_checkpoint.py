@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
+from notebook_cluster.checkpoints import CheckpointError, Part, find_latest, load, save
 from notebook_cluster.checkpoints.kept import SUFFIX
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.training.checkpointing.saving import StateSnapshot
@@ -32,16 +32,8 @@ def kept_writer(
     def write() -> Path:
         name, own = kept_name(job), Part(node, rank, part())
         with _one_at_a_time(directory.absolute() / name):
-            contents = Contents(
-                job=job,
-                round=snapshot.round,
-                state_hash=snapshot.state_hash,
-                parameters=snapshot.layout.tensors(snapshot.theta),
-                momentum=snapshot.layout.tensors(snapshot.momentum),
-                parts=[*_parts_of_others(directory, name, snapshot, node), own],
-                settings=snapshot.settings,
-            )
-            return save(directory.absolute(), name, contents)[0]
+            parts = [*_parts_of_others(directory, name, snapshot, node), own]
+            return save(directory.absolute(), name, snapshot.contents(job, parts))[0]
 
     return write
 

@@ -45,6 +45,18 @@ class StateSnapshot:
     layout: TensorLayout
     settings: Settings
 
+    def contents(self, job: str, parts: list[Part]) -> Contents:
+        """A checkpoint of ``job`` with this state and the ``parts`` of nodes."""
+        return Contents(
+            job=job,
+            round=self.round,
+            state_hash=self.state_hash,
+            parameters=self.layout.tensors(self.theta),
+            momentum=self.layout.tensors(self.momentum),
+            parts=parts,
+            settings=self.settings,
+        )
+
 
 @dataclass
 class _Collection:
@@ -133,17 +145,10 @@ class CheckpointWriter:
         snapshot = collection.snapshot
         assert snapshot is not None
         ranks = {name: collection.ranks.get(name, index) for index, name in enumerate(order.members)}
-        contents = Contents(
-            job=order.job,
-            round=snapshot.round,
-            state_hash=snapshot.state_hash,
-            parameters=snapshot.layout.tensors(snapshot.theta),
-            momentum=snapshot.layout.tensors(snapshot.momentum),
-            parts=[
-                Part(name, ranks[name], collection.parts[name].data if name in here else None) for name in order.members
-            ],
-            settings=snapshot.settings,
-        )
+        parts = [
+            Part(name, ranks[name], collection.parts[name].data if name in here else None) for name in order.members
+        ]
+        contents = snapshot.contents(order.job, parts)
         try:
             with self._writing:
                 folder, manifest_hash = save(self._directory().absolute(), order.name, contents)
