@@ -35,7 +35,7 @@ OPEN_TICKETS = 8
 
 
 @dataclass(frozen=True)
-class StateSnapshot:
+class TrainingSnapshot:
     """What is saved for all nodes: the state after ``round`` and what describes it."""
 
     round: int
@@ -65,7 +65,7 @@ class _Collection:
     parts: "dict[str, Pieces]" = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
     order: Save | None = None
-    snapshot: StateSnapshot | None = None
+    snapshot: TrainingSnapshot | None = None
     ranks: dict[str, int] = field(default_factory=dict)
 
 
@@ -78,7 +78,7 @@ class CheckpointWriter:
         self._open: dict[int, _Collection] = {}
         self._writing = threading.Lock()
 
-    def order(self, message: Save, snapshot: StateSnapshot | None, ranks: dict[str, int]) -> None:
+    def order(self, message: Save, snapshot: TrainingSnapshot | None, ranks: dict[str, int]) -> None:
         """The coordinator made this node the writer. ``snapshot`` must be of the round that it names."""
         if snapshot is None or (snapshot.round, snapshot.state_hash) != (message.round, message.state_hash):
             here = f"round {snapshot.round}" if snapshot else "no state"
