@@ -12,11 +12,11 @@ from notebook_cluster.checkpoints import find_latest, load
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Save, Saved
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.training.checkpointing.saving import CHUNK, OPEN_TICKETS, CheckpointWriter, StateSnapshot
+from notebook_cluster.training.checkpointing.saving import CHUNK, OPEN_TICKETS, CheckpointWriter, TrainingSnapshot
 
 ORDER = Save(job="model", name="half", round=3, state_hash="h", writer="a", members=["a", "b"], ticket=7)
 THETA = np.arange(4, dtype=np.float32)
-STATE = StateSnapshot(3, "h", THETA, THETA * 2, TensorLayout.of([("weight", [4], "float32")], []), {})
+STATE = TrainingSnapshot(3, "h", THETA, THETA * 2, TensorLayout.of([("weight", [4], "float32")], []), {})
 RANKS = {"a": 0, "b": 1}
 
 

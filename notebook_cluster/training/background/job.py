@@ -30,7 +30,7 @@ from notebook_cluster.training.background.state_transfers import StateTransfers
 from notebook_cluster.training.checkpointing.emergency_checkpoint import kept_writer
 from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
 from notebook_cluster.training.checkpointing.resuming import Start
-from notebook_cluster.training.checkpointing.saving import CheckpointWriter, StateSnapshot, TransferError, frames_of
+from notebook_cluster.training.checkpointing.saving import CheckpointWriter, TrainingSnapshot, TransferError, frames_of
 from notebook_cluster.training.runtime import Runtime
 from notebook_cluster.training.settings.arguments import Settings
 
@@ -332,8 +332,10 @@ class Job:
         else:  # the optimiser's state after that round, which the main thread has
             self.notify(StateRequest(lambda optimizer: self.runtime.call_soon(lambda: give(optimizer))))
 
-    def _snapshot(self) -> StateSnapshot | None:
+    def _snapshot(self) -> TrainingSnapshot | None:
         state, about = self._member, self._description
         if not state.holds or state.theta is None or state.momentum is None or about is None:
             return None
-        return StateSnapshot(state.round, state.state_hash, state.theta, state.momentum, about.layout, about.settings)
+        return TrainingSnapshot(
+            state.round, state.state_hash, state.theta, state.momentum, about.layout, about.settings
+        )

@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
+from notebook_cluster.checkpoints import CheckpointError, Part, find_latest, load, save
 from notebook_cluster.checkpoints.kept import SUFFIX
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.training.checkpointing.saving import StateSnapshot
+from notebook_cluster.training.checkpointing.saving import TrainingSnapshot
 
 _MAX_NAME = 63
 
@@ -24,7 +24,7 @@ def kept_name(job: str) -> str:
 
 
 def kept_writer(
-    directory: Path, job: str, snapshot: StateSnapshot, node: str, rank: int, part: Callable[[], bytes | None]
+    directory: Path, job: str, snapshot: TrainingSnapshot, node: str, rank: int, part: Callable[[], bytes | None]
 ) -> Callable[[], Path]:
     """What saves ``snapshot`` with the ``part`` of ``node`` (None: without it) under ``directory`` and returns the
     folder. It raises CheckpointError when that was not possible: the checkpoint before is then still valid."""
@@ -32,21 +32,13 @@ def kept_writer(
     def write() -> Path:
         name, own = kept_name(job), Part(node, rank, part())
         with _one_at_a_time(directory.absolute() / name):
-            contents = Contents(
-                job=job,
-                round=snapshot.round,
-                state_hash=snapshot.state_hash,
-                parameters=snapshot.layout.tensors(snapshot.theta),
-                momentum=snapshot.layout.tensors(snapshot.momentum),
-                parts=[*_parts_of_others(directory, name, snapshot, node), own],
-                settings=snapshot.settings,
-            )
-            return save(directory.absolute(), name, contents)[0]
+            parts = [*_parts_of_others(directory, name, snapshot, node), own]
+            return save(directory.absolute(), name, snapshot.contents(job, parts))[0]
 
     return write
 
 
-def _parts_of_others(directory: Path, name: str, snapshot: StateSnapshot, node: str) -> list[Part]:
+def _parts_of_others(directory: Path, name: str, snapshot: TrainingSnapshot, node: str) -> list[Part]:
     """What other nodes than ``node`` put into the newest kept checkpoint, when that is of the same state."""
     try:
         found = find_latest(directory, name)

@@ -35,7 +35,7 @@ OPEN_TICKETS = 8
 
 
 @dataclass(frozen=True)
-class StateSnapshot:
+class TrainingSnapshot:
     """What is saved for all nodes: the state after ``round`` and what describes it."""
 
     round: int
@@ -45,6 +45,18 @@ class StateSnapshot:
     layout: TensorLayout
     settings: Settings
 
+    def contents(self, job: str, parts: list[Part]) -> Contents:
+        """A checkpoint of ``job`` with this state and the ``parts`` of nodes."""
+        return Contents(
+            job=job,
+            round=self.round,
+            state_hash=self.state_hash,
+            parameters=self.layout.tensors(self.theta),
+            momentum=self.layout.tensors(self.momentum),
+            parts=parts,
+            settings=self.settings,
+        )
+
 
 @dataclass
 class _Collection:
@@ -53,7 +65,7 @@ class _Collection:
     parts: "dict[str, Pieces]" = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
     order: Save | None = None
-    snapshot: StateSnapshot | None = None
+    snapshot: TrainingSnapshot | None = None
     ranks: dict[str, int] = field(default_factory=dict)
 
 
@@ -66,7 +78,7 @@ class CheckpointWriter:
         self._open: dict[int, _Collection] = {}
         self._writing = threading.Lock()
 
-    def order(self, message: Save, snapshot: StateSnapshot | None, ranks: dict[str, int]) -> None:
+    def order(self, message: Save, snapshot: TrainingSnapshot | None, ranks: dict[str, int]) -> None:
         """The coordinator made this node the writer. ``snapshot`` must be of the round that it names."""
         if snapshot is None or (snapshot.round, snapshot.state_hash) != (message.round, message.state_hash):
             here = f"round {snapshot.round}" if snapshot else "no state"
@@ -133,17 +145,10 @@ class CheckpointWriter:
         snapshot = collection.snapshot
         assert snapshot is not None
         ranks = {name: collection.ranks.get(name, index) for index, name in enumerate(order.members)}
-        contents = Contents(
-            job=order.job,
-            round=snapshot.round,
-            state_hash=snapshot.state_hash,
-            parameters=snapshot.layout.tensors(snapshot.theta),
-            momentum=snapshot.layout.tensors(snapshot.momentum),
-            parts=[
-                Part(name, ranks[name], collection.parts[name].data if name in here else None) for name in order.members
-            ],
-            settings=snapshot.settings,
-        )
+        parts = [
+            Part(name, ranks[name], collection.parts[name].data if name in here else None) for name in order.members
+        ]
+        contents = snapshot.contents(order.job, parts)
         try:
             with self._writing:
                 folder, manifest_hash = save(self._directory().absolute(), order.name, contents)

@@ -60,7 +60,7 @@ class CentralOptimizerReplica(GradientReplica):
         """The state of the optimiser is here: this node made the last step, or nobody has made one since the start."""
         return self._optimizer_round == self.round
 
-    def serve(self, step: TakeStep) -> Vector:
+    def step_for_all(self, step: TakeStep) -> Vector:
         """The parameters that the optimiser makes of the mean gradient; model and optimiser stay as they are. A step
         to NaN or infinity is not taken: then these are the parameters of the round before."""
         theta, after = self.parameters.step_aside(

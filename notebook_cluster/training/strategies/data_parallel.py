@@ -175,7 +175,7 @@ class DataParallel(RoundSync):
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> GradientReplica:
         parameters.check_optimizer(self._user_optimizer, self._strategy.scale_lr)
         if self._mode == SERVER:
-            served = CentralOptimizerReplica(
+            central = CentralOptimizerReplica(
                 parameters,
                 fragments,
                 self._user_optimizer,
@@ -184,8 +184,8 @@ class DataParallel(RoundSync):
                 afresh=self._tell_afresh,
                 warn=self._warn,
             )
-            self._optimizer_state.holds = served.holds_optimizer
-            return served
+            self._optimizer_state.holds = central.holds_optimizer
+            return central
         return GradientReplica(
             parameters,
             fragments,
@@ -208,7 +208,7 @@ class DataParallel(RoundSync):
         if not isinstance(notice, types.TakeStep):
             super()._handle_notice(notice)
         elif isinstance(replica, CentralOptimizerReplica) and replica.started and notice.round == replica.round + 1:
-            self._job.post_event(types.Stepped(notice.round, notice.attempt, replica.serve(notice)))
+            self._job.post_event(types.Stepped(notice.round, notice.attempt, replica.step_for_all(notice)))
 
     def _tell_afresh(self, round: int, server: str) -> None:
         where = repr(server) if server else "another node"
