@@ -573,6 +573,20 @@ def test_a_seal_that_was_lost_with_the_power_is_never_said_again_for_other_work(
     assert sent(cluster.prepare(attempt=(1 << 20) + 1), p.Commit, "a")
 
 
+def test_a_seal_of_which_the_next_one_was_lost_with_the_power_is_played_no_more():
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("ab")
+    assert cluster.job.open.seal.attempt == 1
+    cluster.restart("ab", attempts=1 << 20)
+    for name in "ab":
+        arrived = p.Arrived(
+            job="model", round=1, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s",
+            codec="float32", norm=1.0, finite=True, contribution=1,
+        )  # fmt: skip
+        effects = cluster.status(name, 0, "h0", phase="arrived", seen_attempt=2, arrived=arrived)
+    assert [seal.attempt for seal in sent(effects, p.Seal, "a")] == [(1 << 20) + 1]
+
+
 def test_what_need_not_be_synced_is_the_seal():
     cluster = Cluster().train()
     cluster.arrive()

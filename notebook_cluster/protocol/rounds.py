@@ -259,6 +259,8 @@ class RoundStatus(Message, frozen=True):
     """The node's Register, which came just before, is not answered yet, or the state it was sent for is not there."""
     cell: int = 0
     """The cell in which it registered."""
+    seen_attempt: int = 0
+    """The newest attempt of the next round that it has taken up; 0: none."""
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------

@@ -76,6 +76,14 @@ def on_status(transition: Transition, job: JobState, node: str, message: RoundSt
     participant = job.participants[node]
     if message.cell == job.cell and is_over(job, participant.register) and not message.left:
         tell_over(transition, job, node, participant.register)
+    if (
+        job.open is not None
+        and message.round + 1 == job.open.seal.round
+        and message.seen_attempt > job.open.seal.attempt
+    ):
+        # The SEAL after this one was lost with the machine's power. The node takes up no older one, and nobody has
+        # applied any of them: the work is shared out anew.
+        job.open = None
     held = (message.round, message.state_hash) if message.holds else None
     active = not message.left and message.cell == job.cell and is_in(job, participant) and not job.registering
     change(job, node, held=held, active=active, joining=False, fetching=None, arrived=None)

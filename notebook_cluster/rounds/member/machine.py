@@ -252,6 +252,7 @@ def _status(state: MemberState, effects: list[Effect]) -> None:
                 left=state.left or phase == "idle",
                 cell=register.cell,
                 joining=joining,
+                seen_attempt=state.seen_attempt[1] if state.seen_attempt[0] == state.round + 1 else 0,
             )
         )
     )
