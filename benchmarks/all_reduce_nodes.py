@@ -20,10 +20,11 @@ import zmq
 from msgspec.structs import replace
 
 from notebook_cluster.collectives import CellWorld, Collectives, CollectiveSettings
-from notebook_cluster.mesh import IOThread, Mesh, MeshSettings
+from notebook_cluster.mesh import Mesh, MeshSettings
 from notebook_cluster.mesh.mesh import free_port
 from notebook_cluster.protocol.mesh import CellFrame, MeshHeader
 from notebook_cluster.protocol.node import NodeAddress, Roster
+from notebook_cluster.sockets import IOThread
 
 TRANSPORTS = ("shm", "ipc", "tcp", "tcp+curve")
 TIMEOUT = 300.0

@@ -16,12 +16,13 @@ import zmq
 from benchmarks.fuzz_servers import ELEMENTS, JOB, NODE
 from notebook_cluster.link import frames as f
 from notebook_cluster.link.channel import PIECE_BYTES
-from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.mesh import Mesh
 from notebook_cluster.pairing.guest import ask
 from notebook_cluster.protocol import PROTOCOL_VERSION, encode, mesh, pairing, peer
 from notebook_cluster.protocol.node import MeasurePair, NodeAddress, PairMeasured, Roster
 from notebook_cluster.security import Identity, announce, new_identity, withdraw
 from notebook_cluster.security.codes import PAIRING_IDENTITY, GuestExchange
+from notebook_cluster.sockets import IOThread
 from tests.frames_mutator import Frames, Mutator, examples
 from tests.raw_link import RawClient, RawLink
 

@@ -24,9 +24,8 @@ import zmq
 from notebook_cluster.agent import AgentSettings, Ready
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.codecs import WireFormat
-from notebook_cluster.link.pump import Pump
-from notebook_cluster.node.runtime import NodeRuntime
-from notebook_cluster.node.world import CellInfo
+from notebook_cluster.node.runtime.node_runtime import NodeRuntime
+from notebook_cluster.node.runtime.world import CellInfo
 from notebook_cluster.pairing import PairingHost
 from notebook_cluster.protocol import PROTOCOL_VERSION, decode, encode
 from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeHello, Roster
@@ -39,6 +38,7 @@ from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.security.codes import OpenCode, new_code
+from notebook_cluster.sockets import Pump
 from notebook_cluster.training.background.job import Description, Job
 
 JOB = "model"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from notebook_cluster.collectives import Deadlock, PeerLost
-    from notebook_cluster.node.api import (
+    from notebook_cluster.node.namespace.api import (
         all_gather,
         all_reduce,
         barrier,
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         send,
         world_size,
     )
-    from notebook_cluster.node.cell_variables import jax_distributed
-    from notebook_cluster.node.shard import shard
-    from notebook_cluster.node.torch_group import torch_distributed
+    from notebook_cluster.node.namespace.cell_variables import jax_distributed
+    from notebook_cluster.node.namespace.shard import shard
+    from notebook_cluster.node.namespace.torch_group import torch_distributed
     from notebook_cluster.protocol.version import VERSION as __version__
     from notebook_cluster.training import DataParallel, DeMo, DiLoCo, LocalSGD, Seconds, SparseLoCo
 
@@ -45,15 +45,15 @@ _HOMES = {
     "PeerLost": "notebook_cluster.collectives",
     "Seconds": "notebook_cluster.training",
     "SparseLoCo": "notebook_cluster.training",
-    "jax_distributed": "notebook_cluster.node.cell_variables",
-    "shard": "notebook_cluster.node.shard",
-    "torch_distributed": "notebook_cluster.node.torch_group",
+    "jax_distributed": "notebook_cluster.node.namespace.cell_variables",
+    "shard": "notebook_cluster.node.namespace.shard",
+    "torch_distributed": "notebook_cluster.node.namespace.torch_group",
 } | dict.fromkeys(
     (
         "all_gather", "all_reduce", "barrier", "broadcast", "device", "rank", "recv", "reduce_scatter", "report",
         "send", "world_size",
     ),
-    "notebook_cluster.node.api",
+    "notebook_cluster.node.namespace.api",
 )  # fmt: skip
 
 __all__ = [

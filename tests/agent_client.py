@@ -15,8 +15,8 @@ import pytest
 import zmq
 
 from notebook_cluster.agent import Agent, AgentSettings, Ready, SharingEvent
-from notebook_cluster.agent.presence import Battery, Sensors
-from notebook_cluster.agent.sleep import SleepWatch
+from notebook_cluster.agent.sharing.presence import Battery, Sensors
+from notebook_cluster.agent.sharing.sleep import SleepWatch
 from notebook_cluster.link import Dialer, LinkSettings
 from notebook_cluster.pairing import Partner, pair
 from notebook_cluster.protocol import Message

@@ -10,9 +10,10 @@ from typing import Any
 
 from notebook_cluster.collectives import CellWorld, Collectives, CollectiveSettings
 from notebook_cluster.collectives.hierarchical import ALGORITHMS
-from notebook_cluster.mesh import IOThread, Mesh, MeshSettings
+from notebook_cluster.mesh import Mesh, MeshSettings
 from notebook_cluster.protocol.mesh import CellFrame, MeshHeader
 from notebook_cluster.protocol.node import NodeAddress, Roster
+from notebook_cluster.sockets import IOThread
 
 SMALL = CollectiveSettings(
     shared_block=32 * 1024,

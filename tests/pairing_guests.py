@@ -8,11 +8,11 @@ from typing import Any
 import zmq
 
 from notebook_cluster import security
-from notebook_cluster.link import Pump
 from notebook_cluster.pairing import PairingHost, Partner, pair
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, decode, encode
 from notebook_cluster.protocol.pairing import Begin, Challenge, Denied, FromHost, Here, Prove, Who
 from notebook_cluster.security.codes import PAIRING_IDENTITY, GuestExchange, guest_proof
+from notebook_cluster.sockets import Pump
 
 CODE = "tiger-lamp-42"
 WRONG = "tiger-lamp-43"

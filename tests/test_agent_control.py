@@ -12,8 +12,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from notebook_cluster.agent.control import MAX_HELD_BYTES, ControlSocket
-from notebook_cluster.agent.watchdog import Watchdog
+from notebook_cluster.agent.kernels.control_socket import MAX_HELD_BYTES, ControlSocket
+from notebook_cluster.agent.kernels.watchdog import Watchdog
 from tests.in_loop import in_loop
 
 Heard = list[tuple[str, int, bytes]]

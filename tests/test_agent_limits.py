@@ -10,7 +10,7 @@ import pytest
 
 from notebook_cluster.agent import Limits
 from notebook_cluster.agent.devices import CpuProbe, Devices, RocmProbe
-from notebook_cluster.agent.presence import Battery
+from notebook_cluster.agent.sharing.presence import Battery
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import Identity, new_identity
 from tests.agent_client import AgentClient, MadeUpSensors, SharedAgent
@@ -167,7 +167,7 @@ async def test_person_is_asked_before_each_start(jupyter_dirs: Path) -> None:
 
 @in_loop
 async def test_question_without_an_answer_is_a_no(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notebook_cluster.agent.admission.ANSWER_S", 0.2)
+    monkeypatch.setattr("notebook_cluster.agent.sharing.admission.ANSWER_S", 0.2)
     async with (
         SharedAgent(jupyter_dirs / "mini", limits=Limits(confirm=True)) as agent,
         AgentClient(agent.where) as client,
@@ -198,7 +198,7 @@ async def test_question_ends_when_the_node_is_not_wanted_any_more(jupyter_dirs: 
 async def test_sharing_ends_at_its_hour(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     until = time.time() + 3600
     clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, strftime=time.strftime, localtime=time.localtime)
-    monkeypatch.setattr("notebook_cluster.agent.life.time", clock)
+    monkeypatch.setattr("notebook_cluster.agent.sharing_limits.time", clock)
     async with SharedAgent(jupyter_dirs / "mini", limits=Limits(until=until)) as agent:
         async with AgentClient(agent.where) as client:
             await client.start_node()

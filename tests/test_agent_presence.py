@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from notebook_cluster.agent import presence
-from notebook_cluster.agent.presence import (
+from notebook_cluster.agent.sharing import presence
+from notebook_cluster.agent.sharing.presence import (
     Battery,
     Presence,
     Sensors,
@@ -96,8 +96,8 @@ class Machine(Sensors):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr("notebook_cluster.agent.presence.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("notebook_cluster.agent.presence.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("notebook_cluster.agent.sharing.presence.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("notebook_cluster.agent.sharing.presence.os.cpu_count", lambda: 4)
     return now
 
 

@@ -14,7 +14,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from notebook_cluster.agent.relay import DELIMITER, KernelRelay
+from notebook_cluster.agent.kernels.relay import DELIMITER, KernelRelay
 from tests.in_loop import in_loop
 
 KEY = b"secret of the kernel"

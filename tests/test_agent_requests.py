@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.agent import Limits
-from notebook_cluster.agent.admission import Refusal
-from notebook_cluster.agent.workplace import checked_environment
+from notebook_cluster.agent.kernels.environment import checked_environment
+from notebook_cluster.agent.sharing.admission import Refusal
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import new_identity
 from tests.agent_client import AgentClient, SharedAgent
@@ -115,7 +115,7 @@ async def test_doctor_gets_its_bytes_back(jupyter_dirs: Path) -> None:
 
 @in_loop
 async def test_node_for_which_too_much_waits_is_ended(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notebook_cluster.agent.kernel.MAX_EARLY_BYTES", 100_000)
+    monkeypatch.setattr("notebook_cluster.agent.kernels.kernel.MAX_EARLY_BYTES", 100_000)
     async with connected(jupyter_dirs) as (_, client):
         client.request_node()
         for _ in range(3):

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from notebook_cluster.agent.cell_mark import CellMark as AgentsMark
+from notebook_cluster.agent.kernels.cell_mark import CellMark as AgentsMark
 from notebook_cluster.magics.execution.interrupts import Press, StopCounter, is_at_rest
-from notebook_cluster.node.cell_mark import CellMark as KernelsMark
+from notebook_cluster.node.runtime.cell_mark import CellMark as KernelsMark
 from tests.cluster import Watcher, node
 from tests.conftest import wait_until
 from tests.notebook_kernel import Cell

@@ -12,7 +12,7 @@ from notebook_cluster.coordinator.cells.streaming import Collected
 from notebook_cluster.journal import events
 from notebook_cluster.journal.state import State, apply
 from notebook_cluster.magics.execution.node_values import NodeValues, Remote, unpack
-from notebook_cluster.node.last_value import pack
+from notebook_cluster.node.namespace.last_value import pack
 from notebook_cluster.protocol.interaction import MOST_VALUE_BYTES, VALUE_KEY, VALUE_MIME, NodeValue
 
 

@@ -13,7 +13,7 @@ from tests.fault_reference import STALL, STEPS, Outcome, check, committed_states
 from tests.mesh_relay import Wire, wire_to
 
 SPOIL = """
-from notebook_cluster.node.runtime import NodeRuntime
+from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 send = NodeRuntime.send_mesh
 def spoiled(runtime, node, header, payload=b""):
     if (header.job, header.round, header.kind) == (options["job"], 2, {kind!r}) and node in {to!r}:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from notebook_cluster.mesh import IOThread
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.security import dial, new_identity
+from notebook_cluster.sockets import IOThread
 from tests.conftest import wait_until
 from tests.mesh_nodes import MeshNode, make_roster, mesh_nodes
 from tests.mesh_relay import far_roster

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster.collectives import CellWorld, CollectiveSettings, receiver
-from notebook_cluster.node import jobs as node_jobs
-from notebook_cluster.node.jobs import Jobs
-from notebook_cluster.node.runtime import NodeRuntime
-from notebook_cluster.node.world import CellInfo
+from notebook_cluster.node.runtime import jobs as node_jobs
+from notebook_cluster.node.runtime.jobs import Jobs
+from notebook_cluster.node.runtime.node_runtime import NodeRuntime
+from notebook_cluster.node.runtime.world import CellInfo
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader, ProbeFrame
 from notebook_cluster.protocol.node import NodeAddress, NodeHello, NodeLog, RelayFrame, Roster

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notebook_cluster.node.shard import Shard, epoch_indices, shard
+from notebook_cluster.node.namespace.shard import Shard, epoch_indices, shard
 from notebook_cluster.training.runtime import set_runtime
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_cluster.node import shares as shares_module
-from notebook_cluster.node.shard_ledger import Ledger, deal
-from notebook_cluster.node.shares import Shares
+from notebook_cluster.node.data import shares as shares_module
+from notebook_cluster.node.data.ledger import Ledger, deal
+from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import NodeAddress, Roster
 from notebook_cluster.protocol.shards import ShardKey

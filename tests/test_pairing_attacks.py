@@ -11,13 +11,13 @@ import pytest
 import zmq
 
 from notebook_cluster import security
-from notebook_cluster.link import Pump
 from notebook_cluster.pairing import PairingError
 from notebook_cluster.pairing import host as pairing_host
 from notebook_cluster.pairing import port as pairing_port
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, decode, encode
 from notebook_cluster.protocol.pairing import Accepted, Begin, Challenge, Denied, FromGuest, Here, Prove, Who
 from notebook_cluster.security.codes import PAIRING_IDENTITY
+from notebook_cluster.sockets import Pump
 from tests.in_loop import in_loop, until
 from tests.pairing_guests import CODE, WRONG, Host, RawGuest, hosting
 

@@ -20,13 +20,14 @@ import zmq
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.link import Listener
 from notebook_cluster.link.inbound_listener import InboundListener
-from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.mesh import Mesh
 from notebook_cluster.pairing.guest import PairingError, PairingHost, pair
 from notebook_cluster.protocol import PROTOCOL_VERSION, decode, encode
 from notebook_cluster.protocol.node import NodeAddress, Roster
 from notebook_cluster.protocol.pairing import Begin, Challenge, FromHost, Here, Prove
 from notebook_cluster.security import Gate, Identity, OpenCode, load_identity, new_identity, same_user_keys
 from notebook_cluster.security.codes import PAIRING_IDENTITY, GuestExchange
+from notebook_cluster.sockets import IOThread
 from tests.cluster import run, running_cluster
 from tests.command import COMMAND
 from tests.conftest import Agents, wait_until

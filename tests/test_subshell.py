@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notebook_cluster.agent.subshell import FEATURE, MOST_HELD, Subshell
+from notebook_cluster.agent.kernels.subshell import FEATURE, MOST_HELD, Subshell
 from tests.agent_client import AgentClient, PrivateAgent
 from tests.in_loop import in_loop
 

@@ -11,7 +11,7 @@ import pytest
 
 from notebook_cluster import training as nc
 from notebook_cluster.checkpoints import CheckpointError, find_latest, load
-from notebook_cluster.node.jobs import Jobs
+from notebook_cluster.node.runtime.jobs import Jobs
 from notebook_cluster.protocol.node import KeepCheckpoint, Kept
 from notebook_cluster.training.background.job import Job
 from notebook_cluster.training.checkpointing import emergency_checkpoint, optimizer_bytes

@@ -7,26 +7,19 @@ Never imports torch.
 From the outside in:
 
 - :mod:`.running`: an agent as a process; :mod:`.service`: :class:`Agent`, from start to end; :mod:`.settings`
-- :mod:`.sharing`: what faces other people: :mod:`.codes` for pairing, :mod:`.coordinators` that are trusted,
-  :mod:`.announcing` over mDNS, :mod:`.dialling` to clusters that cannot come here
-- :mod:`.clusters`: a session with each coordinator; :mod:`.host`: the nodes of one cluster here; :mod:`.kernel`: one
-  node from StartNode to NodeEnded; :mod:`.workplace`: its folders and environment
-- :mod:`.supervisor`: a kernel's process; :mod:`.relay`: its Jupyter channels, :mod:`.subshell` among them;
-  :mod:`.control`: its runtime's messages
+- :mod:`.sharing`: what concerns other people: who may come in, and what the owner allows when a node wants to start;
+  :mod:`.limits`; :mod:`.sharing_limits`: afterwards
+- :mod:`.clusters`: a session with each coordinator; :mod:`.host`: the nodes of one cluster here
+- :mod:`.kernels`: processes, what passes between them and the link, what ends with them
 - :mod:`.transfers`: files that a coordinator sends; :mod:`.receiving`: how they come into a working folder
-- :mod:`.limits`, :mod:`.admission`: what the owner allows, when a node wants to start; :mod:`.life`: afterwards;
-  :mod:`.keeping`: checkpoints before the end
-- :mod:`.presence`, :mod:`.sleep`: is somebody here, and was the machine asleep
 - :mod:`.devices`, :mod:`.leases`, :mod:`.sampling`, :mod:`.machine`, :mod:`.resources`: what is here, who uses it, how
   full it is; :mod:`.diagnosis`: what the doctor asks
-- :mod:`.programs`: what kernels have started ends with them
-- :mod:`.watchdog`: ends kernels after a SIGKILL of the agent
 - :mod:`.events`: what the person at the machine is told; :mod:`.sharing_file`: for the same user's other programs
 """
 
 from notebook_cluster.agent.events import SharingEvent, Tell
+from notebook_cluster.agent.kernels.programs import FOLLOWS_ALL
 from notebook_cluster.agent.limits import Limits
-from notebook_cluster.agent.programs import FOLLOWS_ALL
 from notebook_cluster.agent.running import run_agent
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.agent.settings import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Ready

@@ -7,17 +7,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from notebook_cluster.agent.admission import Applicant, Refusal
-from notebook_cluster.agent.cell_mark import CellMark
-from notebook_cluster.agent.control import ControlSocket
 from notebook_cluster.agent.events import EventKind, SharingEvent
-from notebook_cluster.agent.holding import OutputHolder
-from notebook_cluster.agent.keeping import CheckpointKeeper
-from notebook_cluster.agent.kernel import Kernel
+from notebook_cluster.agent.kernels.cell_mark import CellMark
+from notebook_cluster.agent.kernels.control_socket import ControlSocket
+from notebook_cluster.agent.kernels.emergency_checkpoint import CheckpointKeeper
+from notebook_cluster.agent.kernels.environment import CELL_MARK, Workplace
+from notebook_cluster.agent.kernels.kernel import Kernel
+from notebook_cluster.agent.kernels.output_backpressure import OutputHolder
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sampling import MachineSample
+from notebook_cluster.agent.sharing.admission import Applicant, Refusal
 from notebook_cluster.agent.transfers import FileTransfers
-from notebook_cluster.agent.workplace import CELL_MARK, Workplace
 from notebook_cluster.link import Session
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.names import is_name
@@ -55,7 +55,7 @@ class ClusterHost:
         session: the link's session with the cluster's coordinator.
         number: unique within this agent, keeps socket paths short.
         owner: whose cluster it is, for people.
-        owner_id: the same for all clusters of that owner, see :meth:`.coordinators.Coordinators.owner_id`.
+        owner_id: the same for all clusters of that owner, see :meth:`.sharing.coordinators.Coordinators.owner_id`.
         folder: name of its folders for work and logs.
         on_release: called when the coordinator said that the cluster is over.
     """
@@ -161,7 +161,7 @@ class ClusterHost:
         await asyncio.gather(*(kernel.end(reason, grace, asked=asked) for kernel in list(self.kernels.values())))
 
     async def keep_checkpoints(self, reason: str) -> list[str]:
-        """Let every node save its training, see :class:`.keeping.CheckpointKeeper`; returns the folders written."""
+        """Let every node save its training, see :class:`.CheckpointKeeper`; returns the folders written."""
         nodes = [(kernel.node, kernel.incarnation) for kernel in self.kernels.values() if kernel.running]
         folders: dict[str, None] = {}
         for node, kept in (await self._keeper.keep(nodes, reason)).items():

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import zmq
 
-from notebook_cluster.agent.admission import Admission, Refusal
 from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.events import Tell
+from notebook_cluster.agent.kernels.programs import Programs
+from notebook_cluster.agent.kernels.watchdog import Watchdog
 from notebook_cluster.agent.leases import DeviceLeases
 from notebook_cluster.agent.machine import machine_id
-from notebook_cluster.agent.programs import Programs
-from notebook_cluster.agent.watchdog import Watchdog
+from notebook_cluster.agent.sharing.admission import Admission, Refusal
 from notebook_cluster.processors import NodeCount
 from notebook_cluster.protocol.peer import Device
 from notebook_cluster.security import runtime_directory

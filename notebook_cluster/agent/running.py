@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from notebook_cluster.agent.events import Tell
-from notebook_cluster.agent.programs import become_reaper
+from notebook_cluster.agent.kernels.programs import become_reaper
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.agent.settings import AgentSettings, Ready
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from notebook_cluster.agent.devices import Devices
-from notebook_cluster.agent.presence import Sensors
+from notebook_cluster.agent.sharing.presence import Sensors
 from notebook_cluster.protocol.peer import DeviceSample, NodeSample
 
 

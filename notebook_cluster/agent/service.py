@@ -9,19 +9,19 @@ from pathlib import Path
 
 import zmq
 
-from notebook_cluster.agent.admission import Admission
 from notebook_cluster.agent.clusters import Clusters
-from notebook_cluster.agent.coordinators import Coordinators
 from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.events import SharingEvent, Tell
-from notebook_cluster.agent.life import Life
+from notebook_cluster.agent.kernels.watchdog import Watchdog
 from notebook_cluster.agent.machine import host_addresses, package_versions
-from notebook_cluster.agent.presence import Presence, Sensors
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.settings import AgentSettings, Ready, lock_data_folder
-from notebook_cluster.agent.sharing import Sharing
-from notebook_cluster.agent.sleep import SleepWatch
-from notebook_cluster.agent.watchdog import Watchdog
+from notebook_cluster.agent.sharing.admission import Admission
+from notebook_cluster.agent.sharing.coordinators import Coordinators
+from notebook_cluster.agent.sharing.presence import Presence, Sensors
+from notebook_cluster.agent.sharing.service import Sharing
+from notebook_cluster.agent.sharing.sleep import SleepWatch
+from notebook_cluster.agent.sharing_limits import Life
 from notebook_cluster.link import LinkSettings, Listener
 from notebook_cluster.pairing import PairingError
 from notebook_cluster.security import (

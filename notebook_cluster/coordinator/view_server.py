@@ -9,13 +9,13 @@ from typing import Any
 
 import zmq
 
-from notebook_cluster.link import Pump
 from notebook_cluster.link.conversation import Gate, at_once
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.views import AnyEvent, Attach, LeaveCluster, Reply, Request, RequestError
 from notebook_cluster.protocol.wire import ProtocolError
 from notebook_cluster.security import Gate as KeyGate
 from notebook_cluster.security import Identity, serve
+from notebook_cluster.sockets import Pump
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,13 @@
 """The encrypted, resumable message channel between a coordinator and an agent.
 
-May import: ``security``, ``protocol``. Called by: ``agent`` (Listener) and ``coordinator`` (Dialer, InboundListener);
-both, ``pairing`` and ``client`` use :class:`Pump` for their other sockets.
+May import: ``sockets``, ``security``, ``protocol``. Called by: ``agent`` (Listener), ``coordinator`` (Dialer,
+InboundListener) and ``pairing``.
 
 A :class:`Dialer` (DEALER) connects to a :class:`Listener` (ROUTER), which has one :class:`Session` per cluster. Where
 nobody can connect to the agent, its Listener connects (:class:`DialOut`) to an :class:`InboundListener` of the
 coordinator, and the Dialer talks over that connection; everything else stays the same.
 Messages are numbered, acknowledged once processed, and kept until then, so that a connection may break for minutes:
 
-- :mod:`.pump`: a zmq socket on an asyncio loop
 - :mod:`.frames`: headers on the wire, and the count of what is dropped
 - :mod:`.channel`: numbering, order, large messages in pieces, the bounded outbox; pure
 - :mod:`.conversation`: acknowledgements, heartbeats, asking again; the same for both sides
@@ -24,7 +23,6 @@ from notebook_cluster.link.dialer import Dialer
 from notebook_cluster.link.frames import Drops
 from notebook_cluster.link.inbound_listener import InboundListener
 from notebook_cluster.link.listener import Listener
-from notebook_cluster.link.pump import Pump
 from notebook_cluster.link.session import Session
 from notebook_cluster.link.settings import Condition, LinkSettings
 
@@ -36,6 +34,5 @@ __all__ = [
     "InboundListener",
     "LinkSettings",
     "Listener",
-    "Pump",
     "Session",
 ]

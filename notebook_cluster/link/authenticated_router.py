@@ -9,9 +9,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.link.connection import LINGER, set_heartbeat
 from notebook_cluster.link.frames import MAX_FRAMES, Drops
-from notebook_cluster.link.pump import Pump, plain_context
 from notebook_cluster.link.tcp import UndeliveredBytes, cut, host_port, port_error, remote_end
 from notebook_cluster.security import Gate, Identity, serve, user_id
+from notebook_cluster.sockets import Pump, plain_context
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.link.frames import Drops
-from notebook_cluster.link.pump import Pump
 from notebook_cluster.link.tcp import UndeliveredBytes
 from notebook_cluster.security import Identity, dial
+from notebook_cluster.sockets import Pump
 
 MAX_FRAME_BYTES = 1 << 20
 """Larger frames end the connection before they are read: pieces are smaller, so nobody of ours sends one."""

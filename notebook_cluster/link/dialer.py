@@ -13,13 +13,13 @@ from notebook_cluster.link.connection import AgentConnection, DialledConnection
 from notebook_cluster.link.conversation import Conversation, Gate, LinkEnd, RoundTrip, at_once
 from notebook_cluster.link.frames import SESSION_SHIFT, AnyHeader, Beat, Drops, Hello, SessionRefusal, Welcome
 from notebook_cluster.link.inbound_listener import ArrivedConnection, InboundListener, way_out
-from notebook_cluster.link.pump import plain_context
 from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.peer import FromAgent
 from notebook_cluster.protocol.version import mismatch
 from notebook_cluster.security import Identity
+from notebook_cluster.sockets import plain_context
 
 STRANGER_AFTER = 3
 """Attempts in a row that failed because of the key: one may be an agent that was just ending."""

@@ -10,7 +10,6 @@ import zmq
 from notebook_cluster.link.authenticated_router import AuthenticatedRouter, Caller
 from notebook_cluster.link.dial_out import DialOut
 from notebook_cluster.link.frames import MAX_FRAMES, AnyHeader, Beat, Drops, FrameHeader, Hello, SessionRefusal
-from notebook_cluster.link.pump import plain_context
 from notebook_cluster.link.session import Session
 from notebook_cluster.link.settings import LinkSettings
 from notebook_cluster.link.tcp import read_host_port
@@ -18,6 +17,7 @@ from notebook_cluster.protocol import PROTOCOL_VERSION, ProtocolError, decode, e
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.version import mismatch
 from notebook_cluster.security import Gate, Identity, fingerprint
+from notebook_cluster.sockets import plain_context
 
 _MAX_SENDER = 200
 _MAX_SESSIONS = 32

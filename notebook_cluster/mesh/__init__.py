@@ -4,7 +4,6 @@ Between nodes of one peer frames go over ipc in a 0700 folder, between peers ove
 of the roster come in. The mesh does not know what frames mean: :mod:`~notebook_cluster.collectives` and
 :mod:`~notebook_cluster.training` do. Frames may be lost when a connection breaks; both of them ask again.
 
-- :mod:`.io_thread`: the one thread that owns all sockets of a node
 - :mod:`.listening`: the sockets on which a node hears the others
 - :mod:`.connection`: the socket to one other node, and what the system holds of it over ipc
 - :mod:`.outgoing`: the way to one other node, directly or over the links
@@ -12,11 +11,11 @@ of the roster come in. The mesh does not know what frames mean: :mod:`~notebook_
 - :mod:`.measuring`: how fast the way to another node is
 - :mod:`.mesh`: who is in, who may send, chunk sizes, counters
 
-May import: ``security``, ``protocol``. Called by: ``node`` (and ``collectives`` through its own small Protocol).
+May import: ``sockets``, ``security``, ``protocol``. Called by: ``node`` (and ``collectives`` through its own small
+Protocol).
 """
 
 from notebook_cluster.mesh.connection import MeshSettings
-from notebook_cluster.mesh.io_thread import IOThread
 from notebook_cluster.mesh.mesh import Mesh
 
-__all__ = ["IOThread", "Mesh", "MeshSettings"]
+__all__ = ["Mesh", "MeshSettings"]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from notebook_cluster.mesh.io_thread import SENDING, IOThread
 from notebook_cluster.protocol.node import NodeAddress
 from notebook_cluster.security import Identity, dial
+from notebook_cluster.sockets import SENDING, IOThread
 
 _log = logging.getLogger(__name__)
 

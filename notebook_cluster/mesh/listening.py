@@ -9,8 +9,8 @@ from pathlib import Path
 import zmq
 
 from notebook_cluster.mesh.connection import MeshSettings
-from notebook_cluster.mesh.io_thread import RECEIVING, IOThread
 from notebook_cluster.security import Gate, Identity, serve, user_id
+from notebook_cluster.sockets import RECEIVING, IOThread
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from notebook_cluster.mesh.connection import MeshSettings, Payload, on_one_machine
-from notebook_cluster.mesh.io_thread import IOThread
 from notebook_cluster.mesh.listening import Listening
 from notebook_cluster.mesh.measuring import Done, PairMeasurements
 from notebook_cluster.mesh.outgoing import OWN_TICKET, Outgoing
@@ -29,6 +28,7 @@ from notebook_cluster.protocol.node import (
 )
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import new_identity
+from notebook_cluster.sockets import IOThread
 
 _log = logging.getLogger(__name__)
 

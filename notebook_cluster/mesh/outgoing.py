@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 
 from notebook_cluster.mesh.connection import MeshConnection, MeshSettings, Payload
-from notebook_cluster.mesh.io_thread import IOThread
 from notebook_cluster.mesh.relay import Credit, SendRelay
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.mesh import ProbeFrame
 from notebook_cluster.protocol.node import NodeAddress, RelayFrame
 from notebook_cluster.security import Identity
+from notebook_cluster.sockets import IOThread
 
 _log = logging.getLogger(__name__)
 

@@ -4,18 +4,10 @@ An agent starts each kernel with ``notebook_cluster.node`` as an IPython extensi
 variables who it is. :func:`load_ipython_extension` starts one I/O thread (control messages to the agent, mesh to the
 other nodes), puts ``nc``, ``rank``, ``world_size`` and ``device`` into the namespace and hooks into each cell.
 
-- :mod:`.extension`: loading, and what happens before and after each cell
+- :mod:`.shell`: loading, and what happens before and after each cell
+- :mod:`.namespace`: the ``nc`` names, and how people see what is in a node's namespace
 - :mod:`.runtime`: the background runtime; implements :class:`notebook_cluster.training.runtime.Runtime`
-- :mod:`.control`: the socket to the agent
-- :mod:`.jobs`: messages and frames to the training job that they are for
-- :mod:`.rosters`: the roster with which a cell began
-- :mod:`.world`: rank, world size and environment variables out of the roster
-- :mod:`.telemetry`, :mod:`.interrupts`: what panels show of a node; moments that a Stop must not cut
-- :mod:`.looking`, :mod:`.variables`: how people see what is in a node's namespace
-- :mod:`.progress_bars`, :mod:`.progress_widgets`: tqdm's bars for notebooks
-- :mod:`.pip`: ``%pip`` for this kernel's environment
-- :mod:`.api`, :mod:`.shard`: ``nc.rank()``, ``nc.all_reduce(x)``, ``nc.shard(data)`` ...
-- :mod:`.shard_source`, :mod:`.shard_ledger`, :mod:`.shares`: kinds of data; who took what of it, agreed on by all nodes
+- :mod:`.data`: how ``nc.shard`` divides data
 
 May import: ``training``, ``checkpoints``, ``values``, ``collectives``, ``codecs``, ``mesh``, ``security``,
 ``protocol``. Called by: IPython (as an extension) and :mod:`notebook_cluster` (the ``nc`` names). Importing it imports
@@ -31,14 +23,14 @@ __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
 def load_ipython_extension(ip: Any) -> None:
     """Make this kernel a node; in a kernel that no agent started, say so and change nothing."""
-    from notebook_cluster.node.extension import load
+    from notebook_cluster.node.shell.extension import load
 
     load(ip)
 
 
 def unload_ipython_extension(ip: Any) -> None:
     """End the runtime and its sockets; the cluster sees the node as silent until the kernel ends."""
-    from notebook_cluster.node.extension import unload
+    from notebook_cluster.node.shell.extension import unload
 
     unload(ip)
 
@@ -47,7 +39,7 @@ class _CallableRoom(types.ModuleType):
     """``nc.node()`` is a function for people, and ``notebook_cluster.node`` is this room: both are this module."""
 
     def __call__(self) -> str:
-        from notebook_cluster.node.api import node
+        from notebook_cluster.node.namespace.api import node
 
         return node()
 

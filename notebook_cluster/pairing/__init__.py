@@ -1,6 +1,6 @@
 """Two machines get to trust each other with a short code: SPAKE2 over a socket of its own, before any link.
 
-May import: ``link`` (Pump, Connection, Drops), ``security``, ``protocol``. Called by: ``agent``,
+May import: ``link`` (Connection, Drops), ``sockets``, ``security``, ``protocol``. Called by: ``agent``,
 ``coordinator``, ``peering`` and ``cli``.
 
 - :mod:`.guest`: the side that connects: :func:`pair` with a code, :func:`ask` who is there

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 import zmq
 
 from notebook_cluster.link.connection import DialledConnection
-from notebook_cluster.link.pump import plain_context
 from notebook_cluster.link.tcp import host_port, read_host_port
 from notebook_cluster.pairing.host import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
@@ -39,6 +38,7 @@ from notebook_cluster.security.codes import (
 )
 from notebook_cluster.security.sanitise import safe_name
 from notebook_cluster.security.trust import check_owner
+from notebook_cluster.sockets import plain_context
 
 __all__ = ["PairingError", "PairingHost", "Partner", "ask", "first_that_answers", "pair"]
 

@@ -15,11 +15,11 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.link.frames import Drops
-from notebook_cluster.link.pump import Pump, plain_context
 from notebook_cluster.link.tcp import cut, port_error, received_bytes, remote_end
 from notebook_cluster.protocol.pairing import MAX_PAIRING_BYTES
 from notebook_cluster.security import Gate, serve
 from notebook_cluster.security.codes import PAIRING_IDENTITY
+from notebook_cluster.sockets import Pump, plain_context
 
 _LAST_WORDS = 1.0
 """Seconds that guests have to read the last answer and leave before the connections are closed."""

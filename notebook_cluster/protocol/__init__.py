@@ -14,7 +14,7 @@ module                    between                                     carried by
 :mod:`.views`             coordinator <-> view                        loopback, CURVE
 :mod:`.state`             what views show                             inside ``views``
 :mod:`.introspection`     completion, inspection, variables: inside ``views`` and ``node``
-:mod:`.asking`            ``input()`` of nodes: inside ``views``
+:mod:`.stdin`             ``input()`` of nodes: inside ``views``
 :mod:`.transfers`         view <-> runtime or agent: values and files inside the others
 :mod:`.mesh`              node <-> node: headers                      mesh
 :mod:`.shards`            node <-> node: who took which data          mesh, inside ``mesh``

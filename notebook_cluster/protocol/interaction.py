@@ -14,7 +14,7 @@ from typing import Any, Literal
 from notebook_cluster.protocol.wire import Message
 
 VALUE_KEY = "notebook_cluster_value"
-VALUE_EXPRESSION = "__import__('notebook_cluster.node.last_value', fromlist=['x']).packed()"
+VALUE_EXPRESSION = "__import__('notebook_cluster.node.namespace.last_value', fromlist=['x']).packed()"
 VALUE_MIME = "application/vnd.notebook-cluster.value+json"
 MOST_VALUE_BYTES = 4 * 1024 * 1024
 """Raw bytes of one node's value."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.node.shard_ledger import Ledger, Part, members_of, part_of
+from notebook_cluster.node.data.ledger import Ledger, Part, members_of, part_of
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import Roster
 from notebook_cluster.protocol.shards import SHARD_JOB, ShardBody, ShardKey, ShardState, ShardTaken
 from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, Message, decode, encode
 
 if TYPE_CHECKING:
-    from notebook_cluster.node.shard_ledger import Positions
+    from notebook_cluster.node.data.ledger import Positions
 
 MAX_COUNT = 8 * (MAX_MESSAGE_BYTES - (1 << 20))
 """Elements of a data set that is followed: one bit for each must fit into a message. A larger one is divided once."""

@@ -2,13 +2,13 @@
 
 import zmq
 
-from notebook_cluster.agent.announcing import Announcer
-from notebook_cluster.agent.codes import Codes
-from notebook_cluster.agent.coordinators import Coordinators
 from notebook_cluster.agent.devices import Devices
-from notebook_cluster.agent.dialling import Dialling
 from notebook_cluster.agent.events import Tell
 from notebook_cluster.agent.settings import AgentSettings
+from notebook_cluster.agent.sharing.announcing import Announcer
+from notebook_cluster.agent.sharing.codes import Codes
+from notebook_cluster.agent.sharing.coordinators import Coordinators
+from notebook_cluster.agent.sharing.dialling import Dialling
 from notebook_cluster.link import Listener
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here

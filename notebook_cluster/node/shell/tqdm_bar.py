@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm.std import tqdm
 
-from notebook_cluster.node.progress_bars import bars
+from notebook_cluster.node.shell.progress_bars import bars
 from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 
 LEAST_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""Tells the agent without a message which cell is running: see :mod:`notebook_cluster.agent.cell_mark`."""
+"""Tells the agent without a message which cell is running: see :mod:`notebook_cluster.agent.kernels.cell_mark`."""
 
 import os
 

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from notebook_cluster.agent.admission import Refusal
 from notebook_cluster.agent.devices import Devices
-from notebook_cluster.agent.programs import MARK
-from notebook_cluster.agent.supervisor import KernelOptions, read_tail
+from notebook_cluster.agent.kernels.programs import MARK
+from notebook_cluster.agent.kernels.supervisor import KernelOptions, read_tail
+from notebook_cluster.agent.sharing.admission import Refusal
 from notebook_cluster.processors import PLACE, NodeCount, count_nodes, thread_variables, threads_for
 from notebook_cluster.protocol.peer import StartNode
 

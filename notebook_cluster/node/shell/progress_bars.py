@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from notebook_cluster.node.progress_widgets import BarStack, BarView, NotebookBar
+    from notebook_cluster.node.shell.tqdm_bar import BarStack, BarView, NotebookBar
 
 MOST_VIEWS = 12
 """Bars that are widgets at the same time; those beyond are text."""
@@ -75,7 +75,7 @@ class Bars:
         """A view for ``bar``; None when it is to be text."""
         if not self._may_show(bar):
             return None
-        from notebook_cluster.node.progress_widgets import BarStack, BarView
+        from notebook_cluster.node.shell.tqdm_bar import BarStack, BarView
 
         if self._stack is None:
             self._stack = BarStack()
@@ -128,7 +128,7 @@ class _BarModule(ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if name in _OURS:
-            return getattr(import_module("notebook_cluster.node.progress_widgets"), _OURS[name])
+            return getattr(import_module("notebook_cluster.node.shell.tqdm_bar"), _OURS[name])
         return getattr(import_module("tqdm.std"), name)
 
 

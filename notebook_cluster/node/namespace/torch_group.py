@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_cluster.node.api import node_runtime
-from notebook_cluster.node.cell_variables import rows_of, set_until_cell_end
-from notebook_cluster.node.torch_wait import TorchWait
-from notebook_cluster.node.world import address_seen_from, torchrun_variables
+from notebook_cluster.node.namespace.api import node_runtime
+from notebook_cluster.node.namespace.cell_variables import rows_of, set_until_cell_end
+from notebook_cluster.node.namespace.torch_wait import TorchWait
+from notebook_cluster.node.runtime.world import address_seen_from, torchrun_variables
 from notebook_cluster.protocol.node import NodeAddress
 
 if TYPE_CHECKING:
-    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
 Backend = Literal["gloo", "nccl"]
 _BACKENDS: tuple[Backend, ...] = ("gloo", "nccl")

@@ -3,13 +3,13 @@
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_cluster.node.telemetry import as_number
+from notebook_cluster.node.runtime.telemetry import as_number
 from notebook_cluster.training.loop.progress import open_block
 from notebook_cluster.training.runtime import current_runtime
 
 if TYPE_CHECKING:
     from notebook_cluster.collectives.hierarchical import AlgorithmName
-    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
 Reduction = Literal["sum", "mean", "max", "min"]
 
@@ -112,7 +112,7 @@ def node_runtime(operation: str) -> "NodeRuntime":
     Raises:
         RuntimeError: no node, or not the thread that runs the cell: two threads would mix up the order of operations.
     """
-    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
     runtime = current_runtime()
     if not isinstance(runtime, NodeRuntime):

@@ -1,8 +1,8 @@
 """Which cell a kernel is in, readable at any moment: in a busy loop its runtime needs milliseconds to answer.
 
 The kernel writes the cell's number into a small file of ours when the user's code begins, and 0 when it has ended
-(:class:`notebook_cluster.node.cell_mark.CellMark`). A SIGINT in between does what Stop is to do; outside of a cell it
-would be lost.
+(:class:`notebook_cluster.node.runtime.cell_mark.CellMark`). A SIGINT in between does what Stop is to do; outside of
+a cell it would be lost.
 """
 
 import os

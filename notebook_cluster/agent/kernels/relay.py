@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 import msgspec
 import zmq
 
-from notebook_cluster.agent.subshell import Subshell
-from notebook_cluster.link import Pump
+from notebook_cluster.agent.kernels.subshell import Subshell
 from notebook_cluster.protocol.peer import KernelChannel
+from notebook_cluster.sockets import Pump
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class KernelRelay:
 
     def interrupted(self) -> None:
         """SIGINT was sent. A cell that was delivered but not taken up gets another once it is: until then the kernel
-        ignores SIGINT. See :class:`notebook_cluster.node.interrupts.CellInterrupts`."""
+        ignores SIGINT. See :class:`notebook_cluster.node.runtime.interrupts.CellInterrupts`."""
         self._interrupted = {identity for identity, begun in self._unfinished.items() if not begun}
 
     def _first_delivery(self, header: bytes) -> bool:

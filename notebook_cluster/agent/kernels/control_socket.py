@@ -11,8 +11,8 @@ from pathlib import Path
 
 import zmq
 
-from notebook_cluster.link import Pump
 from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES
+from notebook_cluster.sockets import Pump
 
 log = logging.getLogger(__name__)
 

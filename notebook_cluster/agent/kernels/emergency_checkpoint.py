@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from notebook_cluster.agent.control import ControlSocket
+from notebook_cluster.agent.kernels.control_socket import ControlSocket
 from notebook_cluster.protocol.node import KeepCheckpoint, Kept
 from notebook_cluster.protocol.peer import KeptCheckpoint
 from notebook_cluster.protocol.wire import ProtocolError, decode, encode

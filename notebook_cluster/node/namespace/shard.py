@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from notebook_cluster.node.shard_source import (
+from notebook_cluster.node.data.source import (
     Source,
     dropped_sampler,
     is_torch,
@@ -17,8 +17,8 @@ from notebook_cluster.training.runtime import current_runtime
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from notebook_cluster.node.runtime import NodeRuntime
-    from notebook_cluster.node.shard_ledger import Ledger
+    from notebook_cluster.node.data.ledger import Ledger
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
     Indices = NDArray[Any]
 
@@ -216,8 +216,8 @@ class _Loop:
 
 def _following(count: int) -> "NodeRuntime | None":
     """The runtime, if this loop runs in a cell of a cluster and its data is small enough to follow each element."""
-    from notebook_cluster.node.runtime import NodeRuntime
-    from notebook_cluster.node.shares import MAX_COUNT
+    from notebook_cluster.node.data.shares import MAX_COUNT
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
     runtime = current_runtime()
     if not isinstance(runtime, NodeRuntime) or count > MAX_COUNT:
@@ -231,7 +231,7 @@ def _following(count: int) -> "NodeRuntime | None":
 
 def _share() -> tuple[int, int]:
     """(index, count) of this node among those that divide the data."""
-    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
     runtime = current_runtime()
     return runtime.share() if isinstance(runtime, NodeRuntime) else (runtime.rank(), runtime.world_size())

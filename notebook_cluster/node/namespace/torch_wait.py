@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
 _GRACE_S = 1.0
 """For Python, or torch itself, to notice: where the main thread does not wait inside torch nothing is broken off."""

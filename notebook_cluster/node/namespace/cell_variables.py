@@ -5,12 +5,12 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from notebook_cluster.node.api import node_runtime
-from notebook_cluster.node.world import find, jax_variables
+from notebook_cluster.node.namespace.api import node_runtime
+from notebook_cluster.node.runtime.world import find, jax_variables
 from notebook_cluster.protocol.node import NodeAddress
 
 if TYPE_CHECKING:
-    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
 
 def jax_distributed() -> dict[str, str | int]:

@@ -27,7 +27,7 @@ import psutil
 log = logging.getLogger(__name__)
 
 MARK = "NOTEBOOK_CLUSTER_CELL_MARK"
-"""The variable whose value is another one in each kernel; see :mod:`.workplace`."""
+"""The variable whose value is another one in each kernel; see :mod:`.environment`."""
 FOLLOWS_ALL = sys.platform == "linux"
 """Whether programs are found that have changed their environment."""
 _PR_SET_CHILD_SUBREAPER = 36

@@ -6,7 +6,7 @@ is left out, as :mod:`notebook_cluster.link.channel` says.
 
 import asyncio
 
-from notebook_cluster.agent.control import ControlSocket
+from notebook_cluster.agent.kernels.control_socket import ControlSocket
 from notebook_cluster.link import Session
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.node import HoldOutput

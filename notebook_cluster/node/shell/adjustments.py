@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from notebook_cluster.node.variables import describe_namespace
+from notebook_cluster.node.namespace.variables import describe_namespace
 from notebook_cluster.protocol.introspection import FetchVariables, Variables
 from notebook_cluster.protocol.wire import Message
 

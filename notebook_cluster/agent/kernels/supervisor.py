@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from notebook_cluster.agent.programs import MARK, Programs, below
+from notebook_cluster.agent.kernels.programs import MARK, Programs, below
 
 _TAIL_BYTES = 64 * 1024
 _WAKE_AFTER_S = (0.05, 0.5)
@@ -109,8 +109,8 @@ class KernelProcess:
         """Let a SIGINT come through that reached the kernel just before a system call, such as a sleep.
 
         Python raises KeyboardInterrupt between two steps of the interpreter: then only once that call has returned.
-        The kernel does nothing at SIGWINCH but return from it (see
-        :class:`notebook_cluster.node.interrupts.CellInterrupts`), soon and, if it was busy then, again a little later.
+        The kernel does nothing at SIGWINCH but return from it, soon and, if it was busy then, again a little later: see
+        :class:`notebook_cluster.node.runtime.interrupts.CellInterrupts`.
         """
         loop = asyncio.get_running_loop()
         for delay in _WAKE_AFTER_S:

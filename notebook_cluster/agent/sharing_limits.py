@@ -10,9 +10,9 @@ from notebook_cluster.agent.clusters import Clusters
 from notebook_cluster.agent.events import SharingEvent
 from notebook_cluster.agent.host import ClusterHost
 from notebook_cluster.agent.limits import gigabytes
-from notebook_cluster.agent.presence import Presence
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sampling import memory_of_trees
+from notebook_cluster.agent.sharing.presence import Presence
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from notebook_cluster.agent.events import EventKind, SharingEvent, Tell
 from notebook_cluster.agent.limits import Limits, gigabytes
-from notebook_cluster.agent.presence import IDLE_AFTER_S, Presence
+from notebook_cluster.agent.sharing.presence import IDLE_AFTER_S, Presence
 from notebook_cluster.protocol.peer import Device
 
 ANSWER_S = 60.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import zmq
 
-from notebook_cluster.mesh import IOThread
 from notebook_cluster.protocol import ProtocolError, decode, encode
 from notebook_cluster.protocol.node import ToNodeBody
 from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, Message
+from notebook_cluster.sockets import IOThread
 
 _log = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.collectives import Collectives
-from notebook_cluster.mesh import IOThread, Mesh
+from notebook_cluster.mesh import Mesh
 from notebook_cluster.mesh.mesh import free_port
-from notebook_cluster.node import world
-from notebook_cluster.node.blocked import BlockedWaits
-from notebook_cluster.node.cell_mark import CellMark
-from notebook_cluster.node.control import Control
-from notebook_cluster.node.interrupts import deferred_interrupts, interrupt_main_thread
-from notebook_cluster.node.jobs import Jobs
-from notebook_cluster.node.output_gate import OutputGate
-from notebook_cluster.node.rosters import Rosters
-from notebook_cluster.node.shares import Shares
-from notebook_cluster.node.telemetry import TelemetryKeeper
+from notebook_cluster.node.data.shares import Shares
+from notebook_cluster.node.runtime import world
+from notebook_cluster.node.runtime.agent_socket import Control
+from notebook_cluster.node.runtime.blocked import BlockedWaits
+from notebook_cluster.node.runtime.cell_mark import CellMark
+from notebook_cluster.node.runtime.interrupts import deferred_interrupts, interrupt_main_thread
+from notebook_cluster.node.runtime.jobs import Jobs
+from notebook_cluster.node.runtime.output_backpressure import OutputGate
+from notebook_cluster.node.runtime.rosters import Rosters
+from notebook_cluster.node.runtime.telemetry import TelemetryKeeper
 from notebook_cluster.protocol.introspection import FetchVariables
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.node import (
@@ -50,6 +50,7 @@ from notebook_cluster.protocol.node import (
 from notebook_cluster.protocol.shards import SHARD_JOB
 from notebook_cluster.protocol.transfers import ForgetTicket, ReadPart, WritePart
 from notebook_cluster.protocol.wire import Message
+from notebook_cluster.sockets import IOThread
 from notebook_cluster.training.runtime import JobHandler, Payload
 from notebook_cluster.values.transfer_store import SHELF
 

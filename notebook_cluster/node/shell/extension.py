@@ -14,18 +14,19 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.node import last_value, world
-from notebook_cluster.node.interrupts import CellInterrupts
-from notebook_cluster.node.looking import answer_when_idle, prepare_shell
-from notebook_cluster.node.pip import register_pip
-from notebook_cluster.node.progress_bars import bars, install_bars
-from notebook_cluster.node.threads import NodeThreads
-from notebook_cluster.node.tracebacks import CellNumbers, shorten_tracebacks
-from notebook_cluster.node.widget_messages import follow_headers, lose_nothing
+from notebook_cluster.node.namespace import last_value
+from notebook_cluster.node.runtime import world
+from notebook_cluster.node.runtime.interrupts import CellInterrupts
+from notebook_cluster.node.shell.adjustments import answer_when_idle, prepare_shell
+from notebook_cluster.node.shell.pip import register_pip
+from notebook_cluster.node.shell.progress_bars import bars, install_bars
+from notebook_cluster.node.shell.threads import NodeThreads
+from notebook_cluster.node.shell.tracebacks import CellNumbers, shorten_tracebacks
+from notebook_cluster.node.shell.widget_messages import follow_headers, lose_nothing
 from notebook_cluster.training.runtime import set_runtime
 
 if TYPE_CHECKING:
-    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def load(ip: Any) -> None:
             "%load_ext notebook_cluster"
         )
         return
-    from notebook_cluster.node.runtime import NodeRuntime
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
     # While a cell computes, the runtime waits this long for the interpreter, several times for each message: a Stop, a
     # frame of another node. Python's own 5 ms are for programs that answer nobody.
@@ -219,7 +220,7 @@ class Extension:
         try:
             bars.end(failed=error is not None)
             if "torch.distributed" in sys.modules:
-                from notebook_cluster.node.torch_group import name_foreign_group
+                from notebook_cluster.node.namespace.torch_group import name_foreign_group
 
                 name_foreign_group(self._runtime)
         finally:
