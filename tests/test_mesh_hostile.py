@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster.collectives import CellWorld, CollectiveSettings, receiver
-from notebook_cluster.node import jobs as node_jobs
+from notebook_cluster.node.runtime import jobs as node_jobs
 from notebook_cluster.node.runtime.jobs import Jobs
 from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 from notebook_cluster.node.runtime.world import CellInfo
