@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from notebook_cluster.agent import AgentSettings, Ready
+from notebook_cluster.agent import AgentReady, AgentSettings
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.node.runtime.node_runtime import NodeRuntime
@@ -162,7 +162,7 @@ async def serve(folder: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Private: it announces nothing on the network and opens no code of its own.
     agent = Agent(AgentSettings(name="local", directory=folder / "agent", private=True, bind="127.0.0.1"))
-    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[AgentReady] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(agent.run(ready.set_result))
     link = await ready
     node = TrainingNode(folder, context)

@@ -14,9 +14,8 @@ import msgspec
 import pytest
 import zmq
 
-from notebook_cluster.agent import Agent, AgentSettings, Ready, SharingEvent
-from notebook_cluster.agent.sharing.presence import Battery, Sensors
-from notebook_cluster.agent.sharing.sleep import SleepWatch
+from notebook_cluster.agent import Agent, AgentReady, AgentSettings, SharingEvent
+from notebook_cluster.agent.sharing.presence import Battery, Sensors, SleepWatch
 from notebook_cluster.link import Dialer, LinkSettings
 from notebook_cluster.pairing import Partner, pair
 from notebook_cluster.protocol import Message
@@ -96,7 +95,7 @@ class SharedAgent:
         )
 
     async def __aenter__(self) -> Self:
-        ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[AgentReady] = asyncio.get_running_loop().create_future()
         self.running = asyncio.create_task(self.agent.run(ready.set_result))
         await asyncio.wait([self.running, ready], return_when=asyncio.FIRST_COMPLETED)
         if self.running.done():

@@ -13,7 +13,7 @@ import zmq
 import zmq.asyncio
 
 from notebook_cluster.agent.kernels.control_socket import MAX_HELD_BYTES, ControlSocket
-from notebook_cluster.agent.kernels.watchdog import Watchdog
+from notebook_cluster.agent.kernels.programs import Watchdog
 from tests.in_loop import in_loop
 
 Heard = list[tuple[str, int, bytes]]

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from notebook_cluster.agent import Limits
-from notebook_cluster.agent.sharing.sleep import SleepWatch
+from notebook_cluster.agent.sharing.presence import SleepWatch
 from notebook_cluster.link import LinkSettings
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import new_identity

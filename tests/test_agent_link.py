@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from notebook_cluster.agent import Agent, AgentSettings, Ready
+from notebook_cluster.agent import Agent, AgentReady, AgentSettings
 from notebook_cluster.agent.devices import CpuProbe, Devices, RocmProbe
 from notebook_cluster.link import LinkSettings
 from notebook_cluster.protocol import peer as p
@@ -24,10 +24,10 @@ SETTINGS = LinkSettings(heartbeat=0.25, suspect=1.5, lost=3.0, outbox_bytes=50_0
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, devices: Devices | None = None) -> AsyncIterator[Ready]:
+async def serving(folder: Path, devices: Devices | None = None) -> AsyncIterator[AgentReady]:
     """An agent in this process."""
     agent = Agent(AgentSettings(name="mini", directory=folder, private=True, bind="127.0.0.1"), SETTINGS, devices)
-    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[AgentReady] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(agent.run(ready.set_result))
     try:
         yield await ready

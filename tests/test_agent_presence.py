@@ -105,15 +105,15 @@ def test_long_work_of_others_is_somebody(clock: list[float]) -> None:
     machine = Machine()
     here = Presence(machine)
     for _ in range(12):
-        here.look()
+        here.poll()
         clock[0] += 5
         machine.total += 5 * 2
-    here.look()
+    here.poll()
     assert here.idle == 0
     assert here.battery == Battery(55, plugged=False)
     for _ in range(100):
         clock[0] += 5
-        here.look()
+        here.poll()
     assert here.idle > 400
 
 
@@ -121,13 +121,13 @@ def test_own_work_and_short_work_are_nobody(clock: list[float]) -> None:
     machine = Machine()
     here = Presence(machine)
     for _ in range(20):
-        here.look()
+        here.poll()
         clock[0] += 5
         machine.total += 5 * 4
         machine.own += 5 * 4
     assert here.idle == math.inf
     machine.total += 5 * 4
-    here.look()
+    here.poll()
     clock[0] += 5
-    here.look()
+    here.poll()
     assert here.idle == math.inf

@@ -8,7 +8,7 @@ import pytest
 
 from notebook_cluster.agent import Limits
 from notebook_cluster.agent.kernels.environment import checked_environment
-from notebook_cluster.agent.sharing.admission import Refusal
+from notebook_cluster.agent.sharing.admission import StartRefused
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import new_identity
 from tests.agent_client import AgentClient, SharedAgent
@@ -85,7 +85,7 @@ async def test_environment_does_not_override_what_the_agent_sets(jupyter_dirs: P
     ],
 )
 def test_environment_that_is_none_is_refused(variables: dict[str, str], words: str) -> None:
-    with pytest.raises(Refusal, match=words):
+    with pytest.raises(StartRefused, match=words):
         checked_environment(variables)
 
 

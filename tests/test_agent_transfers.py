@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from notebook_cluster.agent import Agent, AgentSettings, Limits, Ready
+from notebook_cluster.agent import Agent, AgentReady, AgentSettings, Limits
 from notebook_cluster.agent import transfers as agent_transfers
 from notebook_cluster.link import LinkSettings
 from notebook_cluster.protocol.peer import NodeStarted
@@ -40,7 +40,7 @@ async def connected(folder: Path, limits: Limits | None = None) -> AsyncIterator
     """A client of an agent in this process with node ``desk``, a relay between them, and the node's working folder."""
     settings = AgentSettings(name="mini", directory=folder, private=True, bind="127.0.0.1", limits=limits or Limits())
     agent = Agent(settings, SETTINGS)
-    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[AgentReady] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(agent.run(ready.set_result))
     try:
         here = await ready

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from notebook_cluster.agent.kernels.cell_mark import CellMark as AgentsMark
 from notebook_cluster.magics.execution.interrupts import Press, StopCounter, is_at_rest
-from notebook_cluster.node.runtime.cell_mark import CellMark as KernelsMark
+from notebook_cluster.protocol.cell_mark import CellMark, CellMarkWriter
 from tests.cluster import Watcher, node
 from tests.conftest import wait_until
 from tests.notebook_kernel import Cell
@@ -211,9 +210,9 @@ def test_a_press_wakes_who_waits() -> None:
 
 
 def test_a_kernel_says_which_cell_it_is_in_and_nonsense_is_none(tmp_path: Path) -> None:
-    seen = AgentsMark(tmp_path / "mark")
+    seen = CellMark(tmp_path / "mark")
     assert seen.cell() == 0
-    kernel = KernelsMark(str(seen.path))
+    kernel = CellMarkWriter(str(seen.path))
     kernel.set(12_345)
     assert seen.cell() == 12_345
     kernel.set(0)
@@ -225,5 +224,5 @@ def test_a_kernel_says_which_cell_it_is_in_and_nonsense_is_none(tmp_path: Path) 
     seen.close()
     assert not seen.path.exists()
     assert seen.cell() == 0
-    KernelsMark(str(seen.path)).set(1)  # the agent is gone
+    CellMarkWriter(str(seen.path)).set(1)  # the agent is gone
     assert not seen.path.exists()

@@ -8,9 +8,8 @@ import psutil
 import pytest
 
 from notebook_cluster.agent.devices import CpuProbe, CudaProbe, Devices, MpsProbe, RocmProbe
-from notebook_cluster.agent.leases import DeviceLeases
-from notebook_cluster.agent.machine import host_addresses, machine_id
-from notebook_cluster.agent.sampling import KernelSampler
+from notebook_cluster.agent.machine import KernelSampler, host_addresses, machine_id
+from notebook_cluster.agent.resources import DeviceLeases
 from notebook_cluster.protocol.peer import Device, DeviceSample
 
 GIB = 1024**3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from notebook_cluster.agent import Ready, SharingEvent, SharingFile, shared_machines
+from notebook_cluster.agent import AgentReady, SharingEvent, SharingFile, shared_machines
 from notebook_cluster.protocol import state as s
 from notebook_cluster.protocol.sidebar import ClusterRow, Curve, Overview, Series, ServerInfo, Sharing
 from notebook_cluster.protocol.thinning import evenly
@@ -96,7 +96,7 @@ def test_short_curves_are_left_whole() -> None:
 def test_what_a_shared_agent_says_is_read_until_it_ends(jupyter_dirs: Path) -> None:
     file = SharingFile()
     file.ready(
-        Ready(
+        AgentReady(
             public_key="k",
             port=5,
             pid=os.getpid(),
@@ -117,7 +117,7 @@ def test_what_a_shared_agent_says_is_read_until_it_ends(jupyter_dirs: Path) -> N
 
 def test_the_file_of_an_agent_that_was_killed_is_not_believed(jupyter_dirs: Path) -> None:
     file = SharingFile()
-    file.ready(Ready(public_key="k", port=5, pid=os.getpid(), name="mini"))
+    file.ready(AgentReady(public_key="k", port=5, pid=os.getpid(), name="mini"))
     (path,) = (jupyter_dirs / "run" / "notebook_cluster" / "sharing").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
     # As if this process had got the id of another one that was killed.

@@ -6,33 +6,32 @@ Never imports torch.
 
 From the outside in:
 
-- :mod:`.running`: an agent as a process; :mod:`.service`: :class:`Agent`, from start to end; :mod:`.settings`
-- :mod:`.sharing`: what concerns other people: who may come in, and what the owner allows when a node wants to start;
-  :mod:`.limits`; :mod:`.sharing_limits`: afterwards
+- :mod:`.running`: an agent as a process; :mod:`.service`: :class:`Agent`, from start to end
+- :mod:`.sharing_limits`: what ends kernels here without their coordinator
 - :mod:`.clusters`: a session with each coordinator; :mod:`.host`: the nodes of one cluster here
-- :mod:`.kernels`: processes, what passes between them and the link, what ends with them
+- :mod:`.resources`: what all clusters share, and who uses which accelerator
 - :mod:`.transfers`: files that a coordinator sends; :mod:`.receiving`: how they come into a working folder
-- :mod:`.devices`, :mod:`.leases`, :mod:`.sampling`, :mod:`.machine`, :mod:`.resources`: what is here, who uses it, how
-  full it is; :mod:`.diagnosis`: what the doctor asks
-- :mod:`.events`: what the person at the machine is told; :mod:`.sharing_file`: for the same user's other programs
+- :mod:`.kernels`: processes, what passes between them and the link, what ends with them
+- :mod:`.machine`: what this machine is and how full; :mod:`.diagnosis`: what the doctor asks
+- :mod:`.sharing`: what concerns other people: who may come in, what the owner allows when a node wants to start
+- :mod:`.devices`: what this machine can compute on
+- :mod:`.settings`: how an agent is asked to run; :mod:`.events`: what it tells
 """
 
-from notebook_cluster.agent.events import SharingEvent, Tell
+from notebook_cluster.agent.events import AgentReady, SharedMachine, SharingEvent, SharingFile, Tell, shared_machines
 from notebook_cluster.agent.kernels.programs import FOLLOWS_ALL
-from notebook_cluster.agent.limits import Limits
 from notebook_cluster.agent.running import run_agent
 from notebook_cluster.agent.service import Agent
-from notebook_cluster.agent.settings import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Ready
-from notebook_cluster.agent.sharing_file import SharedMachine, SharingFile, shared_machines
+from notebook_cluster.agent.settings import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Limits
 
 __all__ = [
     "DEFAULT_CODE_MINUTES",
     "DEFAULT_LEASE_S",
     "FOLLOWS_ALL",
     "Agent",
+    "AgentReady",
     "AgentSettings",
     "Limits",
-    "Ready",
     "SharedMachine",
     "SharingEvent",
     "SharingFile",

@@ -1,6 +1,6 @@
 """``python -m notebook_cluster.agent --private``: the agent that a coordinator starts for its own machine.
 
-Prints one line of JSON, the fields of :class:`.service.Ready`, when it can be reached, and nothing after it. Its log is
+Prints one line of JSON, the fields of :class:`.AgentReady`, when it can be reached, and nothing after it. Its log is
 ``agent.log`` in the cluster's folder. Ends with its cluster, or after ``--lease`` seconds without a coordinator.
 """
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from notebook_cluster.agent import DEFAULT_LEASE_S, AgentSettings, Ready, run_agent
-from notebook_cluster.agent.log import log_to_file
+from notebook_cluster.agent import DEFAULT_LEASE_S, AgentReady, AgentSettings, run_agent
+from notebook_cluster.agent.running import log_to_file
 from notebook_cluster.protocol import check_name
 from notebook_cluster.security import private_directory
 
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _print_ready(ready: Ready) -> None:
+def _print_ready(ready: AgentReady) -> None:
     print(msgspec.json.encode(ready).decode(), flush=True)
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from notebook_cluster.agent.events import EventKind, SharingEvent
 from notebook_cluster.agent.host import GRACE_S, ClusterHost
 from notebook_cluster.agent.kernels.emergency_checkpoint import kept_checkpoints
-from notebook_cluster.agent.machine import describe
+from notebook_cluster.agent.machine import MachineSample, describe
 from notebook_cluster.agent.resources import Resources
-from notebook_cluster.agent.sampling import MachineSample
 from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.link import Condition, Session
 from notebook_cluster.protocol.peer import Farewell, KeptCheckpoints, PeerInfo, Released, Slept

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.agent.events import EventKind, SharingEvent
-from notebook_cluster.agent.kernels.cell_mark import CellMark
 from notebook_cluster.agent.kernels.control_socket import ControlSocket
 from notebook_cluster.agent.kernels.emergency_checkpoint import CheckpointKeeper
-from notebook_cluster.agent.kernels.environment import CELL_MARK, Workplace
+from notebook_cluster.agent.kernels.environment import KernelEnvironment
 from notebook_cluster.agent.kernels.kernel import Kernel
 from notebook_cluster.agent.kernels.output_backpressure import OutputHolder
+from notebook_cluster.agent.machine import MachineSample
 from notebook_cluster.agent.resources import Resources
-from notebook_cluster.agent.sampling import MachineSample
-from notebook_cluster.agent.sharing.admission import Applicant, Refusal
+from notebook_cluster.agent.sharing.admission import Applicant, StartRefused
 from notebook_cluster.agent.transfers import FileTransfers
 from notebook_cluster.link import Session
 from notebook_cluster.protocol import encode
+from notebook_cluster.protocol.cell_mark import CELL_MARK, CellMark
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.node import InterruptCell, InterruptSeen
 from notebook_cluster.protocol.peer import (
@@ -85,15 +85,15 @@ class ClusterHost:
         self._control = ControlSocket(resources.context, resources.sockets / f"c{number}", self._from_node)
         self._keeper = CheckpointKeeper(self._control)
         self._holder = OutputHolder(session, self._control)
-        self._place = Workplace(
+        self._environment = KernelEnvironment(
             resources.peer,
             resources.directory,
             folder,
             resources.sockets / f"k{number}",
             resources.sockets / f"m{number}",
         )
-        self._place.mesh_sockets.mkdir(mode=0o700)
-        self._files = FileTransfers(resources.admission.limits, self._place.folder_of, session.send)
+        self._environment.mesh_sockets.mkdir(mode=0o700)
+        self._files = FileTransfers(resources.admission.limits, self._environment.folder_of, session.send)
         session.on_shortened = self._shortened
 
     def inventory(self, ended: str = "") -> Inventory:
@@ -139,7 +139,9 @@ class ClusterHost:
                     self._resources.node_count.drop(kernel)  # the others' next cell need not wait for its end
                     self._spawn(kernel.end("stopped", 0.0 if message.force else GRACE_S))
             case ReadLog():
-                self.session.send(LogLines(node=message.node, lines=self._place.log_lines(message.node, message.lines)))
+                self.session.send(
+                    LogLines(node=message.node, lines=self._environment.log_lines(message.node, message.lines))
+                )
             case AskInventory():
                 self.session.send(self.inventory())
             case FilesRequest():
@@ -176,7 +178,7 @@ class ClusterHost:
         """Close the control socket and remove the mesh's; call after :meth:`end_kernels`."""
         self._files.close()
         self._control.close()
-        shutil.rmtree(self._place.mesh_sockets, ignore_errors=True)
+        shutil.rmtree(self._environment.mesh_sockets, ignore_errors=True)
 
     def _interrupt(self, kernel: Kernel, cell: int) -> None:
         if not cell:
@@ -224,12 +226,12 @@ class ClusterHost:
             )
             kernel.device = self._resources.choose_device(message.device, self.name)
             self._count(kernel)
-            options = self._place.options(
+            options = self._environment.options(
                 message, kernel.device, self._resources.devices, self._control.endpoint, self._resources.node_count
             )
             kernel.mark = CellMark(Path(options.environment[CELL_MARK]))
             process = await kernel.start(self._resources.context, options, self._resources.programs)
-        except (Refusal, OSError, ValueError) as error:
+        except (StartRefused, OSError, ValueError) as error:
             self._refuse(kernel, str(error))
             return
         except Exception as error:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from notebook_cluster.agent.limits import gigabytes
+from notebook_cluster.agent.settings import gigabytes
 from notebook_cluster.protocol.transfers import MOST_FILES, MOST_PATH_CHARACTERS, FileOffer
 
 DIGEST_BYTES = 16

@@ -11,17 +11,16 @@ import zmq
 
 from notebook_cluster.agent.clusters import Clusters
 from notebook_cluster.agent.devices import Devices
-from notebook_cluster.agent.events import SharingEvent, Tell
-from notebook_cluster.agent.kernels.watchdog import Watchdog
+from notebook_cluster.agent.events import AgentReady, SharingEvent, Tell
+from notebook_cluster.agent.kernels.programs import Watchdog
 from notebook_cluster.agent.machine import host_addresses, package_versions
 from notebook_cluster.agent.resources import Resources
-from notebook_cluster.agent.settings import AgentSettings, Ready, lock_data_folder
+from notebook_cluster.agent.settings import AgentSettings, lock_data_folder
 from notebook_cluster.agent.sharing.admission import Admission
 from notebook_cluster.agent.sharing.coordinators import Coordinators
-from notebook_cluster.agent.sharing.presence import Presence, Sensors
-from notebook_cluster.agent.sharing.service import Sharing
-from notebook_cluster.agent.sharing.sleep import SleepWatch
-from notebook_cluster.agent.sharing_limits import Life
+from notebook_cluster.agent.sharing.presence import Presence, Sensors, SleepWatch
+from notebook_cluster.agent.sharing.service import SharingService
+from notebook_cluster.agent.sharing_limits import SharingLimits
 from notebook_cluster.link import LinkSettings, Listener
 from notebook_cluster.pairing import PairingError
 from notebook_cluster.security import (
@@ -76,9 +75,9 @@ class Agent:
         self._watching: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._reason = ""
-        self._sharing: Sharing | None = None
+        self._sharing: SharingService | None = None
 
-    async def run(self, on_ready: Callable[[Ready], None]) -> str:
+    async def run(self, on_ready: Callable[[AgentReady], None]) -> str:
         """Serve until stopped; returns the reason of the end.
 
         Raises:
@@ -145,7 +144,7 @@ class Agent:
         """
         return await self._shared().join(address, code)
 
-    def _shared(self) -> Sharing:
+    def _shared(self) -> SharingService:
         if self._sharing is None or self._stopping.is_set():
             raise RuntimeError(f"{self._settings.name} is not shared: start 'notebook-cluster share' first")
         return self._sharing
@@ -158,18 +157,20 @@ class Agent:
         context: "zmq.Context[zmq.Socket[bytes]]",
         gate: Gate,
         port: int,
-        on_ready: Callable[[Ready], None],
+        on_ready: Callable[[AgentReady], None],
     ) -> None:
         """From the open port to the end of the last kernel."""
         settings = self._settings
         sockets = private_socket_directory()
         self._resources = self._make_resources(sockets)
         self._clusters = Clusters(self._resources, self._coordinators, self._cluster_ended)
-        self._life = Life(self._clusters, self._resources, self._presence, lease=settings.lease, stop=self.stop)
+        self._sharing_limits = SharingLimits(
+            self._clusters, self._resources, self._presence, lease=settings.lease, stop=self.stop
+        )
         announcement = announce("agent", identity.public_key, settings.name)
         try:
             if not settings.private:
-                self._sharing = Sharing(
+                self._sharing = SharingService(
                     settings,
                     identity,
                     context,
@@ -193,15 +194,15 @@ class Agent:
             await asyncio.gather(self._end_everything(), *sharing)
             self._resources.close()
 
-    async def _open_to_others(self, sharing: Sharing) -> None:
+    async def _open_to_others(self, sharing: SharingService) -> None:
         try:
             await sharing.start()
         except PairingError as error:
             raise OSError(str(error)) from None
 
-    def _ready(self, public_key: str, port: int) -> Ready:
+    def _ready(self, public_key: str, port: int) -> AgentReady:
         codes = self._sharing.codes if self._sharing is not None else None
-        return Ready(
+        return AgentReady(
             public_key=public_key,
             port=port,
             pid=os.getpid(),
@@ -241,7 +242,7 @@ class Agent:
     async def _end_everything(self) -> None:
         for task in self._watching:
             task.cancel()
-        self._life.close()
+        self._sharing_limits.close()
         await self._clusters.end_all(self._reason or "the agent ended")
         await self._listener.close(flush=1.0)
         self._clusters.close()
@@ -268,11 +269,11 @@ class Agent:
             look += 1
             try:
                 self._check_sleep()
-                await self._life.check()
+                await self._sharing_limits.check()
                 await self._clusters.sample()
                 if look % _LOOK_EVERY == 0:
                     self._clusters.tell_peer_info()
-                    await asyncio.to_thread(self._resources.programs.look)
+                    await asyncio.to_thread(self._resources.programs.sweep)
                     if self._sharing is not None:
                         self._sharing.announcer.check()
             except Exception:
@@ -286,7 +287,7 @@ class Agent:
         return time.monotonic() - self._clusters.empty_since > self._settings.lease
 
     def _check_trust(self) -> None:
-        for entry in self._coordinators.look():
+        for entry in self._coordinators.take_removed():
             reason = f"trust in {entry.owner} was removed"
             self._tell(SharingEvent("trust-removed", f"{reason}: its kernels are ended", owner=entry.owner))
             self._listener.revoke(entry.key)

@@ -1,14 +1,81 @@
-"""How an agent is asked to run, and what it says when it does."""
+"""How an agent is asked to run, and what the owner of its machine allows."""
 
 import fcntl
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import msgspec
-
-from notebook_cluster.agent.limits import Limits
 from notebook_cluster.security import same_user_keys
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All of them off by default.
+
+    Attributes:
+        max_nodes: kernels at a time, of all clusters together.
+        devices: ids (``cuda:0``) or kinds (``cuda``, ``cpu``) that nodes may use; empty: all.
+        memory_bytes: resident memory of all kernels together; over it the largest is ended.
+        idle_only: kernels only while nobody uses the machine.
+        on_power: battery level in percent; below it, and not on mains, there are no kernels.
+        confirm: the person at the machine is asked before each start.
+        until: wall-clock time (seconds since 1970) at which sharing ends.
+        files_bytes: of files that each cluster may send here with ``%cluster send``.
+        owners: whose clusters may have kernels at a time. All kernels run as one user of this machine, so those of
+            several owners can read each other's files and run code in each other.
+    """
+
+    max_nodes: int | None = None
+    devices: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    idle_only: bool = False
+    on_power: float | None = None
+    confirm: bool = False
+    until: float | None = None
+    files_bytes: int | None = None
+    owners: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_nodes is not None and self.max_nodes < 1:
+            raise ValueError(f"at most {self.max_nodes} nodes: it must be at least 1")
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise ValueError(f"{self.memory_bytes} bytes of memory: it must be above 0")
+        if self.files_bytes is not None and self.files_bytes < 0:
+            raise ValueError(f"{self.files_bytes} bytes of files: it must be 0 or more")
+        if self.owners < 1:
+            raise ValueError(f"{self.owners} owners at a time: it must be at least 1")
+        if self.on_power is not None and not 0 <= self.on_power <= 100:
+            raise ValueError(f"battery level {self.on_power:g}: it must be between 0 and 100 percent")
+
+    def lines(self) -> list[str]:
+        """For people, one line each; empty when nothing is limited."""
+        lines = []
+        if self.max_nodes is not None:
+            lines.append(f"at most {self.max_nodes} {'node' if self.max_nodes == 1 else 'nodes'}")
+        if self.owners > 1:
+            lines.append(f"at most {self.owners} owners at a time, who can reach each other's kernels")
+        if self.devices:
+            lines.append(f"only on {', '.join(self.devices)}")
+        if self.memory_bytes is not None:
+            lines.append(f"{gigabytes(self.memory_bytes)} of memory for all nodes together")
+        if self.files_bytes is not None:
+            lines.append(f"{gigabytes(self.files_bytes)} of files from each cluster")
+        if self.idle_only:
+            lines.append("only while nobody uses the machine")
+        if self.on_power is not None:
+            lines.append(f"on battery only above {self.on_power:g} %")
+        if self.confirm:
+            lines.append("its owner is asked before each start")
+        if self.until is not None:
+            lines.append(f"until {time.strftime('%H:%M', time.localtime(self.until))}")
+        return lines
+
+
+def gigabytes(size: float) -> str:
+    """``8 GB``, ``1.5 GB``, ``200 MB``: decimal units."""
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+
 
 DEFAULT_LEASE_S = 600.0
 DEFAULT_CODE_MINUTES = 120.0
@@ -48,25 +115,6 @@ class AgentSettings:
             raise ValueError(f"port {self.port}: it must be between 0 (any free one) and 65535")
         if not self.code_minutes > 0:
             raise ValueError(f"a code that is valid for {self.code_minutes:g} minutes: it must be above 0")
-
-
-class Ready(msgspec.Struct, frozen=True):
-    """How to reach a running agent. ``pairing_port`` and ``code`` are 0 and empty when no code is open."""
-
-    public_key: str
-    port: int
-    pid: int
-    name: str
-    pairing_port: int = 0
-    code: str = ""
-    hosts: list[str] = []
-    """IPv4 addresses of this machine, 127.0.0.1 last."""
-    fingerprint: str = ""
-
-    @property
-    def host(self) -> str:
-        """The address of this machine that others are most likely to reach."""
-        return self.hosts[0] if self.hosts else "127.0.0.1"
 
 
 def lock_data_folder(settings: AgentSettings) -> IO[bytes]:

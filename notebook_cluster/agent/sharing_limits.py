@@ -9,9 +9,9 @@ from typing import Any
 from notebook_cluster.agent.clusters import Clusters
 from notebook_cluster.agent.events import SharingEvent
 from notebook_cluster.agent.host import ClusterHost
-from notebook_cluster.agent.limits import gigabytes
+from notebook_cluster.agent.machine import memory_of_trees
 from notebook_cluster.agent.resources import Resources
-from notebook_cluster.agent.sampling import memory_of_trees
+from notebook_cluster.agent.settings import gigabytes
 from notebook_cluster.agent.sharing.presence import Presence
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _LOOK_S = 5.0
 """Between two looks at who is here and at the battery: they start programs."""
 
 
-class Life:
+class SharingLimits:
     """Call :meth:`check` about once a second.
 
     Args:
@@ -128,7 +128,7 @@ class Life:
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._looked = now
-            await asyncio.to_thread(self._presence.look)
+            await asyncio.to_thread(self._presence.poll)
         reason = self._admission.objection()
         if reason is not None and not self._clearing and any(host.kernels for host in self._clusters.hosts()):
             self._clearing = True

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from notebook_cluster.agent.limits import Limits
 from notebook_cluster.agent.receiving import FileRefused, Receiving, check_room, free_bytes
+from notebook_cluster.agent.settings import Limits
 from notebook_cluster.protocol.transfers import (
     CHUNK_BYTES,
     EndFiles,

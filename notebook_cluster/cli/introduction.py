@@ -5,14 +5,14 @@ import sys
 import time
 from collections.abc import Iterator
 
-from notebook_cluster.agent import FOLLOWS_ALL, AgentSettings, Ready
+from notebook_cluster.agent import FOLLOWS_ALL, AgentReady, AgentSettings
 from notebook_cluster.security import fingerprint, trusted_coordinators
 
 _QR_BORDER = 2
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-def introduce(ready: Ready, settings: AgentSettings, *, picture: bool) -> None:
+def introduce(ready: AgentReady, settings: AgentSettings, *, picture: bool) -> None:
     """Print everything. On a terminal the code is bold and, with ``picture``, drawn as QR where there is room."""
     terminal = sys.stdout.isatty()
     print("\n".join(how_to_add(ready, settings, bold=terminal)), flush=True)
@@ -41,7 +41,7 @@ def draw_qr(content: str) -> None:
         sys.stdout.flush()
 
 
-def how_to_add(ready: Ready, settings: AgentSettings, *, bold: bool) -> Iterator[str]:
+def how_to_add(ready: AgentReady, settings: AgentSettings, *, bold: bool) -> Iterator[str]:
     """Lines: name, address and code of this machine, and what to type where."""
     from notebook_cluster.discovery import IN_GROUP
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from notebook_cluster.agent import (
     DEFAULT_CODE_MINUTES,
     DEFAULT_LEASE_S,
+    AgentReady,
     AgentSettings,
     Limits,
-    Ready,
     SharingEvent,
     SharingFile,
     run_agent,
 )
-from notebook_cluster.agent.log import log_to_file, log_to_terminal
+from notebook_cluster.agent.running import log_to_file, log_to_terminal
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.console import is_terminal
 from notebook_cluster.cli.secret_code import read_code
@@ -45,7 +45,7 @@ def share(options: argparse.Namespace) -> int:
     terminal = Terminal(settings, interactive=interactive, picture=not options.no_qr, join=chosen)
     file = SharingFile()
 
-    def ready(said: Ready) -> None:
+    def ready(said: AgentReady) -> None:
         terminal.ready(said)
         file.ready(said)
 

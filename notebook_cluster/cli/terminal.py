@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from notebook_cluster.agent import Agent, AgentSettings, Ready, SharingEvent
+from notebook_cluster.agent import Agent, AgentReady, AgentSettings, SharingEvent
 from notebook_cluster.cli.console import Keyboard
 from notebook_cluster.cli.introduction import add_line, introduce
 
@@ -38,7 +38,7 @@ class Terminal:
         self._picture = picture
         self._chosen = join
         self._agent: Agent | None = None
-        self._ready: Ready | None = None
+        self._ready: AgentReady | None = None
         self._questions: dict[int, SharingEvent] = {}
         self._clusters: list[FoundCluster] = []
         """In the order in which they were shown: the first has number 1."""
@@ -46,7 +46,7 @@ class Terminal:
         """Whose code is typed next."""
         self._work: set[asyncio.Task[None]] = set()
 
-    def ready(self, ready: Ready) -> None:
+    def ready(self, ready: AgentReady) -> None:
         """The agent can be reached."""
         self._ready = ready
         introduce(ready, self._settings, picture=self._picture)

@@ -10,10 +10,9 @@ May import: protocol. Called by: agent.
 from collections.abc import Sequence
 from typing import Protocol
 
-from notebook_cluster.agent.devices.cpu import CpuProbe
 from notebook_cluster.agent.devices.cuda import CudaProbe
-from notebook_cluster.agent.devices.mps import MpsProbe
 from notebook_cluster.agent.devices.rocm import RocmProbe
+from notebook_cluster.agent.devices.shared_ram import CpuProbe, MpsProbe
 from notebook_cluster.protocol.peer import Device, DeviceSample
 
 __all__ = ["CpuProbe", "CudaProbe", "Devices", "MpsProbe", "Probe", "RocmProbe"]

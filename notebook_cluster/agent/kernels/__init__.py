@@ -1,12 +1,12 @@
 """Kernels on this peer: the processes, what passes between them and the link, and what ends with them.
 
 - :mod:`.kernel`: one node from StartNode to NodeEnded; :mod:`.environment`: its folders and variables
-- :mod:`.supervisor`: a kernel's process; :mod:`.programs`: what it has started ends with it; :mod:`.watchdog`: also
-  after a SIGKILL of the agent
+- :mod:`.supervisor`: a kernel's process; :mod:`.programs`: what it has started ends with it, also after a SIGKILL of
+  the agent
 - :mod:`.relay`: the Jupyter channels; :mod:`.subshell`: questions that are answered while a cell runs
 - :mod:`.control_socket`: the runtimes' messages, and over it :mod:`.output_backpressure` and
   :mod:`.emergency_checkpoint`
 
-May import: :mod:`..machine`, :mod:`..sharing` (what the owner allows), :mod:`..devices`, and what the agent may. Called
-by: ``agent``'s own files above.
+May import: ``machine``, ``sharing`` (what the owner allows) and ``devices`` of the agent, and what the agent may.
+Called by: the agent's files above.
 """

@@ -4,14 +4,12 @@ import os
 from pathlib import Path
 
 from notebook_cluster.agent.devices import Devices
-from notebook_cluster.agent.kernels.programs import MARK
 from notebook_cluster.agent.kernels.supervisor import KernelOptions, read_tail
-from notebook_cluster.agent.sharing.admission import Refusal
+from notebook_cluster.agent.sharing.admission import StartRefused
 from notebook_cluster.processors import PLACE, NodeCount, count_nodes, thread_variables, threads_for
+from notebook_cluster.protocol.cell_mark import CELL_MARK
 from notebook_cluster.protocol.peer import StartNode
 
-CELL_MARK = MARK
-"""The variable that names the file of :class:`.CellMark`."""
 _KEPT_LOGS = 3
 _MAX_LOG_LINES = 10_000
 _MAX_VARIABLES = 1000
@@ -20,12 +18,12 @@ _OURS = ("NOTEBOOK_CLUSTER_", "JPY_")
 """Beginnings of the variables that no coordinator sets: by them a kernel knows its agent, or a Jupyter above it."""
 
 
-class Workplace:
+class KernelEnvironment:
     """The folders of one cluster: ``work/<folder>/`` and ``logs/<folder>/`` below ``directory``.
 
     Args:
         peer: this machine, as refusals name it.
-        folder: a name that no other cluster here has, see :meth:`.service.Agent`.
+        folder: a name that no other cluster here has, see :meth:`.clusters.Clusters.new_session`.
         sockets: a path whose extensions are the kernels' ipc addresses.
         mesh_sockets: 0700 folder for the sockets between this cluster's kernels.
     """
@@ -48,7 +46,7 @@ class Workplace:
         ``control``: endpoint for its runtime; ``node_count``: has this node in it.
 
         Raises:
-            Refusal: the folder that was asked for does not exist, or the environment is unusable.
+            StartRefused: the folder that was asked for does not exist, or the environment is unusable.
         """
         self._started += 1
         own = {
@@ -93,7 +91,7 @@ class Workplace:
             # A home folder of nobody, a NUL character, a name too long.
             found = False
         if not found:
-            raise Refusal(f"folder {wanted[:200]!r} does not exist on {self._peer}: create it there")
+            raise StartRefused(f"folder {wanted[:200]!r} does not exist on {self._peer}: create it there")
         return directory
 
     def _new_log(self, message: StartNode) -> Path:
@@ -113,13 +111,17 @@ def checked_environment(variables: dict[str, str]) -> dict[str, str]:
     """``variables`` of a coordinator, without those that are not its to set.
 
     Raises:
-        Refusal: they are too many, too long, or no variables.
+        StartRefused: they are too many, too long, or no variables.
     """
     if len(variables) > _MAX_VARIABLES:
-        raise Refusal(f"{len(variables)} environment variables are too many: at most {_MAX_VARIABLES} are taken")
+        raise StartRefused(f"{len(variables)} environment variables are too many: at most {_MAX_VARIABLES} are taken")
     for name, value in variables.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
-            raise Refusal(f"{name[:80]!r} is no environment variable: its name or value has characters that none has")
+            raise StartRefused(
+                f"{name[:80]!r} is no environment variable: its name or value has characters that none has"
+            )
         if len(name) + len(value) > _MAX_VARIABLE_BYTES:
-            raise Refusal(f"environment variable {name[:80]!r} is over {_MAX_VARIABLE_BYTES >> 10} KiB: use a file")
+            raise StartRefused(
+                f"environment variable {name[:80]!r} is over {_MAX_VARIABLE_BYTES >> 10} KiB: use a file"
+            )
     return {name: value for name, value in variables.items() if not name.startswith(_OURS)}

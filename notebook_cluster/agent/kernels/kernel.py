@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 
 import zmq
 
-from notebook_cluster.agent.kernels.cell_mark import CellMark
 from notebook_cluster.agent.kernels.programs import Programs
 from notebook_cluster.agent.kernels.relay import KernelRelay
 from notebook_cluster.agent.kernels.supervisor import KernelOptions, KernelProcess
-from notebook_cluster.agent.sampling import KernelSampler
+from notebook_cluster.agent.machine import KernelSampler
 from notebook_cluster.link import Session
+from notebook_cluster.protocol.cell_mark import CellMark
 from notebook_cluster.protocol.peer import FromKernel, KernelChannel, NodeEnded, NodeStarted
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,17 @@ process group, and with the kernel gone nobody would know whose it is. It is kno
   that could have started it, is the kernel's, whatever it did to its environment.
 
 What a program hands on to a service of the system (cron, systemd, docker, ssh to elsewhere) is not below the agent.
+
+When the agent itself dies without a chance to do so (SIGKILL), :class:`Watchdog` ends kernels and what they started.
+A shell process waits on a pipe from the agent: each line adds or drops a process group. When the pipe closes, because
+the agent ended in whatever way, the groups that are left are killed and the agent's socket folder is removed.
+ipykernel's own check of its parent would end a busy kernel too, but a second later and without its children.
 """
 
 import contextlib
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -24,10 +30,10 @@ from pathlib import Path
 
 import psutil
 
+from notebook_cluster.protocol.cell_mark import CELL_MARK
+
 log = logging.getLogger(__name__)
 
-MARK = "NOTEBOOK_CLUSTER_CELL_MARK"
-"""The variable whose value is another one in each kernel; see :mod:`.environment`."""
 FOLLOWS_ALL = sys.platform == "linux"
 """Whether programs are found that have changed their environment."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -93,7 +99,7 @@ class Programs:
         if self._reaps:
             self._end(None, [])
 
-    def look(self) -> None:
+    def sweep(self) -> None:
         """Now and then: take leave of orphans that have ended by themselves, end those that no kernel here has left."""
         if not self._reaps:
             return
@@ -188,16 +194,16 @@ def below(pid: int) -> list[psutil.Process]:
 
 
 def _mark_of(pid: int) -> str | None:
-    """The value of :data:`MARK` in the environment with which ``pid`` was started; None without one."""
+    """The value of :data:`CELL_MARK` in the environment with which ``pid`` was started; None without one."""
     try:
         if FOLLOWS_ALL:
-            wanted = f"{MARK}=".encode()
+            wanted = f"{CELL_MARK}=".encode()
             for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 if entry.startswith(wanted):
                     return os.fsdecode(entry[len(wanted) :])
             return None
         environment: dict[str, str] = psutil.Process(pid).environ()
-        return environment.get(MARK)
+        return environment.get(CELL_MARK)
     except (psutil.Error, OSError):
         return None
 
@@ -217,3 +223,76 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
+
+
+_SCRIPT = r"""
+groups=' '
+while read -r action group; do
+  case "$action" in
+    add) groups="$groups$group " ;;
+    drop) case "$groups" in *" $group "*) groups="${groups%% $group *} ${groups#* $group }" ;; esac ;;
+  esac
+done
+for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
+# Also what they have started in sessions of its own, as long as it has kept its environment.
+for place in /proc/[0-9]*; do
+  if grep -qaF "NOTEBOOK_CLUSTER_CELL_MARK=$1/" "$place/environ" 2>/dev/null; then
+    kill -s KILL "${place#/proc/}" 2>/dev/null
+  fi
+done
+rm -rf -- "$1"
+"""
+
+
+class Watchdog:
+    """One shell process for the life of the agent.
+
+    Args:
+        directory: the agent's socket folder, removed at the end.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        # A session of its own: a Ctrl-C in the agent's terminal is not for the watchdog, nor is a kill of its group.
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, "notebook-cluster-watchdog", str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the shell."""
+        return self._process.pid
+
+    def add(self, group: int) -> None:
+        """Kill process group ``group`` when the agent ends."""
+        self._tell(f"add {group}\n")
+
+    def drop(self, group: int) -> None:
+        """The group is gone."""
+        self._tell(f"drop {group}\n")
+
+    def close(self) -> None:
+        """Kill what is left, remove the folder, wait for the shell to end."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            # Somebody killed the shell: the kernels' own check of their parent is left.
+            pass

@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from notebook_cluster.agent.kernels.programs import MARK, Programs, below
+from notebook_cluster.agent.kernels.programs import Programs, below
+from notebook_cluster.protocol.cell_mark import CELL_MARK
 
 _TAIL_BYTES = 64 * 1024
 _WAKE_AFTER_S = (0.05, 0.5)
@@ -67,7 +68,7 @@ class KernelProcess:
         self.return_code: int | None = None
         self._programs = programs
         self._below: list[psutil.Process] = []
-        programs.add(self.pid, options.environment.get(MARK, ""))
+        programs.add(self.pid, options.environment.get(CELL_MARK, ""))
 
     @classmethod
     async def start(

@@ -1,10 +1,10 @@
 """What concerns other people: who may come in and with which code, what the owner of the machine allows them.
 
-- :mod:`.service`: the side that faces others, from start to end: :mod:`.codes` for pairing, :mod:`.coordinators` that
-  are trusted, :mod:`.announcing` over mDNS, :mod:`.dialling` to clusters that cannot come here
-- :mod:`.admission`: whether a node may start, by the owner's limits; :mod:`.presence`: is somebody here;
-  :mod:`.sleep`: was the machine asleep
+- :mod:`.service`: the side that faces others, with the codes for pairing; :mod:`.announcing`: over mDNS
+- :mod:`.coordinators`: which are trusted, and going to those that cannot come here
+- :mod:`.admission`: whether a node may start, by the owner's limits; :mod:`.presence`: is somebody here, and was the
+  machine asleep
 
-May import: :mod:`..settings`, :mod:`..events`, :mod:`..devices`, and what the agent may. Called by: ``agent``'s own
-files above, ``kernels`` among them.
+May import: ``devices``, ``settings`` and ``events`` of the agent, and what the agent may. Called by: the agent's files
+above, ``kernels`` and ``machine`` among them.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from notebook_cluster.agent.events import EventKind, SharingEvent, Tell
-from notebook_cluster.agent.limits import Limits, gigabytes
+from notebook_cluster.agent.settings import Limits, gigabytes
 from notebook_cluster.agent.sharing.presence import IDLE_AFTER_S, Presence
 from notebook_cluster.protocol.peer import Device
 
@@ -15,7 +15,7 @@ ANSWER_S = 60.0
 """For the person at the machine to say whether a node may start."""
 
 
-class Refusal(Exception):
+class StartRefused(Exception):
     """A node cannot be started; the text is the one-line reason."""
 
 
@@ -64,13 +64,13 @@ class Admission:
         """Let a node in; ``ticket`` is what :meth:`leave` gets when it is over, also after a refusal.
 
         Raises:
-            Refusal: a limit is in the way, or the person here said no.
+            StartRefused: a limit is in the way, or the person here said no.
         """
         if self.closed:
-            raise Refusal(self.closed)
+            raise StartRefused(self.closed)
         allowed = self.limits.max_nodes
         if allowed is not None and len(self._admitted) >= allowed:
-            raise Refusal(
+            raise StartRefused(
                 f"{self._peer} allows {_nodes(allowed)} at a time and has {_nodes(len(self._admitted))}: remove one "
                 "there, or ask its owner for a higher --max-nodes"
             )
@@ -78,14 +78,14 @@ class Admission:
         self._admitted[ticket] = applicant
         memory, used = self.limits.memory_bytes, self.used_memory
         if memory is not None and used >= memory:
-            raise Refusal(
+            raise StartRefused(
                 f"nodes on {self._peer} use {gigabytes(used)}, its owner allows {gigabytes(memory)}: remove one "
                 "there, or ask its owner for a higher --memory"
             )
         if self.limits.idle_only or self.limits.on_power is not None:
-            await asyncio.to_thread(self._presence.look)
+            await asyncio.to_thread(self._presence.poll)
             if (reason := self.objection()) is not None:
-                raise Refusal(reason)
+                raise StartRefused(reason)
         if self.limits.confirm:
             await self._ask(applicant)
 
@@ -94,7 +94,7 @@ class Admission:
         self._admitted.pop(ticket, None)
 
     def _check_owners(self, applicant: Applicant) -> None:
-        """Refusal when as many others as this machine's owner allows have nodes here."""
+        """StartRefused when as many others as this machine's owner allows have nodes here."""
         others: dict[str, tuple[str, dict[str, None]]] = {}
         for there in self._admitted.values():
             if there.owner_id != applicant.owner_id:
@@ -104,7 +104,7 @@ class Admission:
             return
         who = " and ".join(f"{owner} (cluster {', '.join(clusters)})" for owner, clusters in others.values())
         number = "one owner" if allowed == 1 else f"{allowed} owners"
-        raise Refusal(
+        raise StartRefused(
             f"{self._peer} is used by {who} and is shared with {number} at a time: add it when nodes are removed "
             f"there, or ask its owner to share with --owners {allowed + 1}"
         )
@@ -145,7 +145,7 @@ class Admission:
         return True
 
     async def _ask(self, applicant: Applicant) -> None:
-        """Wait for the person here; Refusal unless it is a yes."""
+        """Wait for the person here; StartRefused unless it is a yes."""
         self._asked += 1
         ticket = self._asked
         question = self._questions[ticket] = asyncio.get_running_loop().create_future()
@@ -159,7 +159,7 @@ class Admission:
             del self._questions[ticket]
         if question.done():
             if not question.result():
-                raise Refusal(f"the person at {self._peer} did not allow it: ask them, then start the node again")
+                raise StartRefused(f"the person at {self._peer} did not allow it: ask them, then start the node again")
             return
         if applicant.gone.is_set():
             reason = f"it is not wanted any more, before the person at {self._peer} answered"
@@ -168,7 +168,7 @@ class Admission:
                 f"nobody at {self._peer} answered within {ANSWER_S:.0f} s: ask its owner, then start the node again"
             )
         self._tell(self._event("confirm-over", f"node {applicant.node}: {reason}", applicant, ticket))
-        raise Refusal(reason)
+        raise StartRefused(reason)
 
     @staticmethod
     def _event(kind: EventKind, text: str, applicant: Applicant, ticket: int) -> SharingEvent:

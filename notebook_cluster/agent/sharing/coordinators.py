@@ -1,8 +1,18 @@
-"""Which coordinators may use this agent: those of the same user on this machine, and those that were paired."""
+"""Which coordinators may use this agent, and going to those that cannot come here.
+
+Those of the same user on this machine may, and those that were paired.
+"""
 
 import threading
+import time
 from pathlib import Path
 
+import zmq
+
+from notebook_cluster.agent.events import SharingEvent, Tell
+from notebook_cluster.link import DialOut, Listener
+from notebook_cluster.link.tcp import host_port
+from notebook_cluster.pairing import PairingError, ask, pair
 from notebook_cluster.security import Trusted, TrustStore, owner, same_user_keys, trusted_coordinators
 
 
@@ -43,7 +53,7 @@ class Coordinators:
         """Whether it came in as this user's, without pairing."""
         return self.store.find(key) is None
 
-    def look(self) -> list[Trusted]:
+    def take_removed(self) -> list[Trusted]:
         """Those that are trusted no more since the last call."""
         with self._lock:
             before, self._let_in = self._let_in, {}
@@ -58,3 +68,112 @@ class Coordinators:
 
     def _paired(self) -> dict[str, Trusted]:
         return {entry.key: entry for entry in self.store.entries()}
+
+
+class Dialling:
+    """The clusters to which one agent goes.
+
+    Args:
+        name: of the agent; ``key``: its public key.
+        store: the coordinators that it trusts, with the address of each one's reception.
+        listener: has the connections.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        name: str,
+        key: str,
+        store: TrustStore,
+        listener: Listener,
+        tell: Tell,
+    ) -> None:
+        self._context = context
+        self._name = name
+        self._key = key
+        self._store = store
+        self._listener = listener
+        self._tell = tell
+        self._made: dict[str, DialOut] = {}
+
+    async def join(self, address: str, code: str = "") -> Trusted:
+        """Go to the cluster at ``address`` ("HOST:PORT" of its pairing, or without a code also of its reception), and
+        keep the connection; returns whose it is.
+
+        Raises:
+            PairingError: it cannot be reached, the code is wrong, or it is not known and there is no code.
+            ValueError: it has another key than before, or ``address`` is none.
+        """
+        trusted = await self._pair(address, code) if code else await self._known(address)
+        if trusted.address not in self._made:
+            self._made[trusted.address] = self._listener.dial_out(
+                trusted.address,
+                trusted.key,
+                lambda condition, reason: self._changed(trusted, condition, reason),
+            )
+        return trusted
+
+    def forget(self, key: str) -> None:
+        """``key`` is trusted no more, and the listener has ended its connections."""
+        self._made = {address: made for address, made in self._made.items() if made.server_key != key}
+
+    async def _pair(self, address: str, code: str) -> Trusted:
+        partner = await pair(
+            self._context, address, code, identity_key=self._key, role="peer", name=self._name, owner=owner()
+        )
+        trusted = Trusted(
+            name=partner.name,
+            key=partner.key,
+            owner=partner.owner,
+            address=host_port(partner.host, partner.port),
+            since=time.time(),
+        )
+        self._store.add(trusted)
+        self._tell(
+            SharingEvent(
+                "paired",
+                f"paired with cluster {partner.name} of {partner.owner} at {address}: they may run code "
+                "here from now on",
+                owner=partner.owner,
+                cluster=partner.name,
+            )
+        )
+        return trusted
+
+    async def _known(self, address: str) -> Trusted:
+        """The cluster at ``address`` that was paired before, at the address where it can be dialled."""
+        entries = [entry for entry in self._store.entries() if entry.address]
+        for entry in entries:
+            if entry.address == address:
+                return entry
+        host = address.rpartition(":")[0]
+        try:
+            here = await ask(self._context, address)
+        except PairingError as error:
+            # Its invitation may be over and the cluster still there.
+            same_host = [entry for entry in entries if entry.address.rpartition(":")[0] == host]
+            if len(same_host) == 1:
+                return same_host[0]
+            raise PairingError(
+                f"no cluster at {address} is known here ({error}): give the code that '%cluster invite' shows there "
+                "with --code"
+            ) from None
+        # A claim so far, but the link accepts nobody but the holder of the pinned key.
+        known = self._store.find(here.key)
+        if known is None:
+            raise PairingError(
+                f"cluster {here.name} of {here.owner} at {address} is not known here: give the code that '%cluster "
+                "invite' shows there with --code"
+            )
+        self._store.set_address(known.key, f"{host}:{here.port}")
+        return self._store.find(known.key) or known
+
+    def _changed(self, trusted: Trusted, condition: str, reason: str) -> None:
+        self._tell(
+            SharingEvent(
+                "dial",
+                f"{trusted.owner} at {trusted.address}: {condition}{f', {reason}' if reason else ''}",
+                owner=trusted.owner,
+                cluster=trusted.name,
+            )
+        )

@@ -1,4 +1,7 @@
-"""Whether somebody uses this machine, and its battery: what the limits ``idle_only`` and ``on_power`` look at."""
+"""Whether somebody uses this machine, its battery, and whether it was asleep.
+
+What the limits ``idle_only`` and ``on_power`` look at, and what coordinators are told after sleep.
+"""
 
 import contextlib
 import math
@@ -7,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,11 +71,11 @@ class Sensors:
 
 
 class Presence:
-    """Is somebody here? Call :meth:`look` every few seconds, in a worker thread.
+    """Is somebody here? Call :meth:`poll` every few seconds, in a worker thread.
 
     Attributes:
-        idle: seconds since somebody used this machine, as far as was seen by the last look; infinity for never.
-        battery: at the last look.
+        idle: seconds since somebody used this machine, as far as was seen by the last poll; infinity for never.
+        battery: at the last poll.
     """
 
     def __init__(self, sensors: Sensors) -> None:
@@ -84,7 +87,7 @@ class Presence:
         self.idle = math.inf
         self.battery: Battery | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask the sensors."""
         now = time.monotonic()
         self.battery = self._sensors.battery()
@@ -181,3 +184,39 @@ def _run(tool: str, *arguments: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.decode(errors="replace")
+
+
+SLEPT_S = 3.0
+"""A shorter gap is none: clocks are not read at the same moment."""
+
+
+class SleepWatch:
+    """Compares a clock that goes on during sleep with one that stands still.
+
+    Linux and macOS have such a pair, which setting the time of day leaves alone. Elsewhere it is the wall clock
+    against the monotonic one, and a wall clock that somebody sets forward looks like sleep.
+
+    Args:
+        through: seconds of a clock that goes on during sleep.
+        awake: seconds of one that does not.
+    """
+
+    def __init__(self, through: Callable[[], float] | None = None, awake: Callable[[], float] | None = None) -> None:
+        self._through = through or _through_sleep
+        self._awake = awake or time.monotonic
+        self._offset = self._difference()
+
+    def check(self) -> float:
+        """Seconds of sleep since the last call; 0.0 for none."""
+        offset = self._difference()
+        slept, self._offset = offset - self._offset, offset
+        return slept if slept > SLEPT_S else 0.0
+
+    def _difference(self) -> float:
+        return self._through() - self._awake()
+
+
+def _through_sleep() -> float:
+    # macOS calls CLOCK_MONOTONIC what goes on during sleep; Python's monotonic() is another clock there.
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC if sys.platform == "darwin" else None)
+    return time.time() if clock is None else time.clock_gettime(clock)

@@ -1,21 +1,143 @@
-"""The side of a shared agent that faces other people: codes, whom it trusts, the announcement, going to clusters."""
+"""The side of a shared agent that faces other people: its codes, the announcement, going to clusters."""
+
+import time
+from collections.abc import Callable
 
 import zmq
 
 from notebook_cluster.agent.devices import Devices
-from notebook_cluster.agent.events import Tell
+from notebook_cluster.agent.events import EventKind, SharingEvent, Tell
 from notebook_cluster.agent.settings import AgentSettings
 from notebook_cluster.agent.sharing.announcing import Announcer
-from notebook_cluster.agent.sharing.codes import Codes
-from notebook_cluster.agent.sharing.coordinators import Coordinators
-from notebook_cluster.agent.sharing.dialling import Dialling
+from notebook_cluster.agent.sharing.coordinators import Coordinators, Dialling
 from notebook_cluster.link import Listener
+from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
-from notebook_cluster.security import Gate, Identity, Trusted, owner
+from notebook_cluster.security import Gate, Identity, OpenCode, Trusted, TrustStore, new_code, owner
 
 
-class Sharing:
+class PairingCodes:
+    """One code at a time: the one that the person gave, for many coordinators, or made-up ones, each for one.
+
+    Args:
+        port: where the agent listens; a fixed one is followed by the pairing port.
+        here: what the agent is.
+        on_port: called with the port on which a code is open, 0 when none is any more.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        store: TrustStore,
+        context: zmq.Context[zmq.Socket[bytes]],
+        gate: Gate,
+        *,
+        here: Callable[[], Here],
+        tell: Tell,
+        on_port: Callable[[int], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._tell = tell
+        self._on_port = on_port
+        self._open: OpenCode | None = None
+        self._port = 0
+        port = settings.port + 1 if 0 < settings.port < 65535 else 0
+        self._host = PairingHost(
+            context,
+            f"tcp://{settings.bind}:{port}",
+            gate=gate,
+            here=here,
+            on_paired=self._paired,
+            on_attempt=lambda line: self._say("attempt", f"pairing: {line}"),
+        )
+        self._host.on_closed = self._closed
+
+    @property
+    def code(self) -> str:
+        """The code that is open, or empty."""
+        return self._host.code.code if self._host.code is not None else ""
+
+    @property
+    def port(self) -> int:
+        """Where it is open; 0 when none is."""
+        return self._port if self._host.is_open else 0
+
+    def start(self) -> None:
+        """Open the first code.
+
+        Raises:
+            OSError: the port is taken.
+            ValueError: the code that was given is unusable.
+        """
+        given = self._settings.code
+        if given:
+            self._use(OpenCode(given, single_use=False, valid_s=self._settings.code_minutes * 60))
+        else:
+            self.new()
+
+    def new(self) -> str:
+        """Open a made-up code for one coordinator in the place of the present one, and return it.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        code = new_code()
+        self._use(OpenCode(code, single_use=True))
+        return code
+
+    def close(self) -> None:
+        """Nobody can pair from now on."""
+        self._host.close()
+
+    def _use(self, code: OpenCode) -> None:
+        port = self._port = self._host.open(code)
+        self._open = code
+        self._on_port(port)
+        how = "one coordinator" if code.single_use else f"coordinators, for {self._settings.code_minutes:g} minutes"
+        # Not the code itself: this text goes into the log.
+        self._say("code-opened", f"a code for {how} is open on port {port}", code=code.code, port=port)
+
+    def _paired(self, partner: Partner) -> str | None:
+        """Keep the key of a coordinator; why not, or None."""
+        entry = Trusted(name=partner.name, key=partner.key, owner=partner.owner, since=time.time())
+        try:
+            self._store.add(entry)
+        except (OSError, ValueError) as error:
+            # A changed key of a known owner among them: that must not go by unseen.
+            self._say("warning", f"not paired with {partner.owner} at {partner.host}: {error}", owner=partner.owner)
+            return str(error)
+        self._say(
+            "paired",
+            f"paired with {partner.owner} at {partner.host}, who may run code here from now on",
+            owner=partner.owner,
+            cluster=partner.name,
+        )
+        return None
+
+    def _closed(self, reason: str) -> None:
+        """The open code came to its end."""
+        code, self._open = self._open, None
+        if code is not None and code.single_use and code.right_count:
+            try:
+                self.new()
+                return
+            except OSError as error:
+                reason = f"no new code could be opened: {error}"
+        self._on_port(0)
+        if code is not None and code.tries_left <= 0:
+            self._say("code-dead", f"the code is dead, {reason}: nobody can pair until a new code is asked for")
+        else:
+            self._say("code-closed", f"the code is closed, {reason}: nobody can pair until a new code is asked for")
+
+    def _say(
+        self, kind: EventKind, text: str, *, owner: str = "", cluster: str = "", code: str = "", port: int = 0
+    ) -> None:
+        self._tell(SharingEvent(kind, text, owner=owner, cluster=cluster, code=code, port=port))
+
+
+class SharingService:
     """From :meth:`start` to :meth:`close`.
 
     Args:
@@ -43,7 +165,7 @@ class Sharing:
         self._port = port
         store = coordinators.store
         self.announcer = Announcer(settings.name, identity.public_key, port, devices.summary, tell)
-        self.codes = Codes(
+        self.codes = PairingCodes(
             settings, store, context, gate, here=self._here, tell=tell, on_port=self.announcer.set_pairing_port
         )
         self._dialling = Dialling(context, settings.name, identity.public_key, store, listener, tell)

@@ -19,12 +19,12 @@ from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.node.runtime import world
 from notebook_cluster.node.runtime.agent_socket import Control
 from notebook_cluster.node.runtime.blocked import BlockedWaits
-from notebook_cluster.node.runtime.cell_mark import CellMark
 from notebook_cluster.node.runtime.interrupts import deferred_interrupts, interrupt_main_thread
 from notebook_cluster.node.runtime.jobs import Jobs
 from notebook_cluster.node.runtime.output_backpressure import OutputGate
 from notebook_cluster.node.runtime.rosters import Rosters
 from notebook_cluster.node.runtime.telemetry import TelemetryKeeper
+from notebook_cluster.protocol.cell_mark import CELL_MARK, CellMarkWriter
 from notebook_cluster.protocol.introspection import FetchVariables
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.node import (
@@ -94,7 +94,7 @@ class NodeRuntime:
         self._stopped_cells: set[int] = set()
         """Cells that a Stop reached before they began."""
         self.output_gate = OutputGate()
-        self._mark = CellMark(os.environ.get("NOTEBOOK_CLUSTER_CELL_MARK", ""))
+        self._mark = CellMarkWriter(os.environ.get(CELL_MARK, ""))
         self._loop = IOThread("notebook-cluster-node")
         self._loop.start()
         self._jobs = Jobs(lambda text: self.send_control(NodeLog(level="error", text=f"{name}: {text}")))
