@@ -55,6 +55,8 @@ def test_every_strategy_leaves_all_nodes_with_one_state_after_every_round() -> N
         for name, made in {
             "streaming": "nc.DiLoCo(model, every=6, name='streaming', fragments=3, overlap=2)",
             "sparse": "nc.SparseLoCo(model, every=3, name='sparse', overlap=1)",
+            "topk": "nc.LocalSGD(model, every=3, name='topk', codec='topk-256')",
+            "randomk": "nc.LocalSGD(model, every=3, name='randomk', codec='randomk-1024')",
             "quorum": "nc.DiLoCo(model, every=4, name='quorum', quorum=2, grace=0.2, codec='int8')",
         }.items():
             said = said_by_all(

@@ -191,6 +191,27 @@ def test_torch_and_mlx_make_the_same_steps_where_numbers_are_exact(tmp_path: Pat
         np.testing.assert_array_equal(results["m"][number], theta)
 
 
+@pytest.mark.parametrize("codec", ["topk", "randomk-256"])
+def test_torch_and_mlx_make_the_same_steps_of_what_some_numbers_say(tmp_path: Path, codec: str) -> None:
+    def cell(node: Node) -> list[Any]:
+        adapter = adapted(node, seed=node.rank())
+        sgd = mlx_optim.SGD(0.25) if is_mlx(node) else torch.optim.SGD(adapter.model.parameters(), lr=0.25)
+        sync = nc.DataParallel(adapter.model, sgd, codec=codec, resend=None)
+        states = []
+        for step in range(6):
+            assert sync.step(samples=4 + 8 * node.rank(), **give(adapter, values(10 * step + node.rank()))) is not None
+            states.append(adapter.read())
+        return states
+
+    with Cluster(["t", "m"], tmp_path) as cluster:
+        results = cluster.run(on_this_thread(cell))
+    before = values(0)
+    for mine, theirs in zip(results["t"], results["m"], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert 0 < np.count_nonzero(mine - before) <= (256 if codec == "randomk-256" else 2 * 64)
+        before = mine
+
+
 def test_torch_and_mlx_drift_by_last_bits_and_are_equal_after_each_resend(tmp_path: Path) -> None:
     held: dict[str, dict[int, Any]] = {"t": {}, "m": {}}
 

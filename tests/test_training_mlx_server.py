@@ -81,13 +81,14 @@ def test_several_nodes_are_one_machine_and_one_of_them_has_the_moments(tmp_path:
 
 
 @pytest.mark.parametrize("names", [["t0", "m1", "t2"], ["m0", "t1"]], ids=["torch serves", "mlx serves"])
-def test_torch_and_mlx_hold_the_same_bits_after_every_step(tmp_path: Path, names: list[str]) -> None:
+@pytest.mark.parametrize("codec", ["float32", "topk", "randomk-256"])
+def test_torch_and_mlx_hold_the_same_bits_after_every_step(tmp_path: Path, names: list[str], codec: str) -> None:
     states: dict[str, list[bytes]] = {}
 
     def cell(node: Node) -> None:
         adapter = adapted(node, seed=node.rank())
         adam = mlx_optim.Adam(0.01) if is_mlx(node) else torch.optim.Adam(adapter.model.parameters(), lr=0.01)
-        sync = nc.DataParallel(adapter.model, adam, mode="server")
+        sync = nc.DataParallel(adapter.model, adam, mode="server", codec=codec)
         for step in range(5):
             gradient = np.random.default_rng([step, node.rank()]).standard_normal(adapter.layout.size)
             sync.step(samples=8 + node.rank(), **give(adapter, gradient.astype(np.float32)))

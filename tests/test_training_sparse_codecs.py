@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.codecs import DamagedError, WireFormat, get_codec
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import Applied, Arrived, Commit
+from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Seal
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import bits_float
 from notebook_cluster.rounds.numerics.weighted_mean import (
@@ -548,6 +549,34 @@ def test_a_contribution_of_bytes_that_no_codec_writes_is_refused_and_its_node_na
         warned = [text for level, text in cluster.told if level == "warning"]
         assert "the work of 'c' for round 2 holds NaN or infinity, or is damaged: it is not used" in warned
     assert spoiled
+
+
+def test_a_mean_of_another_size_that_its_owner_did_not_send_does_not_hold_the_round_up(tmp_path: Path) -> None:
+    """Of randomk one to three contributions may be sent on, so a wrong size can fit."""
+    wrong: list[str] = []
+
+    class Lying(Cluster):
+        def carry(self, sender: Node, receiver: str, header: JobFrame, payload: bytes) -> None:
+            if header.kind == "mean" and header.round == 2 and receiver == "b" and sender.name == "a":
+                lie = structs.replace(header, total=3 * header.total, offset=0)
+                self.nodes["b"].deliver_frame("c", lie, b"nonsense")
+                super().carry(sender, receiver, header, payload)
+                self.nodes["b"].deliver_frame("c", structs.replace(lie, total=5 * header.total), b"nonsense")
+                wrong.append(receiver)
+            else:
+                super().carry(sender, receiver, header, payload)
+
+    seals: list[tuple[int, int]] = []
+
+    def watch(towards: str, node: str, message: Any) -> None:
+        if isinstance(message, Seal) and node == "a":
+            seals.append((message.round, message.attempt))
+
+    with Lying(NODES, tmp_path) as cluster:
+        cluster.watch = watch
+        assert_equal_models(cluster.run(averaged(4, codec="randomk")))
+    assert wrong
+    assert seals == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------
