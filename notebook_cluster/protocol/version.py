@@ -1,7 +1,7 @@
 """The package's version and the number that must match between two machines."""
 
 VERSION = "0.1.0"
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 def mismatch(peer: str, theirs: int) -> str | None:
