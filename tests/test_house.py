@@ -1,10 +1,11 @@
 """The package stays one in which a new engineer finds the way: the bounds of :mod:`tests.house`."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.house import MOST, measure
+from tests.house import MOST, PACKAGE, ROOT, measure
 
 
 def test_the_package_is_within_its_bounds() -> None:
@@ -48,3 +49,17 @@ def test_a_file_that_is_too_long_is_named(small: Path) -> None:
         f"too long: small_house/long.py, {MOST['longest file'] + 1} lines"
         in measure("small_house", small.parent).lines()
     )
+
+
+def test_every_file_that_the_architecture_page_names_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([\w./]+\.(?:py|tsx?|js))`", text))
+    assert "coordinator/inbox.py" in named
+    folders = [ROOT, ROOT / PACKAGE, ROOT / "labextension" / "src", ROOT / "labextension" / "src" / "sidebar"]
+    known = {file.name for folder in (PACKAGE, "labextension/src") for file in (ROOT / folder).rglob("*.*")}
+    missing = [
+        name
+        for name in sorted(named)
+        if not any((folder / name).is_file() for folder in folders) and ("/" in name or name not in known)
+    ]
+    assert missing == []
