@@ -1,6 +1,7 @@
 """topk and randomk as codecs of every strategy: the mean over all, late contributions, error feedback, bad bytes."""
 
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -619,6 +620,23 @@ def test_more_fragments_than_chunks_are_named(tmp_path: Path) -> None:
     with Cluster(["a"], tmp_path) as cluster:
         result = cluster.run(lambda node: nc.DiLoCo(wide(), codec="topk", fragments=4))["a"]
     assert "'topk' sends in 3 blocks of 4096: use fragments=3 or fewer" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("codec", "momentum", "warns"),
+    [("topk", 0.9, True), ("randomk-256", 0.5, True), ("topk", 0.0, False), ("int4", 0.9, False)],
+)
+def test_momentum_on_top_of_what_is_kept_back_is_warned_of(
+    tmp_path: Path, codec: str, momentum: float, warns: bool
+) -> None:
+    with Cluster(["a"], tmp_path) as cluster, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        cluster.run(lambda node: nc.DiLoCo(wide(), codec=codec, outer_momentum=momentum) and None, main="a")
+    said = [str(warning.message) for warning in told if "keeps most of a round's work back" in str(warning.message)]
+    assert bool(said) == warns
+    if warns:
+        assert said[0].startswith(f"codec={codec!r} ")
+        assert f"outer_momentum={momentum:g} multiplies it" in said[0]
 
 
 def test_one_codec_has_one_name(tmp_path: Path) -> None:

@@ -88,6 +88,16 @@ class Strategy:
         check_streaming(self.every, self.fragments, self.overlap, self.mix)
 
     @property
+    def overshoots(self) -> str:
+        """A line on what momentum does to a codec that keeps most of the work back; empty: nothing to say."""
+        if not self.outer_momentum or self.codec.partition("-")[0] not in SPARSE_NAMES:
+            return ""
+        return (
+            f"codec={self.codec!r} keeps most of a round's work back, and outer_momentum={self.outer_momentum:g} "
+            "multiplies it when it comes: rounds may overshoot. Use outer_momentum=0 with outer_lr=1, or nc.SparseLoCo"
+        )
+
+    @property
     def period(self) -> str:
         """``every`` as people read it and as nodes compare it."""
         text = str(self.every) if isinstance(self.every, Seconds) else f"{self.every} steps"

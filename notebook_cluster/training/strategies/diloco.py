@@ -15,6 +15,7 @@ order in which it happens:
    trained since the boundary stays on top of it (:meth:`.Replica.apply`).
 """
 
+import warnings
 from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
@@ -98,6 +99,7 @@ class DiLoCo(OuterRate):
         outer_momentum: mu; nesterov: False for heavy-ball momentum.
         codec: ``float32`` (exact), or smaller, with error feedback: ``fp16``, ``bf16``, ``int8``, ``int4``, ``e3m0``,
             or some elements only: ``topk`` and ``randomk`` send 64 of each 4096, ``topk-256`` and ``randomk-256`` 256.
+            With these use ``outer_momentum=0`` and ``outer_lr=1``.
         quorum: None waits for every node. Otherwise a round waits until so many nodes (0.75: this share of them) are at
             the boundary; the others then come with the steps they have, or miss the round and bring their work to the
             next one.
@@ -156,6 +158,8 @@ class DiLoCo(OuterRate):
             mix=mix,
             patience=patience,
         )
+        if strategy.overshoots:
+            warnings.warn(strategy.overshoots, RuntimeWarning, stacklevel=2)
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
 
     @property
