@@ -1,6 +1,7 @@
 """What panels and reports show of a cluster, but for the curves; and what of it outlives the coordinator."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,70 +29,56 @@ _MAX_TEXT = 200
 _MAX_PACKAGES = 64
 
 
+@dataclass(kw_only=True)
 class ClusterViews:
     """Makes what views show of the parts of a coordinator."""
 
-    def __init__(
-        self,
-        core: Core,
-        *,
-        delivery: Delivery,
-        views: ViewServer,
-        measurements: Measurements,
-        global_models: GlobalModels,
-        runner: RoundRunner,
-        signs: SignsOfLife,
-        replay: Replay,
-        finding: PeerFinder,
-        trust: Trust,
-        invitation: InvitationHost,
-    ) -> None:
-        self._core = core
-        self._delivery = delivery
-        self._views = views
-        self._measurements = measurements
-        self._global_models = global_models
-        self._runner = runner
-        self._signs = signs
-        self._replay = replay
-        self._finding = finding
-        self._trust = trust
-        self._invitation = invitation
+    core: Core
+    delivery: Delivery
+    views: ViewServer
+    measurements: Measurements
+    global_models: GlobalModels
+    runner: RoundRunner
+    signs: SignsOfLife
+    replay: Replay
+    finding: PeerFinder
+    trust: Trust
+    invitation: InvitationHost
 
     def cluster(self) -> ClusterView:
         """Everything that a panel shows, except the curves."""
-        state = self._core.state
+        state = self.core.state
         cells = list(state.cells.values())
         current = state.running() or (cells[-1] if cells else None)
         return ClusterView(
             name=state.cluster, epoch=state.epoch, generation=state.generation,
             started=state.started, now=time.time(), nodes=self.nodes(), peers=self.peers(),
             jobs=self.jobs(), cell=cell_view(current) if current is not None else None,
-            queued=len(state.queue()), events=list(self._core.events), directory=state.directory,
-            run_log=str(self._core.journal.path), invitation=self._invitation.view(), kernels=dict(self._views.kernels),
+            queued=len(state.queue()), events=list(self.core.events), directory=state.directory,
+            run_log=str(self.core.journal.path), invitation=self.invitation.view(), kernels=dict(self.views.kernels),
         )  # fmt: skip
 
     def jobs(self) -> list[JobView]:
         """The jobs, with how long their nodes waited and the newest loss of the global model."""
-        waits = self._core.journal.committed.waits
+        waits = self.core.journal.committed.waits
         return [
-            self._global_models.shown_in(msgspec.structs.replace(job, waits=waits(job.name)))
-            for job in self._runner.job_views()
+            self.global_models.shown_in(msgspec.structs.replace(job, waits=waits(job.name)))
+            for job in self.runner.job_views()
         ]
 
     def history(self) -> RunHistory:
         """What a report says about the run beside the curves: rounds with who waited for whom, checkpoints, cells,
         versions."""
-        cells, committed = list(self._core.state.cells.values()), self._core.journal.committed
+        cells, committed = list(self.core.state.cells.values()), self.core.journal.committed
         return RunHistory(
-            rounds=committed.rounds, rounds_seen=committed.seen, checkpoints=self._runner.checkpoints,
+            rounds=committed.rounds, rounds_seen=committed.seen, checkpoints=self.runner.checkpoints,
             cells=[cell_view(cell) for cell in cells[-MAX_CELLS:]], cells_seen=len(cells), peers=self.versions(),
         )  # fmt: skip
 
     def versions(self) -> list[PeerVersions]:
         """What the connected peers said about themselves."""
         rows = []
-        for link in self._delivery.links.values():
+        for link in self.delivery.links.values():
             if link.info is not None:
                 packages = list(link.info.packages.items())[:_MAX_PACKAGES]
                 rows.append(
@@ -108,25 +95,25 @@ class ClusterViews:
         """What is kept on disk; ``ended``: why the cluster is over, or empty."""
         # No code stands in a file that outlives the cluster.
         state = msgspec.structs.replace(self.cluster(), invitation="")
-        return LastView(state=state, checkpoints=self._runner.checkpoints, peers=self.versions(), ended=ended)
+        return LastView(state=state, checkpoints=self.runner.checkpoints, peers=self.versions(), ended=ended)
 
     def take_over(self, last: LastView) -> None:
         """Go on from what the coordinator before this one has shown."""
-        self._core.events.extend(last.state.events)
-        self._views.kernels |= last.state.kernels
-        self._runner.take_over(last.state.nodes, last.checkpoints)
-        self._global_models.take_over(last.state.jobs)
+        self.core.events.extend(last.state.events)
+        self.views.kernels |= last.state.kernels
+        self.runner.take_over(last.state.nodes, last.checkpoints)
+        self.global_models.take_over(last.state.jobs)
 
     # ---- nodes
 
     def nodes(self) -> list[NodeView]:
         """The nodes as panels show them, in order of joining."""
-        facts = self._runner.node_facts()
-        nodes = sorted(self._core.state.nodes.values(), key=lambda node: node.order)
+        facts = self.runner.node_facts()
+        nodes = sorted(self.core.state.nodes.values(), key=lambda node: node.order)
         return [self._node(node, facts.get(node.name, {})) for node in nodes]
 
     def _node(self, node: Node, facts: dict[str, Any]) -> NodeView:
-        state, measured = self._core.state, self._measurements
+        state, measured = self.core.state, self.measurements
         running = state.running()
         devices = state.peers[node.peer].devices
         device = next((d for d in devices if d[0] == (node.device or "cpu")), ("cpu", "cpu", 0, False))
@@ -147,21 +134,21 @@ class ClusterViews:
             temperature=finite(last.temperature) if last is not None else None, step=telemetry.step,
             loss=telemetry.loss, scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
             waiting=telemetry.waiting, threads=telemetry.threads, threads_chosen=telemetry.threads_chosen,
-            replaying=self._replay.progress(node.name),
+            replaying=self.replay.progress(node.name),
             left_out="" if condition == "dead" else describe_left_out(node.name, node.left_out),
             **{name: value for name, value in facts.items() if name != "refused"},
         )  # fmt: skip
 
     def _condition(self, node: Node, facts: dict[str, Any]) -> tuple[str, str]:
         """How a node is, for people, and why."""
-        link = self._delivery.links.get(node.peer)
+        link = self.delivery.links.get(node.peer)
         if node.condition == "ok" and link is not None and link.condition == "suspect":
             return "suspect", node.reason
-        if node.condition == "ok" and (trouble := self._signs.trouble(node.name)):
+        if node.condition == "ok" and (trouble := self.signs.trouble(node.name)):
             return "suspect", trouble
         if node.condition == "lost" and link is not None and link.asleep:
             return "asleep", link.why
-        if node.condition == "ok" and node.name in self._replay.names():
+        if node.condition == "ok" and node.name in self.replay.names():
             return "replaying", node.reason
         if node.condition == "ok" and facts.get("refused"):
             return "refused", facts["refused"]
@@ -171,14 +158,14 @@ class ClusterViews:
 
     def peers(self) -> list[PeerView]:
         """The peers of this cluster, then those that were found."""
-        found = {candidate.key: candidate for candidate in self._finding.candidates()}
+        found = {candidate.key: candidate for candidate in self.finding.candidates()}
         rows: list[PeerView] = []
-        for peer in self._core.state.peers.values():
+        for peer in self.core.state.peers.values():
             if peer.dropped:
                 continue
-            link, candidate = self._delivery.links.get(peer.name), found.pop(peer.key, None)
+            link, candidate = self.delivery.links.get(peer.name), found.pop(peer.key, None)
             round_trip, jitter = (link.dialer.round_trip, link.dialer.jitter) if link is not None else (None, None)
-            battery, plugged = self._measurements.power(peer.name)
+            battery, plugged = self.measurements.power(peer.name)
             rows.append(
                 PeerView(
                     name=peer.name, key=peer.key, address=peer.address.removeprefix("tcp://"),
@@ -193,9 +180,9 @@ class ClusterViews:
                     slept=link.slept if link is not None else None, battery=battery, plugged=plugged,
                 )
             )  # fmt: skip
-        trusted = self._trust.keys()
-        rows += [found_view(candidate, self._trust, trusted) for candidate in found.values()]
-        return rows + self._finding.silent_views()
+        trusted = self.trust.keys()
+        rows += [found_view(candidate, self.trust, trusted) for candidate in found.values()]
+        return rows + self.finding.silent_views()
 
 
 class ViewPersistence:

@@ -1,6 +1,7 @@
 """What a view asks for, and which part of the coordinator does it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from notebook_cluster.coordinator.cells.cells import Cells
@@ -31,93 +32,71 @@ DECISIONS = (v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoin
 """What must be in the journal before it is done."""
 
 
+@dataclass(kw_only=True)
 class Requests:
-    """Answers views; what :meth:`handle` returns is the value of the reply."""
+    """Answers views; what :meth:`handle` returns is the value of the reply.
 
-    def __init__(
-        self,
-        core: Core,
-        *,
-        disk: Disk,
-        views: ViewServer,
-        shown: ClusterViews,
-        series: SeriesStore,
-        cells: Cells,
-        stdin: StdinQuestions,
-        streaming: OutputStreaming,
-        replay: Replay,
-        comms: Comms,
-        inspections: Inspections,
-        variables: VariableTable,
-        transfers: Transfers,
-        membership: Membership,
-        provisioner: NodeProvisioner,
-        invitation: InvitationHost,
-        examination: Examination,
-        runner: RoundRunner,
-        closing: Callable[[], str],
-        stop: Callable[[str], None],
-    ) -> None:
-        """``closing()``: why the cluster ends, empty while it goes on; ``stop(reason)`` ends it, after what is being
-        answered."""
-        self._core = core
-        self._disk = disk
-        self._views = views
-        self._shown = shown
-        self._series = series
-        self._cells = cells
-        self._stdin = stdin
-        self._streaming = streaming
-        self._replay = replay
-        self._comms = comms
-        self._inspections = inspections
-        self._variables = variables
-        self._transfers = transfers
-        self._membership = membership
-        self._provisioner = provisioner
-        self._invitation = invitation
-        self._examination = examination
-        self._runner = runner
-        self._closing = closing
-        self._stop = stop
+    ``closing()``: why the cluster ends, empty while it goes on; ``stop(reason)`` ends it, after what is being answered.
+    """
+
+    core: Core
+    disk: Disk
+    views: ViewServer
+    shown: ClusterViews
+    series: SeriesStore
+    cells: Cells
+    stdin: StdinQuestions
+    streaming: OutputStreaming
+    replay: Replay
+    comms: Comms
+    inspections: Inspections
+    variables: VariableTable
+    transfers: Transfers
+    membership: Membership
+    provisioner: NodeProvisioner
+    invitation: InvitationHost
+    examination: Examination
+    runner: RoundRunner
+    closing: Callable[[], str]
+    stop: Callable[[str], None]
 
     async def handle(self, view: View, body: Any) -> Any:
         """Do what ``body`` asks for. RequestError: one line that says why not."""
-        if isinstance(body, DECISIONS) and self._core.journal.holding:
-            raise RequestError(self._disk.trouble())
+        if isinstance(body, DECISIONS) and self.core.journal.holding:
+            raise RequestError(self.disk.trouble())
         match body:
             case v.Attach() | v.GetState():
-                if isinstance(body, v.Attach) and self._views.note_kernel(body.kernel):
-                    self._core.dirty()
-                if reason := self._closing():
-                    self._views.send(view, v.Closing(reason=reason))
-                return self._shown.cluster()
+                if isinstance(body, v.Attach) and self.views.note_kernel(body.kernel):
+                    self.core.dirty()
+                if reason := self.closing():
+                    self.views.send(view, v.Closing(reason=reason))
+                return self.shown.cluster()
             case v.Ping():
                 return None
             case v.GetSeries():
-                return self._series.all()
+                return self.series.all()
             case GetHistory():
-                return self._shown.history()
+                return self.shown.history()
             case v.SaveCheckpoint():
-                return await self._runner.save(body.name, body.job)
+                return await self.runner.save(body.name, body.job)
             case v.Stop():
-                self._stop("stopped")
+                self.stop("stopped")
             case c.WatchWidgets():
-                self._comms.watch(view)
+                self.comms.watch(view)
             case c.CommToNode():
-                self._comms.send(body)
+                self.comms.send(body)
             case i.Complete():
-                return await self._inspections.complete(body)
+                return await self.inspections.complete(body)
             case i.Inspect():
-                return await self._inspections.inspect(body)
+                return await self.inspections.inspect(body)
             case i.ListVariables():
-                return await self._variables.columns(body)
+                return await self.variables.columns(body)
             case AnswerInput():
-                self._stdin.answer(view, body)
+                self.stdin.answer(view, body)
             case t.ReadValue() | t.WriteValue() | t.ForgetValue():
-                return await self._transfers.handle(body)
+                return await self.transfers.handle(body)
             case t.FindFolder() | t.OfferFiles() | t.WriteFile() | t.EndFiles():
-                return await self._transfers.handle(body)
+                return await self.transfers.handle(body)
             case v.Execute() | v.Watch() | v.Unwatch() | v.OutputTaken() | v.Interrupt() | v.Detach():
                 return self._about_cells(view, body)
             case _:
@@ -127,23 +106,23 @@ class Requests:
     def _about_cells(self, view: View, body: Any) -> Any:
         match body:
             case v.Execute():
-                number = self._cells.submit(view, body)
+                number = self.cells.submit(view, body)
                 if body.stdin:
-                    self._stdin.offer(view, number, submits=True)
+                    self.stdin.offer(view, number, submits=True)
                 return number
             case v.Watch():
-                watched = self._cells.watch(view, body.cell, body.background)
+                watched = self.cells.watch(view, body.cell, body.background)
                 if body.stdin:
-                    self._stdin.offer(view, body.cell)
+                    self.stdin.offer(view, body.cell)
                 return watched
             case v.Unwatch():
-                self._cells.unwatch(view, body.cell)
+                self.cells.unwatch(view, body.cell)
             case v.OutputTaken():
-                self._streaming.taken(view, body.cell, body.position)
+                self.streaming.taken(view, body.cell, body.position)
             case v.Interrupt():
-                return self._cells.interrupt(body.force, body.cell)
+                return self.cells.interrupt(body.force, body.cell)
             case v.Detach():
-                self._cells.detach()
+                self.cells.detach()
         return None
 
     async def _about_members(self, body: Any) -> Any:
@@ -151,21 +130,21 @@ class Requests:
             case v.AddNodes():
                 if body.count < 0:
                     raise RequestError(f"cannot add {body.count} nodes: the number is 0 (one per accelerator) or more")
-                return await self._provisioner.add(
+                return await self.provisioner.add(
                     body.peer, body.count, body.code, follow=body.follow, expect=body.expect
                 )
             case v.Examine():
-                return await self._examination.run(body.packages)
+                return await self.examination.run(body.packages)
             case v.Invite():
-                return await self._invitation.invite(body)
+                return await self.invitation.invite(body)
             case v.RemoveNode():
-                self._membership.remove(body.node)
+                self.membership.remove(body.node)
             case v.RestartNode():
-                await self._membership.restart_and_wait(body.node, body.replay, body.all_cells)
+                await self.membership.restart_and_wait(body.node, body.replay, body.all_cells)
             case v.SkipReplay():
-                return await self._replay.skip(body.node)
+                return await self.replay.skip(body.node)
             case v.ReadNodeLog():
-                return await self._transfers.read_log(body.node, body.lines)
+                return await self.transfers.read_log(body.node, body.lines)
             case _:
                 raise RequestError(f"unknown request {type(body).__name__}")
         return None

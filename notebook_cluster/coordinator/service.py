@@ -118,7 +118,7 @@ class Coordinator:
             self._membership.watch(watcher)
         self._disk = Disk(core, hold_links=self._links.hold, tell_running_cell=self._notices.tell_running)
         self._shown = ClusterViews(
-            core, delivery=self._delivery, views=self._views, measurements=self._measurements,
+            core=core, delivery=self._delivery, views=self._views, measurements=self._measurements,
             global_models=self._global_models, runner=self._runner, signs=self._signs, replay=self._replay,
             finding=self._finding, trust=self._trust, invitation=self._invitation,
         )  # fmt: skip
@@ -211,8 +211,8 @@ class Coordinator:
             transfers=self._transfers, examination=examination,
         )  # fmt: skip
         self._requests = Requests(
-            self._core, disk=self._disk, views=self._views, shown=self._shown, series=self._series, cells=self._cells,
-            stdin=self._stdin, streaming=self._streaming, replay=self._replay, comms=self._comms,
+            core=self._core, disk=self._disk, views=self._views, shown=self._shown, series=self._series,
+            cells=self._cells, stdin=self._stdin, streaming=self._streaming, replay=self._replay, comms=self._comms,
             inspections=self._inspections, variables=self._variables, transfers=self._transfers,
             membership=self._membership, provisioner=self._provisioner, invitation=self._invitation,
             examination=examination, runner=self._runner, closing=self._closing, stop=self._stop_soon,
