@@ -55,11 +55,11 @@ def test_every_file_that_the_architecture_page_names_is_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"`([\w./]+\.(?:py|tsx?|js))`", text))
     assert "coordinator/inbox.py" in named
-    folders = [ROOT, ROOT / PACKAGE, ROOT / "labextension" / "src", ROOT / "labextension" / "src" / "sidebar"]
-    known = {file.name for folder in (PACKAGE, "labextension/src") for file in (ROOT / folder).rglob("*.*")}
-    missing = [
-        name
-        for name in sorted(named)
-        if not any((folder / name).is_file() for folder in folders) and ("/" in name or name not in known)
+    files = [
+        f"/{file.relative_to(ROOT)}"
+        for folder in (PACKAGE, "labextension/src")
+        for file in (ROOT / folder).rglob("*.*")
     ]
-    assert missing == []
+    assert [
+        name for name in sorted(named) if not (ROOT / name).is_file() and not any(f.endswith(f"/{name}") for f in files)
+    ] == []
