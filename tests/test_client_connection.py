@@ -2,15 +2,20 @@
 
 import asyncio
 import itertools
+import os
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from notebook_cluster.client import AsyncCluster, Cluster, ClusterError
+from notebook_cluster.journal.events import PeerAdded
+from notebook_cluster.journal.reading import read_events
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import Closing, Execute, GetSeries, GetState
 from tests.cluster import is_running, kill, stop_all, stopped
@@ -22,11 +27,16 @@ pytestmark = pytest.mark.usefixtures("work")
 @pytest.fixture
 def cluster(work: None) -> Iterator[Cluster]:
     running = Cluster.start("test", local=0)
+    journal = Path(running.connection.file.run_log)
+    added = wait_until(
+        lambda: [event for event in read_events(journal) if isinstance(event, PeerAdded)], 60, "its agent"
+    )
     yield running
     running.close()
-    if not is_running(running.connection.file.pid):
-        Cluster.start("test", local=0).close()  # else its agent waits for one to come back until the lease ends
-    stop_all()  # over another connection: that of the test may be broken
+    if is_running(running.connection.file.pid):
+        stop_all()  # over another connection: that of the test may be broken
+    else:
+        os.kill(added[0].pid or 0, signal.SIGTERM)  # it waits for its coordinator until its lease ends
 
 
 def answers(cluster: Cluster) -> bool:

@@ -86,7 +86,16 @@ def test_training_goes_on_after_a_log_of_many_rounds(work: Path, no_processes_le
 
 
 def coordinators(mark: str) -> list[int]:
-    return [pid for pid, command in marked_processes(mark).items() if "notebook_cluster.coordinator" in command]
+    """Process ids. A process that a coordinator has just started has its command line for a moment."""
+    found = [pid for pid, command in marked_processes(mark).items() if "notebook_cluster.coordinator" in command]
+    return [pid for pid in found if parent(pid) not in found]
+
+
+def parent(pid: int) -> int | None:
+    try:
+        return psutil.Process(pid).ppid()
+    except psutil.NoSuchProcess:
+        return None
 
 
 @pytest.fixture
