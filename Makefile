@@ -12,6 +12,8 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
+# Tests start hundreds of processes, and each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A first run downloads torch and takes minutes: show how far it is, keep pip's whole talk in a log, show its end on failure.
 SHOW := awk '/^Collecting/ && ++n % 25 == 0 { print "  " n " packages found" } \
@@ -121,6 +123,7 @@ namespaces:
 test: .venv/.test browser namespaces check
 	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm test; \
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
+	@$(BIN)/python -m compileall -q notebook_cluster benchmarks tests
 	$(BIN)/python -m pytest -n 2 --dist loadscope --rerun-failed-alone
 
 # New docs/panel.png, docs/cells.png and docs/sidebar*.png, for when panel, cells or sidebar look different.

@@ -127,6 +127,7 @@ def running_lab(folder: Path, environment: dict[str, str] | None = None, dark: b
         Path(variables[name]).mkdir(parents=True, exist_ok=True, mode=0o700)
     settings = private / "settings"
     _write_settings(settings, dark)
+    _check_no_build(Path(variables["JUPYTER_CONFIG_DIR"]))
     lab = Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), folder, settings, variables)
     try:
         lab.start()
@@ -154,7 +155,7 @@ def lab_with_extension(folder: Path, mark: str = "") -> Iterator[Lab]:
 
 @contextmanager
 def browser_page(lab: Lab, width: int = 1280, height: int = 1000) -> Iterator["Page"]:
-    """A page of the system's Chromium that is logged in to ``lab``."""
+    """A page of the system's Chromium that is logged in to ``lab``, which it does not show yet."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -162,7 +163,7 @@ def browser_page(lab: Lab, width: int = 1280, height: int = 1000) -> Iterator["P
         try:
             context = browser.new_context(base_url=lab.url, viewport={"width": width, "height": height})
             page = context.new_page()
-            page.goto(f"/lab?token={lab.token}")
+            page.goto(f"/api/status?token={lab.token}")
             yield page
         finally:
             browser.close()
@@ -243,6 +244,15 @@ def _write_settings(folder: Path, dark: bool) -> None:
         path = folder / "@jupyterlab" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value))
+
+
+def _check_no_build(config: Path) -> None:
+    """Else each page that is opened starts Node.js, to see whether JupyterLab should be built anew. What a test has
+    written into the page's configuration stays."""
+    file = config / "labconfig" / "page_config.json"
+    file.parent.mkdir(exist_ok=True)
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({"buildCheck": False, "buildAvailable": False} | settings))
 
 
 def _wait_for_server(lab: Lab, process: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -253,7 +253,7 @@ def another_page(page: "Page", lab: Lab) -> Iterator["Page"]:
     context = page.context.browser.new_context(base_url=lab.url, viewport={"width": 1280, "height": 1000})
     try:
         opened = context.new_page()
-        opened.goto(f"/lab?token={lab.token}")
+        opened.goto(f"/api/status?token={lab.token}")
         yield opened
         opened.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     finally:

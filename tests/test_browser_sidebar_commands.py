@@ -64,7 +64,7 @@ def page(lab: Lab, asked: Asked) -> Iterator["Page"]:
 
     with browser_page(lab) as opened:
         opened.route_web_socket(re.compile("/notebook-cluster/stream"), serve)
-        opened.reload()
+        opened.goto("/lab")
         opened.locator(".nbc-side-status").wait_for(timeout=PATIENCE)
         # JupyterLab opens its launcher last and gives it the focus, without which the palette closes.
         opened.locator(".jp-Launcher:focus").wait_for(timeout=PATIENCE)

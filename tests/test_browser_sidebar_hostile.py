@@ -94,7 +94,7 @@ def page(lab: Lab, errors: list[str]) -> Iterator["Page"]:
     with browser_page(lab) as opened:
         opened.on("pageerror", lambda error: errors.append(str(error)))
         opened.route_web_socket(re.compile("/notebook-cluster/stream"), serve)
-        opened.reload()
+        opened.goto("/lab")
         show_sidebar(opened)
         opened.locator(".nbc-side-cluster").nth(2).wait_for(timeout=PATIENCE)
         yield opened

@@ -32,6 +32,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def page(lab: Lab) -> Iterator["Page"]:
     """The sidebar, open."""
     with browser_page(lab) as opened:
+        opened.goto("/lab")
         show_sidebar(opened)
         opened.get_by_role("switch", name="Share this machine").wait_for(timeout=PATIENCE)
         yield opened
