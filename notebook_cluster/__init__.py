@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         barrier,
         broadcast,
         device,
+        jax_distributed,
         rank,
         recv,
         reduce_scatter,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         send,
         world_size,
     )
-    from notebook_cluster.node.namespace.cell_variables import jax_distributed
     from notebook_cluster.node.namespace.shard import shard
     from notebook_cluster.node.namespace.torch_group import torch_distributed
     from notebook_cluster.protocol.version import VERSION as __version__
@@ -45,7 +45,7 @@ _HOMES = {
     "PeerLost": "notebook_cluster.collectives",
     "Seconds": "notebook_cluster.training",
     "SparseLoCo": "notebook_cluster.training",
-    "jax_distributed": "notebook_cluster.node.namespace.cell_variables",
+    "jax_distributed": "notebook_cluster.node.namespace.api",
     "shard": "notebook_cluster.node.namespace.shard",
     "torch_distributed": "notebook_cluster.node.namespace.torch_group",
 } | dict.fromkeys(

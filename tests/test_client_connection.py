@@ -105,7 +105,7 @@ def test_every_watched_cell_hears_of_the_end_while_others_begin_to_be_watched(cl
     busy.start()
     try:
         kill(cluster.connection.file.pid)
-        wait_until(lambda: not cluster.connection._thread.is_alive(), 60, "the connection to end")
+        wait_until(lambda: cluster.connection._loop.ended, 60, "the connection to end")
     finally:
         over.set()
         busy.join()

@@ -9,7 +9,6 @@ import re
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,10 +35,15 @@ from notebook_cluster.protocol.views import (
 )
 from notebook_cluster.protocol.wire import ProtocolError
 from notebook_cluster.security import Identity, dial
+from notebook_cluster.sockets import IOThread
 
 log = logging.getLogger(__name__)
 
 PING_PERIOD = 3.0
+_LOOK_PERIOD = 0.5
+"""Between two looks whether the coordinator's process is there."""
+_LINGER_MS = 500
+"""For the word of leaving."""
 CELL_EVENTS = (CellOutput, CellChanged, CellEnded, NodeValue, InputRequested, InputWithdrawn)
 """What goes to the queue of the cell that it names."""
 
@@ -70,22 +74,16 @@ class Connection:
         self.kind = kind
         self.latest: ClusterView | None = None
         self.closed: str | None = None
-        self._context = zmq.Context()
         self._ids = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
-        self._outgoing: deque[bytes] = deque()
         self._lock = threading.Lock()
         self._cells: dict[int, queue.SimpleQueue[Any]] = {}
         self._subscribers: list[Callable[[Any], None]] = []
-        self._wake_lock = threading.Lock()
-        wake_address = f"inproc://wake-{id(self)}"
-        self._wake_in = self._context.socket(zmq.PAIR)
-        self._wake_in.bind(wake_address)
-        self._wake_out = self._context.socket(zmq.PAIR)
-        self._wake_out.connect(wake_address)
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="notebook-cluster-client", daemon=True)
-        self._thread.start()
+        self._left = False
+        self._loop = IOThread("notebook-cluster-client", io_threads=1, linger=_LINGER_MS)
+        self._loop.at_close(self._finish)
+        self._loop.start()
+        self._loop.call_soon(lambda: self._guarded(self._dial))
         self.attached = self.request(
             Attach(kind=kind, live=live, kernel=own_kernel() if kind == "magics" else ""), ClusterView
         )
@@ -100,8 +98,7 @@ class Connection:
             if self.closed is not None:
                 raise ClusterError(self.closed)
             self._waiting[number] = _Waiting(future, type(body).__name__, kind, queue_for_cell)
-            self._outgoing.append(encode(Request(id=number, body=body)))
-        self._wake()
+            self._send(Request(id=number, body=body))
         return future
 
     def tell(self, body: Any) -> None:
@@ -109,15 +106,12 @@ class Connection:
         with self._lock:
             if self.closed is not None:
                 return
-            self._outgoing.append(encode(Request(id=0, body=body)))
-        self._wake()
+            self._send(Request(id=0, body=body))
 
-    def _wake(self) -> None:
-        with self._wake_lock:
-            try:
-                self._wake_out.send(b"", zmq.NOBLOCK)
-            except zmq.ZMQError:
-                pass  # full: the thread is about to wake anyway; or closed
+    def _send(self, request: Request) -> None:
+        # Encoded by the caller: what is sent is what the request was then, and what cannot be encoded is its error.
+        data = encode(request)
+        self._loop.call_soon(lambda: self._guarded(lambda: self._socket.send(data)))
 
     def watch_queue(self, cell: int, events: "queue.SimpleQueue[Any]") -> None:
         """Put the events of ``cell`` into ``events``."""
@@ -140,14 +134,12 @@ class Connection:
 
     def close(self, *, clean: bool = False) -> None:
         """Leave; ``clean`` says that a notebook kernel was shut down."""
-        if self._end.is_set():
-            return
         with self._lock:
-            self._outgoing.append(encode(Request(id=next(self._ids), body=LeaveCluster(clean=clean))))
-        self._end.set()
-        self._wake()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(2)
+            if self._left:
+                return
+            self._left = True
+            self._send(Request(id=next(self._ids), body=LeaveCluster(clean=clean)))
+        self._loop.close()
 
     def wait_closed(self, timeout: float = 30.0) -> None:
         """Return when the coordinator's process has ended (it ends its kernels first).
@@ -162,61 +154,45 @@ class Connection:
                     f"cluster {self.file.cluster!r} did not end within {timeout:g} s: end process {self.file.pid}"
                 )
             time.sleep(0.02)
-        self._end.set()
-        self._wake()
-        self._thread.join(2)
+        self._left = True
+        self._loop.close()
 
     # ---- the I/O thread
 
-    def _run(self) -> None:
-        socket = self._context.socket(zmq.DEALER)
+    def _guarded(self, work: Callable[[], object]) -> None:
+        """Whoever waits must hear of it when the connection breaks: else they wait for ever."""
         try:
-            reason = self._serve(socket)
+            work()
         except Exception as error:
-            # Whoever waits must hear of it: a thread that ends without a word leaves them waiting for ever.
             log.exception("the connection to cluster %s broke", self.file.cluster)
-            reason = f"the connection to cluster {self.file.cluster!r} broke ({error!r}): attach again"
-        self._finish(reason)
-        socket.close()
-        self._wake_in.close()
-        with self._wake_lock:
-            self._wake_out.close()
-        self._context.term()
+            self._end(f"the connection to cluster {self.file.cluster!r} broke ({error!r}): attach again")
 
-    def _serve(self, socket: zmq.Socket[bytes]) -> str:
-        """Until this view or the coordinator ends; returns why."""
-        socket.set(zmq.LINGER, 500)
-        socket.set(zmq.SNDHWM, 0)
+    def _dial(self) -> None:
+        self._socket = self._loop.context.socket(zmq.DEALER)
+        self._socket.set(zmq.SNDHWM, 0)
         public, secret = self.file.view_public_key, self.file.view_secret_key
-        dial(socket, Identity(public, secret), self.file.server_key)
-        socket.connect(self.file.address)
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._wake_in, zmq.POLLIN)
-        last_ping = last_look = time.monotonic()
-        while True:
-            poller.poll(500)
-            while self._wake_in.poll(0):
-                self._wake_in.recv()
-            while self._outgoing:
-                socket.send(self._outgoing.popleft())
-            if self._end.is_set():
-                return "this view was closed"
-            while socket.poll(0):
-                self._on_message(socket.recv())
-            now = time.monotonic()
-            if now - last_ping > PING_PERIOD:
-                last_ping = now
-                socket.send(encode(Request(id=0, body=Ping())))
-            if self.closed is not None:
-                return self.closed
-            if now - last_look > 0.5:
-                last_look = now
-                if not is_alive(self.file.pid):
-                    return (
-                        f"the coordinator of cluster {self.file.cluster!r} is gone (process {self.file.pid}): "
-                        f"%cluster start {self.file.cluster} brings it back"
-                    )
+        dial(self._socket, Identity(public, secret), self.file.server_key)
+        self._socket.connect(self.file.address)
+        self._loop.register(self._socket, zmq.POLLIN, lambda flags: self._guarded(self._read))
+        self._loop.every(PING_PERIOD, lambda now: self._send(Request(id=0, body=Ping())))
+        self._loop.every(_LOOK_PERIOD, lambda now: self._guarded(self._look_for_coordinator))
+
+    def _read(self) -> None:
+        while self._socket.poll(0):
+            self._on_message(self._socket.recv())
+        if self.closed is not None:
+            self._loop.close()
+
+    def _look_for_coordinator(self) -> None:
+        if not is_alive(self.file.pid):
+            self._end(
+                f"the coordinator of cluster {self.file.cluster!r} is gone (process {self.file.pid}): "
+                f"%cluster start {self.file.cluster} brings it back"
+            )
+
+    def _end(self, reason: str) -> None:
+        self.closed = self.closed or reason
+        self._loop.close()
 
     def _on_message(self, data: bytes) -> None:
         try:
@@ -273,9 +249,11 @@ class Connection:
             self.watch_queue(value, waiting.events)
         waiting.future.set_result(value)
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self) -> None:
+        """The loop ends: nobody waits from here on."""
         with self._lock:
-            self.closed = reason
+            broken = f"the connection to cluster {self.file.cluster!r} broke: attach again"
+            reason = self.closed = self.closed or ("this view was closed" if self._left else broken)
             waiting, self._waiting = self._waiting, {}
             watching = list(self._cells.values())
         for one in waiting.values():

@@ -1,4 +1,4 @@
-"""One thread with its own zmq.Context that owns all sockets of a node: no socket is ever touched by another thread."""
+"""One thread with its own zmq.Context that owns all sockets of a node or a view: no other thread touches them."""
 
 import contextlib
 import functools
@@ -30,11 +30,15 @@ class IOThread:
     loop only.
 
     An exception in a callback is logged and the loop goes on: one bad frame must not end a node's network.
+
+    Args:
+        io_threads: of libzmq. With two what comes is decrypted while what goes is encrypted (SENDING, RECEIVING).
+        linger: milliseconds at the end for what is not sent yet.
     """
 
-    def __init__(self, name: str = "node-io") -> None:
-        # Two threads of libzmq: what comes is decrypted while what goes is encrypted (SENDING, RECEIVING).
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=2)
+    def __init__(self, name: str = "node-io", *, io_threads: int = 2, linger: int = 0) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=io_threads)
+        self._linger = linger
         self._poller = zmq.Poller()
         self._ready: dict[Any, Ready] = {}
         self._calls: deque[Callable[[], None]] = deque()
@@ -55,6 +59,11 @@ class IOThread:
     def running(self) -> bool:
         """Whether calls are still taken."""
         return self._thread.is_alive() and not self._closing
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread is over, and all that was to be done at its end."""
+        return not self._thread.is_alive()
 
     def on_loop(self) -> bool:
         """True on the loop's own thread."""
@@ -128,7 +137,8 @@ class IOThread:
         self._closers.append(callback)
 
     def close(self, timeout: float = 2.0) -> None:
-        """End the loop and close every socket of its context; frames not yet sent are lost. May be called again."""
+        """End the loop and close every socket of its context; frames not sent within ``linger`` are lost. May be called
+        again."""
         if self._thread.is_alive() and not self._closing:
             self.call_soon(self._stop)
         if self._thread.is_alive() and not self.on_loop():
@@ -153,7 +163,7 @@ class IOThread:
             self._closing = True
             for closer in self._closers:
                 self._guarded(closer)
-            self.context.destroy(linger=0)
+            self.context.destroy(linger=self._linger)
             self._wake_receiver.close()
             self._wake_sender.close()
 
@@ -183,4 +193,4 @@ class IOThread:
         try:
             callback()
         except Exception:
-            _log.exception("a callback of the node's I/O thread failed")
+            _log.exception("a callback of the I/O thread failed")

@@ -140,7 +140,7 @@ class KernelRelay:
 
     def interrupted(self) -> None:
         """SIGINT was sent. A cell that was delivered but not taken up gets another once it is: until then the kernel
-        ignores SIGINT. See :class:`notebook_cluster.node.runtime.interrupts.CellInterrupts`."""
+        ignores SIGINT. See :class:`notebook_cluster.node.runtime.running_cell.CellInterrupts`."""
         self._interrupted = {identity for identity, begun in self._unfinished.items() if not begun}
 
     def _first_delivery(self, header: bytes) -> bool:

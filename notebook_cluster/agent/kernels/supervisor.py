@@ -111,7 +111,7 @@ class KernelProcess:
 
         Python raises KeyboardInterrupt between two steps of the interpreter: then only once that call has returned.
         The kernel does nothing at SIGWINCH but return from it, soon and, if it was busy then, again a little later: see
-        :class:`notebook_cluster.node.runtime.interrupts.CellInterrupts`.
+        :class:`notebook_cluster.node.runtime.running_cell.CellInterrupts`.
         """
         loop = asyncio.get_running_loop()
         for delay in _WAKE_AFTER_S:

@@ -30,7 +30,7 @@ class Cut:
 
 
 @dataclass(eq=False)
-class Part:
+class ShardPart:
     """This node's positions of one cut; those before ``at`` are given out. ``done``: no further batch can come."""
 
     cut: Cut
@@ -59,7 +59,7 @@ class Ledger:
     pending: bool = False
     open: bool = True
     cut: Cut | None = None
-    part: Part | None = None
+    part: ShardPart | None = None
     members: tuple[str, ...] = ()
     told: ShardState | None = None
     heard: dict[str, ShardState] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.node.data.ledger import Ledger, Part, members_of, part_of
+from notebook_cluster.node.data.ledger import Ledger, ShardPart, members_of, part_of
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import Roster
 from notebook_cluster.protocol.shards import SHARD_JOB, ShardBody, ShardKey, ShardState, ShardTaken
@@ -138,7 +138,7 @@ class Shares:
                     self._call_soon(lambda: self._tell_taken(ledger))
                 return positions
 
-    def _part(self, ledger: Ledger) -> Part:
+    def _part(self, ledger: Ledger) -> ShardPart:
         deadline = time.monotonic() + ANSWER_SECONDS
         with self._changed:
             while ledger.pending or ledger.cut is None:
@@ -152,7 +152,7 @@ class Shares:
             cut = ledger.cut
         part = ledger.part
         if part is None or part.cut is not cut:
-            part = ledger.part = Part(cut, part_of(cut, ledger.key, self._name))
+            part = ledger.part = ShardPart(cut, part_of(cut, ledger.key, self._name))
         return part
 
     def close(self, ledgers: Sequence[Ledger]) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _ITERABLE_ONLY = "has no length and no [index], so it cannot be divided: pass a map-style Dataset, a list or arrays"
 
 
-class Source:
+class ShardSource:
     """``count`` items; ``item(index)`` is one of them, ``batch(indices)`` several.
 
     Raises:

@@ -1,9 +1,13 @@
 """What ``import notebook_cluster as nc`` offers inside a cell."""
 
+import os
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_cluster.node.runtime.telemetry import as_number
+from notebook_cluster.node.runtime.world import find, jax_variables
+from notebook_cluster.protocol.node import NodeAddress
 from notebook_cluster.training.loop.progress import open_block
 from notebook_cluster.training.runtime import current_runtime
 
@@ -120,3 +124,56 @@ def node_runtime(operation: str) -> "NodeRuntime":
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(f"{operation} is called from a thread: call it from the cell itself")
     return runtime
+
+
+def jax_distributed() -> dict[str, str | int]:
+    """What ``jax.distributed.initialize`` wants to know about the nodes that run this cell, as its arguments::
+
+        jax.distributed.initialize(**nc.jax_distributed())
+
+    JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID and JAX_NUM_PROCESSES are set as well, until the cell ends. The group is
+    JAX's own: it is not encrypted and lives as long as the kernel, or until ``jax.distributed.shutdown()``.
+
+    Raises:
+        RuntimeError: a node of the cell has left the cluster.
+    """
+    runtime = node_runtime("jax_distributed")
+    rows = rows_of(runtime, runtime.collectives.names("jax_distributed"), "jax_distributed")
+    values = jax_variables(next(row for row in rows if row.name == runtime.name), rows)
+    set_until_cell_end(runtime, values)
+    return {
+        "coordinator_address": values["JAX_COORDINATOR_ADDRESS"],
+        "num_processes": int(values["JAX_NUM_PROCESSES"]),
+        "process_id": int(values["JAX_PROCESS_ID"]),
+    }
+
+
+def rows_of(runtime: "NodeRuntime", names: list[str], operation: str) -> list[NodeAddress]:
+    """The rows of the nodes ``names``, for ``operation``.
+
+    Raises:
+        RuntimeError: one is in the cluster no more.
+    """
+    roster = runtime.roster
+    rows = [find(roster, name) if roster is not None else None for name in names]
+    missing = [name for name, row in zip(names, rows, strict=True) if row is None]
+    if missing:
+        raise RuntimeError(f"{operation}: {', '.join(missing)} left the cluster: run the cell again")
+    return [row for row in rows if row is not None]
+
+
+def set_until_cell_end(runtime: "NodeRuntime", values: Mapping[str, str]) -> None:
+    """Put ``values`` into the environment; at the end of the cell what was there before is there again."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    runtime.at_cell_end(lambda status: _put_back(values, before))
+
+
+def _put_back(values: Mapping[str, str], before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if os.environ.get(name) != values[name]:
+            continue  # the cell has set another one, which is its own
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_cluster.node.data.source import (
-    Source,
+    ShardSource,
     dropped_sampler,
     is_torch,
     loader_batch_size,
@@ -105,7 +105,7 @@ class Shard:
             batch_size = loader_batch_size(self._loader, batch_size)
             drop_last = drop_last or bool(self._loader.drop_last)
             data = self._loader.dataset
-        self._source = Source(data)
+        self._source = ShardSource(data)
         if self._loader is not None and (sampler := dropped_sampler(self._loader)):
             text = (
                 f"shard: the {sampler} of this DataLoader is not used: all elements of its data come once an epoch. "

@@ -19,12 +19,12 @@ from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.node.runtime import world
 from notebook_cluster.node.runtime.agent_socket import Control
 from notebook_cluster.node.runtime.blocked import BlockedWaits
-from notebook_cluster.node.runtime.interrupts import deferred_interrupts, interrupt_main_thread
 from notebook_cluster.node.runtime.jobs import Jobs
 from notebook_cluster.node.runtime.output_backpressure import OutputGate
-from notebook_cluster.node.runtime.rosters import Rosters
+from notebook_cluster.node.runtime.running_cell import RunningCell, deferred_interrupts
 from notebook_cluster.node.runtime.telemetry import TelemetryKeeper
-from notebook_cluster.protocol.cell_mark import CELL_MARK, CellMarkWriter
+from notebook_cluster.node.runtime.world import Rosters
+from notebook_cluster.protocol.cell_mark import CELL_MARK
 from notebook_cluster.protocol.introspection import FetchVariables
 from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.node import (
@@ -84,17 +84,10 @@ class NodeRuntime:
         self.roster: Roster | None = None
         self.on_fetch_variables: Callable[[FetchVariables], None] = lambda message: None
         """Called on the I/O thread; answers with Variables."""
-        self._partial = False
-        self._cell: world.CellInfo | None = None
-        self._cell_end: list[Callable[[str], None]] = []
-        self._on_broken: Callable[[str], None] | None = None
         self._rosters = Rosters(name)
         self._lost: dict[tuple[str, int], str] = {}
-        self._interruptible = False
-        self._stopped_cells: set[int] = set()
-        """Cells that a Stop reached before they began."""
-        self.output_gate = OutputGate()
-        self._mark = CellMarkWriter(os.environ.get(CELL_MARK, ""))
+        self.output_backpressure = OutputGate()
+        self._running = RunningCell(os.environ.get(CELL_MARK, ""))
         self._loop = IOThread("notebook-cluster-node")
         self._loop.start()
         self._jobs = Jobs(lambda text: self.send_control(NodeLog(level="error", text=f"{name}: {text}")))
@@ -105,7 +98,7 @@ class NodeRuntime:
         self._mesh.send_relay = self.send_control
         self._telemetry = TelemetryKeeper(self._device, self.send_control)
         self.collectives.receiver.on_waiting = self._telemetry.set_waiting
-        self.collectives.receiver.on_lost = self._tell_broken
+        self.collectives.receiver.on_lost = self._running.broken
         self.blocked = BlockedWaits(
             self.collectives, send=self.send_control, cell=self.cell, end_round=self._jobs.on_control
         )
@@ -134,14 +127,14 @@ class NodeRuntime:
         return self._incarnation
 
     def cell(self) -> int:
-        return self._cell.cell if self._cell is not None else 0
+        return self._running.number
 
     def cell_info(self) -> world.CellInfo | None:
         """The cell that runs now; None outside cells."""
-        return self._cell
+        return self._running.info
 
     def replaying(self) -> bool:
-        return self._cell is not None and self._cell.replay
+        return self._running.replays
 
     def rank(self) -> int:
         return self._row().rank
@@ -162,17 +155,13 @@ class NodeRuntime:
         """
         row = self._row()
         assert self.roster is not None
-        names = [node.name for node in world.ranked(self.roster)]
-        if among := self.shared_among():
-            names = [name for name in names if name in among]
+        among = self.shared_among()
+        names = [node.name for node in world.ranked(self.roster) if not among or node.name in among]
         return names.index(row.name), len(names)
 
     def shared_among(self) -> tuple[str, ...]:
         """The nodes of a cell that runs on some only; empty: data is divided among all that are in."""
-        info = self._cell
-        if info is None or not self._partial or info.joined or info.replay or self._name not in info.nodes:
-            return ()
-        return info.nodes
+        return self._running.divided_among(self._name)
 
     def checkpoint_directory(self) -> Path:
         return self._directory / "checkpoints"
@@ -197,12 +186,12 @@ class NodeRuntime:
         self._loop.call_soon(callback)
 
     def at_cell_end(self, callback: Callable[[str], None]) -> None:
-        self._cell_end.append(callback)
+        self._running.at_end(callback)
 
     def when_broken(self, callback: Callable[[str], None]) -> None:
         """Call ``callback`` on the I/O thread, until the cell ends, when a Stop comes (with ``""``) or a node of the
         cell is lost (with who, and why): for what waits where neither can reach it."""
-        self._on_broken = callback
+        self._running.when_broken(callback)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
         """On the I/O thread, from there."""
@@ -246,47 +235,29 @@ class NodeRuntime:
         """
         # A newer roster may be here already; the cell's world is that of the generation in which it started.
         roster = self._rosters.wait_for(info.generation, timeout, self._loop.call_soon)
-        self._partial = bool(info.nodes) and any(node.name not in info.nodes for node in roster.nodes)
-        self._cell_end.clear()
+        self._running.partial = bool(info.nodes) and any(node.name not in info.nodes for node in roster.nodes)
+        self._running.forget_callbacks()
         cell_world = world.cell_world(info, roster, self._name)
         self.collectives.begin_cell(cell_world)
         members = [(row.name, row.incarnation) for row in roster.nodes if row.name in cell_world.nodes]
         self._loop.call_soon(lambda: self._mark_missing(members), wake=False)
         if not info.replay:
             self.shares.begin_cell(info.cell)
-        self._cell = info
+        self._running.info = info
 
     def enter_cell(self) -> bool:
         """The user's code comes next: from now on a Stop interrupts the main thread. False when one came before."""
-        # This order, and the other one in _on_interrupt: whatever the threads do, one of the two sees the other.
-        self._interruptible = True
-        if self.cell() in self._stopped_cells:
-            self._interruptible = False
-        else:
-            self._mark.set(self.cell())
-        return self._interruptible
+        return self._running.enter()
 
     def end_cell(self, status: str) -> None:
         """The cell is over with ``ok``, ``error: ...`` or ``interrupted``: tell those who asked, in order.
 
         Raises what the first of them raised; those after it are told that the cell has failed.
         """
-        self._interruptible = False
-        self._mark.set(0)
-        self._stopped_cells.discard(self.cell())
-        callbacks, self._cell_end = self._cell_end, []
-        self._on_broken = None
-        failure: BaseException | None = None
-        for callback in callbacks:
-            try:
-                callback(status)
-            except (Exception, KeyboardInterrupt) as error:
-                failure = failure or error
-                stopped = isinstance(failure, KeyboardInterrupt)
-                status = "interrupted" if stopped else f"error: {type(failure).__name__}: {failure}"
+        failure = self._running.tell_end(status)
         self.collectives.end_cell()
         self.shares.end_cell(0 if self.replaying() else self.cell())
-        self._cell = None
+        self._running.info = None
         self._telemetry.flush()
         if failure is not None:
             raise failure
@@ -308,7 +279,9 @@ class NodeRuntime:
             case NodeSilent():
                 self.collectives.receiver.silent(message.node, message.incarnation, message.reason)
             case InterruptCell():
-                self._on_interrupt(message)
+                self._running.interrupt(message)
+                if not message.sent:
+                    self.send_control(InterruptSeen(cell=message.cell))
             case CellDone():
                 self.collectives.receiver.on_cell_done(message)
             case EndWait():
@@ -322,7 +295,7 @@ class NodeRuntime:
             case MeasurePair():
                 self._mesh.measure(message, self.send_control)
             case HoldOutput():
-                self.output_gate.on_message(message)
+                self.output_backpressure.on_message(message)
             case KeepCheckpoint():
                 self._jobs.keep(self.send_control)
             case FetchVariables():
@@ -331,21 +304,6 @@ class NodeRuntime:
                 SHELF.on_control(message, self.send_control)
             case _:
                 self._jobs.on_control(message.job, message)
-
-    def _tell_broken(self, cause: str) -> None:
-        if self._on_broken is not None:
-            self._on_broken(cause)
-
-    def _on_interrupt(self, message: InterruptCell) -> None:
-        if self.cell() == message.cell:
-            self._tell_broken("")
-        if message.sent:
-            return
-        self._stopped_cells.add(message.cell)
-        if self.cell() == message.cell and self._interruptible:
-            self._stopped_cells.discard(message.cell)
-            interrupt_main_thread()
-        self.send_control(InterruptSeen(cell=message.cell))
 
     def _on_roster(self, roster: Roster) -> None:
         if self.roster is not None and roster.generation < self.roster.generation:
@@ -399,8 +357,4 @@ class NodeRuntime:
         SHELF.tick()
 
     def _row(self) -> NodeAddress:
-        row = world.find(self.roster, self._name) if self.roster is not None else None
-        if row is None:
-            why = "no roster has come yet" if self.roster is None else "it was removed"
-            raise RuntimeError(f"{self._name!r} is not in the cluster: {why}")
-        return row
+        return world.own_row(self.roster, self._name)

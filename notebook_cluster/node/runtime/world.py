@@ -1,7 +1,9 @@
-"""Who is in the roster, which nodes a cell runs on, and launchers' environment variables. Pure functions."""
+"""The rosters that came, which nodes a cell runs on, and the variables by which launchers' code knows its world."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from notebook_cluster.collectives import CellWorld
@@ -57,6 +59,19 @@ def cell_info(parent: Mapping[str, Any]) -> CellInfo | None:
 def find(roster: Roster, name: str) -> NodeAddress | None:
     """The row of node ``name``."""
     return next((node for node in roster.nodes if node.name == name), None)
+
+
+def own_row(roster: Roster | None, name: str) -> NodeAddress:
+    """The row of this node, ``name``.
+
+    Raises:
+        RuntimeError: it is in no roster; says why.
+    """
+    row = find(roster, name) if roster is not None else None
+    if row is None:
+        why = "no roster has come yet" if roster is None else "it was removed"
+        raise RuntimeError(f"{name!r} is not in the cluster: {why}")
+    return row
 
 
 def ranked(roster: Roster) -> list[NodeAddress]:
@@ -134,3 +149,62 @@ def torch_device(device: str, environ: Mapping[str, str]) -> str:
     visible = environ.get("HIP_VISIBLE_DEVICES" if kind == "rocm" else "CUDA_VISIBLE_DEVICES", "")
     alone = bool(visible) and "," not in visible
     return "cuda:0" if alone or not number else f"cuda:{number}"
+
+
+_KEPT = 16
+
+
+class Rosters:
+    """``add`` is called on the I/O thread, ``wait_for`` on the main thread."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._kept: dict[int, Roster] = {}
+        self._waiters: list[tuple[int, SimpleQueue[None]]] = []
+
+    def add(self, roster: Roster) -> None:
+        """The newest roster; the node already acts by it."""
+        self._kept[roster.generation] = roster
+        if len(self._kept) > _KEPT:
+            del self._kept[min(self._kept)]
+        self._wake()
+
+    def wait_for(self, generation: int, timeout: float, call_soon: Callable[[Callable[[], None]], None]) -> Roster:
+        """The roster of ``generation``, or a newer one where that is no longer kept. ``call_soon`` runs something on
+        the I/O thread.
+
+        Raises:
+            RuntimeError: it did not come within ``timeout`` seconds.
+        """
+        arrived: SimpleQueue[None] = SimpleQueue()
+
+        def ask() -> None:
+            self._waiters.append((generation, arrived))
+            self._wake()
+
+        if self._newest() < generation:
+            call_soon(ask)
+            self._sleep(arrived, generation, timeout)
+        return self._kept.get(generation) or self._kept[self._newest()]
+
+    def _sleep(self, arrived: "SimpleQueue[None]", generation: int, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                return arrived.get(timeout=min(0.2, max(0.0, deadline - time.monotonic())))
+            except Empty:
+                continue
+        have = self._newest() if self._kept else "none"
+        raise RuntimeError(
+            f"the roster of generation {generation} did not reach {self._node!r} within {timeout:g} s (it has {have}): "
+            "run the cell again, or %cluster restart this node"
+        )
+
+    def _newest(self) -> int:
+        return max(list(self._kept), default=-1)
+
+    def _wake(self) -> None:
+        for waiter in list(self._waiters):
+            if waiter[0] <= self._newest():
+                self._waiters.remove(waiter)
+                waiter[1].put(None)

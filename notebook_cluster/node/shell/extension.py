@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.namespace import last_value
 from notebook_cluster.node.runtime import world
-from notebook_cluster.node.runtime.interrupts import CellInterrupts
-from notebook_cluster.node.shell.adjustments import answer_when_idle, prepare_shell
-from notebook_cluster.node.shell.pip import register_pip
+from notebook_cluster.node.runtime.running_cell import CellInterrupts
+from notebook_cluster.node.shell.adjustments import (
+    answer_when_idle,
+    follow_headers,
+    lose_nothing,
+    prepare_shell,
+    register_pip,
+)
 from notebook_cluster.node.shell.progress_bars import bars, install_bars
 from notebook_cluster.node.shell.threads import NodeThreads
 from notebook_cluster.node.shell.tracebacks import CellNumbers, shorten_tracebacks
-from notebook_cluster.node.shell.widget_messages import follow_headers, lose_nothing
 from notebook_cluster.training.runtime import set_runtime
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ _VARIABLES = (
     "NOTEBOOK_CLUSTER_INCARNATION",
     "NOTEBOOK_CLUSTER_DEVICE",
 )
-_loaded: "Extension | None" = None
+_loaded: "NodeExtension | None" = None
 
 
 def load(ip: Any) -> None:
@@ -67,7 +71,7 @@ def load(ip: Any) -> None:
         directory=Path.cwd(),
     )
     set_runtime(runtime)
-    _loaded = Extension(ip, runtime)
+    _loaded = NodeExtension(ip, runtime)
     _loaded.register()
     install_bars(ip)
     register_pip(ip)
@@ -85,7 +89,7 @@ def unload(ip: Any) -> None:
         _loaded = None
 
 
-class Extension:
+class NodeExtension:
     """The hooks of one kernel."""
 
     def __init__(self, ip: Any, runtime: "NodeRuntime") -> None:
@@ -120,7 +124,7 @@ class Extension:
         self._runtime.blocked.cell_of_file = self._numbers.of_file
         self._interrupts.install()
         self._levels.install()
-        self._runtime.output_gate.install()
+        self._runtime.output_backpressure.install()
         self._runtime.on_fetch_variables = functools.partial(answer_when_idle, self._ip, self._runtime.send_control)
         # Not imported: this package's root leads to rooms above this one.
         package = sys.modules["notebook_cluster"]
@@ -136,7 +140,7 @@ class Extension:
         self._interrupts.uninstall()
         self._levels.uninstall()
         self._threads.close()
-        self._runtime.output_gate.uninstall()
+        self._runtime.output_backpressure.uninstall()
         atexit.unregister(self._at_exit)
         self._runtime.close()
 
@@ -294,7 +298,7 @@ class CellLevels:
 class _Gate(ast.NodeTransformer):
     """Stops a cell whose world could not be fixed: the one place where IPython lets an extension reject a cell."""
 
-    def __init__(self, extension: Extension) -> None:
+    def __init__(self, extension: NodeExtension) -> None:
         self._extension = extension
 
     def visit(self, node: ast.AST) -> ast.AST:

@@ -8,23 +8,50 @@ from the beginning. tqdm has no setting for it, so the two modules that decide a
 """
 
 import os
+import re
 import sys
 import threading
+import time
+import uuid
 import weakref
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from notebook_cluster.node.shell.tqdm_bar import BarStack, BarView, NotebookBar
+from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
+
+LEAST_SECONDS = 0.1
+"""Between two changes of a bar: a loop that sets a postfix each time makes thousands."""
+_BAR = re.compile(r"\|?<bar/>\|?")
 
 MOST_VIEWS = 12
 """Bars that are widgets at the same time; those beyond are text."""
 _REPLACED = ("tqdm.autonotebook", "tqdm.notebook")
 _OURS = {"tqdm": "NotebookBar", "tqdm_notebook": "NotebookBar", "trange": "bar_range", "tnrange": "bar_range"}
+
+
+class Bar(Protocol):
+    """What is shown: :class:`.tqdm_bar.NotebookBar`, a tqdm."""
+
+    fp: Any
+    desc: str
+    colour: str | None
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """The bar's numbers."""
+
+    def format_meter(self, *args: Any, **numbers: Any) -> str:
+        """They as text."""
+
+    def settle(self, *, failed: bool) -> None:
+        """Write the line that stays."""
+
+    def detach(self, *, again: bool = False) -> None:
+        """Have no view any more."""
 
 
 class Bars:
@@ -37,7 +64,7 @@ class Bars:
         self._stack: BarStack | None = None
         self._free: list[BarView] = []
         # A bar that nobody holds any more closes itself.
-        self._shown: dict[BarView, weakref.ref[NotebookBar]] = {}
+        self._shown: dict[BarView, weakref.ref[Bar]] = {}
 
     def begin(self, widgets: bool) -> None:
         """A cell begins; ``widgets``: somebody is shown them."""
@@ -71,12 +98,10 @@ class Bars:
             self._stack.close()
         self._close()
 
-    def take(self, bar: "NotebookBar") -> "BarView | None":
+    def take(self, bar: "Bar") -> "BarView | None":
         """A view for ``bar``; None when it is to be text."""
         if not self._may_show(bar):
             return None
-        from notebook_cluster.node.shell.tqdm_bar import BarStack, BarView
-
         if self._stack is None:
             self._stack = BarStack()
         view = self._free.pop(0) if self._free else BarView(self._stack)
@@ -96,7 +121,7 @@ class Bars:
         self._shown.clear()
         self._free.clear()
 
-    def _may_show(self, bar: "NotebookBar") -> bool:
+    def _may_show(self, bar: "Bar") -> bool:
         if not self._widgets or len(self._shown) >= MOST_VIEWS:
             return False
         if threading.current_thread() is not threading.main_thread():
@@ -111,6 +136,122 @@ class Bars:
             return False
         # An Output widget keeps what was displayed in it, also when it is gone.
         return not any(isinstance(one, Output) and one.msg_id for one in list(_instances(Widget)))
+
+
+class BarStack:
+    """The bars of a cell below each other, in one display: so those of a node stand together below its name."""
+
+    def __init__(self) -> None:
+        from ipywidgets import VBox
+
+        self._box = VBox()
+        self._display_id = f"progress-{uuid.uuid4().hex}"
+        self._displayed = False
+
+    def add(self, row: Any, description: str) -> None:
+        """Show ``row`` below those that are there. ``description``: what the first bar is called."""
+        from IPython.display import display
+
+        self._box.children = (*self._box.children, row)
+        if not self._displayed:
+            self._displayed = True
+            view = view_of_widget(self._box.model_id)
+            # The text is seen where the node died before its bars ended.
+            text = f"[progress bar {description}".rstrip() + "]"
+            display({WIDGET_MIME: view, "text/plain": text}, raw=True, display_id=self._display_id)
+
+    def remove(self) -> None:
+        """Take it off the page."""
+        from IPython.display import update_display
+
+        if self._displayed:
+            update_display({"text/plain": ""}, raw=True, display_id=self._display_id)
+        self.close()
+
+    def close(self) -> None:
+        """Close its widgets."""
+        _close(self._box)
+
+
+class BarView:
+    """The widgets of one bar at a time: its description, the bar, its numbers."""
+
+    def __init__(self, stack: BarStack) -> None:
+        from ipywidgets import FloatProgress, HBox, Label
+
+        self._stack = stack
+        self._left, self._bar, self._right = Label(), FloatProgress(min=0.0, max=1.0), Label()
+        self._box = HBox([self._left, self._bar, self._right])
+        self._process = os.getpid()
+        self._displayed = False
+        self._of: weakref.ref[Bar] | None = None
+        self._changed_at = 0.0
+        self._timer: threading.Timer | None = None
+
+    def show(self, bar: Bar, text: str | None = None) -> None:
+        """Show ``bar`` as it is now, or soon when it was changed just before; ``text`` in place of its numbers."""
+        if os.getpid() != self._process:
+            return  # a forked child has no part in this kernel's widgets
+        begins = self._of is None or self._of() is not bar
+        if not begins and time.monotonic() - self._changed_at < LEAST_SECONDS:
+            if self._timer is None:
+                self._timer = threading.Timer(LEAST_SECONDS, self._late, [self._of])
+                self._timer.daemon = True
+                self._timer.start()
+            return
+        self._change(bar, text)
+        if begins:
+            self._of = weakref.ref(bar)
+            self._bar.style.bar_color = bar.colour
+            self._box.layout.display = "flex"
+        if not self._displayed:
+            self._displayed = True
+            self._stack.add(self._box, bar.desc.removesuffix(": "))
+
+    def hide(self) -> None:
+        """No bar needs it now."""
+        self._of = None
+        self._cancel()
+        if os.getpid() == self._process:
+            self._box.layout.display = "none"
+
+    def close(self) -> None:
+        """Close its widgets."""
+        self._of = None
+        self._cancel()
+        if os.getpid() == self._process:
+            _close(self._box, self._left, self._bar, self._right)
+
+    def _change(self, bar: Bar, text: str | None) -> None:
+        self._changed_at = time.monotonic()
+        numbers = bar.format_dict
+        total, done = numbers["total"], numbers["n"]
+        if text is None:
+            wanted = (numbers["bar_format"] or "{l_bar}<bar/>{r_bar}").replace("{bar}", "<bar/>")
+            text = bar.format_meter(**{**numbers, "bar_format": wanted})
+        left, _, right = _BAR.sub("\0", text, count=1).rpartition("\0")
+        # A label folds spaces; these are as wide as digits.
+        self._left.value, self._right.value = (part.replace(" ", "\u2007") for part in (left, right))
+        self._bar.value = min(1.0, max(0.0, done / total)) if total else 1.0
+        self._bar.bar_style = "" if total else "info"
+
+    def _late(self, reference: "weakref.ref[Bar]") -> None:
+        self._timer = None
+        bar = reference()
+        if bar is not None and self._of is reference:
+            self._change(bar, None)
+
+    def _cancel(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+
+def _close(*widgets: Any) -> None:
+    for widget in widgets:
+        for part in (widget, widget.layout, getattr(widget, "style", None)):
+            if part is not None:
+                part.close()
 
 
 bars = Bars()

@@ -1,12 +1,114 @@
-"""A Stop from the cluster, moments in which it must wait, and the cell that it is for."""
+"""The cell that runs on the main thread, a Stop that is for it, and moments in which a Stop must wait."""
 
 import _thread
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from notebook_cluster.node.runtime.world import CellInfo
+from notebook_cluster.protocol.cell_mark import CellMarkWriter
+from notebook_cluster.protocol.node import InterruptCell
+
+
+class RunningCell:
+    """What a node knows of the cell that runs. ``interrupt`` and ``broken`` are called on the I/O thread, the rest on
+    the main thread.
+
+    Args:
+        mark: path of the agent's file that says which cell runs; empty without one.
+
+    Attributes:
+        info: the cell; None outside of cells.
+        partial: it runs on some nodes of the roster only.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self.info: CellInfo | None = None
+        self.partial = False
+        self._mark = CellMarkWriter(mark)
+        self._at_end: list[Callable[[str], None]] = []
+        self._on_broken: Callable[[str], None] | None = None
+        self._interruptible = False
+        self._stopped: set[int] = set()
+        """Cells that a Stop reached before they began."""
+
+    @property
+    def number(self) -> int:
+        """Of the cell; 0 outside of cells."""
+        return self.info.cell if self.info is not None else 0
+
+    @property
+    def replays(self) -> bool:
+        """Whether the cell ran before, on the other nodes."""
+        return self.info is not None and self.info.replay
+
+    def divided_among(self, node: str) -> tuple[str, ...]:
+        """The nodes of a cell that runs on some only, ``node`` among them; empty otherwise."""
+        info = self.info
+        if info is None or not self.partial or info.joined or info.replay or node not in info.nodes:
+            return ()
+        return info.nodes
+
+    def forget_callbacks(self) -> None:
+        """A cell is about to begin: whoever asked outside of one is not told of its end."""
+        self._at_end.clear()
+
+    def enter(self) -> bool:
+        """The user's code comes next: from now on a Stop interrupts the main thread. False when one came before."""
+        # This order, and the other one in interrupt(): whatever the threads do, one of the two sees the other.
+        self._interruptible = True
+        if self.number in self._stopped:
+            self._interruptible = False
+        else:
+            self._mark.set(self.number)
+        return self._interruptible
+
+    def tell_end(self, status: str) -> BaseException | None:
+        """The user's code is over with ``ok``, ``error: ...`` or ``interrupted``: tell those who asked, in order.
+
+        Returns what the first of them raised; those after it are told that the cell has failed.
+        """
+        self._interruptible = False
+        self._mark.set(0)
+        self._stopped.discard(self.number)
+        callbacks, self._at_end = self._at_end, []
+        self._on_broken = None
+        failure: BaseException | None = None
+        for callback in callbacks:
+            try:
+                callback(status)
+            except (Exception, KeyboardInterrupt) as error:
+                failure = failure or error
+                stopped = isinstance(failure, KeyboardInterrupt)
+                status = "interrupted" if stopped else f"error: {type(failure).__name__}: {failure}"
+        return failure
+
+    def at_end(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` with the status when the user's code is over."""
+        self._at_end.append(callback)
+
+    def when_broken(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` until the cell ends, see :meth:`broken`."""
+        self._on_broken = callback
+
+    def broken(self, cause: str) -> None:
+        """A node of the cell is lost (``cause`` says who and why), or a Stop has come (empty)."""
+        if self._on_broken is not None:
+            self._on_broken(cause)
+
+    def interrupt(self, message: InterruptCell) -> None:
+        """A Stop: interrupt the main thread if it is inside that cell, else keep the cell from beginning."""
+        if self.number == message.cell:
+            self.broken("")
+        if message.sent:
+            return
+        self._stopped.add(message.cell)
+        if self.number == message.cell and self._interruptible:
+            self._stopped.discard(message.cell)
+            interrupt_main_thread()
 
 
 def interrupt_main_thread() -> None:
