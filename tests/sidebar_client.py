@@ -26,7 +26,7 @@ class Stream:
         match message["type"]:
             case "Overview":
                 self.overviews.append(message)
-            case "Series":
+            case "CurvePoints":
                 self.series.append(message)
             case "Done":
                 self.done[message["id"]] = message

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notebook_cluster.protocol import state as s
-from notebook_cluster.protocol.sidebar import ClusterRow, Curve, Done, Overview, Series, ServerInfo, Sharing
+from notebook_cluster.protocol.sidebar import ClusterRow, Curve, CurvePoints, Done, Overview, ServerInfo, Sharing
 from notebook_cluster.server.browser import to_json
 from tests import axe
 from tests.browser import PATIENCE, Lab, browser_page, lab_with_extension, needs_extension
@@ -52,13 +52,13 @@ def overview() -> Overview:
     return Overview(peers=peers, clusters=rows, sharing=sharing, server=ServerInfo(version="1", protocol=2))
 
 
-def curves() -> Series:
+def curves() -> CurvePoints:
     def curve(node: str, name: str, values: list[float]) -> Curve:
         count = list(range(len(values)))
         return Curve(node=node, job="", name=name, step=count, time=[1.7e9 + one for one in count], value=values)
 
     nothing = [math.nan, math.inf, -math.inf]
-    return Series(
+    return CurvePoints(
         cluster=HTML, reset=True,
         series=[
             curve(HTML, "loss", [3.0, 2.0, math.nan, 1.5, 1.0]), curve("node-1", "loss", nothing),

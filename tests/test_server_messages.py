@@ -10,7 +10,7 @@ import pytest
 
 from notebook_cluster.agent import AgentReady, SharingEvent, SharingFile, shared_machines
 from notebook_cluster.protocol import state as s
-from notebook_cluster.protocol.sidebar import ClusterRow, Curve, Overview, Series, ServerInfo, Sharing
+from notebook_cluster.protocol.sidebar import ClusterRow, Curve, CurvePoints, Overview, ServerInfo, Sharing
 from notebook_cluster.protocol.thinning import evenly
 from notebook_cluster.server.browser import BadAction, BrowserOutbox, to_action, to_json
 from notebook_cluster.server.history import SENT_POINTS, CurveHistory
@@ -29,7 +29,7 @@ def test_numbers_that_are_not_finite_become_null() -> None:
     curve = Curve(
         node="mini", job="", name="loss", step=[1, 2, 3], time=[1.0, 2.0, 3.0], value=[math.nan, math.inf, 0.5]
     )
-    message = json.loads(to_json(Series(cluster="digits", reset=True, series=[curve])))
+    message = json.loads(to_json(CurvePoints(cluster="digits", reset=True, series=[curve])))
     assert message["series"][0]["value"] == [None, None, 0.5]
 
 

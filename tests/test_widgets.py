@@ -17,7 +17,7 @@ from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
 from notebook_cluster.widgets.actions import Actions
-from notebook_cluster.widgets.curves import Curve, Curves, thin
+from notebook_cluster.widgets.curves import Curves, PlottedCurve, thin
 from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, number, plain
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pace import Pace
@@ -250,7 +250,7 @@ def test_thinning_keeps_ends_and_spikes_within_the_limit() -> None:
 
 
 def test_a_curve_stays_bounded_however_long_the_run() -> None:
-    curve = Curve()
+    curve = PlottedCurve()
     for start in range(0, 20_000, 100):
         steps = list(range(start, start + 100))
         values = [99.0 if step == 5432 else 0.5 for step in steps]
@@ -263,7 +263,7 @@ def test_a_curve_stays_bounded_however_long_the_run() -> None:
 
 
 def test_a_history_that_was_thinned_before_keeps_its_share_of_the_curve() -> None:
-    curve = Curve()
+    curve = PlottedCurve()
     curve.extend(list(range(0, 100_000, 100)), [float(s) for s in range(0, 100_000, 100)], [0.5] * 1000, seen=100_000)
     for step in range(100_000, 110_000):
         curve.add(step, float(step), 0.5)
@@ -273,7 +273,7 @@ def test_a_history_that_was_thinned_before_keeps_its_share_of_the_curve() -> Non
 
 
 def test_a_gap_stays_in_a_thinned_curve() -> None:
-    curve = Curve()
+    curve = PlottedCurve()
     for step in range(10_000):
         curve.add(step, float(step), math.nan if 4000 <= step < 4100 else 1.0)
     assert any(math.isnan(value) for value in curve.value)
@@ -440,7 +440,7 @@ def test_columns_are_thinned_as_points_are() -> None:
 
     from notebook_cluster.widgets import figure as columns
 
-    curve = Curve()
+    curve = PlottedCurve()
     values = [math.nan if 900 <= step < 950 else 99.0 if step == 543 else math.sin(step) for step in range(1800)]
     curve.extend([*range(900), *range(900)], [float(step) for step in range(1800)], values)
     x, y = columns.thin(*columns.by_time(curve, 10.0), 300)

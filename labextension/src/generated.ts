@@ -161,8 +161,8 @@ export interface Curve {
 }
 
 /** Points of a cluster's curves, at most one message a second and cluster. */
-export interface Series {
-  type: 'Series';
+export interface CurvePoints {
+  type: 'CurvePoints';
   cluster: string;
   reset: boolean;
   series: Curve[];
@@ -197,4 +197,4 @@ export interface Action {
   value?: boolean | number | string | null;
 }
 
-export type ServerMessage = Overview | Series | Done;
+export type ServerMessage = Overview | CurvePoints | Done;

@@ -124,19 +124,19 @@ def channel_of(header: CellFrame) -> Channel:
 
 
 @dataclass(frozen=True)
-class Destination:
+class Landing:
     """Where the bytes of a message go. ``may_stay``: one that comes in one frame stays where it came."""
 
     data: memoryview
     may_stay: bool = False
 
 
-def place_for(header: CellFrame, payload: memoryview) -> Destination:
+def place_for(header: CellFrame, payload: memoryview) -> Landing:
     """Where a message goes of which this is the first frame, and nobody said where: a long one that is whole stays
     where it came, others get memory of their own."""
     if len(payload) == header.total >= _LONG and not payload.readonly:
-        return Destination(payload, may_stay=True)
-    return Destination(reserve(header.total))
+        return Landing(payload, may_stay=True)
+    return Landing(reserve(header.total))
 
 
 @dataclass

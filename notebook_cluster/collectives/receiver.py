@@ -16,7 +16,7 @@ from notebook_cluster.collectives.chunked_messages import (
     Channel,
     ChunkedMessage,
     CollectiveSettings,
-    Destination,
+    Landing,
     Payload,
     Transport,
     channel_of,
@@ -52,7 +52,7 @@ class CellReceiver:
         self.dropped = 0
         self.on_waiting: Callable[[str], None] = lambda text: None
         self.on_lost: Callable[[str], None] = lambda text: None
-        self.places: dict[tuple[str, int, int], Destination] = {}
+        self.places: dict[tuple[str, int, int], Landing] = {}
         self.sent = SentMessages(transport)
         self._transport = transport
         self._settings = settings

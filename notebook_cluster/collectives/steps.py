@@ -11,7 +11,7 @@ from notebook_cluster.collectives.chunked_messages import (
     CellWorld,
     ChunkedMessage,
     CollectiveSettings,
-    Destination,
+    Landing,
     Payload,
     Transport,
     as_bytes,
@@ -176,7 +176,7 @@ class Steps:
     def place(self, sender: str, phase: int, flat: "NDArray[Any]", may_stay: bool = False) -> None:
         """What ``sender`` sends in ``phase`` goes into ``flat``, unless it ``may_stay`` where it came and does; said
         before anything of the operation is sent."""
-        self.receiver.places[sender, self.number, self.base + phase] = Destination(as_bytes(flat), may_stay)
+        self.receiver.places[sender, self.number, self.base + phase] = Landing(as_bytes(flat), may_stay)
 
     def result(self, count: int, dtype: Any) -> "NDArray[Any]":
         """Memory for the result, flat: ``out``, or some that nothing else refers to."""

@@ -79,7 +79,7 @@ class Curve(Message, frozen=True):
     """Of ``job``: a larger number was begun later."""
 
 
-class Series(Message, frozen=True):
+class CurvePoints(Message, frozen=True):
     """Points of a cluster's curves, at most one message a second and cluster."""
 
     cluster: str
@@ -99,7 +99,7 @@ class Done(Message, frozen=True):
     invite: lines to show; share_on: the Sharing; else null."""
 
 
-ServerMessage = Overview | Series | Done
+ServerMessage = Overview | CurvePoints | Done
 
 
 # ---- browser -> server ---------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class OverviewHandler(_Handler):
 
 
 class SeriesHandler(_Handler):
-    """``GET notebook-cluster/clusters/NAME/series``: a Series with all curves, thinned."""
+    """``GET notebook-cluster/clusters/NAME/series``: a CurvePoints with all curves, thinned."""
 
     @authenticated  # type: ignore[untyped-decorator]
     @authorized  # type: ignore[untyped-decorator]

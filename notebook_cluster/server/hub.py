@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from notebook_cluster.client import ClusterError, PeerWatch, find_clusters, find_peers
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
-from notebook_cluster.protocol.sidebar import ClusterRow, Overview, Series, ServerInfo, Sharing
+from notebook_cluster.protocol.sidebar import ClusterRow, CurvePoints, Overview, ServerInfo, Sharing
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.server.browser import BrowserOutbox, to_json
@@ -173,10 +173,10 @@ class Hub:
             self._peers = await run_slow(find_peers)
         return self.overview()
 
-    def series(self, name: str) -> Series | None:
+    def series(self, name: str) -> CurvePoints | None:
         """All curves of cluster ``name``, thinned; None when it is not known."""
         cluster = self.clusters.get(name)
-        return None if cluster is None else Series(cluster=name, reset=True, series=cluster.history.all())
+        return None if cluster is None else CurvePoints(cluster=name, reset=True, series=cluster.history.all())
 
     async def running(self, name: str) -> WatchedCluster:
         """The running cluster ``name``.
@@ -255,6 +255,6 @@ class Hub:
             fresh, whole = cluster.history.take_fresh(), cluster.history.take_whole()
             if not self._browsers or not (fresh or whole):
                 continue
-            text = None if whole else to_json(Series(cluster=name, reset=False, series=fresh))
+            text = None if whole else to_json(CurvePoints(cluster=name, reset=False, series=fresh))
             for browser in self._browsers:
                 browser.put_series(name, text)

@@ -14,7 +14,7 @@ from notebook_cluster.protocol.thinning import ThinnedCurve, evenly
 Point = tuple[float, float]
 
 
-class Curve(ThinnedCurve):
+class PlottedCurve(ThinnedCurve):
     """One curve of one node: steps, times (seconds since the epoch) and values of equal length."""
 
     def by_step(self) -> list[Point]:
@@ -41,7 +41,7 @@ class LossCurve(NamedTuple):
     node: str
     job: str
     run: int
-    curve: Curve
+    curve: PlottedCurve
     newest: bool
     """No run of this job was begun later."""
     of_run: str
@@ -54,10 +54,10 @@ class Curves:
     """All curves in the order in which they appeared: of nodes, and of the global models of jobs."""
 
     def __init__(self, series: Iterable[Series] = ()) -> None:
-        self._curves: dict[Key, Curve] = {}
+        self._curves: dict[Key, PlottedCurve] = {}
         for one in series:
             key = one.node, one.job, one.run, one.name
-            self._curves.setdefault(key, Curve()).extend(one.step, one.time, one.value, one.seen)
+            self._curves.setdefault(key, PlottedCurve()).extend(one.step, one.time, one.value, one.seen)
         self._history_ends = {key: max(curve.time, default=0.0) for key, curve in self._curves.items()}
 
     def add_new(self, series: Iterable[Series]) -> None:
@@ -68,10 +68,10 @@ class Curves:
             rows = [row for row in zip(one.step, one.time, one.value, strict=False) if row[1] > end]
             if rows:
                 if key not in self._curves:
-                    self._curves[key] = Curve()
+                    self._curves[key] = PlottedCurve()
                     for old in forgotten(self._curves):
                         del self._curves[old]
-                curve = self._curves.get(key) or Curve()
+                curve = self._curves.get(key) or PlottedCurve()
                 for row in rows:
                     curve.add(*row)
 
@@ -91,10 +91,10 @@ class Curves:
             for (node, job, run, name), curve in self._curves.items()
         ]
 
-    def get(self, node: str, name: str) -> Curve:
+    def get(self, node: str, name: str) -> PlottedCurve:
         """The curve that was begun last, or an empty one."""
         found = [curve for key, curve in self._curves.items() if (key[0], key[3]) == (node, name) and curve.time]
-        return max(found, key=lambda curve: curve.time[0], default=Curve())
+        return max(found, key=lambda curve: curve.time[0], default=PlottedCurve())
 
     def nodes(self) -> list[str]:
         """Names of the nodes that have a curve, each once."""
@@ -127,10 +127,10 @@ class Curves:
             )  # fmt: skip
         return found
 
-    def of_model(self, job: str, name: str) -> Curve:
+    def of_model(self, job: str, name: str) -> PlottedCurve:
         """The curve of what was measured of the global model in the newest run of ``job``, or an empty one."""
         found = {key[2]: curve for key, curve in self._curves.items() if (key[0], key[1], key[3]) == ("", job, name)}
-        return found[max(found)] if found else Curve()
+        return found[max(found)] if found else PlottedCurve()
 
     def models(self) -> list[str]:
         """Names of the jobs whose global model's loss was measured, each once."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from notebook_cluster.widgets.curves import Curve, Curves, LossCurve
+from notebook_cluster.widgets.curves import Curves, LossCurve, PlottedCurve
 from notebook_cluster.widgets.formatting import GLOBAL, global_label, plain, rank_colour
 from notebook_cluster.widgets.picture import run_label
 
@@ -101,7 +101,7 @@ class CurvesFigure:
         with self.widget.batch_update():
             for node, index in self._nodes.items():
                 colour = rank_colour(ranks.get(node))
-                loss = main[node].curve if node in main else Curve()
+                loss = main[node].curve if node in main else PlottedCurve()
                 self._show(index, *thin(*by_step(loss), limit), colour)
                 seconds, losses = thin(*by_time(loss, started), limit)
                 self._show(index + 1, seconds / across, losses, colour)
@@ -162,7 +162,7 @@ class CurvesFigure:
         self, index: int, one: LossCurve | None, colour: str, started: float, across: float, limit: int
     ) -> None:
         """Where it is not drawn any more its traces stay, without points."""
-        curve = Curve() if one is None else one.curve
+        curve = PlottedCurve() if one is None else one.curve
         self._show(index, *thin(*by_step(curve), limit), colour)
         seconds, losses = thin(*by_time(curve, started), limit)
         self._show(index + 1, seconds / across, losses, colour)
@@ -234,14 +234,14 @@ def _unit(largest: float) -> tuple[float, str]:
     return next(((scale, name) for scale, name in _MEMORY_UNITS if largest >= scale), _MEMORY_UNITS[-1])
 
 
-def by_step(curve: Curve) -> tuple[Column, Column]:
+def by_step(curve: PlottedCurve) -> tuple[Column, Column]:
     """(steps, values); a value NaN between two runs whose steps begin again."""
     x, y = np.asarray(curve.step, np.float64), np.asarray(curve.value, np.float64)
     again = np.flatnonzero(np.diff(x) < 0) + 1
     return np.insert(x, again, x[again]), np.insert(y, again, np.nan)
 
 
-def by_time(curve: Curve, start: float) -> tuple[Column, Column]:
+def by_time(curve: PlottedCurve, start: float) -> tuple[Column, Column]:
     """(seconds since ``start``, values)."""
     return np.asarray(curve.time, np.float64) - start, np.asarray(curve.value, np.float64)
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from notebook_cluster.protocol.state import ClusterView, RoundView
-from notebook_cluster.widgets.curves import Curve, Curves, Point
+from notebook_cluster.widgets.curves import Curves, PlottedCurve, Point
 from notebook_cluster.widgets.formatting import GLOBAL, global_label, plain, rank_colour
 from notebook_cluster.widgets.picture import Line, run_line, run_notes, svg_chart
 from notebook_cluster.widgets.static_html import block, text_block
@@ -32,7 +32,7 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
         return found
 
     def lines(*, steps: bool) -> list[Line]:
-        def points(curve: Curve) -> list[Point]:
+        def points(curve: PlottedCurve) -> list[Point]:
             return curve.by_step() if steps else curve.by_time(state.started)
 
         found = [

@@ -39,7 +39,7 @@ async function refuse(): Promise<void> {
 it('puts what it receives into the store', () => {
   last().onopen!({} as never);
   last().receive(overview({ clusters: [cluster('lesson')] }));
-  last().receive({ type: 'Series', cluster: 'lesson', reset: true, series: [curve('desk', 'loss', [2, 1])] });
+  last().receive({ type: 'CurvePoints', cluster: 'lesson', reset: true, series: [curve('desk', 'loss', [2, 1])] });
   const { link, overview: shown, curves } = store.state();
   expect([link, shown!.clusters[0].name, curves.get('lesson')!.size]).toEqual(['live', 'lesson', 1]);
 });

@@ -97,7 +97,7 @@ it('has memory now and at its peak, what a node waits for, and how old its check
 it('draws the loss over steps too, a second run as a new line', () => {
   const tab = dashboard({});
   const again = { ...curve('desk', 'loss', [4, 3, 2, 1]), step: [0, 10, 0, 10] };
-  act(() => store.extend({ type: 'Series', cluster: 'lesson', reset: true, series: [again] }));
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series: [again] }));
   const chart = tab.querySelector('[aria-label^="Loss by step"]')!;
   expect(chart.getAttribute('aria-label')).toBe('Loss by step 0 to 10, from 1.0000 to 4.0000');
   expect(chart.querySelectorAll('path')[1].getAttribute('d')).toMatch(/^M[^L]*L[^ML]*M[^L]*L[^ML]*$/);
@@ -124,7 +124,7 @@ it('draws earlier runs faint, tells jobs apart, and shows the newest run of a no
     at(9, curve('desk', 'loss', [7, 6], 'critic', 2001))
   ];
   const tab = dashboard({ nodes: [node('desk', 0)] });
-  act(() => store.extend({ type: 'Series', cluster: 'lesson', reset: true, series }));
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series }));
   const chart = tab.querySelector('.nbc-dash-chart')!;
   const names = [...chart.querySelectorAll('.nbc-dash-legend li')].map(item => item.textContent!.trim());
   expect(names).toEqual(['desk, gan run 1', 'desk, gan run 2', 'desk, critic']);

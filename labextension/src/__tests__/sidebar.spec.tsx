@@ -126,7 +126,7 @@ it('draws gaps where a curve is not a number, and nothing for one that never is'
   const host = sidebar(overview({ clusters: [cluster('lesson')] }));
   act(() => {
     const series = [curve('desk', 'loss', [3, 2, null, 1, 0.5]), curve('mini', 'loss', [null, null])];
-    store.extend({ type: 'Series', cluster: 'lesson', reset: true, series });
+    store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series });
   });
   const [desk, mini] = host.querySelectorAll('.nbc-side-spark');
   expect(desk.querySelector('path')!.getAttribute('d')).toMatch(/^M[^M]+L[^M]+M[^M]+L[^M]+$/);
@@ -231,7 +231,7 @@ it('opens the tab of a cluster, which shows curves, nodes and events, and says w
   await press(host, 'Dashboard');
   expect(answers.opened).toEqual(['lesson']);
   const series = [curve('desk', 'loss', [2, 1])];
-  act(() => store.extend({ type: 'Series', cluster: 'lesson', reset: true, series }));
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series }));
   const tab = draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
   expect(tab.querySelector('svg')!.getAttribute('aria-label')).toBe('Loss over 1 s, from 1.0000 to 2.0000');
   expect(tab.querySelectorAll('tbody tr')).toHaveLength(2);
@@ -250,7 +250,7 @@ it('draws the loss of the global model over those of the nodes, each job as its 
       curve('', 'loss', [4, 3], 'model'),
       curve('', 'loss', [6, 5], 'other')
     ];
-    store.extend({ type: 'Series', cluster: 'lesson', reset: true, series });
+    store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series });
   });
   const legend = [...tab.querySelector('.nbc-dash-legend')!.children].map(item => item.textContent!.trim());
   expect(legend).toEqual(['desk', 'mini', 'global model of model', 'global model of other']);

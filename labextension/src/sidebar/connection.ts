@@ -129,7 +129,7 @@ export class Connection {
       case 'Overview':
         this.store.show(message);
         break;
-      case 'Series':
+      case 'CurvePoints':
         this.store.extend(message);
         break;
       case 'Done':

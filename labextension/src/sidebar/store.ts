@@ -1,6 +1,6 @@
 /** What this page knows: the newest overview, the curves, and whether the server is there. Views only read it. */
 
-import type { Overview, Series } from '../generated';
+import type { CurvePoints, Overview } from '../generated';
 import { Curves, extend } from './curves';
 import { IFocus, NOWHERE } from './focus';
 
@@ -59,7 +59,7 @@ export class Store {
   }
 
   /** New points, or the whole history. */
-  extend(message: Series): void {
+  extend(message: CurvePoints): void {
     const curves = new Map(this.current.curves);
     const known = message.reset ? NO_CURVES : (curves.get(message.cluster) ?? NO_CURVES);
     curves.set(message.cluster, extend(known, message.series));
