@@ -121,14 +121,16 @@ print(json.dumps({
 }))
 """
 
-CODECS = ("float32", "fp16", "bf16", "int8", "int4", "e3m0", "topk-8", "randomk-8")
+SPARSE = ("topk-8", "randomk-8")
+CODECS = ("float32", "fp16", "bf16", "int8", "int4", "e3m0", *SPARSE)
+CHOSEN = {codec: f"codec={codec!r}" + (", outer_momentum=0.0" if codec in SPARSE else "") for codec in CODECS}
 ROUNDS = {
     "averaging": "nc.LocalSGD(model, every=3",
-    **{codec: f"nc.DiLoCo(model, every=3, codec={codec!r}" for codec in CODECS},
-    **{f"{codec}-overlap": f"nc.DiLoCo(model, every=3, overlap=2, codec={codec!r}" for codec in CODECS},
+    **{codec: f"nc.DiLoCo(model, every=3, {chosen}" for codec, chosen in CHOSEN.items()},
+    **{f"{codec}-overlap": f"nc.DiLoCo(model, every=3, overlap=2, {chosen}" for codec, chosen in CHOSEN.items()},
     **{
-        f"{codec}-streaming": f"nc.DiLoCo(model, every=6, fragments={parts}, overlap=1, codec={codec!r}"
-        for codec, parts in (dict.fromkeys(CODECS, 3) | {"topk-8": 2, "randomk-8": 2}).items()
+        f"{codec}-streaming": f"nc.DiLoCo(model, every=6, fragments={2 if codec in SPARSE else 3}, overlap=1, {chosen}"
+        for codec, chosen in CHOSEN.items()
     },
     "mix": "nc.DiLoCo(model, every=3, overlap=1, mix=0.5",
     "quorum": "nc.DiLoCo(model, every=3, quorum=2, grace=0.1",

@@ -65,7 +65,7 @@ STRATEGIES = {
     "DiLoCo": Averaged(nc.DiLoCo, every=3),
     "streaming": Averaged(nc.DiLoCo, every=4, fragments=2, overlap=1, codec="int8"),
     "LocalSGD": Averaged(nc.LocalSGD, every=3),
-    "randomk": Averaged(nc.DiLoCo, every=3, codec="randomk-8"),
+    "randomk": Averaged(nc.LocalSGD, every=3, codec="randomk-8"),
     "SparseLoCo": Averaged(nc.SparseLoCo, every=3),
     "DeMo": EveryStep(nc.DeMo),
     "DataParallel": EveryStep(parallel),

@@ -15,7 +15,6 @@ order in which it happens:
    trained since the boundary stays on top of it (:meth:`.Replica.apply`).
 """
 
-import warnings
 from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
@@ -158,9 +157,9 @@ class DiLoCo(OuterRate):
             mix=mix,
             patience=patience,
         )
-        if strategy.overshoots:
-            warnings.warn(strategy.overshoots, RuntimeWarning, stacklevel=2)
         super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
+        if strategy.overshoots and not self._runtime.replaying():
+            self._warn(strategy.overshoots)
 
     @property
     def outer_momentum(self) -> float:
