@@ -88,7 +88,7 @@ class Receiving:
         self.wanted: list[int] = []
         self.replaced: list[int] = []
         self._open: _Part | None = None
-        self._look()
+        self._inspect()
         self.size = sum(self._files[number].size for number in self.wanted)
         self._written = 0
 
@@ -132,7 +132,7 @@ class Receiving:
             self._open.remove()
             self._open = None
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         """Check every file, and find those that are not there yet."""
         seen = set()
         for number, file in enumerate(self._files):
