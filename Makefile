@@ -119,12 +119,12 @@ namespaces:
 	    || echo "they could not be installed: tests with several hosts are skipped"; \
 	fi
 
-# Two workers, with a file each (tests/conftest.py): most of a test's time is spent waiting for processes to start and end.
+# Three workers, with a file each (tests/conftest.py): most of a test's time is spent waiting for processes to start and end.
 test: .venv/.test browser namespaces check
 	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm test; \
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
 	@$(BIN)/python -m compileall -q notebook_cluster benchmarks tests
-	$(BIN)/python -m pytest -n 2 --dist loadscope --rerun-failed-alone
+	$(BIN)/python -m pytest -n 3 --dist loadscope --rerun-failed-alone
 
 # New docs/panel.png, docs/cells.png and docs/sidebar*.png, for when panel, cells or sidebar look different.
 picture: .venv/.test browser
