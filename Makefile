@@ -2,6 +2,7 @@
 #   make demo   train one model on three nodes found over mDNS, write demo_output/
 #   make lab    open JupyterLab on the example notebooks
 #   make test   all checks and tests
+#   make test-quick   what takes no time to speak of, one cluster and one page in a browser: under two minutes
 PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -30,7 +31,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
 LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts* labextension/src/sidebar/* labextension/style/* labextension/schema/*)
 
-.PHONY: help install demo lab test check labextension browser namespaces picture docs clean
+.PHONY: help install demo lab test test-quick check labextension browser namespaces picture docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -125,6 +126,9 @@ test: .venv/.test browser namespaces check
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
 	@$(BIN)/python -m compileall -q notebook_cluster benchmarks tests
 	$(BIN)/python -m pytest -n 3 --dist loadscope --rerun-failed-alone
+
+test-quick: .venv/.test browser
+	$(BIN)/python -m pytest -n 3 --dist loadscope $$($(BIN)/python -m tests.scheduling --quick)
 
 # New docs/panel.png, docs/cells.png and docs/sidebar*.png, for when panel, cells or sidebar look different.
 picture: .venv/.test browser

@@ -1,7 +1,8 @@
 """How tests are shared out among the workers of xdist: by file, those that take longest first.
 
 ``tests/seconds.json`` says how long files take (from 5 s on). ``python -m tests.scheduling LOG`` writes it anew from
-what ``pytest -n 4 --dist loadscope --durations=0`` printed; it decides nothing but the order, so it need not be exact.
+what ``pytest -n 4 --dist loadscope --durations=0`` printed. It decides the order, and what ``make test-quick`` leaves
+out: ``python -m tests.scheduling --quick`` prints the files that are not in it, and :data:`EXAMPLES` of the others.
 """
 
 import json
@@ -16,6 +17,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 SECONDS = Path(__file__).with_name("seconds.json")
 LEAST_SECONDS = 5
+EXAMPLES = ("test_cluster_cells", "test_browser_completion")
+"""One file with a cluster, and one with a page in a browser, for who wants an answer in two minutes."""
 _LINE = re.compile(r"\s*([\d.]+)s (?:call|setup|teardown) +tests/(\w+)\.py::")
 
 
@@ -60,5 +63,13 @@ def seconds_of(log: str) -> dict[str, int]:
     return {name: round(seconds) for name, seconds in found.most_common() if seconds >= LEAST_SECONDS}
 
 
-if __name__ == "__main__":
+def quick() -> list[str]:
+    """Paths of the test files that take no time to speak of, and of :data:`EXAMPLES`."""
+    long = set(json.loads(SECONDS.read_text())) - set(EXAMPLES)
+    return [str(file) for file in sorted(SECONDS.parent.glob("test_*.py")) if file.stem not in long]
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--quick"]:
+    print("\n".join(quick()))
+elif __name__ == "__main__":
     SECONDS.write_text(json.dumps(seconds_of(Path(sys.argv[1]).read_text()), indent=1) + "\n")
