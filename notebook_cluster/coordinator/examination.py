@@ -24,7 +24,7 @@ from notebook_cluster.discovery.addresses import MAX_TARGETS, NO, networks, reac
 from notebook_cluster.doctor import findings as f
 from notebook_cluster.doctor import network, versions
 from notebook_cluster.doctor.findings import Examined
-from notebook_cluster.peering.peer_finder import PeerFinder as PeerFinding
+from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol.names import distribution_name, is_distribution
 from notebook_cluster.protocol.node import PairMeasured
 from notebook_cluster.protocol.peer import Diagnose, Diagnosis
@@ -137,7 +137,7 @@ class Examination:
     """Examines the cluster, one examination at a time."""
 
     def __init__(
-        self, core: Core, *, delivery: Delivery, relay: FrameRelay, shown: ClusterViews, finding: PeerFinding
+        self, core: Core, *, delivery: Delivery, relay: FrameRelay, shown: ClusterViews, finding: PeerFinder
     ) -> None:
         self._core = core
         self._delivery = delivery
