@@ -28,6 +28,8 @@ SAVE_TIMEOUT = 300.0
 MOST_CHECKPOINTS = 500
 KEPT_STEPS = 32
 """Rounds of each node of which the step is known: a checkpoint is of one of the last."""
+ATTEMPT_BITS = 20
+"""Attempts of one start of the coordinator: about a million, where one in a thousand rounds takes a second one."""
 _MAX_TEXT = 200
 _MAX_ARRIVALS = 2000
 
@@ -58,7 +60,7 @@ class RoundRunner(MembershipWatcher, CellWatcher):
         self._state, effects = rounds.apply(self._state, event)
         for effect in effects:
             if isinstance(effect, jobs.Log):
-                journal.round(self._annotated(effect.record))
+                journal.round(self._annotated(effect.record), durable=effect.durable)
         if effects:
             journal.when_written(lambda: self._carry_out_all(effects))
 
@@ -186,7 +188,8 @@ class RoundRunner(MembershipWatcher, CellWatcher):
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
         number = cell.id if cell is not None else 0
         tickets = time.time_ns() // 1_000_000  # far fewer are given than one in a millisecond
-        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running))
+        attempts = self._core.state.starts << ATTEMPT_BITS
+        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running, attempts))
         self._members_changed(None)
 
     # ---- checkpoints that a view asks for
