@@ -21,6 +21,7 @@ from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.leader import events_effects as jobs
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.leader.arrivals import Gathering, gatherings
+from notebook_cluster.rounds.leader.state import ATTEMPT_BITS
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class RoundRunner(MembershipWatcher, CellWatcher):
         self._state, effects = rounds.apply(self._state, event)
         for effect in effects:
             if isinstance(effect, jobs.Log):
-                journal.round(self._annotated(effect.record))
+                journal.round(self._annotated(effect.record), durable=effect.durable)
         if effects:
             journal.when_written(lambda: self._carry_out_all(effects))
 
@@ -186,7 +187,8 @@ class RoundRunner(MembershipWatcher, CellWatcher):
         running = tuple(name for name, status in cell.nodes.items() if status == "running") if cell is not None else ()
         number = cell.id if cell is not None else 0
         tickets = time.time_ns() // 1_000_000  # far fewer are given than one in a millisecond
-        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running))
+        attempts = self._core.state.starts << ATTEMPT_BITS
+        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running, attempts))
         self._members_changed(None)
 
     # ---- checkpoints that a view asks for
