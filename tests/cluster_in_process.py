@@ -22,6 +22,7 @@ from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeLog, R
 from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
 from notebook_cluster.protocol.wire import Message, decode, encode
 from notebook_cluster.rounds.leader import machine as rounds
+from notebook_cluster.rounds.leader.state import ATTEMPT_BITS
 from notebook_cluster.training.loop import sync
 from notebook_cluster.training.runtime import JobHandler, Payload
 
@@ -211,6 +212,9 @@ class Cluster:
         self.directory = directory
         self.nodes: dict[str, Node] = {}
         self.records: list[Any] = []
+        self.synced = 0
+        """So many of them survive also a machine that loses power."""
+        self._starts = 1
         self.told: list[tuple[str, str]] = []
         self.lose: Callable[[str, str, JobFrame], bool] = lambda sender, receiver, header: False
         self.watch: Callable[[str, str, Message], None] = lambda direction, node, message: None
@@ -341,15 +345,23 @@ class Cluster:
         results.pop(victim)
         return results
 
-    def restart_coordinator(self) -> None:
-        """Its state is gone; a new one begins from the records. Messages on the way to the old one still arrive."""
+    def restart_coordinator(self, *, power_lost: bool = False) -> None:
+        """Its state is gone; a new one begins from the records, where the power was lost from those that were synced.
+        Messages on the way to the old one still arrive."""
 
         def restart() -> None:
+            if power_lost:
+                del self.records[self.synced :]
+            self._starts += 1
             self._state = rounds.new_state()
             nodes = tuple((node.name, node.incarnation) for node in self.nodes.values())
             self._feed(
                 rounds.LeaderRestarted(
-                    tuple(msgspec.convert(self.records, list[Record])), nodes, time.monotonic(), time.time_ns()
+                    tuple(msgspec.convert(self.records, list[Record])),
+                    nodes,
+                    time.monotonic(),
+                    time.time_ns(),
+                    attempts=self._starts << ATTEMPT_BITS,
                 )
             )
             self._feed(rounds.RanksChanged(self.ranks()))
@@ -417,6 +429,7 @@ class Cluster:
             match effect:
                 case rounds.Log():
                     self.records.append(msgspec.to_builtins(effect.record))
+                    self.synced = len(self.records) if effect.durable else self.synced
                 case rounds.SaveAnswer():
                     self._answers.put(effect)
                 case rounds.Tell():

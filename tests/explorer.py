@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from notebook_cluster.protocol.rounds import Applied, Commit, Prepared
+from notebook_cluster.protocol.rounds import Applied, Commit, CommitReport, Prepared
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.member import events_effects as m
@@ -334,6 +334,10 @@ class World:
         self.durable = []
         """Of each of ``records``: it is synced, and so is what was before it."""
         self.power, self.starts, self.lost_records = random.Random(f"power {seed}"), 1, 0
+        self.without_power, self.reported = False, {}
+        """The journal may miss commits; node -> (round, state hash) of the newest COMMIT that it has said since."""
+        self.again_written = self.forgotten = 0
+        """Commits that the journal had lost and got back, and that nobody in reach had."""
         count = nodes or rng.choice((1, 2, 3, 3, 4))
         self.nodes = {f"n{rank}": Node(self, f"n{rank}", rank, 1) for rank in range(count)}
         self.state = rounds.new_state(SETTINGS)
@@ -344,6 +348,8 @@ class World:
             self.coordinate(rounds.MemberUp(node.name, 1, node.rank))
         self.coordinate(rounds.CellBegan(1, tuple(self.nodes)))
         names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 2, 2, 3, 4)))
+        self.reachable = set(names) <= {"crash"}
+        """No node is ever lost or out of reach."""
         self.faults = sorted(((rng.randint(1, 40 * count * self.turns), name) for name in names), reverse=True)
         self.timers = []
         self.again = rng.random() < 0.3
@@ -451,10 +457,12 @@ class World:
         self.records.append(record)
         self.durable.append(durable)
         record = to_builtins(record)
+        kind, run = record["kind"], self.state.jobs["model"].run
+        if kind == "commit" and self.with_commit and self.was_lost(record):
+            return
         self.log.append(record)
         if not self.with_commit:
             return
-        kind, run = record["kind"], self.state.jobs["model"].run
         if kind == "base":
             self.chain, self.counted = {record["round"]: record["state_hash"]}, {}
             self.ever.setdefault((run, record["round"]), set()).add(record["state_hash"])
@@ -466,6 +474,28 @@ class World:
             self.counted = {c: r for c, r in self.counted.items() if r < record["round"]}
         elif kind == "commit":
             self.check_commit(record)
+
+    def was_lost(self, record):
+        """The journal gets back what it lost. Where it does not, nobody who was asked had it, and the round is played
+        again."""
+        number = record["commit"]["round"]
+        if not self.without_power or number not in self.chain:
+            return False
+        facts = ("commit", "members", "slices", "slice_hashes", "base_hash", "outer")
+        before = next(one for one in reversed(self.log) if one["kind"] == "commit" and one["commit"]["round"] == number)
+        if all(before[fact] == record[fact] for fact in facts):
+            self.again_written += 1
+            return True
+        known = dict(self.reported)
+        if self.reachable:
+            known |= {name: (n.state.round, n.state.state_hash) for name, n in self.nodes.items() if n.state.holds}
+        for name, (newest, state_hash) in known.items():
+            if newest >= number and self.chain.get(newest) == state_hash:
+                raise Broken(f"round {number} is played again, and {name} has round {newest}")
+        self.forgotten += 1
+        self.chain = {r: h for r, h in self.chain.items() if r < number}
+        self.counted = {c: r for c, r in self.counted.items() if r < number}
+        return False
 
     def check_commit(self, record):
         commit = record["commit"]
@@ -558,11 +588,13 @@ class World:
         synced = max((number for number, durable in enumerate(self.durable, 1) if durable), default=0)
         left = self.power.randint(synced, len(self.records))
         self.lost_records += len(self.records) - left
+        self.without_power = self.without_power or left < len(self.records)
         del self.records[left:], self.durable[left:]
 
     def recover(self):
         if self.power.random() < 0.5:
             self.lose_power()
+        self.reported = {}
         self.starts += 1
         known = self.state.nodes
         up = sorted((node.rank, name, node.incarnation) for name, node in known.items() if node.up)
@@ -708,6 +740,9 @@ class World:
         kind, incarnation, what = item
         if kind == "message":
             done = self.coordinate(rounds.FromMember(node.name, incarnation, what))
+            if done and isinstance(what, CommitReport) and what.rounds and what.start == self.state.attempts:
+                commit = what.rounds[-1].commit
+                self.reported[node.name] = commit.round, commit.state_hash
         elif kind == "lost":
             done = self.coordinate(rounds.MemberLost(node.name, incarnation, what, gone=True))
         elif kind == "up":

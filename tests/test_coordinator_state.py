@@ -20,12 +20,13 @@ from notebook_cluster.journal.reading import has_crashed, read_rounds, recover
 from notebook_cluster.journal.records import CommitRecord, EndedRecord, Record, RegisterRecord
 from notebook_cluster.journal.rows import Shape, from_row, packed, to_row, unpacked
 from notebook_cluster.journal.state import State, apply, roster
-from notebook_cluster.journal.writer import SYNC_PERIOD
+from notebook_cluster.journal.writer import SYNC_PERIOD, SYNC_ROWS
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Output
 from notebook_cluster.rounds.leader import attempts
 from notebook_cluster.rounds.leader import machine as rounds
+from notebook_cluster.rounds.member.state import MemberSettings
 from tests.explorer import World
 from tests.fake_cluster import cluster_view
 from tests.in_loop import in_loop, until
@@ -183,6 +184,21 @@ async def test_a_snapshot_says_what_the_rows_before_it_do(tmp_path: Path, monkey
     assert 2 * len(read_rounds(journal_path(cut))) < len(read_rounds(journal_path(whole)))
 
 
+@in_loop
+async def test_what_need_not_be_synced_is_so_before_it_is_more_than_nodes_keep(tmp_path: Path) -> None:
+    assert 2 * MemberSettings().kept_commits > SYNC_ROWS  # a round is two rows
+    journal = Journal(tmp_path)
+    commit = next(one for one in World(3).run().records if isinstance(one, CommitRecord))
+    synced = []
+    journal._writer._synced += 1000.0  # not by the time
+    for _ in range(SYNC_ROWS + 2):
+        journal.round(commit, durable=False)
+        assert journal.flush(10) is None
+        synced.append(not journal._writer._unsynced)
+    assert synced.count(True) == 1
+    assert journal.close()
+
+
 @pytest.mark.parametrize("every_step", [False, True])
 @in_loop
 async def test_a_round_is_synced_when_it_is_written_and_what_decides_nothing_within_a_second(
@@ -198,6 +214,10 @@ async def test_a_round_is_synced_when_it_is_written_and_what_decides_nothing_wit
     assert read_rounds(journal.path)[-1].record == commit
     writer = journal._writer
     assert (writer._level, writer._unsynced) == ("FULL", False)
+    journal.round(commit, durable=False)
+    assert journal.flush(10) is None
+    assert read_rounds(journal.path)[-1].record == commit
+    assert (writer._level, writer._unsynced) == ("NORMAL", True)
     journal.received({"key": 3})
     assert journal.flush(10) is None
     assert (writer._level, writer._unsynced) == ("NORMAL", True)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,21 @@ def test_a_coordinator_restarted_in_mid_step_goes_on_with_it(tmp_path: Path, dir
         restarted = cluster.once_at(direction, "b", kind, 4, cluster.restart_coordinator)
         results = cluster.run(parallel_cell(8, "SGD"))
     assert restarted
+    assert_equal_models(results)
+    np.testing.assert_allclose(flat(results["a"]), alone(8, "SGD", 3)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("direction", "kind"), [*POINTS, ("from", Applied)])
+def test_a_coordinator_that_lost_the_power_and_its_last_commits_goes_on_from_what_the_nodes_have(
+    tmp_path: Path, direction: str, kind: type
+) -> None:
+    with Cluster(NODES, tmp_path) as cluster:
+        lose_power = partial(cluster.restart_coordinator, power_lost=True)
+        restarted = cluster.once_at(direction, "b", kind, 5, lose_power)
+        results = cluster.run(parallel_cell(8, "SGD"))
+        commits = [record["commit"]["round"] for record in cluster.records if record["kind"] == "commit"]
+    assert restarted
+    assert commits == list(range(1, len(commits) + 1))
     assert_equal_models(results)
     np.testing.assert_allclose(flat(results["a"]), alone(8, "SGD", 3)[0], atol=1e-6)
 

@@ -21,6 +21,9 @@ RETRY = 0.25
 SYNC_PERIOD = 1.0
 """Seconds within which also rows are synced that need not be at once; and of silence after which the write-ahead log is
 moved over."""
+SYNC_ROWS = 512
+"""Rows after which they are synced at the latest. Where every step is a round, nodes keep more rounds than this can be:
+they are asked for those that a machine without power has lost."""
 _LAST_ROW = "SELECT max(ifnull((SELECT max(id) FROM events), 0), ifnull((SELECT max(id) FROM rounds), 0), " \
             "ifnull((SELECT max(id) FROM received), 0), ifnull((SELECT max(id) FROM snapshots), 0))"  # fmt: skip
 
@@ -67,6 +70,7 @@ class Writer(threading.Thread):
         self._closing = threading.Event()
         self._synced = time.monotonic()
         self._unsynced = self._grown = False
+        self._rows = 0
         self._level = ""
 
     def put(self, item: PendingRow) -> None:
@@ -124,7 +128,9 @@ class Writer(threading.Thread):
         if connection is None or not batch:
             return
         now = time.monotonic()
-        durable = any(item.durable for item in batch) or now - self._synced > SYNC_PERIOD
+        self._rows += len(batch)
+        late = now - self._synced > SYNC_PERIOD or self._rows > SYNC_ROWS
+        durable = late or any(item.durable for item in batch)
         level = "FULL" if durable else "NORMAL"
         if level != self._level:
             connection.execute(f"PRAGMA synchronous={level}")
@@ -136,7 +142,7 @@ class Writer(threading.Thread):
         connection.execute("COMMIT")
         self._grown, self._unsynced = True, not durable
         if durable:
-            self._synced = now
+            self._synced, self._rows = now, 0
 
     def _drop_connection(self) -> None:
         if self._connection is not None:

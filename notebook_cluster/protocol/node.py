@@ -291,6 +291,7 @@ ToNodeBody = (
     | rounds.Refused
     | rounds.Finished
     | rounds.RoundQuery
+    | rounds.CommitQuery
     | rounds.Save
     | rounds.PartMissing
     | rounds.Saved
@@ -319,6 +320,7 @@ FromNodeBody = (
     | rounds.Stalled
     | rounds.LeftRounds
     | rounds.RoundStatus
+    | rounds.CommitReport
     | rounds.CheckpointRequest
     | rounds.Saved
 )

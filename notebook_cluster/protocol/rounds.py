@@ -263,6 +263,32 @@ class RoundStatus(Message, frozen=True):
     """The newest attempt of the next round that it has taken up; 0: none."""
 
 
+class CommitQuery(Message, frozen=True):
+    """Restarted coordinator, before RoundQuery, of a job whose commits are not synced one by one: say which rounds were
+    committed after ``round``."""
+
+    job: str
+    round: int
+    start: int
+    """Comes back in the answer: one to an earlier start of the coordinator may be on its way yet."""
+
+
+class CommittedRound(Message, frozen=True):
+    """A round that a node has applied: what was sealed, the hashes of its means, and its COMMIT."""
+
+    seal: Seal
+    slice_hashes: list[str]
+    commit: Commit
+
+
+class CommitReport(Message, frozen=True):
+    """Node: answer to CommitQuery. ``rounds`` are in a row, oldest first."""
+
+    job: str
+    start: int
+    rounds: list[CommittedRound]
+
+
 # ---- checkpoints ---------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.leader import events_effects as jobs
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.leader.arrivals import Gathering, gatherings
+from notebook_cluster.rounds.leader.state import ATTEMPT_BITS
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ SAVE_TIMEOUT = 300.0
 MOST_CHECKPOINTS = 500
 KEPT_STEPS = 32
 """Rounds of each node of which the step is known: a checkpoint is of one of the last."""
-ATTEMPT_BITS = 20
-"""Attempts of one start of the coordinator: about a million, where one in a thousand rounds takes a second one."""
 _MAX_TEXT = 200
 _MAX_ARRIVALS = 2000
 

@@ -257,7 +257,9 @@ def commit(transition: Transition, job: JobState, attempt: OpenAttempt, agreed: 
             bytes_sent=job.bytes_sent,
             bytes_data_parallel=job.bytes_data_parallel,
             hash_mismatches=job.hash_mismatches,
-        )
+        ),
+        # where every step is a round, nodes are asked for what was lost (:mod:`.lost_commits`)
+        durable=not job.settings.every_step,
     )
     there = {member.name for member in seal.members if is_there(transition, job, member)}
     advance_to(job, message, [member.name for member in seal.members], seal.slices, seal.outer)

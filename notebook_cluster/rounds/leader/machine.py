@@ -8,7 +8,7 @@ One round (docs/architecture.md, "A round"): all live nodes that hold the last c
 (members in rank order, weights, slices) -> PREPARED from everyone who is still reachable, with equal hashes ->
 COMMIT. A loss before that either COMPLETEs the attempt, when somebody reachable holds all means, or seals again over
 the others. Parts: :mod:`.events_effects` (events and effects), :mod:`.state`, :mod:`.registration`, :mod:`.arrivals`,
-:mod:`.attempts`, :mod:`.unlike`, :mod:`.silence`, :mod:`.recovery`, :mod:`.saving`.
+:mod:`.attempts`, :mod:`.unlike`, :mod:`.silence`, :mod:`.recovery`, :mod:`.lost_commits`, :mod:`.saving`.
 """
 
 from msgspec import structs
@@ -17,6 +17,7 @@ from notebook_cluster.protocol.rounds import (
     Applied,
     Arrived,
     CheckpointRequest,
+    CommitReport,
     LeftRounds,
     Prepared,
     RoundStatus,
@@ -47,6 +48,7 @@ from notebook_cluster.rounds.leader.events_effects import (
     Tell,
     Tick,
 )
+from notebook_cluster.rounds.leader.lost_commits import on_commit_report, settle_reports
 from notebook_cluster.rounds.leader.recovery import node_lost, node_up, on_status, recover, settle_holders
 from notebook_cluster.rounds.leader.registration import (
     MOST,
@@ -115,7 +117,7 @@ def _settle(transition: Transition, name: str) -> None:
     """Decide what the facts of a job allow. Nothing is decided before a restarted coordinator has heard from the
     nodes."""
     job = transition.job(name)
-    if job.awaited:
+    if not settle_reports(transition, job) or job.awaited:
         return
     settle_runs(transition, job)
     settle_registration(transition, job)
@@ -136,7 +138,9 @@ def _membership(transition: Transition, event: Event) -> None:
             state.now = event.now
             if event.now >= state.awaited_until:
                 for name in state.jobs:
-                    transition.job(name).awaited = frozenset()
+                    job = transition.job(name)
+                    job.awaited = frozenset()
+                    job.reporting = None if job.reporting is None else frozenset()
             for name in state.jobs:
                 settle_silence(transition, transition.job(name), event.silent)
         case CellBegan():
@@ -206,6 +210,8 @@ def _from_member(transition: Transition, event: FromMember) -> tuple[str, ...]:
             change(job, node, active=False, joining=False, arrived=None, fetching=None)
         case RoundStatus():
             on_status(transition, job, node, message)
+        case CommitReport():
+            on_commit_report(transition, job, node, message)
         case CheckpointRequest():
             on_request(transition, job, node, message)
         case Saved():
@@ -257,8 +263,8 @@ def _view(transition: Transition, job: JobState) -> JobView:
     names = required(transition, job)
     members, attempt, phase = list(job.members), 0, "training"
     waiting_for: list[str] = []
-    if job.awaited:
-        phase, waiting_for = "recovering", transition.by_rank(job.awaited)
+    if silent := job.reporting or job.awaited:
+        phase, waiting_for = "recovering", transition.by_rank(silent)
     elif job.registering:
         phase, waiting_for = "registering", missing_registrants(transition, job)
     elif job.open is not None:

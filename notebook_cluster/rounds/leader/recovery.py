@@ -14,7 +14,7 @@ from notebook_cluster.journal.records import (
     StopRecord,
     VoidRecord,
 )
-from notebook_cluster.protocol.rounds import RoundQuery, RoundStatus, Void
+from notebook_cluster.protocol.rounds import CommitQuery, RoundQuery, RoundStatus, Void
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.leader.arrivals import on_arrived
 from notebook_cluster.rounds.leader.attempts import advance_to
@@ -48,6 +48,9 @@ def node_up(transition: Transition, name: str, incarnation: int, rank: int) -> N
         if participant is not None and participant.incarnation == incarnation:
             job = transition.job(job_name)
             change(job, name, held=None, arrived=None, fetching=None, away=False, asked_where=True)
+            if job.reporting is not None:
+                job.reporting |= {name}
+                transition.send_to(name, CommitQuery(job=job_name, round=job.round, start=transition.state.attempts))
             transition.send_to(name, RoundQuery(job=job_name))
 
 
@@ -62,6 +65,8 @@ def node_lost(transition: Transition, name: str, incarnation: int, gone: bool) -
     for job_name in transition.state.jobs:
         job = transition.job(job_name)
         job.awaited -= {name}
+        if job.reporting is not None:
+            job.reporting -= {name}
         if gone:
             forget_later(job, name)
         let_others_ask(job, name)
@@ -193,25 +198,43 @@ def recover(transition: Transition, event: LeaderRestarted) -> None:
     """Rebuild the jobs from the log; say the last COMMIT and the open SEAL again; ask every node where it is."""
     state = transition.state
     state.now, state.cell, state.running = event.now, event.cell, frozenset(event.running)
-    state.awaited_until = event.now + state.settings.recover_grace
+    state.awaited_until, state.attempts = event.now + state.settings.recover_grace, event.attempts
     for rank, (name, incarnation) in enumerate(event.nodes):
         state.nodes[name] = NodeState(incarnation, rank)
     for record in event.records:
         _replay(transition, record)
     for job in state.jobs.values():
         job.first_register, job.tickets = event.now, event.tickets
-        job.attempt_floor = max(job.attempt_floor, event.attempts)
-        job.attempt = max(job.attempt, event.attempts)
-        job.highest_attempt = max(job.highest_attempt, event.attempts)
         _forget_who_left(job, event)
-        up = [name for name, p in job.participants.items() if transition.is_up(name, p.incarnation)]
-        job.awaited = frozenset(up)
-        for name in transition.by_rank(up):
-            if job.last_commit is not None:
-                transition.send_to(name, job.last_commit)
-            if job.open is not None and name in job.open.waiting:
-                transition.send_to(name, job.open.seal)
-            transition.send_to(name, RoundQuery(job=job.name))
+        up = _reachable(transition, job)
+        if job.has_state and job.settings.every_step:
+            job.reporting = frozenset(up)
+            for name in transition.by_rank(up):
+                transition.send_to(name, CommitQuery(job=job.name, round=job.round, start=state.attempts))
+        else:
+            ask_where(transition, job, up)
+
+
+def ask_where(transition: Transition, job: JobState, awaited: frozenset[str]) -> None:
+    """The job is what the journal says, and attempts begin above all that were ever used. Nothing is decided before the
+    reachable ones of ``awaited`` have said where they are."""
+    state = transition.state
+    state.awaited_until = max(state.awaited_until, state.now + state.settings.recover_grace)
+    job.attempt_floor = max(job.attempt_floor, state.attempts)
+    job.attempt = max(job.attempt, state.attempts)
+    job.highest_attempt = max(job.highest_attempt, state.attempts)
+    up = _reachable(transition, job)
+    job.awaited = up & awaited
+    for name in transition.by_rank(up):
+        if job.last_commit is not None:
+            transition.send_to(name, job.last_commit)
+        if job.open is not None and name in job.open.waiting:
+            transition.send_to(name, job.open.seal)
+        transition.send_to(name, RoundQuery(job=job.name))
+
+
+def _reachable(transition: Transition, job: JobState) -> frozenset[str]:
+    return frozenset(name for name, p in job.participants.items() if transition.is_up(name, p.incarnation))
 
 
 def _forget_who_left(job: JobState, event: LeaderRestarted) -> None:
@@ -249,7 +272,7 @@ def _replay(transition: Transition, record: Record) -> None:
             job.highest_attempt = max(job.highest_attempt, seal.attempt)
             job.open = OpenAttempt(seal, frozenset(member.name for member in seal.members))
         case CommitRecord():
-            _replay_commit(job, record)
+            replay_commit(job, record)
 
 
 def _replay_registration(transition: Transition, job: JobState, record: RegisterRecord | LaterRecord) -> None:
@@ -271,7 +294,8 @@ def _replay_later(job: JobState, node: str, incarnation: int, register: Register
     job.later = {**job.later, node: (incarnation, register)}
 
 
-def _replay_commit(job: JobState, record: CommitRecord) -> None:
+def replay_commit(job: JobState, record: CommitRecord) -> None:
+    """The round of ``record`` was committed."""
     incarnations = {member.name: member.incarnation for member in record.members}
     advance_to(job, record.commit, list(incarnations), record.slices, record.outer)
     job.cohort = frozenset()  # they had the state, or it went on without them

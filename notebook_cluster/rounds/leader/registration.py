@@ -3,7 +3,7 @@
 import math
 
 from notebook_cluster.journal.records import BaseRecord, CellRecord, RegisterRecord
-from notebook_cluster.protocol.rounds import Behind, OuterChange
+from notebook_cluster.protocol.rounds import Behind, OuterChange, OuterSettings
 from notebook_cluster.protocol.runs import Joined, Register, Registered, RegisterRefused
 from notebook_cluster.rounds.leader.runs import (
     begin_run,
@@ -308,6 +308,6 @@ def impossible(register: Register) -> str:
     return next((f"fragment_blocks={blocks}" for blocks in listed if not 0 <= blocks < MOST), "")
 
 
-def has_bits(outer: OuterChange) -> bool:
+def has_bits(outer: OuterChange | OuterSettings) -> bool:
     """Both are the bits of a float32."""
     return all(0 <= bits < _MOST_BITS for bits in (outer.lr_bits or 0, outer.momentum_bits))

@@ -9,11 +9,14 @@ from typing import Any, Literal
 import msgspec
 
 from notebook_cluster.journal.records import Record
-from notebook_cluster.protocol.rounds import Arrived, CatchUp, Commit, Prepared, Saved, Seal
+from notebook_cluster.protocol.rounds import Arrived, CatchUp, Commit, CommittedRound, Prepared, Saved, Seal
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.leader.events_effects import Effect, Log, Relay, Send, Tell
 
+ATTEMPT_BITS = 20
+"""Attempts of one start of the coordinator: about a million, where one in a thousand rounds takes a second one. What
+is above these bits counts the starts."""
 Held = tuple[int, str]
 """(round, hash of theta and momentum after it)."""
 
@@ -177,6 +180,10 @@ class JobState(msgspec.Struct):
     """Checkpoint name -> (nodes, views) that asked for it before it was known who holds the state."""
     awaited: frozenset[str] = frozenset()
     """After a restart: nodes that have not said where they are in this job; nothing is decided before."""
+    reporting: frozenset[str] | None = None
+    """Before that, see :mod:`.lost_commits`: nodes that have not said what was committed; None: nobody is asked."""
+    reports: dict[str, tuple[CommittedRound, ...]] = {}
+    """Node -> the committed rounds that it has and the journal has not; replaced, never written to."""
 
 
 class RoundsState(msgspec.Struct):
@@ -190,6 +197,8 @@ class RoundsState(msgspec.Struct):
     running: frozenset[str] = frozenset()
     """Nodes on which the cell has not ended."""
     awaited_until: float = 0.0
+    attempts: int = 0
+    """No attempt that was used before the last restart is above it."""
     now: float = 0.0
 
 

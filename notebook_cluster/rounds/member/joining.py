@@ -35,6 +35,7 @@ def on_begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None
     state.theta, state.momentum = event.theta, event.momentum
     state.round, state.state_hash = event.register.round, event.register.state_hash
     state.holds, state.advanced = event.register.holds_state, True
+    state.committed = state.committed if state.holds else ()
     state.phase, state.joining, state.left = "registering", True, False
     state.contribution, state.exchange, state.catching, state.held_frames = None, None, (), ()
     effects.extend([CancelFetch(), SendControl(event.register)])
@@ -133,7 +134,7 @@ def on_registered(state: MemberState, message: Registered, effects: list[Effect]
         return
     if message.state_hash != state.state_hash:
         return
-    state.round, state.holds, state.kept = message.round, True, ()
+    state.round, state.holds, state.kept, state.committed = message.round, True, (), ()
     if state.phase == "fetching":
         effects.append(CancelFetch())
         state.phase, state.exchange, state.catching = "training", None, ()
@@ -258,6 +259,7 @@ def on_fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -
         return
     state.round, state.theta, state.momentum = event.round, event.theta, event.momentum
     state.state_hash, state.holds, state.kept, state.advanced = event.state_hash, True, (), True
+    state.committed = ()
     state.exchange, state.catching = None, ()
     effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
     if state.joining:

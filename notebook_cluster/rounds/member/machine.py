@@ -16,6 +16,9 @@ from copy import copy
 from notebook_cluster.protocol.rounds import (
     Behind,
     Commit,
+    CommitQuery,
+    CommitReport,
+    CommittedRound,
     CompleteAttempt,
     Finished,
     LeftRounds,
@@ -143,6 +146,9 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
             effects.append(Finish(state.round))
         case RoundQuery():
             _status(state, effects)
+        case CommitQuery():
+            rows = [row for row in state.committed if row.commit.round > message.round]
+            effects.append(SendControl(CommitReport(job=state.job, start=message.start, rounds=rows)))
 
 
 # ---- the end of a round --------------------------------------------------------------------------------------
@@ -168,6 +174,9 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
     state.round, state.state_hash = message.round, message.state_hash
     state.advanced = state.fragments is None or not state.fragments.advances
     state.kept = _bounded(state, (*state.kept, kept_mean(exchange)))
+    if state.register is not None and state.register.every_step:
+        row = CommittedRound(seal=exchange.seal, slice_hashes=prepared.slice_hashes, commit=message)
+        state.committed = (*state.committed, row)[-state.settings.kept_commits :]
     state.phase, state.exchange, state.contribution = "training", None, None
     state.left = state.left or message.last
     effects.append(
@@ -209,6 +218,7 @@ def _refused(state: MemberState, message: Refused, effects: list[Effect]) -> Non
 def _void(state: MemberState, message: Void, effects: list[Effect]) -> None:
     """Nobody reachable holds the rounds from ``message.round`` on: play them again with the work that is still here."""
     state.kept = tuple(mean for mean in state.kept if mean.round < message.round)
+    state.committed = tuple(row for row in state.committed if row.commit.round < message.round)
     if state.joining:
         return
     if state.phase == "fetching":

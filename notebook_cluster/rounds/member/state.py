@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.rounds import CatchUp, Prepared, Seal
+from notebook_cluster.protocol.rounds import CatchUp, CommittedRound, Prepared, Seal
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.member.events_effects import Boundary, Buffer, FetchState
 from notebook_cluster.rounds.numerics.fragments import Fragments
@@ -34,6 +34,8 @@ class MemberSettings(msgspec.Struct, frozen=True):
     kept_rounds: int = 4
     kept_bytes: int = 256 * 1024 * 1024
     """Mean slices of the last rounds, kept for nodes that were late."""
+    kept_commits: int = 512
+    """Rounds of which the COMMIT is kept where every step is one: more than a journal may lose."""
     held_bytes: int = 256 * 1024 * 1024
     """Frames of an attempt whose SEAL has not come yet."""
     held_frames: int = 4096
@@ -136,6 +138,8 @@ class MemberState(msgspec.Struct):
     seen_attempt: tuple[int, int] = (0, 0)
     """Newest (round, attempt) ever taken up: a SEAL at or below it is a repetition."""
     kept: tuple[KeptMean, ...] = ()
+    committed: tuple[CommittedRound, ...] = ()
+    """The last rounds that were applied here, in a row, where every step is one."""
     held_frames: tuple[tuple[str, JobFrame, bytes], ...] = ()
     handed: dict[tuple[int, int, str, str, int], int] = {}
     """(round, attempt, node, ``contribution`` or ``mean``, slice) -> how often all that was missing of it there was
