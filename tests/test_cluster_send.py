@@ -205,8 +205,9 @@ def test_stop_leaves_no_partial_file(notebook: SharedNotebook, cluster: Cluster,
 
 def test_a_bar_shows_how_far_it_is_and_goes_at_the_end(notebook: SharedNotebook) -> None:
     (notebook.work / "bar.bin").write_bytes(BIG)
-    notebook.works("from notebook_cluster.magics import progress\nbefore = progress._FIRST_AFTER, progress._EVERY")
-    notebook.works("progress._FIRST_AFTER = progress._EVERY = 0.0  # also for what is done at once")
+    notebook.works("from notebook_cluster.magics.display import publishing")
+    notebook.works("before = publishing._FIRST_AFTER, publishing._EVERY")
+    notebook.works("publishing._FIRST_AFTER = publishing._EVERY = 0.0  # also for what is done at once")
     sending = notebook.start("%cluster send bar.bin --to mini,desk")
     notebook.kernel.until(sending, "sending bar.bin")
     assert re.search(r"sending bar\.bin  █*░* +\d+%  [\d.,]+ of [\d.,]+ MB, ", sending.shown)
@@ -214,7 +215,7 @@ def test_a_bar_shows_how_far_it_is_and_goes_at_the_end(notebook: SharedNotebook)
     assert sending.error is None
     assert "sent bar.bin" in sending.shown
     assert "sending" not in sending.shown
-    notebook.works("progress._FIRST_AFTER, progress._EVERY = before")
+    notebook.works("publishing._FIRST_AFTER, publishing._EVERY = before")
 
 
 TELL_QUESTIONS = """
