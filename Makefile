@@ -120,15 +120,18 @@ namespaces:
 	    || echo "they could not be installed: tests with several hosts are skipped"; \
 	fi
 
-# Three workers, with a file each (tests/conftest.py): most of a test's time is spent waiting for processes to start and end.
+# One worker more than there are cores, with a file each (tests/conftest.py): most of a test's time is spent waiting for
+# processes to start and end.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 5 ? n + 1 : 6)))
+
 test: .venv/.test browser namespaces check
 	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm test; \
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
 	@$(BIN)/python -m compileall -q notebook_cluster benchmarks tests
-	$(BIN)/python -m pytest -n 3 --dist loadscope --rerun-failed-alone
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --rerun-failed-alone
 
 test-quick: .venv/.test browser
-	$(BIN)/python -m pytest -n 3 --dist loadscope $$($(BIN)/python -m tests.scheduling --quick)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $$($(BIN)/python -m tests.scheduling --quick)
 
 # New docs/panel.png, docs/cells.png and docs/sidebar*.png, for when panel, cells or sidebar look different.
 picture: .venv/.test browser
