@@ -117,7 +117,7 @@ def test_a_slow_node_comes_at_its_next_step_when_a_quorum_waits(tmp_path: Path) 
                 ready.wait(60)  # after its first step a node has joined, and is told that a quorum waits
             if node.name == "slow" and step == 5:
                 assert waiting.wait(60)
-                wait_until(node.job("model").pending, 60, "the word that a quorum waits")
+                wait_until(node.job("model").has_notices, 60, "the word that a quorum waits")
             sync.step(train(model, optimizer, batch(step)))
         return model
 
