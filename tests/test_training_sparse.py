@@ -1,6 +1,7 @@
 """SparseLoCo: what is sent, the mean over the senders of each coordinate, error feedback, losses, bad bytes."""
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,9 @@ def test_a_node_killed_at_any_point_leaves_the_others_equal(
         assert_equal_models(results)
 
 
-def test_a_late_node_catches_up_from_the_contributions_of_the_rounds_it_missed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["SparseLoCo", "topk", "randomk"])
+def test_a_late_node_catches_up_from_the_rounds_it_missed(tmp_path: Path, codec: str) -> None:
+    strategy = nc.SparseLoCo if codec == "SparseLoCo" else partial(nc.DiLoCo, codec=codec)
     without_it: list[int] = []
     transferred: list[str] = []
     go_on, back = threading.Event(), threading.Event()
@@ -227,7 +230,7 @@ def test_a_late_node_catches_up_from_the_contributions_of_the_rounds_it_missed(t
     def cell(node: Node) -> nn.Module:
         model = wide(0)  # equal everywhere: no transfer at the start
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        sync = nc.SparseLoCo(model, every=3, quorum=2, grace=0.05)
+        sync = strategy(model, every=3, quorum=2, grace=0.05)
         for step in range(18):
             if node.name == "c" and step == 0:
                 assert go_on.wait(60)
