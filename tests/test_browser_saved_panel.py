@@ -128,6 +128,7 @@ def test_the_live_panel_is_not_drawn_anew_when_its_picture_is_kept(page: "Page",
 def test_after_a_reload_the_panel_lives_and_its_picture_is_still_kept(page: "Page", lab: Lab) -> None:
     run(page, lab, "reload.ipynb", "show_panel(cluster)")
     page.locator(LIVE).first.wait_for(timeout=PATIENCE)
+    page.wait_for_function("() => document.querySelectorAll('.nbc-panel').length === 2", timeout=PATIENCE)
     save(page)
     open_notebook(page, "reload.ipynb")
     page.locator(LIVE).first.wait_for(timeout=PATIENCE)
