@@ -177,6 +177,52 @@ def open_notebook(page: "Page", name: str) -> None:
     wait_for_kernel(page)
 
 
+def open_next_notebook(page: "Page", name: str) -> None:
+    """:func:`open_notebook` in place of what is open, whose kernels end. JupyterLab is loaded only where the page does
+    not show it yet: that takes most of the time."""
+    if not page.evaluate("'jupyterapp' in window"):
+        return open_notebook(page, name)
+    page.evaluate(
+        """async name => {
+            const { commands, serviceManager, shell } = window.jupyterapp;
+            for (const widget of [...shell.widgets('main')]) widget.dispose();
+            await serviceManager.sessions.shutdownAll();
+            await commands.execute('docmanager:open', { path: name });
+        }""",
+        name,
+    )
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    return wait_for_kernel(page)
+
+
+def replace_cells(page: "Page", name: str, cells: Sequence[str], kernel: str = "python3") -> bool:
+    """Give the open notebook other cells and another name, with the kernel that it has: a new one takes seconds.
+
+    False where there is none, or where it is another one, or busy with what a test has left.
+    """
+    replaced: bool = page.evaluate(
+        """async ([name, sources, kernel]) => {
+            const notebook = window.jupyterapp?.shell.currentWidget;
+            const running = notebook?.sessionContext?.session?.kernel;
+            if (running?.status !== 'idle' || running.name !== kernel) return false;
+            const cells = notebook.content.model.sharedModel;
+            const before = cells.cells.length;
+            const code = source => ({ cell_type: 'code', source, metadata: { trusted: true }, outputs: [] });
+            cells.insertCells(before, sources.map(code));
+            cells.deleteCellRange(0, before);
+            await notebook.context.rename(name);
+            return true;
+        }""",
+        [name, list(cells), kernel],
+    )
+    return replaced
+
+
+def leave(page: "Page") -> None:
+    """Show nothing of JupyterLab, which is loaded again with the next notebook: so it obeys settings made now."""
+    page.goto("/api/status")
+
+
 def wait_for_kernel(page: "Page", status: str = "idle", timeout: float = 60.0) -> None:
     """Wait until the kernel of the open notebook has this status."""
     page.wait_for_function(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.browser import PATIENCE, Lab, open_notebook, run_all, write_notebook
+from tests.browser import PATIENCE, Lab, open_next_notebook, replace_cells, run_all, write_notebook
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -13,6 +13,9 @@ import sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from tests.fake_cluster import FakeCluster
 from notebook_cluster.widgets import close_panel, show_panel
+if "cluster" in globals():  # of the test before, in the same kernel
+    close_panel(cluster)
+    cluster.stop()
 cluster = FakeCluster()
 show_panel(cluster)
 """
@@ -25,9 +28,13 @@ print("the cell saw", cluster.calls)
 
 
 def run(page: "Page", lab: Lab, name: str, *cells: str, kernel: str = "python3") -> None:
-    """Run SHOW and ``cells`` in a new notebook and wait until the panel is there."""
-    write_notebook(lab.folder / name, [SHOW, *cells], kernel)
-    open_notebook(page, name)
+    """Run SHOW and ``cells`` in a new notebook and wait until the panel is there.
+
+    Its kernel may be that of the notebook that was open, as plotly is imported there already.
+    """
+    if not replace_cells(page, name, [SHOW, *cells], kernel):
+        write_notebook(lab.folder / name, [SHOW, *cells], kernel)
+        open_next_notebook(page, name)
     run_all(page)
     page.wait_for_selector(".nbc-node", timeout=PATIENCE)
 

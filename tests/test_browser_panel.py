@@ -13,7 +13,9 @@ from tests.browser import (
     PATIENCE,
     Lab,
     browser_page,
+    leave,
     needs_chromium,
+    open_next_notebook,
     open_notebook,
     run_all,
     running_lab,
@@ -22,7 +24,8 @@ from tests.browser import (
     shut_down_kernels,
     write_notebook,
 )
-from tests.conftest import wait_until
+from tests.cluster import stop_all
+from tests.conftest import MARK, marked_processes, shared_folders, wait_until
 from tests.ipc_kernels import run_notebook
 from tests.panel_notebook import (
     BUSY_UNTIL_ADDED,
@@ -66,23 +69,35 @@ print("threads of panels:", {PANEL_THREADS})
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with running_lab(tmp_path_factory.mktemp("lab")) as running:
-        yield running
+def lab() -> Iterator[Lab]:
+    with shared_folders() as folder:
+        try:
+            with running_lab(folder, environment=dict(os.environ)) as running:
+                yield running
+        finally:
+            stop_all()  # what a test that failed has left running
 
 
-@pytest.fixture
-def page(lab: Lab) -> Iterator["Page"]:
+@pytest.fixture(scope="module")
+def shared_page(lab: Lab) -> Iterator["Page"]:
     with browser_page(lab) as opened:
         yield opened
         shut_down_kernels(opened)
 
 
-@pytest.mark.parametrize("comms_over_subshells", ["perCommTarget", "disabled"])
+@pytest.fixture
+def page(shared_page: "Page") -> Iterator["Page"]:
+    """The page of all tests; what is open in it is that of the test before, until :func:`run` runs the next."""
+    yield shared_page
+    shared_page.set_viewport_size({"width": 1280, "height": 1000})
+
+
+@pytest.mark.parametrize("comms_over_subshells", ["disabled", "perCommTarget"])
 def test_panel_moves_and_acts_while_a_cell_runs(
     page: "Page", lab: Lab, tmp_path: Path, comms_over_subshells: str
 ) -> None:
     set_comms_over_subshells(lab, comms_over_subshells)
+    leave(page)
     run(page, lab, f"busy-{comms_over_subshells}.ipynb", BUSY_UNTIL_ADDED)
     wait_until_running(page, 1)
     assert page.locator(".nbc-node .nbc-node-name").all_text_contents() == ["laptop", "mini", "desk"]
@@ -232,7 +247,6 @@ def test_in_a_narrow_panel_numbers_are_read_whole_and_buttons_stay_at_the_right(
     edges = "element => element.getBoundingClientRect().right - parseFloat(getComputedStyle(element).paddingRight) - 1"
     for box, name in ((attic, "Remove attic"), (page.locator(".nbc-panel"), "Stop cluster")):
         assert abs(box.get_by_role("button", name=name).evaluate(right) - box.evaluate(edges)) < 2
-    page.set_viewport_size({"width": 1280, "height": 1000})
 
 
 def test_stop_cluster_leaves_a_picture_that_is_saved_and_no_thread(page: "Page", lab: Lab) -> None:
@@ -247,7 +261,6 @@ def test_stop_cluster_leaves_a_picture_that_is_saved_and_no_thread(page: "Page",
     page.set_viewport_size({"width": 900, "height": 1000})  # the third chart has a row of its own
     widths = "charts => charts.map(chart => Math.round(chart.getBoundingClientRect().width))"
     assert len(set(page.locator("svg.nbc-chart").evaluate_all(widths))) == 1
-    page.set_viewport_size({"width": 1280, "height": 1000})
     save(page)
     notebook = nbformat.read(lab.folder / "stop.ipynb", 4)
     (output,) = notebook.cells[0].outputs
@@ -268,26 +281,29 @@ def test_closing_the_panel_ends_its_thread_and_the_cluster_goes_on(page: "Page",
     page.get_by_text("threads of panels: 0 []").wait_for(timeout=PATIENCE)
 
 
-def test_a_real_cluster_is_shown_stopped_and_ended_from_its_panel(
-    jupyter_dirs: Path, no_processes_left: str, tmp_path: Path
-) -> None:
-    with running_lab(jupyter_dirs, environment=dict(os.environ)) as own_lab, browser_page(own_lab) as page:
-        write_notebook(own_lab.folder / "real.ipynb", [REAL_CLUSTER, TRAIN_FOR_EVER])
-        open_notebook(page, "real.ipynb")
-        run_all(page)
-        page.wait_for_selector(".nbc-node[data-node]", timeout=60_000)
-        page.wait_for_function(
-            "() => Number(document.querySelector('.nbc-number').textContent.replace(',', '')) > 20", timeout=PATIENCE
-        )
-        wait_for_progress(page)
-        wait_for_curves(page, 4)
-        assert page.locator(".nbc-node").count() == 2
-        page.screenshot(path=tmp_path / "real.png")
-        page.get_by_role("button", name="Stop cell").click()
-        page.get_by_text("the cell ended: interrupted").wait_for(timeout=PATIENCE)
-        page.get_by_role("button", name="Stop cluster").click()
-        confirm(page.get_by_role("button", name="Really stop cluster"))
-        page.wait_for_selector(".jp-RenderedHTMLCommon .nbc-panel svg.nbc-chart path", timeout=PATIENCE)
+def test_a_real_cluster_is_shown_stopped_and_ended_from_its_panel(page: "Page", lab: Lab, tmp_path: Path) -> None:
+    write_notebook(lab.folder / "real.ipynb", [REAL_CLUSTER, TRAIN_FOR_EVER])
+    open_next_notebook(page, "real.ipynb")
+    run_all(page)
+    page.wait_for_selector(".nbc-node[data-node]", timeout=60_000)
+    page.wait_for_function(
+        "() => Number(document.querySelector('.nbc-number').textContent.replace(',', '')) > 20", timeout=PATIENCE
+    )
+    wait_for_progress(page)
+    wait_for_curves(page, 4)
+    assert page.locator(".nbc-node").count() == 2
+    page.screenshot(path=tmp_path / "real.png")
+    page.get_by_role("button", name="Stop cell").click()
+    page.get_by_text("the cell ended: interrupted").wait_for(timeout=PATIENCE)
+    page.get_by_role("button", name="Stop cluster").click()
+    confirm(page.get_by_role("button", name="Really stop cluster"))
+    page.wait_for_selector(".jp-RenderedHTMLCommon .nbc-panel svg.nbc-chart path", timeout=PATIENCE)
+    wait_until(lambda: not processes_of_clusters(), 60, lambda: f"the end of {processes_of_clusters()}")
+
+
+def processes_of_clusters() -> list[str]:
+    """Their command lines."""
+    return [command for command in marked_processes(os.environ[MARK]).values() if "notebook_cluster" in command]
 
 
 def test_without_anybody_to_click_no_widget_is_made(lab: Lab, jupyter_dirs: Path) -> None:
