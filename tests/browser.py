@@ -169,9 +169,12 @@ def browser_page(lab: Lab, width: int = 1280, height: int = 1000) -> Iterator["P
             browser.close()
 
 
-def open_notebook(page: "Page", name: str) -> None:
-    """Open notebook ``name`` alone, without side bars, and wait until its kernel is idle."""
-    page.goto(f"/lab/tree/{name}?reset")
+def open_notebook(page: "Page", name: str, url: str = "") -> None:
+    """Open notebook ``name`` alone, without side bars, and wait until its kernel is idle.
+
+    ``url``: of another lab than that of the page's browser.
+    """
+    page.goto(f"{url}/lab/tree/{name}?reset")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
     page.evaluate("window.jupyterapp.shell.collapseLeft()")
     wait_for_kernel(page)
@@ -185,8 +188,11 @@ def open_next_notebook(page: "Page", name: str) -> None:
     page.evaluate(
         """async name => {
             const { commands, serviceManager, shell } = window.jupyterapp;
-            for (const widget of [...shell.widgets('main')]) widget.dispose();
-            await serviceManager.sessions.shutdownAll();
+            for (const widget of [...shell.widgets('main')]) {
+                const session = widget.sessionContext?.session?.id;
+                widget.dispose();
+                if (session) await serviceManager.sessions.shutdown(session);
+            }
             await commands.execute('docmanager:open', { path: name });
         }""",
         name,
@@ -219,7 +225,10 @@ def replace_cells(page: "Page", name: str, cells: Sequence[str], kernel: str = "
 
 
 def leave(page: "Page") -> None:
-    """Show nothing of JupyterLab, which is loaded again with the next notebook: so it obeys settings made now."""
+    """End all kernels and show nothing of JupyterLab: with the next notebook it is loaded anew, and obeys settings that
+    were made before."""
+    if page.evaluate("'jupyterapp' in window"):
+        shut_down_kernels(page)
     page.goto("/api/status")
 
 

@@ -14,13 +14,13 @@ from tests.browser import (
     browser_page,
     lab_with_extension,
     needs_extension,
+    open_next_notebook,
     open_notebook,
     run_all,
     save,
     shut_down_kernels,
     write_notebook,
 )
-from tests.conftest import wait_until
 from tests.panel_notebook import run, wait_for_progress
 from tests.sidebar_page import confirm
 
@@ -34,6 +34,7 @@ PLACE = "application/vnd.notebook-cluster.panel+json"
 NOT_FOUND = "model not found"
 PICTURE = ".jp-RenderedHTMLCommon .nbc-panel"
 LIVE = ".nbc-panel .nbc-button"
+POLLED_MILLISECONDS = 200
 TRAIN = """%%on_all
 import time
 for step in range(100_000):
@@ -48,7 +49,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(lab: Lab) -> Iterator["Page"]:
     from playwright.sync_api import Error
 
@@ -71,13 +72,21 @@ def steps(html: str) -> int:
 
 
 def wait_for_saved_step(page: "Page", lab: Lab, name: str, least: int) -> None:
-    """Save until the picture in the file is of step ``least`` or later."""
-
-    def is_saved() -> bool:
-        save(page)
-        return all(steps(output.data["text/html"]) >= least for output in outputs_of(lab, name))
-
-    wait_until(is_saved, 60, lambda: f"step {least}: {[steps(o.data['text/html']) for o in outputs_of(lab, name)]}")
+    """Wait until the pictures in the open notebook are of step ``least`` or later, and save them."""
+    page.wait_for_function(
+        """([place, least]) => {
+            const cells = window.jupyterapp.shell.currentWidget.content.widgets;
+            const outputs = cells.flatMap(cell => cell.model.outputs.toJSON().filter(one => place in (one.data ?? {})));
+            const shown = /Step<\\/div><div class="nbc-number">([\\d,]+)/;
+            const step = one => shown.exec([one.data['text/html']].flat().join(''))?.[1].replaceAll(',', '') ?? -1;
+            return outputs.length > 0 && outputs.every(one => Number(step(one)) >= least);
+        }""",
+        arg=[PLACE, least],
+        polling=POLLED_MILLISECONDS,
+        timeout=PATIENCE,
+    )
+    save(page)
+    assert all(steps(output.data["text/html"]) >= least for output in outputs_of(lab, name))
 
 
 def step_now(page: "Page") -> int:
@@ -87,7 +96,7 @@ def step_now(page: "Page") -> int:
 def test_a_panel_that_was_saved_in_mid_training_is_a_picture_where_its_kernel_is_gone(page: "Page", lab: Lab) -> None:
     start = "%load_ext notebook_cluster\n%cluster start lesson --local 2"
     write_notebook(lab.folder / "mid.ipynb", [start, TRAIN])
-    open_notebook(page, "mid.ipynb")
+    open_next_notebook(page, "mid.ipynb")
     run_all(page)
     page.wait_for_function("() => Number(document.querySelector('.nbc-number')?.textContent) > 5", timeout=PATIENCE)
     wait_for_saved_step(page, lab, "mid.ipynb", step_now(page))
@@ -159,7 +168,7 @@ def test_a_notebook_that_is_not_trusted_shows_a_cleaned_picture(page: "Page", la
     notebook = nbformat.read(path, 4)
     notebook.cells[0].outputs = [nbformat.v4.new_output("display_data", data)]
     nbformat.write(notebook, path)
-    open_notebook(page, "stranger.ipynb")
+    open_next_notebook(page, "stranger.ipynb")
     page.get_by_text("nodes", exact=True).wait_for(timeout=PATIENCE)
     assert page.get_by_text(NOT_FOUND).count() == 0
     assert page.evaluate("window.hacked") is None
