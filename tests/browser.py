@@ -169,12 +169,9 @@ def browser_page(lab: Lab, width: int = 1280, height: int = 1000) -> Iterator["P
             browser.close()
 
 
-def open_notebook(page: "Page", name: str, url: str = "") -> None:
-    """Open notebook ``name`` alone, without side bars, and wait until its kernel is idle.
-
-    ``url``: of another lab than that of the page's browser.
-    """
-    page.goto(f"{url}/lab/tree/{name}?reset")
+def open_notebook(page: "Page", name: str) -> None:
+    """Open notebook ``name`` alone, without side bars, and wait until its kernel is idle."""
+    page.goto(f"/lab/tree/{name}?reset")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
     page.evaluate("window.jupyterapp.shell.collapseLeft()")
     wait_for_kernel(page)

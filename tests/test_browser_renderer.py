@@ -19,8 +19,8 @@ from tests.browser import (
     browser_page,
     lab_with_extension,
     needs_extension,
+    open_next_notebook,
     open_notebook,
-    running_lab,
     save,
     shut_down_kernels,
     wait_for_kernel,
@@ -79,6 +79,13 @@ def page(lab: Lab) -> Iterator["Page"]:
             prompt = opened.locator(".jp-CodeCell").nth(4).locator(".jp-InputArea-prompt")
             prompt.filter(has_text=re.compile(r"\[\d+\]")).wait_for(timeout=PATIENCE)
             shut_down_kernels(opened)
+
+
+@pytest.fixture(scope="module")
+def other(page: "Page", lab: Lab) -> Iterator["Page"]:
+    """A second page in the same browser for the notebooks of single tests, whose kernels are ended at the end."""
+    with another_page(page, lab) as opened:
+        yield opened
 
 
 def run_cell(page: "Page", cell: int) -> None:
@@ -195,32 +202,41 @@ def test_a_running_node_is_marked_in_its_tab(page: "Page") -> None:
     assert tab(page, 3, FIRST).get_attribute("aria-label") == f"{FIRST}: running"
 
 
-def test_a_saved_notebook_shows_the_same_when_it_is_opened_again(page: "Page", lab: Lab) -> None:
+def test_a_saved_notebook_shows_the_same_when_it_is_opened_again(page: "Page", other: "Page", lab: Lab) -> None:
     shown = seen(page, 2)
     save(page)
     saved = nbformat.read(lab.folder / "lesson.ipynb", 4)
     write_saved(lab.folder / "again.ipynb", saved.cells[1:3])
-    with another_page(page, lab) as other:
-        open_notebook(other, "again.ipynb")
-        assert seen(other, 1) == shown
-        tab(other, 1, SECOND).click()
-        assert seen(other, 1) == shown[1:]
+    open_next_notebook(other, "again.ipynb")
+    assert seen(other, 1) == shown
+    tab(other, 1, SECOND).click()
+    assert seen(other, 1) == shown[1:]
 
 
-def test_jupyterlab_without_the_extension_shows_html(page: "Page", lab: Lab, tmp_path: Path) -> None:
+def test_jupyterlab_without_the_extension_shows_html(page: "Page", lab: Lab) -> None:
     save(page)
-    write_saved(tmp_path / "plain.ipynb", nbformat.read(lab.folder / "lesson.ipynb", 4).cells[1:3])
-    settings = tmp_path / ".lab" / "config" / "labconfig" / "page_config.json"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(json.dumps({"disabledExtensions": {"notebook-cluster": True}}))
-    with running_lab(tmp_path) as plain, another_page(page, plain) as other:
-        open_notebook(other, "plain.ipynb")
-        assert other.get_by_role("tab", name=FIRST).count() == 0
-        texts = output(other, 1).locator("pre").all_inner_texts()
+    write_saved(lab.folder / "plain.ipynb", nbformat.read(lab.folder / "lesson.ipynb", 4).cells[1:3])
+    with without_extension(lab), another_page(page, lab) as plain:
+        open_notebook(plain, "plain.ipynb")
+        assert plain.get_by_role("tab", name=FIRST).count() == 0
+        assert not plain.evaluate("window.jupyterapp.commands.hasCommand('notebook-cluster:show')")
+        texts = output(plain, 1).locator("pre").all_inner_texts()
         assert [text.splitlines()[-1] for text in texts] == ["best loss 0.25", "best loss nan"]
 
 
-def test_a_hostile_notebook_runs_nothing(page: "Page", lab: Lab) -> None:
+@contextmanager
+def without_extension(lab: Lab) -> Iterator[None]:
+    """Pages that are opened meanwhile have no JupyterLab part of ours."""
+    file = lab.private / "config" / "labconfig" / "page_config.json"
+    before = file.read_text()
+    file.write_text(json.dumps(json.loads(before) | {"disabledExtensions": {"notebook-cluster": True}}))
+    try:
+        yield
+    finally:
+        file.write_text(before)
+
+
+def test_a_hostile_notebook_runs_nothing(other: "Page", lab: Lab) -> None:
     evil = "<img src=x onerror='window.hacked = true'><script>window.hacked = true</script>"
     mini, desk = (NodeOutput(name, rank, "nbc-x") for rank, name in enumerate(["mini", "desk"]))
     mini.write("one\n")
@@ -231,12 +247,11 @@ def test_a_hostile_notebook_runs_nothing(page: "Page", lab: Lab) -> None:
     bundle["text/html"] = bundle["text/html"].replace("one", f"one {evil}").replace("mini", evil)
     cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output("display_data", bundle)])
     write_saved(lab.folder / "hostile.ipynb", [cell])
-    with another_page(page, lab) as other:
-        open_notebook(other, "hostile.ipynb")
-        assert output(other, 0).get_by_role("tab").count() == 3
-        assert seen(other, 0)[0].startswith("one")
-        assert output(other, 0).locator("img, script").count() == 0
-        assert other.evaluate("window.hacked") is None
+    open_next_notebook(other, "hostile.ipynb")
+    assert output(other, 0).get_by_role("tab").count() == 3
+    assert seen(other, 0)[0].startswith("one")
+    assert output(other, 0).locator("img, script").count() == 0
+    assert other.evaluate("window.hacked") is None
 
 
 def write_saved(path: Path, cells: "list[nbformat.NotebookNode]") -> None:
@@ -249,12 +264,10 @@ def write_saved(path: Path, cells: "list[nbformat.NotebookNode]") -> None:
 @contextmanager
 def another_page(page: "Page", lab: Lab) -> Iterator["Page"]:
     """A second page in the same browser, logged in to ``lab``; the kernel of its notebook is ended with it."""
-    assert page.context.browser is not None
-    context = page.context.browser.new_context(base_url=lab.url, viewport={"width": 1280, "height": 1000})
+    opened = page.context.new_page()
     try:
-        opened = context.new_page()
         opened.goto(f"/api/status?token={lab.token}")
         yield opened
         opened.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     finally:
-        context.close()
+        opened.close()
