@@ -17,7 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 SECONDS = Path(__file__).with_name("seconds.json")
 LEAST_SECONDS = 5
-EXAMPLES = ("test_cluster_cells", "test_browser_completion")
+EXAMPLES = ("test_cluster_cells", "test_browser_cells")
 """One file with a cluster, and one with a page in a browser, for who wants an answer in two minutes."""
 _LINE = re.compile(r"\s*([\d.]+)s (?:call|setup|teardown) +tests/(\w+)\.py::")
 

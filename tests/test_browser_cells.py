@@ -1,20 +1,28 @@
-"""Typing in a real JupyterLab: Tab and Shift-Tab know the names of the nodes, and questions of nodes are answered."""
+"""Cells of a real cluster in a real JupyterLab: typing in them, what they ask, Stop, Restart, and ``--async``.
+
+Tab and Shift-Tab know the names of the nodes, and questions of nodes are answered. One page for all tests.
+"""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nbformat
 import pytest
 
+from notebook_cluster.client import Cluster
 from tests.browser import (
     PATIENCE,
     Lab,
     browser_page,
     needs_chromium,
-    open_notebook,
+    open_next_notebook,
     run_all,
     running_lab,
+    save,
     shut_down_kernels,
+    wait_for_kernel,
     write_notebook,
 )
 from tests.cluster import stop_all
@@ -25,8 +33,9 @@ if TYPE_CHECKING:
 
 pytestmark = needs_chromium
 
+START = "%load_ext notebook_cluster\n%cluster start --local 2 --no-panel"
 CELLS = [
-    "%load_ext notebook_cluster\n%cluster start --local 2 --no-panel",
+    START,
     "%%on_all\nrecipe_book = ['bread']\ndef bake(loaf):\n    'Bakes a loaf.'\nprint('defined')",
     "%%on 1\nrecipe_of_one = 1\nprint('also defined')",
     "recipe_here = 1",
@@ -47,19 +56,19 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def page(lab: Lab) -> Iterator["Page"]:
-    """A notebook with two nodes that have names which it has not itself, and an empty last cell."""
     with browser_page(lab) as opened:
-        write_notebook(lab.folder / "lesson.ipynb", [*CELLS, ""])
-        open_notebook(opened, "lesson.ipynb")
-        run_all(opened)
-        opened.get_by_text("also defined").wait_for(timeout=PATIENCE)
         yield opened
         shut_down_kernels(opened)
 
 
 @pytest.fixture
-def cell(page: "Page") -> "Locator":
-    """The last cell, empty."""
+def cell(page: "Page", lab: Lab) -> "Locator":
+    """The last cell, empty, of a notebook with two nodes that have names which it has not itself."""
+    if page.evaluate("window.jupyterapp?.shell.currentWidget?.context.path") != "typing.ipynb":
+        write_notebook(lab.folder / "typing.ipynb", [*CELLS, ""])
+        open_next_notebook(page, "typing.ipynb")
+        run_all(page)
+        page.get_by_text("also defined").wait_for(timeout=PATIENCE)
     return page.locator(".jp-CodeCell").nth(TYPED)
 
 
@@ -152,3 +161,101 @@ def test_stop_ends_a_cell_that_asks(page: "Page", cell: "Locator") -> None:
     cell.get_by_text("was stopped").first.wait_for(timeout=PATIENCE)
     run_typed(page, cell, "%%on_all\nprint('and', 'on')")
     cell.get_by_text("and on").wait_for(timeout=PATIENCE)
+
+
+ASYNC = [
+    START,
+    "%%on_all --async -o handle\nimport time\nfor step in range(100_000): print('step', step); time.sleep(0.05)",
+    "import time\nwhile not handle.done:\n    time.sleep(0.05)\nprint('it is', handle.status)",
+]
+
+
+def test_an_async_cell_shows_its_output_and_stops_while_another_cell_runs(page: "Page", lab: Lab) -> None:
+    path = write_notebook(lab.folder / "async.ipynb", ASYNC)
+    open_next_notebook(page, "async.ipynb")
+    run_all(page)
+    output = page.locator(".jp-CodeCell").nth(1).locator(".jp-OutputArea")
+    output.get_by_text("runs on 2 nodes: local, local-2").wait_for(timeout=PATIENCE)
+    output.get_by_text("step 20").first.wait_for(timeout=PATIENCE)
+    output.get_by_role("button", name="Stop").click()
+    output.get_by_text("was stopped").wait_for(timeout=PATIENCE)
+    page.locator(".jp-CodeCell").nth(2).get_by_text("it is interrupted").wait_for(timeout=PATIENCE)
+    assert output.get_by_role("button", name="Stop").count() == 0
+
+    save(page)
+    wait_until(lambda: "was stopped" in path.read_text(), 60, "the saved notebook")
+    saved = nbformat.read(path, as_version=4)
+    kinds = {kind for out in saved.cells[1].outputs for kind in out.get("data", {})}
+    assert not {kind for kind in kinds if "widget" in kind}
+    assert "step 20" in "".join(out.get("data", {}).get("text/plain", "") for out in saved.cells[1].outputs)
+
+
+COUNT = """%%on_all
+import time
+print("this is", nc.node())  # else what both print is folded into one block
+count = 0
+while True:
+    count += 1
+    if count % 10 == 0:
+        print("count", count, flush=True)
+    time.sleep(0.01)
+"""
+AFTER = "print('the cell', 'after')"
+
+
+def run_all_until(page: "Page", lab: Lab, name: str, text: str) -> None:
+    """Run all cells of a new notebook until both nodes have printed ``text`` in the second one."""
+    write_notebook(lab.folder / name, [START, COUNT, AFTER])
+    open_next_notebook(page, name)
+    run_all(page)
+    wait_for_text(page, 1, text, times=2)
+
+
+def wait_for_text(page: "Page", cell: int, text: str, times: int = 1) -> None:
+    """Wait until the outputs of cell ``cell`` (from 0) hold ``text`` so many times."""
+    page.wait_for_function(
+        """([cell, text, times]) => {
+            const area = document.querySelectorAll('.jp-CodeCell')[cell].querySelector('.jp-OutputArea');
+            return area.textContent.split(text).length > times;
+        }""",
+        arg=[cell, text, times],
+        timeout=PATIENCE,
+    )
+
+
+def test_stop_ends_the_cell_keeps_its_output_and_ends_run_all(page: "Page", lab: Lab, tmp_path: Path) -> None:
+    run_all_until(page, lab, "stop.ipynb", "count 20")
+    page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+    wait_for_text(page, 1, "KeyboardInterrupt: cell 1 was stopped")
+    wait_for_kernel(page)
+    page.screenshot(path=tmp_path / "stop.png")
+    save(page)
+    cells = nbformat.read(lab.folder / "stop.ipynb", 4).cells
+    texts, error = cells[1].outputs
+    first, second = texts.data["text/plain"].split("[local-2 \N{MIDDLE DOT} rank 1]\n")
+    assert first.startswith("[local \N{MIDDLE DOT} rank 0]\nthis is local\ncount 10\ncount 20\n")
+    assert second.startswith("this is local-2\ncount 10\ncount 20\n")
+    assert (error.output_type, error.ename) == ("error", "KeyboardInterrupt")
+    assert cells[2].outputs == []
+
+
+def test_restarting_the_kernel_stops_nothing_and_start_shows_the_run_again(page: "Page", lab: Lab) -> None:
+    run_all_until(page, lab, "lesson.ipynb", "count 20")
+    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    with Cluster.attach("lesson", live=False) as cluster:
+        cell = cluster.state().cell
+        assert cell is not None
+        assert cell.status == "running"
+        page.evaluate(
+            """() => {
+                const { commands, shell } = window.jupyterapp;
+                shell.currentWidget.content.activeCellIndex = 0;
+                void commands.execute('notebook:run-cell');
+            }"""
+        )
+        wait_for_text(page, 0, "attached to cluster 'lesson', which runs already")
+        wait_for_text(page, 0, "count 10\ncount 20", times=2)
+        wait_for_text(page, 0, "count 200", times=2)
+        cluster.detach()
+        wait_for_text(page, 0, "detached: cell 1 goes on")
+        cluster.stop()
