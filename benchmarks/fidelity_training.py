@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -100,6 +101,12 @@ class Text:
         model.eval()
         with torch.no_grad():
             return statistics.fmean(float(_loss(model, part)) for part in sequences.split(128))
+
+
+@functools.cache
+def text() -> Text:
+    """Read once in a process."""
+    return Text()
 
 
 def _bytes(data: bytes) -> torch.Tensor:
@@ -260,16 +267,16 @@ def _key(run: Run) -> str:
 def train(run: Run) -> dict[str, Any]:
     """The loss of one run, and how long it took."""
     torch.set_num_threads(1)
-    text, began = Text(), time.monotonic()
+    data, began = text(), time.monotonic()
     if run.arm.members:
         rounds = Rounds(run)
         for number in range(run.steps):
-            rounds.step(number, text.batch(run.seed, number, run.batch))
+            rounds.step(number, data.batch(run.seed, number, run.batch))
         model = rounds.finish()
     else:
         alone = Member(run)
         for number in range(run.steps):
-            alone.step(text.batch(run.seed, number, run.batch))
+            alone.step(data.batch(run.seed, number, run.batch))
         model = alone.model
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"loss": text.loss(model), "seconds": time.monotonic() - began, "parameters": parameters}
+    return {"loss": data.loss(model), "seconds": time.monotonic() - began, "parameters": parameters}

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,39 @@ def arms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from benchmarks.fidelity import ARMS
 
     return list(ARMS)
+
+
+Ended = tuple[int, list[dict[str, Any]], str]
+
+
+@pytest.fixture
+def fidelity(
+    arms: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Ended]]:
+    """``benchmarks.fidelity`` with these options, in this process: exit code, lines, what it said besides.
+
+    Most of the time of so small a training is the start of its process. The loss is that of few sequences.
+    """
+    import torch
+
+    from benchmarks import fidelity as program
+    from benchmarks import fidelity_training
+
+    monkeypatch.setattr(fidelity_training, "TESTED", 128)
+    monkeypatch.setattr(program.concurrent.futures, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+
+    def run(*options: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["benchmarks.fidelity", *options])
+        try:
+            code = program.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, [json.loads(line) for line in said.out.splitlines()], said.err
+
+    threads = torch.get_num_threads()
+    yield run
+    torch.set_num_threads(threads)
 
 
 def printed(module: str, *options: str, timeout: float = 150) -> list[dict[str, Any]]:
@@ -112,17 +147,14 @@ def test_uneven_compares_ways_not_to_wait_for_the_slow_node(no_processes_left: s
 
 
 def test_fidelity_compares_the_losses_of_all_arms_and_fails_when_one_is_above_its_bound(
-    arms: list[str],
+    arms: list[str], fidelity: Callable[..., Ended]
 ) -> None:
     small = ["--rounds", "2", "--every", "4", "--batch", "8", "--width", "32", "--layers", "1", "--seeds", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fidelity", *small, "--lr", "8e-3", "--jobs", "1"],
-        capture_output=True, text=True, timeout=300, cwd=ROOT, check=False,
-    )  # fmt: skip
-    found = {line["arm"]: line for line in map(json.loads, done.stdout.splitlines())}
-    assert list(found) == arms, done.stderr
+    code, lines, said = fidelity(*small, "--lr", "8e-3")
+    found = {line["arm"]: line for line in lines}
+    assert list(found) == arms, said
     plain = found["data-parallel"]
-    assert done.returncode == 1
+    assert code == 1
     assert plain["most_loss"] < plain["loss"] < 6
     for line in found.values():
         assert (line["seeds"], line["parameters"]) == (2, plain["parameters"])
@@ -133,16 +165,13 @@ def test_fidelity_compares_the_losses_of_all_arms_and_fails_when_one_is_above_it
         assert line["relative"] == pytest.approx(line["loss"] / found[line["against"]]["loss"] - 1, abs=1e-4)
 
 
-def test_fidelity_does_not_train_again_what_it_has(tmp_path: Path) -> None:
+def test_fidelity_does_not_train_again_what_it_has(tmp_path: Path, fidelity: Callable[..., Ended]) -> None:
     small = ["--rounds", "2", "--every", "2", "--batch", "4", "--width", "32", "--layers", "1", "--seeds", "1"]
 
-    def measured(*arms: str, more: tuple[str, ...] = ()) -> list[dict[str, object]]:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.fidelity", *small, "--keep", str(kept), "--arms", *arms, *more],
-            capture_output=True, text=True, timeout=200, cwd=ROOT, check=False,
-        )  # fmt: skip
-        assert done.returncode == 1, done.stderr  # 8 steps are not enough for its bounds
-        return [json.loads(line) for line in done.stdout.splitlines()]
+    def measured(*arms: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        code, lines, said = fidelity(*small, "--keep", str(kept), "--arms", *arms, *more)
+        assert code == 1, said  # 4 steps are not enough for its bounds
+        return lines
 
     kept = tmp_path / "trainings.jsonl"
     (first,) = measured("data-parallel")
@@ -154,18 +183,15 @@ def test_fidelity_does_not_train_again_what_it_has(tmp_path: Path) -> None:
     assert measured("data-parallel")[0]["loss"] == 7.0
     assert measured("data-parallel", more=("--batch", "2"))[0]["loss"] != 7.0
     kept.write_text("loss 1.3\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fidelity", *small, "--keep", str(kept)],
-        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert (done.returncode, "line 1: not a training of benchmarks.fidelity: 'loss 1.3'" in done.stderr) == (2, True)
+    code, _, said = fidelity(*small, "--keep", str(kept))
+    assert (code, "line 1: not a training of benchmarks.fidelity: 'loss 1.3'" in said) == (2, True)
 
 
 def test_fidelity_prints_a_line_for_each_setting_of_a_sweep() -> None:
     small = ["--rounds", "3", "--every", "2", "--batch", "4", "--width", "32", "--layers", "1", "--seeds", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.fidelity", *small, "--arms", "sparse-4", "--outer-lr", "0.5", "1", "--beta",
-         "0.1", "0.9"],
+         "0.1", "0.9", "--jobs", "1"],
         capture_output=True, text=True, timeout=200, cwd=ROOT, check=True,
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines()]
