@@ -154,6 +154,7 @@ def torch_distributed(backend: Backend = "gloo", timeout: float = 300.0) -> None
         distributed.init_process_group(
             backend, store=store, rank=rank, world_size=len(rows), timeout=timedelta(seconds=timeout)
         )
+    _make_accelerate_look_again()
 
 
 _cells: dict[str, tuple[int, int]] = {}
@@ -171,7 +172,7 @@ def _destroy(runtime: "NodeRuntime", wait: TorchWait) -> None:
     _cells.pop(runtime.name, None)
     if wait.cause:
         print(f"torch's process group was between this node and one that is out: {wait.cause}", file=sys.stderr)
-    _forget_group()
+    _make_accelerate_look_again(only_of_group=True)
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
@@ -199,10 +200,12 @@ def name_foreign_group(runtime: "NodeRuntime") -> None:
     )
 
 
-def _forget_group() -> None:
-    """Accelerate keeps what it has seen of a group for the life of the process, and would want it in later cells."""
+def _make_accelerate_look_again(*, only_of_group: bool = False) -> None:
+    """Accelerate keeps what it has seen, a group or that there was none, for the life of the process: it would want the
+    group in later cells, or train each node by itself beside one."""
     state: Any = sys.modules.get("accelerate.state")
-    if state is not None and state.PartialState._shared_state.get("backend"):
+    seen = state.PartialState._shared_state if state is not None else {}
+    if seen.get("backend") if only_of_group else seen:
         state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
