@@ -42,6 +42,20 @@ def shared_cluster(**options: Any) -> Iterator[Cluster]:
             yield cluster
 
 
+def mend(cluster: Cluster) -> None:
+    """Make a shared cluster ready for the next test, whatever the last one did: no cell runs, and nodes that have died
+    are there again, with new kernels that know nothing of the cells before."""
+    if any(row.busy for row in cluster.state().nodes):
+        cluster.interrupt(force=True)
+        wait_until(lambda: not any(row.busy for row in cluster.state().nodes), what="the end of the test's cell")
+    for row in cluster.state().nodes:
+        if row.condition != "ok":
+            cluster.restart(row.name, replay=False)
+    wait_until(
+        lambda: all(row.condition == "ok" for row in cluster.state().nodes), what=lambda: f"{cluster.state().nodes}"
+    )
+
+
 def stop_all() -> None:
     """End all clusters of these Jupyter folders; not with a magic, as a kernel may be busy with what a failed test has
     left."""

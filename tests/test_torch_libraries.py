@@ -3,12 +3,11 @@ asked for lets go of a node when a Stop comes or another node is lost."""
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from notebook_cluster.client import Cluster
-from tests.cluster import Watcher, run, running_cluster, text_of
+from tests.cluster import Watcher, mend, run, shared_cluster, text_of
 from tests.conftest import wait_until
 
 pytest.importorskip("torch")
@@ -86,10 +85,17 @@ print("FACTS", json.dumps(facts))
 """
 
 
-@pytest.fixture
-def cluster(work: Path) -> Iterator[Cluster]:
-    with running_cluster(local=2) as cluster:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with shared_cluster(local=2) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """That of all tests: libraries take seconds to load. Who died has a new kernel in the next test."""
+    yield shared
+    mend(shared)
 
 
 @pytest.mark.parametrize("source", [TRAINER, ACCELERATOR], ids=["Trainer", "Accelerator"])
@@ -111,6 +117,7 @@ def test_accelerate_joins_the_group_that_was_asked_for_and_the_next_cell_is_with
     pytest.importorskip("accelerate")
     run(cluster, LISTENING + PLAIN)
     ask = "\nprint(accelerator.distributed_type.value, accelerator.num_processes, type(model).__name__)"
+    assert set(run(cluster, ACCELERATOR + ask).values()) == {"NO 1 Sequential\n"}
     said = run(cluster, "nc.torch_distributed()\n" + ACCELERATOR + ask)
     assert set(said.values()) == {"MULTI_CPU 2 DistributedDataParallel\n"}
     assert set(run(cluster, ACCELERATOR + ask).values()) == {"NO 1 Sequential\n"}
@@ -126,7 +133,7 @@ def test_the_variables_of_torchrun_are_those_of_the_cells_nodes_and_gone_at_its_
     assert run(cluster, "nc.torch_distributed()\n" + ask, ("local-2",)) == {"local-2": "0 0 1 1 127.0.0.1\n"}
     run(cluster, "os.environ['RANK'] = 'mine'")
     cluster.run("nc.torch_distributed(); 1 / 0")
-    assert set(run(cluster, ask).values()) == {nothing.replace("None", "mine", 1)}
+    assert set(run(cluster, ask + "; del os.environ['RANK']").values()) == {nothing.replace("None", "mine", 1)}
 
 
 def test_what_jax_wants_to_know_is_that_of_the_cells_nodes(cluster: Cluster) -> None:
