@@ -1,5 +1,7 @@
 """Training on a real cluster: what kills, restarts and Stop do to rounds, against the numpy reference."""
 
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +9,46 @@ import numpy as np
 import pytest
 
 from notebook_cluster.client import Cluster
-from tests.cluster import Watcher, kernel_pid, kill, node, run, running_cluster
+from tests.cluster import Watcher, kernel_pid, kill, mend, node, run, running_cluster, shared_cluster
 from tests.conftest import wait_until
 from tests.training_cells import SETUP, commits, counted, job, replay, wait_for_commit
 
-pytestmark = pytest.mark.usefixtures("work")
-
+ALL = ("local", "local-2", "local-3")
+PAIR = ALL[:2]
 ELEMENTS = 120_000
 """More than a block of slices per node, and several chunks on the mesh."""
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with shared_cluster(local=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of this test, and of the nodes of ``cluster`` in it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def cluster(shared: Cluster, folder: Path) -> Iterator[Cluster]:
+    """That of all tests, with new kernels for those that the test before has killed: torch takes a second to load."""
+    run(shared, f"{SETUP}\nos.chdir({str(folder)!r})")
+    yield shared
+    mend(shared)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the test's job, that of no other test: the cluster knows it for as long as it lives."""
+    return f"job-{zlib.crc32(request.node.name.encode()):08x}"
+
+
 ROUNDS = """
 model = make_model({elements}, seed=rank)
-sync = nc.DiLoCo(model, every=2)
+sync = nc.DiLoCo(model, every=2, name={name!r})
 keep("theta", model, 0)
 {hook}
 for step in range(8):
@@ -42,29 +71,27 @@ sync.finish()
     ],
 )
 def test_sigkill_in_the_middle_of_a_round_leaves_the_survivors_on_the_reference(
-    work: Path, victim: str, point: str, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, folder: Path, name: str, victim: str, point: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running_cluster(local=3) as cluster:
-        run(cluster, SETUP)
-        hook = f"if nc.node() == {victim!r}: when({point}, die)"
-        ended, _ = cluster.run(ROUNDS.format(elements=ELEMENTS, hook=hook))
-        assert "SIGKILL" in ended.results[victim].reason
-        survivors = sorted({"local", "local-2", "local-3"} - {victim})
-        assert all(ended.results[name].status == "ok" for name in survivors)
-        records = commits(cluster)
-        assert [record["commit"]["round"] for record in records] == [1, 2, 3, 4]
-        if "Seal" in point:
-            assert victim not in counted(records[1])
-        elif "Commit" in point:
-            assert victim in counted(records[1])
-        assert sorted(counted(records[2])) == survivors
-        for number, theta in enumerate(replay(work, records), 1):
-            for name in survivors:
-                np.testing.assert_array_equal(np.load(work / f"theta-{number}-{name}.npy"), theta)
-        assert job(cluster).hash_mismatches == 0
-        after = next(record["time"] for record in records if record["time"] > killed_at(work))
-        with capsys.disabled():
-            print(f"\n[{victim} killed: the survivors' next COMMIT {after - killed_at(work):.2f} s later]", end=" ")
+    hook = f"if nc.node() == {victim!r}: when({point}, die, {name!r})"
+    ended, _ = cluster.run(ROUNDS.format(elements=ELEMENTS, hook=hook, name=name))
+    assert "SIGKILL" in ended.results[victim].reason
+    survivors = sorted({*ALL} - {victim})
+    assert all(ended.results[survivor].status == "ok" for survivor in survivors)
+    records = commits(cluster, name)
+    assert [record["commit"]["round"] for record in records] == [1, 2, 3, 4]
+    if "Seal" in point:
+        assert victim not in counted(records[1])
+    elif "Commit" in point:
+        assert victim in counted(records[1])
+    assert sorted(counted(records[2])) == survivors
+    for number, theta in enumerate(replay(folder, records), 1):
+        for survivor in survivors:
+            np.testing.assert_array_equal(np.load(folder / f"theta-{number}-{survivor}.npy"), theta)
+    assert job(cluster, name).hash_mismatches == 0
+    after = next(record["time"] for record in records if record["time"] > killed_at(folder))
+    with capsys.disabled():
+        print(f"\n[{victim} killed: the survivors' next COMMIT {after - killed_at(folder):.2f} s later]", end=" ")
 
 
 def killed_at(work: Path) -> float:
@@ -80,6 +107,7 @@ print("begins", begins, flush=True)
 step = 0
 while not os.path.exists("enough"):
     work(model, step)
+    time.sleep(0.02)
     step += 1
     sync.step(loss=step)
 sync.finish()
@@ -115,12 +143,12 @@ def test_a_killed_node_restarted_in_mid_run_replays_takes_the_state_and_is_in_a_
         assert node(cluster.state(), "local-2").incarnation == 2
 
 
-def test_rounds_go_on_without_a_node_that_raises_while_the_others_finish(work: Path) -> None:
-    with running_cluster(local=3) as cluster:
-        run(cluster, SETUP)
-        cell = """
+def test_rounds_go_on_without_a_node_that_raises_while_the_others_finish(
+    cluster: Cluster, folder: Path, name: str
+) -> None:
+    cell = f"""
 model = make_model(1000)
-sync = nc.DiLoCo(model, every=3)
+sync = nc.DiLoCo(model, every=3, name={name!r})
 for step in range(4):
     work(model, step)
     sync.step()
@@ -131,37 +159,39 @@ if rank == 1:
 sync.finish()
 print(sync.round, *sync.members)
 """
-        watcher = Watcher(cluster.execute(cell))
+    watcher = Watcher(cluster.execute(cell))
 
-        def others_finish() -> bool:
-            return any((row.round, row.waiting_for) == (1, ["local-2"]) for row in cluster.state().jobs)
+    def others_finish() -> bool:
+        return any((row.name, row.round, row.waiting_for) == (name, 1, ["local-2"]) for row in cluster.state().jobs)
 
-        wait_until(others_finish, 60, "the others to wait in finish()")
-        (work / "raise").touch()
-        ended = watcher.wait_end()
-        assert ended.results["local-2"].error_name == "ValueError"
-        assert {ended.results[name].status for name in ("local", "local-3")} == {"ok"}
-        assert watcher.text("local") == watcher.text("local-3") == "2 local local-3\n"
+    wait_until(others_finish, 60, "the others to wait in finish()")
+    (folder / "raise").touch()
+    ended = watcher.wait_end()
+    assert ended.results["local-2"].error_name == "ValueError"
+    assert {ended.results[other].status for other in ("local", "local-3")} == {"ok"}
+    assert watcher.text("local") == watcher.text("local-3") == "2 local local-3\n"
 
 
-def test_on_one_node_averaging_every_step_is_plain_training() -> None:
-    with running_cluster(local=1) as cluster:
-        run(cluster, SETUP)
-        said = run(
-            cluster,
-            """
+def test_on_one_node_averaging_every_step_is_plain_training(cluster: Cluster, name: str) -> None:
+    said = run(
+        cluster,
+        f"NAME = {name!r}"
+        """
 def flat(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().copy()
 
 def training(model, sync=None):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    momenta = [torch.zeros_like(p) for p in model.parameters()]
     generator, worst = torch.Generator().manual_seed(1), 0.0
     for _ in range(20):
         x, before = torch.randn(16, 10, generator=generator), flat(model)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
         loss.backward()
-        optimizer.step()
+        with torch.no_grad():
+            for p, momentum in zip(model.parameters(), momenta):
+                momentum.mul_(0.9).add_(p.grad)
+                p -= 0.1 * momentum
         if sync:
             local = flat(model)
             assert sync.step(loss, samples=16)
@@ -174,26 +204,27 @@ def build():
     return nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 4))
 
 shared, plain = build(), build()
-worst = training(shared, nc.LocalSGD(shared, every=1))
+worst = training(shared, nc.LocalSGD(shared, every=1, name=NAME))
 training(plain)
 print(worst, float(np.abs(flat(shared) - flat(plain)).max()))
 """,
-        )
-        units, apart = map(float, said["local"].split())
-        assert units <= 1
-        assert apart < 1e-5
-        assert job(cluster).round == 20
+        ("local",),
+    )
+    units, apart = map(float, said["local"].split())
+    assert units <= 1
+    assert apart < 1e-5
+    assert job(cluster, name).round == 20
 
 
 @pytest.mark.parametrize("codec", ["fp16", "int8", "topk-8", "randomk-8"])
-def test_lossy_codecs_leave_every_node_with_the_same_hash_after_every_round(codec: str) -> None:
-    with running_cluster(local=2) as cluster:
-        run(cluster, SETUP)
-        said = run(
-            cluster,
-            f"""
+def test_lossy_codecs_leave_every_node_with_the_same_hash_after_every_round(
+    cluster: Cluster, name: str, codec: str
+) -> None:
+    said = run(
+        cluster,
+        f"""
 model = make_model({ELEMENTS}, seed=rank)
-sync = nc.DiLoCo(model, every=2, codec={codec!r}, outer_momentum={0.0 if codec.endswith("k-8") else 0.9})
+sync = nc.DiLoCo(model, every=2, codec={codec!r}, outer_momentum={0.0 if codec.endswith("k-8") else 0.9}, name={name!r})
 for step in range(10):
     work(model, step)
     if done := sync.step(samples=rank + 1):
@@ -201,50 +232,50 @@ for step in range(10):
         print(done.round, done.state_hash)
 sync.finish()
 """,
-        )
-        assert said["local"] == said["local-2"]
-        assert said["local"].split() == [
-            word
-            for record in commits(cluster)
-            for word in (str(record["commit"]["round"]), record["commit"]["state_hash"])
-        ]
-        assert (job(cluster).round, job(cluster).hash_mismatches) == (5, 0)
+        PAIR,
+    )
+    assert said["local"] == said["local-2"]
+    assert said["local"].split() == [
+        word
+        for record in commits(cluster, name)
+        for word in (str(record["commit"]["round"]), record["commit"]["state_hash"])
+    ]
+    assert (job(cluster, name).round, job(cluster, name).hash_mismatches) == (5, 0)
 
 
-def test_the_steps_after_the_last_boundary_are_in_a_last_round(work: Path) -> None:
-    with running_cluster(local=2) as cluster:
-        run(cluster, SETUP)
-        cell = """
+def test_the_steps_after_the_last_boundary_are_in_a_last_round(cluster: Cluster, folder: Path, name: str) -> None:
+    cell = f"""
 model = make_model(1000)
 keep("start", model, 0)
-sync = nc.LocalSGD(model, every=100)
+sync = nc.LocalSGD(model, every=100, name={name!r})
 for step in range(250):
     work(model, step)
     sync.step()
 sync.finish()
 keep("end", model, sync.round)
 """
-        run(cluster, cell)
-        assert [record["commit"]["round"] for record in commits(cluster)] == [1, 2, 3]
-        ends = [np.load(work / f"end-3-{name}.npy") for name in ("local", "local-2")]
-        np.testing.assert_array_equal(*ends)
-        draws = [
-            np.random.default_rng([*name.encode(), step]).standard_normal(1000, dtype=np.float32).astype(np.float64)
-            for name in ("local", "local-2")
-            for step in range(250)
-        ]
-        expected = np.load(work / "start-0-local.npy") - sum(draws) / 2
-        np.testing.assert_allclose(ends[0], expected, atol=1e-4)
+    run(cluster, cell, PAIR)
+    assert [record["commit"]["round"] for record in commits(cluster, name)] == [1, 2, 3]
+    ends = [np.load(folder / f"end-3-{member}.npy") for member in PAIR]
+    np.testing.assert_array_equal(*ends)
+    draws = [
+        np.random.default_rng([*member.encode(), step]).standard_normal(1000, dtype=np.float32).astype(np.float64)
+        for member in PAIR
+        for step in range(250)
+    ]
+    expected = np.load(folder / "start-0-local.npy") - sum(draws) / 2
+    np.testing.assert_allclose(ends[0], expected, atol=1e-4)
 
 
 KEPT = """
 model = make_model({elements}, seed=rank)
-sync = nc.DiLoCo(model, every=2)
+sync = nc.DiLoCo(model, every=2, name={name!r})
 if not sync.round:
     keep("theta", model, 0)
 step = 0
 while not os.path.exists("enough"):
     work(model, step)
+    time.sleep(0.02)
     step += 1
     if step % 2 == 0:
         keep("local", model, sync.round + 1)
@@ -261,7 +292,7 @@ keep("theta", model, sync.round)
 def test_training_goes_on_when_the_coordinator_was_killed_and_started_again(work: Path) -> None:
     first = Cluster.start("test", local=2)
     run(first, SETUP)
-    watcher = Watcher(first.execute(KEPT.format(elements=2000)))
+    watcher = Watcher(first.execute(KEPT.format(elements=2000, name="model")))
     wait_until(lambda: len(commits(first)) >= 2, 60, "two rounds")
     kill(first.connection.file.pid)
     before = len(commits(first))
@@ -283,7 +314,7 @@ def test_training_goes_on_when_the_coordinator_was_killed_and_started_again(work
 def test_a_node_added_in_mid_run_takes_the_state_and_is_in_a_later_round(work: Path) -> None:
     with running_cluster(local=2) as cluster:
         run(cluster, SETUP)
-        watcher = Watcher(cluster.execute(KEPT.format(elements=2000)))
+        watcher = Watcher(cluster.execute(KEPT.format(elements=2000, name="model")))
         wait_until(lambda: len(commits(cluster)) >= 1, 60, "a round")
         assert cluster.add("local", 1) == ["local-3"]
         wait_for_commit(cluster, lambda record: len(counted(record)) == 3, "a round of three")
@@ -300,17 +331,17 @@ def test_a_node_added_in_mid_run_takes_the_state_and_is_in_a_later_round(work: P
         assert job(cluster).hash_mismatches == 0
 
 
-def test_a_stopped_training_cell_that_is_run_again_goes_on_from_its_last_round(work: Path) -> None:
-    with running_cluster(local=2) as cluster:
-        run(cluster, SETUP)
-        watcher = Watcher(cluster.execute(KEPT.format(elements=2000)))
-        wait_until(lambda: len(commits(cluster)) >= 2, 60, "two rounds")
-        cluster.interrupt()
-        assert watcher.wait_end().status == "interrupted"
-        stopped = len(commits(cluster))
-        (work / "enough").touch()
-        run(cluster, KEPT.format(elements=2000) + "print(sync.round)")
-        again = run(cluster, "print(sync.round, sync._replica.state_hash)")
-        assert again["local"] == again["local-2"]
-        assert int(again["local"].split()[0]) >= stopped
-        assert job(cluster).hash_mismatches == 0
+def test_a_stopped_training_cell_that_is_run_again_goes_on_from_its_last_round(
+    cluster: Cluster, folder: Path, name: str
+) -> None:
+    watcher = Watcher(cluster.execute(KEPT.format(elements=2000, name=name), PAIR))
+    wait_until(lambda: len(commits(cluster, name)) >= 2, 60, "two rounds")
+    cluster.interrupt()
+    assert watcher.wait_end().status == "interrupted"
+    stopped = len(commits(cluster, name))
+    (folder / "enough").touch()
+    run(cluster, KEPT.format(elements=2000, name=name) + "print(sync.round)", PAIR)
+    again = run(cluster, "print(sync.round, sync._replica.state_hash)", PAIR)
+    assert again["local"] == again["local-2"]
+    assert int(again["local"].split()[0]) >= stopped
+    assert job(cluster, name).hash_mismatches == 0

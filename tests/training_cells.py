@@ -39,24 +39,24 @@ def keep(what, model, number):
     "The model as it is, for the reference in the test."
     np.save(f"{what}-{number}-{nc.node()}.npy", model.weight.detach().numpy())
 
-def when(direction, kind, number, action):
+def when(direction, kind, number, action, job="model"):
     "Do something at a named point of a round: just before a message of the job is sent, or when it comes."
     runtime = current_runtime()
     if direction == "send":
         send = runtime.send_control
         def spy(message):
-            if isinstance(message, kind) and message.round == number:
+            if isinstance(message, kind) and (message.job, message.round) == (job, number):
                 action()
             send(message)
         runtime.send_control = spy
     else:
-        job = runtime.job("model")
-        take = job.on_control
+        machine = runtime.job(job)
+        take = machine.on_control
         def spy(message):
             if isinstance(message, kind) and message.round == number:
                 action()
             take(message)
-        job.on_control = spy
+        machine.on_control = spy
 
 def die():
     pathlib.Path("killed").write_text(repr(time.time()))
