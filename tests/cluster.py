@@ -49,10 +49,12 @@ def mend(cluster: Cluster) -> None:
         cluster.interrupt(force=True)
         wait_until(lambda: not any(row.busy for row in cluster.state().nodes), what="the end of the test's cell")
     for row in cluster.state().nodes:
-        if row.condition != "ok":
+        if row.condition == "dead":
             cluster.restart(row.name, replay=False)
+    # who was refused is there, and stays refused until its job takes it
     wait_until(
-        lambda: all(row.condition == "ok" for row in cluster.state().nodes), what=lambda: f"{cluster.state().nodes}"
+        lambda: all(row.condition in ("ok", "refused") for row in cluster.state().nodes),
+        what=lambda: f"all nodes: {cluster.state().nodes}",
     )
 
 

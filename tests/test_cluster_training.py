@@ -1,6 +1,5 @@
 """Training on a real cluster: what kills, restarts and Stop do to rounds, against the numpy reference."""
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from notebook_cluster.client import Cluster
 from tests.cluster import Watcher, kernel_pid, kill, mend, node, run, running_cluster, shared_cluster
 from tests.conftest import wait_until
-from tests.training_cells import SETUP, commits, counted, job, replay, wait_for_commit
+from tests.training_cells import SETUP, commits, counted, job, replay, unique_name, wait_for_commit
 
 ALL = ("local", "local-2", "local-3")
 PAIR = ALL[:2]
@@ -42,8 +41,8 @@ def cluster(shared: Cluster, folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of the test's job, that of no other test: the cluster knows it for as long as it lives."""
-    return f"job-{zlib.crc32(request.node.name.encode()):08x}"
+    """Of the test's job."""
+    return unique_name(request)
 
 
 ROUNDS = """

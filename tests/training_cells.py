@@ -1,11 +1,13 @@
 """For the end-to-end tests of training: a model whose every step is known, and the numpy reference of a journal."""
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from notebook_cluster.client import Cluster
 from notebook_cluster.journal.reading import read_rounds
@@ -62,6 +64,11 @@ def die():
     pathlib.Path("killed").write_text(repr(time.time()))
     os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def unique_name(request: pytest.FixtureRequest) -> str:
+    """For the job of a test: that of no other test, as a shared cluster knows it for as long as it lives."""
+    return f"job-{zlib.crc32(request.node.name.encode()):08x}"
 
 
 def job(cluster: Cluster, name: str = "model") -> JobView:
