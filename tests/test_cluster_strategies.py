@@ -1,14 +1,15 @@
 """The strategies on real kernels: equal states after every round, nodes of unlike speed, a step that loses a node."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from notebook_cluster.client import Cluster
-from tests.cluster import run, running_cluster
+from tests.cluster import mend, run, shared_cluster
 from tests.training_cells import SETUP, job
 
-pytestmark = pytest.mark.usefixtures("work")
-
 NAMES = ("local", "local-2", "local-3")
+PAIR = NAMES[:2]
 
 SETUP_MORE = """
 def network(seed):
@@ -41,6 +42,20 @@ hashes = []
 """
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with shared_cluster(local=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Iterator[Cluster]:
+    """That of all tests: torch and its optimisers take two seconds to load."""
+    run(shared, SETUP + SETUP_MORE)
+    yield shared
+    mend(shared)
+
+
 def said_by_all(cluster: Cluster, source: str) -> str:
     """What every node printed, which must be the same."""
     said = run(cluster, source)
@@ -49,19 +64,17 @@ def said_by_all(cluster: Cluster, source: str) -> str:
     return said["local"]
 
 
-def test_every_strategy_leaves_all_nodes_with_one_state_after_every_round() -> None:
-    with running_cluster(local=3) as cluster:
-        run(cluster, SETUP + SETUP_MORE)
-        for name, made in {
-            "streaming": "nc.DiLoCo(model, every=6, name='streaming', fragments=3, overlap=2)",
-            "sparse": "nc.SparseLoCo(model, every=3, name='sparse', overlap=1)",
-            "topk": "nc.LocalSGD(model, every=3, name='topk', codec='topk-256')",
-            "randomk": "nc.LocalSGD(model, every=3, name='randomk', codec='randomk-1024')",
-            "quorum": "nc.DiLoCo(model, every=4, name='quorum', quorum=2, grace=0.2, codec='int8')",
-        }.items():
-            said = said_by_all(
-                cluster,
-                f"""
+def test_every_strategy_leaves_all_nodes_with_one_state_after_every_round(cluster: Cluster) -> None:
+    for name, made in {
+        "streaming": "nc.DiLoCo(model, every=6, name='streaming', fragments=3, overlap=2)",
+        "sparse": "nc.SparseLoCo(model, every=3, name='sparse', overlap=1)",
+        "topk": "nc.LocalSGD(model, every=3, name='topk', codec='topk-256')",
+        "randomk": "nc.LocalSGD(model, every=3, name='randomk', codec='randomk-1024')",
+        "quorum": "nc.DiLoCo(model, every=4, name='quorum', quorum=2, grace=0.2, codec='int8')",
+    }.items():
+        said = said_by_all(
+            cluster,
+            f"""
 hashes.clear()
 model = network(rank)
 before = loss_of(network(0), 1, 256).item()
@@ -69,15 +82,15 @@ loop({made}, model, 20, seconds=0.02 if {name!r} == "quorum" and rank == 2 else 
 assert loss_of(model, 1, 256).item() < before
 print(digest(model))
 """,
-            )
-            assert len(said.split()) == 1
-            view = job(cluster, name)
-            assert view.round >= 5
-            assert view.hash_mismatches == 0
-        # gradients: one state at every step, and one step where one machine would have taken it
-        said = said_by_all(
-            cluster,
-            """
+        )
+        assert len(said.split()) == 1
+        view = job(cluster, name)
+        assert view.round >= 5
+        assert view.hash_mismatches == 0
+    # gradients: one state at every step, and one step where one machine would have taken it
+    said = said_by_all(
+        cluster,
+        """
 model = network(rank)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 sync = nc.DataParallel(model, optimizer, name="parallel", resend=6)
@@ -93,13 +106,13 @@ for step in range(10):
     optimizer.step()
 assert np.abs(flat(alone) - flat(model)).max() < 1e-5
 """,
-        )
-        assert len(set(said.split())) == 10
-        assert job(cluster, "parallel").round == 11
-        # momenta: a step of all without an optimizer
-        said = said_by_all(
-            cluster,
-            """
+    )
+    assert len(set(said.split())) == 10
+    assert job(cluster, "parallel").round == 11
+    # momenta: a step of all without an optimizer
+    said = said_by_all(
+        cluster,
+        """
 model = network(rank)
 before = loss_of(network(0), 1, 256).item()
 sync = nc.DeMo(model, lr=0.003, name="momenta")
@@ -108,16 +121,14 @@ for step in range(20):
     print(sync.step(samples=16).state_hash, digest(model))
 assert loss_of(model, 1, 256).item() < before
 """,
-        )
-        assert len(set(said.splitlines())) == 20
-        view = job(cluster, "momenta")
-        assert (view.round, view.hash_mismatches) == (20, 0)
+    )
+    assert len(set(said.splitlines())) == 20
+    view = job(cluster, "momenta")
+    assert (view.round, view.hash_mismatches) == (20, 0)
 
 
-def test_a_step_that_loses_a_node_is_taken_by_the_others() -> None:
-    with running_cluster(local=3) as cluster:
-        run(cluster, SETUP + SETUP_MORE)
-        ended, _ = cluster.run("""
+def test_a_step_that_loses_a_node_is_taken_by_the_others(cluster: Cluster) -> None:
+    ended, _ = cluster.run("""
 model = network(rank)
 sync = nc.DataParallel(model, torch.optim.AdamW(model.parameters(), lr=0.003))
 if rank == 1:
@@ -127,10 +138,10 @@ for step in range(9):
     sync.step(samples=16)
 sync.finish()
 """)
-        assert "SIGKILL" in ended.results["local-2"].reason
-        ends = run(cluster, "print(digest(model))", ("local", "local-3"))
-        assert ends["local"] == ends["local-3"]
-        assert (job(cluster).round, job(cluster).hash_mismatches) == (9, 0)
+    assert "SIGKILL" in ended.results["local-2"].reason
+    ends = run(cluster, "print(digest(model))", ("local", "local-3"))
+    assert ends["local"] == ends["local-3"]
+    assert (job(cluster).round, job(cluster).hash_mismatches) == (9, 0)
 
 
 MLX = """
@@ -174,44 +185,45 @@ def flat(model):
 """
 
 
-def test_a_kernel_with_torch_and_one_with_mlx_train_one_model() -> None:
+def test_a_kernel_with_torch_and_one_with_mlx_train_one_model(cluster: Cluster) -> None:
     pytest.importorskip("mlx.core")
-    with running_cluster(local=2) as cluster:
-        run(cluster, SETUP + MLX)
-        said = run(
-            cluster,
-            """
+    run(cluster, MLX, PAIR)
+    said = run(
+        cluster,
+        """
 model = Ours() if rank else Theirs()
-sync = nc.DeMo(model, lr=0.002, name="momenta")
+sync = nc.DeMo(model, lr=0.002, name="unlike-momenta")
 losses = []
 for step in range(40):
     losses.append(taken(sync, model, step))
     print(state_hash(flat(model), np.empty(0, np.float32)))
 assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5]), losses
 """,
-        )
-        assert said["local"] == said["local-2"]
-        assert len(set(said["local"].split())) == 40
-        assert (job(cluster, "momenta").round, job(cluster, "momenta").hash_mismatches) == (40, 0)
-        said = run(
-            cluster,
-            """
+        PAIR,
+    )
+    assert said["local"] == said["local-2"]
+    assert len(set(said["local"].split())) == 40
+    assert (job(cluster, "unlike-momenta").round, job(cluster, "unlike-momenta").hash_mismatches) == (40, 0)
+    said = run(
+        cluster,
+        """
 def made(model):
     return mlx_optim.SGD(0.1, momentum=0.9) if rank else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 model = Ours() if rank else Theirs()
-sync = nc.DataParallel(model, made(model), name="parallel", resend=5)
+sync = nc.DataParallel(model, made(model), name="unlike-parallel", resend=5)
 losses = [taken(sync, model, step) for step in range(20)]
 sync.finish()
 assert losses[-1] < 0.7 * losses[0], losses
 print(state_hash(flat(model), np.empty(0, np.float32)))
 """,
-        )
-        assert said["local"] == said["local-2"]  # the last thing a loop does is to send the parameters again
-        run(cluster, "sync.checkpoint('rest')")  # while neither main thread is in the loop
-        run(
-            cluster,
-            """
+        PAIR,
+    )
+    assert said["local"] == said["local-2"]  # the last thing a loop does is to send the parameters again
+    run(cluster, "sync.checkpoint('rest')", PAIR)  # while neither main thread is in the loop
+    run(
+        cluster,
+        """
 model = Ours() if rank else Theirs()
 optimizer = made(model)
 sync = nc.DataParallel(model, optimizer, name="again", resume="rest")
@@ -220,4 +232,5 @@ steps = optimizer.state["step"].item() if rank else len(optimizer.state_dict()["
 assert steps == (20 if rank else 4), steps
 taken(sync, model, 20)
 """,
-        )
+        PAIR,
+    )
