@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import Cluster
-from tests.cluster import run, running_cluster, text_of
+from tests.cluster import mend, run, shared_cluster, text_of
 from tests.training_cells import SETUP, commits, job, replay
 
-pytestmark = pytest.mark.usefixtures("work")
+PAIR = ("local", "local-2")
 
 MORE = """
 from notebook_cluster.training import TrainingError
 from notebook_cluster.rounds.member import exchange as member_exchange
-right = member_exchange.computed
+right = globals().get("right", member_exchange.computed)  # of tests before this one
 
 def spoil(job, number, times):
     "The next state of that round is a wrong one here, so many times."
@@ -46,15 +46,21 @@ def train(name, steps, **options):
 """
 
 
-@pytest.fixture
-def pair(work: Path) -> Iterator[Cluster]:
-    with running_cluster("pair", local=2) as cluster:
-        run(cluster, SETUP + MORE)
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with shared_cluster(local=3) as cluster:
         yield cluster
 
 
+@pytest.fixture
+def cluster(shared: Cluster, tmp_path: Path) -> Iterator[Cluster]:
+    """That of all tests, whose jobs have names of their own."""
+    run(shared, f"{SETUP}{MORE}\nos.chdir({str(tmp_path)!r})\nmember_exchange.computed = right")
+    yield shared
+    mend(shared)
+
+
 STOPS = """
-member_exchange.computed = right
 if rank == 0:
     spoil("wrong", 3, 100)
 try:
@@ -65,8 +71,8 @@ print("the other job:", train("other", 4))
 """
 
 
-def test_of_two_that_differ_nobody_is_followed_and_the_job_stops_on_both(pair: Cluster) -> None:
-    said = run(pair, STOPS)
+def test_of_two_that_differ_nobody_is_followed_and_the_job_stops_on_both(cluster: Cluster) -> None:
+    said = run(cluster, STOPS, PAIR)
     for text in said.values():
         assert len(text.splitlines()) == 2, text
         stopped, other = text.splitlines()
@@ -74,18 +80,17 @@ def test_of_two_that_differ_nobody_is_followed_and_the_job_stops_on_both(pair: C
         assert "'local-2' (" in stopped
         assert "the job stops at round 2" in stopped
         assert other == "the other job: 2"
-    assert [record["commit"]["round"] for record in commits(pair, "wrong")] == [1, 2]
-    told = [event.text for event in pair.state().events if event.level == "error"]
+    assert [record["commit"]["round"] for record in commits(cluster, "wrong")] == [1, 2]
+    told = [event.text for event in cluster.state().events if event.level == "error"]
     assert any(text.startswith("round 3 of 'wrong' came out unlike") for text in told), told
     # nothing is lost: the state can be saved, and the next run of the cell goes on from it
-    assert Path(pair.checkpoint("kept", "wrong")).exists()
-    said = run(pair, "member_exchange.computed = right\nprint(train('wrong', 8))")
+    assert Path(cluster.checkpoint("kept", "wrong")).exists()
+    said = run(cluster, "member_exchange.computed = right\nprint(train('wrong', 8))", PAIR)
     assert set(said.values()) == {"4\n"}
-    assert [record["commit"]["round"] for record in commits(pair, "wrong")] == [1, 2, 3, 4]
+    assert [record["commit"]["round"] for record in commits(cluster, "wrong")] == [1, 2, 3, 4]
 
 
 AGAIN = """
-member_exchange.computed = right
 if rank == 0:
     spoil("again", 2, 100)
 try:
@@ -97,24 +102,23 @@ print(train("again", 8))
 """
 
 
-def test_the_next_sync_object_of_the_cell_goes_on_from_the_state_at_which_one_stopped(pair: Cluster) -> None:
-    assert set(run(pair, AGAIN).values()) == {"4\n"}
-    assert [record["commit"]["round"] for record in commits(pair, "again")] == [1, 2, 3, 4]
+def test_the_next_sync_object_of_the_cell_goes_on_from_the_state_at_which_one_stopped(cluster: Cluster) -> None:
+    assert set(run(cluster, AGAIN, PAIR).values()) == {"4\n"}
+    assert [record["commit"]["round"] for record in commits(cluster, "again")] == [1, 2, 3, 4]
 
 
-def test_a_sum_that_was_wrong_once_costs_an_attempt_and_no_more(pair: Cluster, work: Path) -> None:
-    cell = "member_exchange.computed = right\nif rank == 0: spoil('once', 2, 1)\nprint(train('once', 8))"
-    assert set(run(pair, cell).values()) == {"4\n"}
-    records = commits(pair, "once")
+def test_a_sum_that_was_wrong_once_costs_an_attempt_and_no_more(cluster: Cluster, tmp_path: Path) -> None:
+    cell = "if rank == 0: spoil('once', 2, 1)\nprint(train('once', 8))"
+    assert set(run(cluster, cell, PAIR).values()) == {"4\n"}
+    records = commits(cluster, "once")
     assert [(record["commit"]["round"], record["commit"]["attempt"]) for record in records] == [
         (1, 1), (2, 2), (3, 1), (4, 1),
     ]  # fmt: skip
-    replay(work, records)
-    assert any("it is played again" in event.text for event in pair.state().events)
+    replay(tmp_path, records)
+    assert any("'once'" in event.text and "it is played again" in event.text for event in cluster.state().events)
 
 
 FLUSHES = """
-member_exchange.computed = right
 if rank == 1:
     current_runtime()._loop.call(lambda: torch.set_flush_denormal(True))
 model = make_model(40_000, seed=rank)
@@ -128,22 +132,20 @@ for step in range(2):
 """
 
 
-def test_the_error_names_a_node_that_rounds_subnormal_numbers_to_zero(pair: Cluster) -> None:
-    ended, outputs = pair.run(FLUSHES)
-    run(pair, "current_runtime()._loop.call(lambda: torch.set_flush_denormal(False)); None")
+def test_the_error_names_a_node_that_rounds_subnormal_numbers_to_zero(cluster: Cluster) -> None:
+    ended, outputs = cluster.run(FLUSHES, PAIR)
+    run(cluster, "current_runtime()._loop.call(lambda: torch.set_flush_denormal(False)); None", PAIR)
     assert {row.status for row in ended.results.values()} == {"error"}
     for name in ("local", "local-2"):
         assert "'local-2' rounds subnormal numbers to zero" in text_of(outputs, name)
 
 
-def test_a_lowest_rank_that_is_wrong_follows_the_other_two(work: Path) -> None:
-    with running_cluster(local=3) as cluster:
-        run(cluster, SETUP + MORE)
-        said = run(cluster, "if rank == 0: spoil('model', 2, 1)\nprint(train('model', 8))")
-        assert len(set(said.values())) == 1
-        records = commits(cluster)
-        assert {record["commit"]["attempt"] for record in records} == {1}
-        replay(work, records[:2])  # later rounds may have work that the first node kept while it took the state
-        assert job(cluster).hash_mismatches == 1
-        told = [event.text for event in cluster.state().events if "computed another state" in event.text]
-        assert told[0].startswith("'local' computed another state for round 2")
+def test_a_lowest_rank_that_is_wrong_follows_the_other_two(cluster: Cluster, tmp_path: Path) -> None:
+    said = run(cluster, "if rank == 0: spoil('model', 2, 1)\nprint(train('model', 8))")
+    assert len(set(said.values())) == 1
+    records = commits(cluster)
+    assert {record["commit"]["attempt"] for record in records} == {1}
+    replay(tmp_path, records[:2])  # later rounds may have work that the first node kept while it took the state
+    assert job(cluster).hash_mismatches == 1
+    told = [event.text for event in cluster.state().events if "computed another state" in event.text]
+    assert told[0].startswith("'local' computed another state for round 2")
