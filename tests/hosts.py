@@ -59,11 +59,48 @@ class Share:
         self.process.wait(30)
 
 
+ANSWER = """
+import json, sys, traceback
+from notebook_cluster.client import Cluster
+for line in sys.stdin:
+    name, expression = json.loads(line)
+    try:
+        with Cluster.attach(name, kind="client", live=False) as cluster:
+            answer = {"value": eval(expression)}
+    except BaseException:
+        answer = {"error": traceback.format_exc()}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Beside:
+    """A process beside the notebook, which may be busy, that attaches to its cluster for each question."""
+
+    def __init__(self, host: Host) -> None:
+        self.process = host.popen(
+            [sys.executable, "-c", ANSWER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def value(self, expression: str) -> Any:
+        """A JSON value; ``cluster`` is the client."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([CLUSTER, expression]) + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
+
+    def close(self) -> None:
+        self.process.communicate(timeout=30)
+
+
 class HostNotebook(NotebookKernel):
     """A notebook's kernel on ``host``, used from here: over ipc sockets, which no namespace hides."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self._beside: Beside | None = None
         folder = host.folder / "work"
         folder.mkdir(exist_ok=True)
         place = host.folder / "k"
@@ -84,16 +121,15 @@ class HostNotebook(NotebookKernel):
         return (self.cluster_folder / "coordinator.log").read_text(errors="replace")
 
     def value(self, expression: str) -> Any:
-        """A JSON value, computed beside the notebook, which may be busy; ``cluster`` is a client of its cluster."""
-        source = f"""
-import json
-from notebook_cluster.client import Cluster
-with Cluster.attach({CLUSTER!r}, kind="client", live=False) as cluster:
-    print(json.dumps({expression}))
-"""
-        done = self.host.run([sys.executable, "-c", source])
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        """A JSON value, computed beside the notebook; ``cluster`` is a client of its cluster."""
+        if self._beside is None:
+            self._beside = Beside(self.host)
+        return self._beside.value(expression)
+
+    def close(self) -> None:
+        if self._beside is not None:
+            self._beside.close()
+        super().close()
 
     def nodes(self) -> dict[str, str]:
         """Name -> condition."""
