@@ -76,6 +76,8 @@ class ClusterHost:
         self.owner = owner
         self._owner_id = owner_id
         self.kernels: dict[str, Kernel] = {}
+        self._over: dict[str, int] = {}
+        """Node -> the last incarnation that came to its end here: an order that is repeated does not start it again."""
         self.was_silent = False
         self._closing = False
         self._resources = resources
@@ -200,6 +202,8 @@ class ClusterHost:
             if present.running:
                 self.session.send(present.started())
             return
+        if message.incarnation <= self._over.get(message.node, 0):
+            return
         reason = ""
         if not is_name(message.node):
             reason = f"node name {message.node[:80]!r} is not usable: use letters, digits, '_', '-' or '.'"
@@ -283,6 +287,7 @@ class ClusterHost:
         self._resources.admission.leave(kernel)
         self._resources.node_count.drop(kernel)
         self._keeper.gone(kernel.node, kernel.incarnation)
+        self._over[kernel.node] = max(kernel.incarnation, self._over.get(kernel.node, 0))
         if self.kernels.get(kernel.node) is kernel:
             del self.kernels[kernel.node]
         if kernel.device not in ("", "cpu"):

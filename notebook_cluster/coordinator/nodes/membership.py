@@ -215,7 +215,8 @@ class Membership:
             self.node_down(node.name, node.incarnation, reason, [], dead=True)
 
     def on_inventory(self, peer: str, inventory: p.Inventory) -> None:
-        """What runs on a peer after its link came (back): returned nodes join again, missing ones are dead."""
+        """What runs on a peer after its link came (back): returned nodes join again, missing ones are dead, and those
+        that were about to start are ordered once more."""
         running = {row.node: row for row in inventory.nodes}
         for node in self._nodes_on(peer):
             row = running.pop(node.name, None)
@@ -227,6 +228,9 @@ class Membership:
             elif node.incarnation and node.condition in ("ok", "lost"):
                 why = inventory.ended[:MOST_REASON] or f"the agent of {peer} was restarted"
                 self.node_down(node.name, node.incarnation, f"its kernel is gone: {why}", [], dead=True)
+            elif node.incarnation and node.condition == "starting":
+                # An agent that was about to end may have taken the order with it; one that knows it ignores this.
+                self._send_start(node)
         for row in running.values():
             self._delivery.to_agent(peer, p.StopNode(node=row.node, incarnation=row.incarnation, force=True))
 

@@ -1,5 +1,6 @@
 """Which of the peers that were found, typed or that came by themselves are used, and under which name."""
 
+import asyncio
 import dataclasses
 
 from notebook_cluster.coordinator.core import LOCAL, Core
@@ -15,6 +16,8 @@ from notebook_cluster.protocol.views import RequestError
 RESERVED = (LOCAL, "all")
 """Words of ``%cluster add`` that mean something else than a peer of that name."""
 
+MOVED_PERIOD = 1.0
+"""Seconds between two looks whether a peer that is not connected is announced somewhere else."""
 MOST_SAID = 1000
 """(key, address) pairs of which is remembered that they were said."""
 
@@ -46,6 +49,7 @@ class PeerResolver:
         """Look for peers from now on, and keep away from those that are trusted no more."""
         self._core.spawn(self._links.watch_trust())
         self._core.spawn(self._finding.follow_typed())
+        self._core.spawn(self._follow_moves())
         trouble = await self._finding.start()
         if trouble is not None:
             self._core.tell("warning", trouble)
@@ -87,6 +91,17 @@ class PeerResolver:
         here = {f"tcp://{host}:{found.port}" for host in found.hosts}
         if known.found_by != "dialled" and known.address not in here and link.condition != "connected":
             self._links.connect(name, found.key, f"tcp://{found.address}", found.found_by)
+
+    async def _follow_moves(self) -> None:
+        """An agent that was restarted at once is announced at its new address while its link still counts as connected,
+        and only once: so look again when that is over."""
+        while True:
+            await asyncio.sleep(MOVED_PERIOD)
+            for name, link in list(self._delivery.links.items()):
+                if link.condition != "connected":
+                    found = self._finding.find(self._core.state.peers[name].key)
+                    if found is not None and found.found_by != "remembered":
+                        self._moved(found)
 
     def _free_name(self, wanted: str) -> str:
         """``wanted``, or with a number when another peer of this cluster has it."""

@@ -1,0 +1,66 @@
+"""The whole system in a simulation: new seeds at each run, those that have found faults, and what it must find."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = float(os.environ.get("SIMULATION_SECONDS", "60"))
+"""For how long new seeds are played."""
+ROOT = Path(__file__).parent.parent
+FOUND = {
+    "an agent that is restarted at once is announced while its link still counts as connected": [
+        ("--from", "25", "--faults", '[["stop sharing for a moment", 0.3, 0.2, 1367]]'),
+    ],
+    "an agent that is about to end takes the order to start a node with it": [
+        ("--from", "1", "--faults", '[["stop sharing for a moment", 0.3, 0.2, 7919]]'),
+        ("--from", "2", "--faults", '[["stop sharing for a moment", 0.3, 1.0, 15838]]'),
+    ],
+}
+"""Faults of the product that a seed has found, in docs/reliability.md too."""
+MOST_SEEDS = 3
+"""Within which a product without COMMIT, or with a hash that leaves the momentum out, must be found."""
+
+
+def play(*arguments):
+    """(exit status, the last line's object, everything that was printed)."""
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    assert lines, done.stderr
+    return done.returncode, json.loads(lines[-1]), done.stdout + done.stderr
+
+
+def test_new_seeds_break_no_promise(capsys):
+    status, told, printed = play("--seconds", f"{SECONDS:g}")
+    with capsys.disabled():
+        print(
+            f"\nsimulation: seeds {told['first']} to {told['last']}, {told['faults']} faults, {told['rounds']} rounds"
+        )
+    assert (status, told["failed"]) == (0, []), printed
+    assert told["rounds"] > 0
+    assert told["recomputed"] > 0
+
+
+@pytest.mark.parametrize("fault", FOUND)
+def test_what_a_seed_has_found_is_mended(fault):
+    for arguments in FOUND[fault]:
+        status, told, printed = play(*arguments, "--seeds", "1")
+        assert (status, told["faults"]) == (0, 1), printed
+
+
+def test_a_seed_plays_the_same_twice():
+    first, again = (play("--from", "7", "--seeds", "2")[1] for _ in range(2))
+    assert {**first, "seeds_per_s": 0} == {**again, "seeds_per_s": 0}
+    assert first["steps"] > 0
+
+
+@pytest.mark.parametrize("precaution", ["commit", "momentum"])
+def test_what_is_left_out_is_found(precaution):
+    """The other precautions take longer to miss: ``python -m tests.simulation --without NAME --from 1 --stop``."""
+    status, told, printed = play("--without", precaution, "--from", "1", "--stop", "--seeds", str(MOST_SEEDS))
+    assert (status, len(told["failed"])) == (1, 1), printed
+    assert f"seed {told['failed'][0]} fails with faults=" in printed
