@@ -1,7 +1,8 @@
 """Does anything that comes over the network crash, stop or bloat a peer?
 
-Sends bad frames to the link, mesh and pairing ports of real servers in a process of their own, with keys that are let
-in, so that the frames reach what reads them. After each batch an honest client on each port must be answered.
+Sends bad frames to the link, mesh and pairing ports of peers, and to the reception and the views' port of a
+coordinator. All of them are real and in a process of their own, and let the attackers' keys in, so that the frames
+reach what reads them. After each batch an honest client on each port must be answered.
 
 One JSON line: ``frames`` sent, ``seconds``, ``crashes`` (the process ended), ``hangs`` (an honest client was not
 answered), ``growth_mb`` (resident memory after the warm-up compared to the end) and ``dropped`` frames by port.
@@ -24,9 +25,11 @@ import zmq
 
 from benchmarks.common import private_folders
 from benchmarks.fuzz_clients import Attack, Hang, LinkAttack, MeshAttack, PairingAttack, save
+from benchmarks.fuzz_coordinator import ReceptionAttack, ViewsAttack
+from notebook_cluster.security import Identity
 
-BATCH = {"link": 1000, "mesh": 1000, "pairing": 280}
-FRAMES_A_BATCH = sum(BATCH.values()) + 6
+BATCH = {"link": 1000, "mesh": 1000, "pairing": 280, "reception": 500, "views": 500}
+FRAMES_A_BATCH = sum(BATCH.values()) + 2 * len(BATCH)
 """And on each port one that is too large and one that is no ZeroMQ."""
 WARM_UP = 0.2
 """Part of the frames after which the memory is looked at for the first time."""
@@ -63,7 +66,10 @@ class Servers:
             LinkAttack(ready["link_port"], ready["link_key"], start),
             self.mesh,
             PairingAttack(ready["pairing_port"], start),
+            reception := ReceptionAttack(ready["reception_port"], ready["reception_key"], start),
+            ViewsAttack(ready["views_address"], ready["views_key"], Identity(*ready["views_identity"]), start),
         ]
+        self.command("agents", reception.keys)
         self.command("roster", [msgspec.to_builtins(row) for row in self.mesh.roster])
         # The honest cluster is there from the beginning: a private agent ends when the last one is released.
         self._check()

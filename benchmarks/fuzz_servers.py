@@ -1,9 +1,10 @@
 """The process that ``benchmarks.fuzz`` attacks: a real agent, a real node's runtime inside a training round, a real
-pairing host with an open code.
+pairing host with an open code, the reception where agents dial in to a cluster, and the server of a cluster's views.
 
 Commands on standard input, one JSON array a line, each answered with one JSON line on standard output:
 
 ``["roster", rows]``  the node's roster, as dictionaries of NodeAddress; then its job is in a round with all of them
+``["agents", keys]``  the public keys of the agents that the reception lets in and has a link for
 ``["next"]``          a new cell and a new attempt of the round, as a cluster would come to
 ``["counts"]``        frames dropped so far, by port
 """
@@ -24,6 +25,9 @@ import zmq
 from notebook_cluster.agent import AgentReady, AgentSettings
 from notebook_cluster.agent.service import Agent
 from notebook_cluster.codecs import WireFormat
+from notebook_cluster.coordinator.view_server import View, ViewServer
+from notebook_cluster.link import Dialer
+from notebook_cluster.link.inbound_listener import InboundListener
 from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 from notebook_cluster.node.runtime.world import CellInfo
 from notebook_cluster.pairing import PairingHost
@@ -32,11 +36,13 @@ from notebook_cluster.protocol.node import FromNodeBody, NodeAddress, NodeHello,
 from notebook_cluster.protocol.pairing import Here
 from notebook_cluster.protocol.rounds import Member, OuterSettings, Seal, Slice
 from notebook_cluster.protocol.runs import Register, Registered
+from notebook_cluster.protocol.views import Ping, RequestError
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.member import events_effects as member_types
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
+from notebook_cluster.security import new_identity
 from notebook_cluster.security.codes import OpenCode, new_code
 from notebook_cluster.sockets import Pump
 from notebook_cluster.training.background.job import Description, Job
@@ -157,8 +163,76 @@ class Pairing:
         return self.host.open(OpenCode(new_code(), single_use=False, valid_s=None))
 
 
+class Reception:
+    """Where agents dial in, with a coordinator's link over what each of them opened."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self._context = context
+        self._identity = new_identity()
+        self._names: dict[str, str] = {}
+        self._dialers: list[Dialer] = []
+        self.inbound = InboundListener(
+            context, "tcp://127.0.0.1:0", self._identity, authorise=self._names.get,
+            on_arrival=lambda key, address: None,
+        )  # fmt: skip
+        self.port, self.key = self.inbound.start(), self._identity.public_key
+        self.handled = 0
+        """Messages of agents that were taken."""
+
+    def let_in(self, keys: list[str]) -> None:
+        for number, key in enumerate(keys):
+            name = self._names[key] = f"agent{number}"
+            dialer = Dialer(
+                self._context, "", key, self._identity, cluster=f"fuzz{number}", epoch=1, sender="fuzz", peer=name,
+                on_message=self._handle, on_condition=lambda condition, reason: None, reception=self.inbound,
+            )  # fmt: skip
+            dialer.start()
+            self._dialers.append(dialer)
+
+    def _handle(self, message: Message, buffers: list[bytes]) -> None:
+        self.handled += 1
+
+    def dropped(self) -> dict[str, int]:
+        counts = dict(self.inbound.dropped)
+        for dialer in self._dialers:
+            for cause, count in dialer.dropped.items():
+                counts[cause] = counts.get(cause, 0) + count
+        return counts
+
+    async def close(self) -> None:
+        for dialer in self._dialers:
+            await dialer.close(flush=0)
+        self.inbound.close()
+
+
+class Views:
+    """The server of views, with one kind of question that has an answer."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self._server = ViewServer(self._answer, lambda view, clean: None)
+        self.address = self._server.start()
+        self.server_key, self.identity = self._server.server.public_key, self._server.view_identity
+        self._tidying = asyncio.get_running_loop().create_task(self._tidy_up())
+
+    async def _answer(self, view: View, body: Any) -> Any:
+        if isinstance(body, Ping):
+            return "pong"
+        self.refused += 1
+        raise RequestError("only a ping is answered here")
+
+    async def _tidy_up(self) -> None:
+        while True:
+            await asyncio.sleep(0.25)
+            self._server.drop_silent()
+
+    async def close(self) -> None:
+        self._tidying.cancel()
+        await self._server.close()
+
+
 async def serve(folder: Path) -> None:
-    """All three until standard input ends."""
+    """All of them until standard input ends."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Private: it announces nothing on the network and opens no code of its own.
     agent = Agent(AgentSettings(name="local", directory=folder / "agent", private=True, bind="127.0.0.1"))
@@ -168,18 +242,25 @@ async def serve(folder: Path) -> None:
     node = TrainingNode(folder, context)
     hello = await asyncio.wait_for(node.hello, 20)
     pairing = Pairing(context, link.public_key, link.port)
+    reception, views = Reception(zmq.Context()), Views()
     answer(
+        reception_port=reception.port, reception_key=reception.key, views_address=views.address,
+        views_key=views.server_key, views_identity=[views.identity.public_key, views.identity.secret_key],
         link_port=link.port, link_key=link.public_key, mesh_port=hello.mesh_port, mesh_key=hello.mesh_key,
         pairing_port=pairing.port,
     )  # fmt: skip
 
     def counts() -> None:
         dropped = {"link": dict(agent._listener.dropped), "mesh": node.dropped(), "pairing": dict(pairing.host.dropped)}
-        answer(dropped=dropped)
+        answer(dropped=dropped | {"reception": reception.dropped(), "views": views.refused}, handled=reception.handled)
 
     commands: dict[str, Callable[..., None]] = {"roster": node.begin, "next": node.next, "counts": counts}
     while line := await asyncio.to_thread(sys.stdin.readline):
         name, *arguments = json.loads(line)
+        if name == "agents":
+            reception.let_in(*arguments)
+            answer(done=name)
+            continue
         commands[name](*arguments)
         if name != "counts":
             await node.in_round()
@@ -187,6 +268,8 @@ async def serve(folder: Path) -> None:
     agent.stop("the fuzzer has ended")
     await running
     pairing.host.close()
+    await reception.close()
+    await views.close()
     node.runtime.close()
     context.destroy(linger=0)
 

@@ -32,6 +32,8 @@ def test_bad_frames_at_every_port_do_no_harm(no_processes_left: str) -> None:
     assert found["dropped"]["link"]["undecodable"] > 100
     assert found["dropped"]["mesh"] > 300
     assert sum(found["dropped"]["pairing"].values()) > 50
+    assert sum(found["dropped"]["reception"].values()) > 200
+    assert found["dropped"]["views"] > 50
 
 
 def test_the_mutator_makes_all_kinds_of_bad_messages_and_the_same_ones_again() -> None:
