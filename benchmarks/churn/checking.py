@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from benchmarks.churn import decoding
 from benchmarks.churn.recording import Contribution, Life, hash_of
@@ -95,7 +94,7 @@ class Checker:
         weights = self._weights(members, work, trouble)
         towards, sent = decoding.mean(self.codec, [one.encoded for one in work], weights, ELEMENTS)
         self._on_the_wire(record, members, work, sent, trouble)
-        if [xxhash.xxh3_128_hexdigest(sent)] != record["slice_hashes"]:
+        if [decoding.hash_bytes(sent)] != record["slice_hashes"]:
             trouble.append("the mean is another one")
             towards = self._mean_that_was_sent(record, len(work), towards)
         self._outer(record, len(work), trouble)
@@ -185,7 +184,7 @@ class Checker:
         """The mean whose hash the journal has, so that the rounds that follow can be checked too."""
         for life in self.lives:
             for one in self._pieces(life, record, "mean"):
-                if xxhash.xxh3_128_hexdigest(one.data) == record["slice_hashes"][0]:
+                if decoding.hash_bytes(one.data) == record["slice_hashes"][0]:
                     return decoding.mean_of_sent(self.codec, one.data, members, ELEMENTS)
         return otherwise
 

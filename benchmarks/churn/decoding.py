@@ -168,4 +168,9 @@ def _chunk_fits(data: bytes, work: Numbers, number: int) -> bool:
 
 def digest(theta: Numbers, momentum: Numbers) -> str:
     """What nodes and journal compare."""
-    return xxhash.xxh3_128_hexdigest(theta.astype("<f4").tobytes() + momentum.astype("<f4").tobytes())
+    return hash_bytes(theta.astype("<f4").tobytes() + momentum.astype("<f4").tobytes())
+
+
+def hash_bytes(data: bytes) -> str:
+    """Of the mean of a slice, as it was sent."""
+    return str(xxhash.xxh3_128_hexdigest(data))

@@ -242,7 +242,7 @@ def disk(world: World, fault: Fault) -> Course:
 
 def clock(world: World, fault: Fault) -> Course:
     """The clock on the wall of a host is moved, and stays so until it is moved again."""
-    seconds = world.draw.choice([-86400.0, -3600.0, -30.0, 0.0, 30.0, 3600.0, 86400.0])
+    seconds = world.draw.choice([-86400.0, -3600.0, -30.0, 30.0, 3600.0, 86400.0])
     fault.detail = f"{seconds:g} s"
     world.hosts.move_clock(DESK if fault.victim == LOCAL else fault.victim, seconds)
     fault.healed = time.monotonic()
