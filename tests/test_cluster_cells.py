@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from notebook_cluster.client import AsyncCluster, Cluster, ClusterError
-from tests.cluster import Watcher, node, run, running_cluster, shared_cluster, text_of
+from tests.cluster import Watcher, kernel_pid, node, run, running_cluster, shared_cluster, text_of
 from tests.conftest import Agents, wait_until
 
 
@@ -194,6 +194,14 @@ def test_a_removed_node_is_gone_and_ranks_close_up(fresh: Cluster) -> None:
     fresh.remove("local")
     assert [(row.name, row.rank) for row in fresh.state().nodes] == [("local-2", 0)]
     assert run(fresh, "print(rank, world_size)") == {"local-2": "0 1\n"}
+
+
+def test_a_node_that_is_added_at_once_under_a_removed_name_is_another_one(fresh: Cluster) -> None:
+    first = kernel_pid(fresh, "local-2")
+    fresh.remove("local-2")
+    assert fresh.add("local", 1) == ["local-2"]
+    assert kernel_pid(fresh, "local-2") != first
+    assert [(row.name, row.incarnation) for row in fresh.state().nodes] == [("local", 1), ("local-2", 2)]
 
 
 def test_timeout_interrupts_and_names_the_late_ones(cluster: Cluster) -> None:

@@ -63,6 +63,15 @@ def test_ranks_are_compact_and_ordered_by_join() -> None:
     assert [(row.name, row.rank) for row in roster(state).nodes] == [("a", 0), ("c", 1)]
 
 
+def test_a_removed_name_remembers_its_last_incarnation() -> None:
+    state = after(*joined("a", "b"), e.NodeRemoved(node="b", reason="removed"))
+    assert (state.last_incarnation("a"), state.last_incarnation("b"), state.last_incarnation("c")) == (1, 1, 0)
+    again = after(
+        *joined("a", "b"), e.NodeRemoved(node="b", reason="removed"), e.NodeAdded(node="b", peer="b", device="cpu")
+    )
+    assert (again.nodes["b"].incarnation, again.last_incarnation("b")) == (0, 1)
+
+
 def test_a_restarted_node_has_its_rank_again_and_a_higher_incarnation() -> None:
     state = after(
         *joined("a", "b"),

@@ -95,6 +95,9 @@ class State(msgspec.Struct, frozen=True):
     cells: dict[int, Cell] = {}
     unfinished: tuple[int, ...] = ()
     """Cells that run or wait to run, oldest first."""
+    removed: dict[str, int] = {}
+    """Name of a node that was removed -> its last incarnation: one that is added under it later goes on from there, so
+    that nothing said about the first is taken as said about the second."""
     next_order: int = 0
     reception: int = 0
     """TCP port where peers dial in, 0 before the first invitation; ``pairing`` likewise."""
@@ -110,6 +113,11 @@ class State(msgspec.Struct, frozen=True):
 
     def _unfinished_cells(self) -> Iterator[Cell]:
         return (self.cells[number] for number in self.unfinished)
+
+    def last_incarnation(self, name: str) -> int:
+        """Of the nodes that had this name so far; 0: none was started."""
+        node = self.nodes.get(name)
+        return max(node.incarnation if node is not None else 0, self.removed.get(name, 0))
 
     def roster_nodes(self) -> list[Node]:
         """Nodes in the roster in rank order."""
@@ -234,7 +242,8 @@ def apply(state: State, event: e.Event) -> State:
         case e.NodeRemoved():
             moved = state.nodes[event.node].is_in
             nodes = {name: node for name, node in state.nodes.items() if name != event.node}
-            return _change(state, nodes=nodes, generation=state.generation + (1 if moved else 0))
+            removed = {**state.removed, event.node: state.last_incarnation(event.node)}
+            return _change(state, nodes=nodes, removed=removed, generation=state.generation + (1 if moved else 0))
         case e.CellSubmitted():
             cell = Cell(
                 event.cell, event.source, tuple(event.targets), event.replay,

@@ -49,8 +49,7 @@ class Membership:
 
     def order(self, name: str, *, all_cells: bool = False) -> None:
         """Order a new incarnation of the node's kernel; ``all_cells``: it is spared none."""
-        node = self._core.state.nodes[name]
-        incarnation = node.incarnation + 1
+        incarnation = self._core.state.last_incarnation(name) + 1
         self._core.record(e.NodeStarting(node=name, incarnation=incarnation, all_cells=all_cells))
         self._ready[name] = asyncio.get_running_loop().create_future()
         self._ready[name].add_done_callback(lambda future: future.cancelled() or future.exception())
