@@ -28,15 +28,26 @@ def commit_times(lives: Iterable[Life]) -> list[float]:
     return sorted(first.values())
 
 
-def longest_gaps(times: list[float], faults: list[Fault], longest: dict[str, float]) -> None:
+LONG = 3.0
+"""Seconds from which on a gap is noted."""
+
+
+def longest_gaps(
+    times: list[float], faults: list[Fault], longest: dict[str, float]
+) -> list[tuple[float, float, list[str]]]:
     """Into ``longest``: kind of fault -> seconds between two COMMITs at most. A gap belongs to the fault that began in
-    it; without one to those under way."""
+    it; without one to those under way. Returns the long ones: (when, seconds, faults)."""
+    long = []
     for sooner, later in itertools.pairwise(times):
         within = [fault for fault in faults if sooner <= fault.began < later]
         under_way = [fault for fault in faults if fault.began < sooner and (not fault.over or fault.over > sooner)]
         kinds = {fault.kind for fault in within or under_way} or {"none"}
         for kind in kinds:
             longest[kind] = max(longest.get(kind, 0.0), later - sooner)
+        if later - sooner > LONG:
+            whose = [f"{fault.kind} {fault.victim} at {fault.began - sooner:+.2f} s" for fault in within or under_way]
+            long.append((sooner, later - sooner, whose))
+    return long
 
 
 class Memory:

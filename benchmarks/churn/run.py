@@ -21,6 +21,8 @@ from benchmarks.churn.training import CELL, CODECS, first_state, job_name
 from notebook_cluster.journal.place import journal_path
 from notebook_cluster.journal.reading import read_rounds
 
+WATCHDOG = "notebook-cluster-watchdog"
+"""In the command of the shell that ends the kernels of an agent that was killed."""
 LEG = 300.0
 """Seconds that one codec trains at most before the next one."""
 START, QUIET = 120.0, 120.0
@@ -89,7 +91,9 @@ class Run:
     def _check(self, number: int, codec: str, folder: Path, first: int) -> None:
         lives, records = read_lives(folder), self._records(job_name(number))
         found = Checker(codec, number, first_state(number), records, lives, self.world.ended).check()
-        measures.longest_gaps(measures.commit_times(lives), self.schedule.faults[first:], self.gaps)
+        long = measures.longest_gaps(measures.commit_times(lives), self.schedule.faults[first:], self.gaps)
+        for began, seconds, faults in long:
+            self.note("gap", began=round(began - self._began, 2), seconds=round(seconds, 2), faults=faults)
         self.found.add(found)
         self.note("leg", number=number, codec=codec, found=vars(found), processes=[_told(life) for life in lives])
         if not found.notes:
@@ -135,8 +139,10 @@ class Run:
         return [*left, *self.traces.leftovers()]
 
     def _kernels(self, known: set[int]) -> list[str]:
+        """What has not ended with the cluster. A peer that is shared goes on, with its watchdog."""
         found = self.hosts.processes()
-        return [f"process {pid} after the stop: {line}" for pid, line in found.items() if pid not in known]
+        left = {pid: line for pid, line in found.items() if pid not in known and WATCHDOG not in line}
+        return [f"process {pid} after the stop: {line[-100:]}" for pid, line in left.items()]
 
     def figures(self, leftovers: list[str], mismatches: int | None) -> dict[str, Any]:
         """The line."""
