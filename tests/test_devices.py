@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from notebook_cluster.agent.devices import CpuProbe, CudaProbe, Devices, MpsProbe, RocmProbe
-from notebook_cluster.agent.machine import KernelSampler, host_addresses, machine_id
+from notebook_cluster.agent.machine import KernelSampler, OwnAddresses, host_addresses, machine_id
 from notebook_cluster.agent.resources import DeviceLeases
 from notebook_cluster.protocol.peer import Device, DeviceSample
 
@@ -197,6 +197,17 @@ def test_machine_id_is_stable_and_differs_between_network_namespaces(tmp_path: P
         (tmp_path / name).symlink_to(f"net:[{name}]")
     ids = {machine_id(tmp_path / "boot", tmp_path / name) for name in ("one", "two")}
     assert len(ids) == 2
+
+
+def test_a_machine_on_no_network_keeps_saying_where_it_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ["10.0.0.5", "127.0.0.1"]
+    monkeypatch.setattr("notebook_cluster.agent.machine.host_addresses", lambda: here)
+    addresses = OwnAddresses()
+    assert addresses.read() == here
+    here = ["127.0.0.1"]
+    assert addresses.read() == ["10.0.0.5", "127.0.0.1"]
+    here = ["10.0.7.7", "127.0.0.1"]
+    assert addresses.read() == here
 
 
 def test_loopback_is_the_last_address() -> None:

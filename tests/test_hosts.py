@@ -186,6 +186,8 @@ print("trained", sync.round, hashlib.sha256(model.weight.detach().numpy().tobyte
             assert lines == list(range(1, len(lines) + 1))  # none is missing, doubled or out of order
             assert len(lines) > 150
         assert len({notebook.printed(name).splitlines()[-1] for name in names}) == 1
+        # While it was on no network it did not say that it is reached at its loopback address.
+        assert not [text for text in notebook.events() if "127.0.0.1:" in text and "cannot reach" in text]
         last = numbers(notebook.printed("mini"), "mini-line")[-1]
         assert f"mini-line {last}\n" in cell.shown  # also in the notebook
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from notebook_cluster.agent.events import EventKind, SharingEvent
 from notebook_cluster.agent.host import GRACE_S, ClusterHost
 from notebook_cluster.agent.kernels.emergency_checkpoint import kept_checkpoints
-from notebook_cluster.agent.machine import MachineSample, describe
+from notebook_cluster.agent.machine import MachineSample, OwnAddresses, describe
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.link import Condition, Session
@@ -38,6 +38,7 @@ class Clusters:
         self._hosts: dict[str, ClusterHost] = {}
         self._made = 0
         self._sent: dict[str, PeerInfo] = {}
+        self._addresses = OwnAddresses()
         self._ending: set[asyncio.Task[None]] = set()
         self._untold: dict[tuple[str, str], str] = {}
         """(coordinator's key, cluster) -> why its kernels were ended here while it was not there."""
@@ -150,6 +151,7 @@ class Clusters:
             self._resources.shared_devices(),
             self.packages,
             self._resources.leases.holders([device.id for device in self._resources.devices.accelerators()]),
+            hosts=self._addresses.read(),
             portable=self.portable,
             limits=self._resources.admission.limits.lines(),
         )

@@ -52,6 +52,22 @@ def host_addresses() -> list[str]:
     return list(dict.fromkeys(outside)) + ["127.0.0.1"]
 
 
+class OwnAddresses:
+    """:func:`host_addresses` for coordinators. Those of a machine that is on no network now are the last ones that it
+    had: nobody can reach it meanwhile, and what is said of it arrives when it can be reached again, most likely
+    there."""
+
+    def __init__(self) -> None:
+        self._last: list[str] = []
+
+    def read(self) -> list[str]:
+        """127.0.0.1 last."""
+        found = host_addresses()
+        if len(found) > 1 or not self._last:
+            self._last = found
+        return self._last
+
+
 def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
     """Version by normalised name (PEP 503) of ``names``, by default of the packages in which peers may usefully be
     compared; those that are missing are left out."""
@@ -70,15 +86,16 @@ def describe(
     packages: dict[str, str],
     leased: Mapping[str, str],
     *,
+    hosts: Sequence[str],
     portable: bool,
     limits: Sequence[str],
 ) -> PeerInfo:
-    """The PeerInfo of peer ``name``. ``leased``: device id -> name of the cluster that uses it."""
+    """The PeerInfo of peer ``name``, reached at ``hosts``. ``leased``: device id -> name of the cluster using it."""
     return PeerInfo(
         name=name,
         machine=machine_id(),
         devices=list(devices),
-        hosts=host_addresses(),
+        hosts=list(hosts),
         python=platform.python_version(),
         platform=f"{sys.platform} {platform.machine()}",
         version=VERSION,
