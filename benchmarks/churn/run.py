@@ -30,7 +30,8 @@ START, QUIET = 120.0, 120.0
 
 
 class Run:
-    """The whole of it. ``kept``: where lines about what happens go; None: nowhere."""
+    """The whole of it. ``kept``: where lines about what happens go, and beside it what the nodes noted of a leg with
+    which something is wrong; None: nowhere."""
 
     def __init__(self, hosts: Hosts, minutes: float, seed: int, kept: IO[str] | None) -> None:
         self.hosts, self.minutes, self.seed, self._kept = hosts, minutes, seed, kept
@@ -55,8 +56,11 @@ class Run:
         """All legs, the stop, and the line of figures."""
         rounds = max(1, round(self.minutes * 60 / (len(CODECS) * LEG)))
         legs = rounds * len(CODECS)
-        for number in range(1, legs + 1):
-            self.leg(number, CODECS[(number - 1) % len(CODECS)], self.minutes * 60 / legs)
+        try:
+            for number in range(1, legs + 1):
+                self.leg(number, CODECS[(number - 1) % len(CODECS)], self.minutes * 60 / legs)
+        except Stuck as error:
+            self.schedule.troubles.append(str(error))
         self.journal_mb = measures.journal_megabytes(self.hosts.runtime)
         mismatches = self.world.state.get("mismatches")
         return self.figures(self.stop(), mismatches)
@@ -90,14 +94,16 @@ class Run:
 
     def _check(self, number: int, codec: str, folder: Path, first: int) -> None:
         lives, records = read_lives(folder), self._records(job_name(number))
+        (folder / "journal.json").write_text(json.dumps(records))
         found = Checker(codec, number, first_state(number), records, lives, self.world.ended).check()
         long = measures.longest_gaps(measures.commit_times(lives), self.schedule.faults[first:], self.gaps)
         for began, seconds, faults in long:
             self.note("gap", began=round(began - self._began, 2), seconds=round(seconds, 2), faults=faults)
         self.found.add(found)
         self.note("leg", number=number, codec=codec, found=vars(found), processes=[_told(life) for life in lives])
-        if not found.notes:
-            shutil.rmtree(folder)
+        if found.notes and self._kept is not None:
+            shutil.copytree(folder, f"{self._kept.name}.{job_name(number)}", dirs_exist_ok=True)
+        shutil.rmtree(folder)
 
     def _records(self, job: str) -> list[dict[str, Any]]:
         noted = read_rounds(journal_path(self.hosts.runtime))
