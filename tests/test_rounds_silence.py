@@ -136,6 +136,35 @@ def test_registering_and_recovering_have_their_own_times():
     assert not cluster.job.participants["c"].away
 
 
+def test_a_restarted_coordinator_goes_on_with_those_that_say_where_they_are():
+    cluster = Cluster().train()
+    cluster.arrive("c")
+    cluster.restart(attempts=7)
+    for name in "ab":
+        cluster.status(name, 0, "h0")
+        cluster.arrive(name)
+    assert not sent(quiet(cluster, 203.0, c=3.0), p.Seal)
+    effects = quiet(cluster, 204.0, c=4.0)
+    assert weights(sent(effects, p.Seal, "a")[0]) == {"a": 0.5, "b": 0.5}
+    assert "'c' has made no progress for 4 s" in told(effects, "warning")[0]
+    assert cluster.job.participants["c"].away
+    assert back(cluster, "c")[0] == [p.RoundQuery(job="model")]
+
+
+def test_a_restarted_coordinator_waits_longer_for_a_silent_node_when_nobody_else_holds_the_last_round():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.prepare()
+    cluster.restart(attempts=7)
+    for name in "ab":
+        cluster.status(name, 0, "h0")
+    quiet(cluster, 210.0, c=10.0)
+    assert cluster.job.awaited == {"c"}
+    cluster.status("c", 1, "h1")
+    assert not cluster.job.awaited
+    assert cluster.job.round == 1
+
+
 def test_a_node_that_is_lost_while_it_is_silent_comes_back_as_a_lost_one():
     cluster = Cluster().train()
     cluster.arrive()

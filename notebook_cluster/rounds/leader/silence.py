@@ -7,7 +7,7 @@ back. Nobody else hears of it, it keeps its rank and its place in the cell. How 
 
 from notebook_cluster.protocol.rounds import RoundQuery
 from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
-from notebook_cluster.rounds.leader.state import JobState, Transition, change
+from notebook_cluster.rounds.leader.state import JobState, Transition, change, holders
 
 SHARE = 0.8
 """The share of the patience that is used: a sign of life is up to a second old when it comes, and what follows takes a
@@ -23,9 +23,10 @@ def limit(patience: float) -> float:
 def settle_silence(transition: Transition, job: JobState, silent: dict[str, tuple[float, str]]) -> None:
     """``silent``: node -> (seconds without a sign of progress, why as far as it is known); others were just heard.
 
-    After a restart of the coordinator and while a cell's nodes register, they are given the time that these take.
+    While a cell's nodes register they are given the time that this takes. So they are after a restart of the
+    coordinator, until a node has said that it holds the last committed state: from then on nobody else is needed.
     """
-    if job.awaited or job.registering:
+    if job.registering or (job.awaited and not holders(transition, job)):
         return
     for name, participant in list(job.participants.items()):
         if not transition.is_up(name, participant.incarnation):
@@ -39,9 +40,10 @@ def settle_silence(transition: Transition, job: JobState, silent: dict[str, tupl
 
 
 def _leave_out(transition: Transition, job: JobState, name: str, seconds: float, why: str) -> None:
-    participant = change(job, name, away=True)
+    participant, awaited = change(job, name, away=True), name in job.awaited
+    job.awaited -= {name}
     let_others_ask(job, name)
-    if participant.active or participant.joining:
+    if participant.active or participant.joining or awaited:
         transition.tell(
             "warning",
             f"{name!r} has made no progress for {seconds:.0f} s{f' ({why})' if why else ''}: the rounds of "
