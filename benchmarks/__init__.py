@@ -6,6 +6,7 @@
 ``python -m benchmarks.panel --nodes 32``     what the panel of a large cluster costs
 ``python -m benchmarks.all_reduce``           ``nc.all_reduce`` and ``nc.barrier`` beside torch's gloo
 ``python -m benchmarks.fuzz --frames 200000`` bad frames to every port of a peer
+``python -m benchmarks.churn``                training while everything fails, each round computed again; as root
 ``python -m benchmarks.codecs``               size, error and speed of each codec on a real pseudo-gradient
 ``python -m benchmarks.links``                training over slow links, beside the formula; as root
 ``python -m benchmarks.uneven``               training on machines of unlike speed, beside torch's gloo
