@@ -48,7 +48,7 @@ def test_a_minute_of_faults_loses_and_doubles_no_step_and_leaves_nothing(tmp_pat
 
 class Played:
     """Rounds of two nodes as a cluster would play them, with the package's codecs: what the journal and the nodes say
-    of them. ``alone``: the first node is alone in every third round."""
+    of them."""
 
     def __init__(self, codec: str, rounds: int) -> None:
         self.codec, self.wire = codec, get_codec(codec)

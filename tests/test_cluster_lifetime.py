@@ -224,6 +224,32 @@ def test_a_killed_agent_takes_its_kernels_and_a_restarted_one_is_used_again(agen
         assert run(cluster, "print(world_size)") == {"local": "2\n", MINI: "2\n"}
 
 
+def own_agent(mark: str) -> int:
+    """The process id of this machine's own agent."""
+    (pid,) = [pid for pid, line in marked_processes(mark).items() if "notebook_cluster.agent --private" in line]
+    return pid
+
+
+def test_this_machines_own_agent_is_started_again_when_it_was_killed(no_processes_left: str) -> None:
+    killed = Cluster.start("test", local=2)
+    run(killed, "x = 3")
+
+    def kill_agent(cluster: Cluster, restarted: str) -> None:
+        kill(own_agent(no_processes_left))
+        wait_until(lambda: {row.condition for row in cluster.state().nodes} == {"dead"}, 60, "the end of its kernels")
+        assert "the agent of this machine has ended" in node(cluster.state(), restarted).reason
+        cluster.restart(restarted)
+        assert run(cluster, "print(x)") == {restarted: "3\n"}
+
+    kill_agent(killed, "local")
+    kill(killed.connection.file.pid)
+    killed.connection.wait_closed()
+    with running_cluster() as cluster:
+        wait_until(lambda: node(cluster.state(), "local").condition == "ok", 60, "local to be there")
+        kill_agent(cluster, "local-2")
+    killed.close()
+
+
 def test_an_agent_that_is_stopped_says_goodbye(agents: Agents) -> None:
     agents(MINI)
     with running_cluster(local=1, peers=[MINI]) as cluster:

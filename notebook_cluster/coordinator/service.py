@@ -27,6 +27,7 @@ from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
 from notebook_cluster.coordinator.peers.links import PeerLinks
+from notebook_cluster.coordinator.peers.own_agent import OwnAgent
 from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
@@ -182,13 +183,17 @@ class Coordinator:
             on_message=lambda dialer, peer, message, buffers: self._inbox.receive(dialer, peer, message, buffers),
             revoke=self._invitation.revoke,
         )  # fmt: skip
+        self._own_agent = OwnAgent(
+            core, links=self._links, membership=self._membership, directory=self._settings.runtime,
+            lease=self._settings.agent_lease, closing=self._closing,
+        )  # fmt: skip
         pairing = Pairing(core, context, identity, trust)
         self._resolver = PeerResolver(
             core, delivery=self._delivery, links=self._links, finding=self._finding, pairing=pairing, trust=trust
         )
         self._provisioner = NodeProvisioner(
             core, links=self._links, resolver=self._resolver, pairing=pairing, finding=self._finding,
-            membership=self._membership, agent_log=self._settings.runtime / "agent.log",
+            membership=self._membership, own_agent=self._own_agent,
         )  # fmt: skip
 
     def _make_kernels(self) -> None:
@@ -241,12 +246,8 @@ class Coordinator:
     def _begin(self) -> None:
         if self._settings.resume and self._core.state.nodes:
             self._resume()
-        else:
-            self._start_agent()
+        self._core.spawn(self._own_agent.keep())
         self._core.spawn(self._resolver.browse())
-
-    def _start_agent(self) -> None:
-        self._core.spawn(self._links.start_local(self._settings.runtime, self._settings.agent_lease))
 
     def _resume(self) -> None:
         received = self._streaming.recover()
@@ -259,8 +260,6 @@ class Coordinator:
         self._runner.recover(self._round_records)
         self._round_records = []
         self._links.check_trust()
-        if not self._links.finds_local():
-            self._start_agent()
 
     async def _tick_until_stopped(self) -> None:
         while not self._stopping.is_set():

@@ -95,7 +95,12 @@ class Membership:
         """After a restart of the coordinator: what its predecessor decided and may not have sent, again. Agents and
         nodes ignore what they know."""
         self.announce()
-        for node in self._core.state.nodes.values():
+        for peer in self._core.state.peers:
+            self.order_again(peer)
+
+    def order_again(self, peer: str) -> None:
+        """Its agent may not have heard of the nodes that it is to start; if it has, it ignores this."""
+        for node in self._nodes_on(peer):
             if node.condition == "starting" and node.incarnation:
                 self._send_start(node)
 

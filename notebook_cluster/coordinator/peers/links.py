@@ -5,16 +5,13 @@ import contextlib
 import ipaddress
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import psutil
 import zmq
 
 from notebook_cluster.coordinator.core import LOCAL, Core
 from notebook_cluster.coordinator.delivery import Delivery, PeerLink, duration
 from notebook_cluster.coordinator.nodes.membership import Membership
-from notebook_cluster.coordinator.startup import start_private_agent
 from notebook_cluster.journal import events as e
 from notebook_cluster.link import Dialer, InboundListener
 from notebook_cluster.peering.candidates import FoundBy, Trust
@@ -74,7 +71,6 @@ class PeerLinks:
         self._on_message = on_message
         self._reception = reception
         self._revoke = revoke
-        self._local_started = asyncio.Event()
         self._noted: dict[str, int] = {}
         self._noted_at = 0.0
         self._kept_told: set[tuple[str, str]] = set()
@@ -88,36 +84,11 @@ class PeerLinks:
         """The peer with ``key`` has a link."""
         return self.name_of(key) in self._delivery.links
 
-    # ---- this machine's own agent
-
-    async def start_local(self, directory: Path, lease: float) -> None:
-        """Start this machine's own agent and dial it."""
-        try:
-            agent, process = await start_private_agent(LOCAL, directory, lease)
-            self._core.spawn(process.wait())  # reaps it
-            self.connect(LOCAL, agent.public_key, f"tcp://127.0.0.1:{agent.port}", "local", pid=agent.pid)
-        finally:
-            self._local_started.set()
-
-    def finds_local(self) -> bool:
-        """The agent that the coordinator before this one has started here still runs."""
-        local = self._core.state.peers.get(LOCAL)
-        if local is None or local.pid is None or not psutil.pid_exists(local.pid):
-            return False
-        self._local_started.set()
-        return True
-
-    async def wait_for_local(self, log: Path) -> None:
-        """Return when the link to this machine's own agent was dialled.
-
-        Raises:
-            RequestError: it did not start; names its ``log``.
-        """
-        await self._local_started.wait()
-        if LOCAL not in self._delivery.links:
-            raise RequestError(f"the agent of this machine did not start: see {log}")
-
     # ---- links
+
+    def has(self, name: str) -> bool:
+        """There is a link to this peer, whatever its condition."""
+        return name in self._delivery.links
 
     def connect(self, name: str, key: str, address: str, found_by: FoundBy, *, pid: int | None = None) -> None:
         """Dial a peer. One that is only somewhere else keeps its link, with all that waits for it."""

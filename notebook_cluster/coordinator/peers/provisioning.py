@@ -1,11 +1,11 @@
 """New nodes: on this machine, on one peer, or on every peer that may be used."""
 
 import asyncio
-from pathlib import Path
 
 from notebook_cluster.coordinator.core import LOCAL, Core
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.peers.links import PeerLinks
+from notebook_cluster.coordinator.peers.own_agent import OwnAgent
 from notebook_cluster.coordinator.peers.pairing import NotReached, Pairing
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
 from notebook_cluster.journal import events as e
@@ -33,16 +33,15 @@ class NodeProvisioner:
         pairing: Pairing,
         finding: PeerFinder,
         membership: Membership,
-        agent_log: Path,
+        own_agent: OwnAgent,
     ) -> None:
-        """``agent_log``: what this machine's own agent writes."""
         self._core = core
         self._links = links
         self._resolver = resolver
         self._pairing = pairing
         self._finding = finding
         self._membership = membership
-        self._agent_log = agent_log
+        self._own_agent = own_agent
         self._adding: dict[str, asyncio.Task[list[str]]] = {}
         self._local_first = asyncio.Event()
         self._local_first.set()
@@ -73,7 +72,7 @@ class NodeProvisioner:
         """Nodes of the notebook's own machine; they come before those of peers that were asked for later."""
         self._local_first.clear()
         try:
-            await self._links.wait_for_local(self._agent_log)
+            await self._own_agent.wait()
             return await self._start_on(LOCAL, count)
         finally:
             self._local_first.set()
