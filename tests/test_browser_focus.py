@@ -43,16 +43,14 @@ def page(lab: Lab) -> Iterator["Page"]:
     from playwright.sync_api import Error
 
     with browser_page(lab) as opened:
-        for name, cluster in (("first", "alpha"), ("second", "omega")):
-            write_notebook(lab.folder / f"{name}.ipynb", [START.format(cluster)])
-            open_notebook(opened, f"{name}.ipynb")
-            run_cell(opened, 0)
-            opened.get_by_text(f"cluster '{cluster}' is ready").wait_for(timeout=PATIENCE)
-            wait_for_kernel(opened)
         write_notebook(lab.folder / "third.ipynb", ["1"])
         open_notebook(opened, "third.ipynb")
-        for name in ("first", "second"):
+        for name, cluster in (("first", "alpha"), ("second", "omega")):
+            write_notebook(lab.folder / f"{name}.ipynb", [START.format(cluster)])
             go_to(opened, name)
+            wait_for_kernel(opened)
+            run_cell(opened, 0)
+            opened.get_by_text(f"cluster '{cluster}' is ready").wait_for(timeout=PATIENCE)
             wait_for_kernel(opened)
         show_sidebar(opened)
         opened.get_by_role("region", name="cluster omega").wait_for(timeout=PATIENCE)

@@ -18,9 +18,12 @@ import pytest
 from tests.browser import (
     PATIENCE,
     Lab,
+    browser_page,
+    leave,
     needs_chromium,
     running_lab,
     set_comms_over_subshells,
+    shut_down_kernels,
 )
 from tests.panel_notebook import BUSY_UNTIL_ADDED, run, wait_for_progress, wait_until_running
 
@@ -81,10 +84,18 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def page(lab: Lab) -> Iterator["Page"]:
+    with browser_page(lab) as opened:
+        yield opened
+        shut_down_kernels(opened)
+
+
 @pytest.mark.parametrize("comms_over_subshells", ["perCommTarget", "disabled"])
 def test_buttons_act_while_a_cell_runs_before_ipykernel_7_4(page: "Page", lab: Lab, comms_over_subshells: str) -> None:
     set_comms_over_subshells(lab, comms_over_subshells)
     kernel = add_kernel(lab, WITH_SUBSHELLS)
+    leave(page)
     version = f"import ipykernel\nprint('ipykernel', ipykernel.__version__)\n{BUSY_UNTIL_ADDED}"
     run(page, lab, f"busy-{comms_over_subshells}.ipynb", version, kernel=kernel)
     wait_until_running(page, 1)
@@ -96,7 +107,9 @@ def test_buttons_act_while_a_cell_runs_before_ipykernel_7_4(page: "Page", lab: L
 
 
 def test_without_subshells_the_panel_says_to_use_the_sidebar_and_acts_after_the_cell(page: "Page", lab: Lab) -> None:
-    run(page, lab, "waits.ipynb", BUSY_UNTIL_FILE, kernel=add_kernel(lab, WITHOUT_SUBSHELLS))
+    kernel = add_kernel(lab, WITHOUT_SUBSHELLS)
+    leave(page)  # a page that is loaded looks for new kernels once a minute only
+    run(page, lab, "waits.ipynb", BUSY_UNTIL_FILE, kernel=kernel)
     wait_until_running(page, 1)
     note = page.get_by_role("note").filter(has_text=f"This kernel has ipykernel {WITHOUT_SUBSHELLS}")
     note.get_by_text("use the sidebar").wait_for(timeout=PATIENCE)
