@@ -1,9 +1,19 @@
 """Output and widgets of nodes in a real JupyterLab: widgets act there, and no script of a node runs, in none of the
-ways in which that of the notebook's own kernel does, and in none of some more."""
+ways in which that of the notebook's own kernel does, and in none of some more.
 
+What nodes display fetches nothing either: neither from elsewhere nor, with the reader's cookies, from the notebook's
+own server; and charts with their data in them are drawn.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 import pytest
@@ -11,6 +21,8 @@ import pytest
 from tests.browser import (
     PATIENCE,
     Lab,
+    browser_page,
+    leave,
     needs_chromium,
     open_notebook,
     run_all,
@@ -18,6 +30,19 @@ from tests.browser import (
     save,
     wait_for_kernel,
 )
+from tests.conftest import wait_until
+from tests.hostile_charts import (
+    PLOTLY,
+    VEGA,
+    VEGA_LITE,
+    borderline,
+    harmless,
+    hostile_plotly,
+    hostile_vega,
+    hostile_vega_lite,
+    vega_lite,
+)
+from tests.hostile_outputs import DISPLAYS, FAILS, FETCHING_MARKUP, FETCHING_WIDGETS, NAMED, SCRIPTED, WIDGETS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -30,86 +55,27 @@ OWN_RUNS = [
     "view of another widget", "link", "Output", "append_display_data", "anywidget",
 ]  # fmt: skip
 START = "%load_ext notebook_cluster\n%cluster start --local 1 --no-panel"
-DISPLAYS = """
-from IPython.display import HTML, SVG, Markdown, display, update_display
-def script(what):
-    return f'''<img src=x onerror="(window.ran = window.ran || []).push('WHO {what}')">'''
-display(HTML(script("html") + "<b>WHO bold</b>"))
-display(HTML(f'<svg><script>window.ran = ["WHO script"]</script></svg><a href="javascript:{script("link")}">x</a>'))
-display(HTML(r"$\\href{javascript:window.ran=['WHO latex']}{WHO latex}$"))
-display(Markdown(script("markdown") + " [WHO link](javascript:alert(1))"))
-onload = "(window.ran = window.ran || []).push('WHO svg')"
-display(SVG(f'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9" onload="{onload}"><circle r="9"/></svg>'))
-handle = display(HTML("first"), display_id="same")
-update_display(HTML(script("update") + "<i>WHO updated</i>"), display_id="same")
-metadata = {"text/html": {"isolated": False}, "x": script("metadata")}
-display({"text/html": script("isolated")}, raw=True, metadata=metadata)
-display({"application/javascript": "window.ran = ['WHO javascript']", "text/plain": "WHO plain"}, raw=True)
-title = {"data": [{"y": [1, 2]}], "layout": {"title": {"text": script("plotly")}}}
-display({"application/vnd.plotly.v1+json": title, "text/plain": "WHO chart"}, raw=True)
-print(script("stdout"))
-ours = {"token": script("ours"), "place": 0, "nodes": [script("ours")]}
-mime = "application/vnd.notebook-cluster.output+json"
-display({mime: ours, "text/html": script("ours"), "text/plain": "x"}, raw=True)
-"""
-WIDGETS = """
-import ipywidgets as w
-text = script("widget")
-display(w.HTML(script("widgets.HTML") + "<b>WHO html</b>", description=script("description")))
-display(w.HTMLMath(script("widgets.HTMLMath") + r"$\\href{javascript:window.ran=['WHO math']}{WHO math}$"))
-display(w.Button(description=text, tooltip=text, icon=text), w.Checkbox(description=text, description_allow_html=True))
-display(w.ToggleButtons(options=[text], tooltips=[text], icons=[text]), w.RadioButtons(options=[text]))
-display(w.Dropdown(options=[text], description=text), w.SelectMultiple(options=[text]), w.Combobox(options=[text]))
-display(w.Tab([w.Label(text)], titles=[text]), w.Accordion([w.Label(text)], titles=[text]), w.TagsInput(value=[text]))
-display(w.Text(text, placeholder=text), w.Textarea(text), w.Valid(False, readout=text))
-display(w.SelectionSlider(options=[text]), w.Password(text), w.Select(options=[text]), w.FileUpload(description=text))
-display(w.IntSlider(readout_format="d", description=text), w.Label("WHO widgets are there"))
-class Disguised(w.Text):
-    _view_name = __import__("traitlets").Unicode("HTMLView").tag(sync=True)
-display(Disguised(script("view of another widget")))
-a, b = w.Text(script("link")), w.HTML("")
-w.jslink((a, "value"), (b, "value"))
-display(a, b)
-out = w.Output()
-display(out)
-with out:
-    display(HTML(script("Output") + "<b>WHO caught</b>"))
-out.append_display_data(HTML(script("append_display_data")))
-"""
-SCRIPTED = """
-import anywidget
-class Scripted(anywidget.AnyWidget):
-    _esm = "export default { render({ el }) { el.innerHTML = '%s' } }" % script("anywidget").replace("'", "\\\\'")
-display(Scripted())
-"""
-FAILS = """
-class Error(Exception):
-    pass
-Error.__name__ = '''<img src=x onerror="(window.ran = window.ran || []).push('WHO error name')">'''
-raise Error('''WHO failed <img src=x onerror="(window.ran = window.ran || []).push('WHO error')">'''
-            "\\x1b]8;;javascript:alert(1)\\x07link\\x1b]8;;\\x07\\x1b[31m<script>window.ran = ['WHO ansi']</script>")
-"""
-NAMED = """
-from notebook_cluster.magics.display.output import CellDisplay
-from notebook_cluster.magics.display.publishing import ShellPublisher
-from notebook_cluster.protocol.views import Output
-def named(who):
-    return f'''<img src=x onerror="(window.ran = window.ran || []).push('{who} node name')">'''
-shown = CellDisplay(ShellPublisher(get_ipython()), named("cluster"))
-for rank, who in enumerate(("first", "second")):
-    kind = {"name": "stdout", "text": f"{who} has a name\\n"}
-    shown.add([Output(node=named(who), rank=rank, kind="stream", content=kind)])
-    html = {"data": {"text/html": "<b>rich</b>"}, "metadata": {}}
-    shown.add([Output(node=named(who), rank=rank, kind="display_data", content=html)])
-shown.note(named("note"))
-shown.finish()
-"""
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with running_lab(tmp_path_factory.mktemp("lab")) as running:
+        tracker = running.settings / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+        tracker.write_text(json.dumps(json.loads(tracker.read_text()) | {"maxNumberOutputs": 100_000}))
         yield running
+
+
+@pytest.fixture(scope="module")
+def shared_page(lab: Lab) -> Iterator["Page"]:
+    with browser_page(lab) as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(shared_page: "Page") -> Iterator["Page"]:
+    """Each test loads JupyterLab anew: what one has run there is not there any more."""
+    yield shared_page
+    leave(shared_page)
 
 
 def write(path: Path, cells: list[str]) -> None:
@@ -188,3 +154,137 @@ def test_widgets_of_nodes_act_while_their_cell_runs_and_after_a_page_reload(
     assert (lab.folder / "controls.ipynb").stat().st_size < 20_000
     outputs = nbformat.read(lab.folder / "controls.ipynb", 4).cells[1].outputs
     assert sum("VBox(children=(Button(" in str(output.get("data", {}).get("text/plain")) for output in outputs) == 2
+
+
+SHOW = """
+import json
+for number, (mime, chart) in enumerate(json.loads(CHARTS)):
+    display({mime: chart, "text/plain": f"chart {number} as text"}, raw=True, metadata={mime: METADATA})
+print("WHO charts are there")
+"""
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server that lets every page fetch from it, and the paths that were fetched."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.send_header("Access-Control-Allow-Origin", "*")
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *parts: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/canary", paths
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def hostile(there: str) -> list[tuple[str, Any]]:
+    """Charts that fetch from ``there``."""
+    return [
+        *((VEGA, chart) for chart in hostile_vega(there)),
+        *((VEGA_LITE, chart) for chart in hostile_vega_lite(there)),
+        *((PLOTLY, chart) for chart in hostile_plotly(there)),
+    ]
+
+
+def show(charts: list[tuple[str, Any]], who: str, metadata: Any) -> str:
+    """The cell that displays ``charts``."""
+    source = SHOW.replace("CHARTS", repr(json.dumps(charts))).replace("METADATA", repr(metadata)).replace("WHO", who)
+    return source if who == "own" else f"%%on_all\n{source}"
+
+
+def markup(source: str, there: str) -> str:
+    """The cell on all nodes that displays ``source`` with addresses that lead ``there`` and to the notebook's files."""
+    text = source.replace("THERE", there).replace("HERE", "files/canary.txt").replace("WHO", "node")
+    return f"%%on_all\n{text}"
+
+
+def test_nothing_that_a_node_displays_fetches_and_its_charts_are_drawn(
+    page: "Page", lab: Lab, listener: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    there, fetched = listener
+    (lab.folder / "canary.txt").write_text("a,b\n1,2\n")
+    ours = [
+        *(f"{lab.url}/{path}" for path in ("files/canary.txt", "api/contents/canary.txt", "lab?canary")),
+        "canary.txt",
+    ]
+    charts = hostile(there) + [case for address in ours for case in hostile(address)[::3]]
+    # The tooltips of vega-embed would show the picture of a column with this name.
+    tooltip = vega_lite(
+        data={"values": [{"x": 1, "y": 1, "image": there, "title": "x"}]},
+        mark={"type": "point", "filled": True, "size": 50_000, "tooltip": {"content": "data"}},
+    )
+    embed = {"embed_options": {"config": there, "patch": there, "loader": {"baseURL": there}}}
+    for address in (there, *ours):
+        charts.extend(borderline(address))
+    cells = [
+        START,
+        show(charts, "node", {}), show([(VEGA_LITE, tooltip)], "node", embed), show(list(harmless()), "node", {}),
+        markup(FETCHING_MARKUP, there), markup(FETCHING_MARKUP, f"{lab.url}/files/canary.txt"),
+        markup(FETCHING_WIDGETS, there), markup(FETCHING_WIDGETS, f"{lab.url}/files/canary.txt"),
+    ]  # fmt: skip
+    # The notebook's own kernel may: so the canaries are seen when something fetches them, after all of the nodes'.
+    own = show([(VEGA_LITE, vega_lite(data={"url": f"{there}?own"})), *hostile(f"{there}?own")[:1]], "own", {})
+    write(lab.folder / "fetch.ipynb", [*cells, own])
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    open_notebook(page, "fetch.ipynb")
+    run_all(page)
+    outputs = page.locator(".jp-CodeCell .jp-Cell-outputArea")
+    for text in ("node charts are there", "node markup is there", "node widgets are there", "own charts are there"):
+        outputs.get_by_text(text).last.wait_for(timeout=3 * PATIENCE)
+    wait_for_kernel(page, timeout=180)
+    page.wait_for_function(DRAWN, timeout=PATIENCE)
+    wait_until(lambda: any("?own" in path for path in fetched))
+    assert outputs.get_by_text("the rest is left out").count() == 0
+    charted = page.locator(".jp-CodeCell").nth(2)
+    assert charted.locator(".vega-actions a").all_text_contents() == ["Save as PNG"]
+    charted.locator("canvas").scroll_into_view_if_needed()
+    charted.locator("canvas").hover()
+    page.wait_for_function(
+        "() => document.querySelectorAll('.jp-CodeCell')[2].querySelector('[title*=image]') !== null"
+    )
+    save(page)
+    page.screenshot(path=tmp_path / "fetch.png", full_page=True)
+    assert of_nodes(fetched) == []
+    assert of_nodes(requested) == []
+
+    # The same in a page of nbconvert, which cleans nothing.
+    nbconvert = [sys.executable, "-m", "nbconvert", "--to", "html", str(lab.folder / "fetch.ipynb")]
+    subprocess.run(nbconvert, check=True, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    converted = page.context.new_page()
+    converted.on("request", lambda request: requested.append(request.url))
+    converted.route(re.compile("^http"), lambda route: route.abort())
+    requested.clear()
+    converted.goto((lab.folder / "fetch.html").as_uri())
+    assert converted.locator(".jp-OutputArea-output").get_by_text("node markup is there").count() == 2
+    assert of_nodes(requested) == []
+    converted.close()
+
+
+def of_nodes(addresses: list[str]) -> list[str]:
+    """Those of ``addresses`` that only nodes have named."""
+    return [address for address in addresses if "canary" in address and not re.search(r"(\?|%3F)own", address)]
+
+
+DRAWN = """() => {
+    const drawn = canvas => {
+        const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        return data.some(value => value !== 0 && value !== 255);
+    };
+    const cell = document.querySelectorAll('.jp-CodeCell')[3];
+    const canvases = [...cell.querySelectorAll('.vega-embed canvas')];
+    const lines = cell.querySelectorAll('.js-plotly-plot .trace');
+    return canvases.length === 4 && canvases.every(drawn) && lines.length === 1;
+}"""
