@@ -1,10 +1,12 @@
 """What the tests share: Jupyter folders of their own, agents as processes, waiting, and that nothing is left behind."""
 
+import importlib
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -34,6 +36,13 @@ os.environ["NOTEBOOK_CLUSTER_MDNS_GROUP"] = f"tests {uuid.uuid4().hex}"
 MARK = "NOTEBOOK_CLUSTER_TEST_MARK"
 """Environment variable with a value unique to one test: every process that the test starts inherits it."""
 
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # In a thread, whose stack begins empty: as deep in calls as pytest imports it, Python 3.11 may map and unmap a
+    # piece of its stack at each call of the parser that jsonschema makes meanwhile, which takes seconds.
+    _importing = threading.Thread(target=importlib.import_module, args=("nbformat",))
+    _importing.start()
+    _importing.join()
 
 # A shell that starts a suite in the background has it ignore SIGINT, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

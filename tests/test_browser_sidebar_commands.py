@@ -1,25 +1,24 @@
-"""The sidebar's commands in JupyterLab's menu and palette, and its setting.
+"""The sidebar's commands in JupyterLab's menu and palette, and its setting; and the sidebar with what no test cluster
+does: HTML as names, curves without a number, failures of all kinds.
 
-The page's WebSocket ends in the test, which shows one running cluster and keeps what is asked of it.
+The pages' WebSockets end in the test, which sends what the server would and keeps what is asked of it.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
-from notebook_cluster.protocol.sidebar import ClusterRow, Done, Overview, ServerInfo, Sharing
-from notebook_cluster.protocol.state import RoundWait
-from notebook_cluster.server.browser import to_json
+from tests import axe
 from tests.browser import PATIENCE, Lab, browser_page, lab_with_extension, needs_extension
 from tests.conftest import wait_until
 from tests.fake_cluster import cluster_view
+from tests.shown_overviews import HTML, OTHER_VERSION, curves, overview, plain_overview, serve
+from tests.sidebar_page import show_sidebar, use_theme
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, WebSocketRoute
+    from playwright.sync_api import Page
 
 pytestmark = needs_extension
 
@@ -47,23 +46,13 @@ def asked() -> Asked:
 @pytest.fixture(scope="module")
 def page(lab: Lab, asked: Asked) -> Iterator["Page"]:
     """JupyterLab, to which a server shows that cluster ``digits`` runs a cell; checkpoints fail."""
-    (job,) = cluster_view().jobs
-    job = msgspec.structs.replace(job, waits=[RoundWait(round=one, node="desk", seconds=one / 10) for one in (1, 2)])
-    row = ClusterRow(name="digits", condition="running", reason="", state=cluster_view(jobs=[job]))
-    sharing = Sharing(on=False, name="", code="", command="", qr_svg_data_url="")
-    overview = Overview(peers=[], clusters=[row], sharing=sharing, server=ServerInfo(version="1", protocol=2))
 
-    def serve(socket: "WebSocketRoute") -> None:
-        def answer(message: Any) -> None:
-            action = json.loads(message)
-            asked.append(action)
-            socket.send(to_json(Done(id=action["id"], error=REFUSED if action["action"] == "checkpoint" else "")))
-
-        socket.on_message(answer)
-        socket.send(to_json(overview))
+    def answer(action: dict[str, Any]) -> str:
+        asked.append(action)
+        return REFUSED if action["action"] == "checkpoint" else ""
 
     with browser_page(lab) as opened:
-        opened.route_web_socket(re.compile("/notebook-cluster/stream"), serve)
+        serve(opened, [plain_overview()], answer)
         opened.goto("/lab")
         opened.locator(".nbc-side-status").wait_for(timeout=PATIENCE)
         # JupyterLab opens its launcher last and gives it the focus, without which the palette closes.
@@ -185,3 +174,84 @@ def test_the_setting_takes_the_line_out_of_the_status_bar_and_puts_it_back(page:
     wait_until(lambda: kept.exists() and json.loads(kept.read_text()) == {"showStatusBar": False}, 60, "the setting")
     box.check()
     page.locator(".nbc-side-status").wait_for(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[str]:
+    """What went wrong in the page's own code."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def hostile(page: "Page", errors: list[str]) -> Iterator["Page"]:
+    """A second page with the sidebar, :func:`overview` and :func:`curves`; every action fails with HTML."""
+    opened = page.context.new_page()
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    serve(opened, [overview(), curves()], lambda action: f"no: {HTML}")
+    opened.goto("/lab")
+    show_sidebar(opened)
+    opened.locator(".nbc-side-cluster").nth(2).wait_for(timeout=PATIENCE)
+    yield opened
+    opened.close()
+
+
+def assert_is_text(page: "Page", part: str) -> None:
+    """HTML is there as text and nowhere as elements."""
+    assert HTML in page.locator(part).inner_text()
+    assert page.locator(f"{part} :is(img, b:not(.nbc-side-shared b, [data-level] b))").count() == 0
+    assert page.evaluate("window.hacked") is None
+
+
+def test_names_with_html_are_text_in_the_sidebar(hostile: "Page") -> None:
+    assert_is_text(hostile, ".nbc-side-all")
+    assert hostile.locator(".nbc-side-node").count() == 8
+    assert "NaN" not in hostile.locator(".nbc-side-all").inner_html()
+
+
+def test_names_with_html_are_text_in_what_failed(hostile: "Page") -> None:
+    hostile.get_by_role("button", name="Detach").click()
+    alert = hostile.locator(".nbc-side-cluster").get_by_role("alert")
+    alert.wait_for(timeout=PATIENCE)
+    assert alert.inner_text().startswith(f"no: {HTML}")
+    assert_is_text(hostile, ".nbc-side-all")
+
+
+def test_a_curve_has_gaps_where_it_has_no_number_and_one_without_any_is_not_drawn(hostile: "Page") -> None:
+    def drawn(name: str) -> list[str | None]:
+        item = hostile.get_by_role("listitem", name=f"node {name},")
+        return [path.get_attribute("d") for path in item.locator(".nbc-side-spark path").all()]
+
+    (first,) = drawn(HTML)
+    assert first is not None
+    assert (first.count("M"), first.count("L")) == (2, 2)
+    assert drawn("node-1") == []
+
+
+def test_clusters_of_another_version_and_ended_ones_say_so_and_have_no_buttons(hostile: "Page") -> None:
+    for name, said in (("old", OTHER_VERSION), ("gone", "cluster 'gone' has ended: stopped")):
+        part = hostile.get_by_role("region", name=f"cluster {name}")
+        assert said in part.inner_text()
+        assert part.get_by_role("button").count() == 0
+
+
+def test_the_dashboard_shows_the_same_as_text(hostile: "Page") -> None:
+    hostile.get_by_role("button", name="Dashboard").click()
+    hostile.get_by_role("img", name="Loss over 4 s, from 1.0000 to 3.0000").wait_for(timeout=PATIENCE)
+    assert_is_text(hostile, ".nbc-dash")
+    assert hostile.locator(".nbc-dash-table tbody tr").count() == 8
+    assert "NaN" not in hostile.locator(".nbc-dash").inner_html()
+    assert "No values yet." in hostile.locator(".nbc-dash-chart").filter(has_text="Memory").inner_text()
+
+
+@pytest.mark.skipif(not axe.SCRIPT.exists(), reason="no axe-core: npm ci in labextension/")
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_everyone_can_read_what_is_wrong(hostile: "Page", theme: str) -> None:
+    use_theme(hostile, theme)
+    hostile.locator(".nbc-side-node").first.get_by_role("button").last.click()  # asks once more, in red
+    for part in (".nbc-side:not(.nbc-dash)", ".nbc-dash"):
+        assert axe.violations(hostile, part) == []
+
+
+def test_nothing_went_wrong_in_the_page(hostile: "Page", errors: list[str]) -> None:
+    assert hostile.evaluate("window.hacked") is None
+    assert errors == []
