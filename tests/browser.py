@@ -207,7 +207,9 @@ def replace_cells(page: "Page", name: str, cells: Sequence[str], kernel: str = "
         """async ([name, sources, kernel]) => {
             const notebook = window.jupyterapp?.shell.currentWidget;
             const running = notebook?.sessionContext?.session?.kernel;
-            if (running?.status !== 'idle' || running.name !== kernel) return false;
+            const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
+            const waits = prompts.some(prompt => prompt.textContent.includes('*'));
+            if (running?.status !== 'idle' || running.name !== kernel || waits) return false;
             const cells = notebook.content.model.sharedModel;
             const before = cells.cells.length;
             const code = source => ({ cell_type: 'code', source, metadata: { trusted: true }, outputs: [] });

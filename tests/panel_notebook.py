@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.browser import PATIENCE, Lab, open_next_notebook, replace_cells, run_all, write_notebook
+from tests.sidebar_page import close_dialogs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -32,6 +33,7 @@ def run(page: "Page", lab: Lab, name: str, *cells: str, kernel: str = "python3")
 
     Its kernel may be that of the notebook that was open, as plotly is imported there already.
     """
+    close_dialogs(page)
     if not replace_cells(page, name, [SHOW, *cells], kernel):
         write_notebook(lab.folder / name, [SHOW, *cells], kernel)
         open_next_notebook(page, name)
