@@ -194,6 +194,13 @@ def test_a_removed_node_is_gone_and_ranks_close_up(fresh: Cluster) -> None:
     fresh.remove("local")
     assert [(row.name, row.rank) for row in fresh.state().nodes] == [("local-2", 0)]
     assert run(fresh, "print(rank, world_size)") == {"local-2": "0 1\n"}
+    # a new one at once under its name is not taken for the old kernel, which may still be ending
+    assert fresh.add("local", 1) == ["local"]
+    assert [(row.name, row.rank, row.incarnation) for row in fresh.state().nodes] == [
+        ("local-2", 0, 1),
+        ("local", 1, 2),
+    ]
+    assert run(fresh, "print(rank, world_size)") == {"local-2": "0 2\n", "local": "1 2\n"}
 
 
 def test_a_node_that_is_added_at_once_under_a_removed_name_is_another_one(fresh: Cluster) -> None:
