@@ -13,10 +13,11 @@ from notebook_cluster.client import Cluster
 from notebook_cluster.processors import NodeCount, count_nodes, thread_variables, threads_for, usable_cores
 from notebook_cluster.processors.threads import OURS
 from notebook_cluster.widgets import render_text
-from tests.cluster import Watcher, node, run, running_cluster
+from tests.cluster import Watcher, mend, node, run, running_cluster, shared_cluster
 from tests.conftest import Agents, wait_until
 
 CORES = usable_cores()
+THEIRS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", OURS)
 ASK = """
 import os, torch, numpy, threadpoolctl
 numbers = {library["num_threads"] for library in threadpoolctl.threadpool_info()}
@@ -26,7 +27,7 @@ print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["OPENBL
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", OURS):
+    for name in THEIRS:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -34,6 +35,27 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 def cluster(work: Path) -> Iterator[Cluster]:
     with running_cluster(local=2) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in THEIRS:
+            patch.delenv(name, raising=False)
+        with shared_cluster(local=2) as cluster:
+            yield cluster
+
+
+@pytest.fixture
+def two(shared: Cluster) -> Iterator[Cluster]:
+    """Nodes ``local`` and ``local-2``, whatever the test does with them, in which nobody sets a number of threads."""
+    yield shared
+    mend(shared)
+    for row in shared.state().nodes:
+        if row.name not in ("local", "local-2"):
+            shared.remove(row.name)
+    while len(shared.state().nodes) < 2:
+        shared.add("local", 1)
 
 
 def shares(nodes: int) -> str:
@@ -45,30 +67,34 @@ def shown(cluster: Cluster, name: str) -> tuple[int, bool]:
     return row.threads, row.threads_chosen
 
 
-def test_every_library_takes_the_nodes_share_of_the_cores_and_status_says_so(cluster: Cluster) -> None:
-    assert set(run(cluster, ASK).values()) == {shares(2)}
-    wait_until(lambda: shown(cluster, "local-2") == (threads_for(2), False))
+def test_every_library_takes_the_nodes_share_of_the_cores_and_status_says_so(two: Cluster) -> None:
+    assert set(run(two, ASK).values()) == {shares(2)}
+    wait_until(lambda: shown(two, "local-2") == (threads_for(2), False))
     words = "1 thread" if threads_for(2) == 1 else f"{threads_for(2)} threads"
-    line = next(line for line in render_text(cluster.state()).splitlines() if line.startswith("  local-2:"))
+    line = next(line for line in render_text(two.state()).splitlines() if line.startswith("  local-2:"))
     assert words in line
 
 
-def test_the_share_changes_with_the_next_cell_when_nodes_come_or_go(cluster: Cluster) -> None:
-    assert set(run(cluster, ASK).values()) == {shares(2)}
-    cluster.add("local", count=2)
-    assert set(run(cluster, ASK, replay=False).values()) == {shares(4)}
+def test_the_share_changes_with_the_next_cell_when_nodes_come_or_go(two: Cluster) -> None:
+    assert set(run(two, ASK).values()) == {shares(2)}
+    two.add("local", count=2)
+    assert set(run(two, ASK, replay=False).values()) == {shares(4)}
     for name in ("local-2", "local-3", "local-4"):
-        cluster.remove(name)
-    assert run(cluster, ASK) == {"local": shares(1)}
+        two.remove(name)
+    assert run(two, ASK) == {"local": shares(1)}
 
 
-def test_the_share_stays_as_it_is_while_a_cell_runs(cluster: Cluster) -> None:
-    run(cluster, ASK)
-    code = "print('in')\nimport time\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint(torch.get_num_threads())"
-    watcher = Watcher(cluster.execute(code, targets=("local",)))
+def test_the_share_stays_as_it_is_while_a_cell_runs(two: Cluster, tmp_path: Path) -> None:
+    run(two, ASK)
+    go = tmp_path / "go"
+    code = (
+        f"print('in')\nimport time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+        "print(torch.get_num_threads())"
+    )
+    watcher = Watcher(two.execute(code, targets=("local",)))
     watcher.wait_for("in")
-    cluster.remove("local-2")
-    Path("go").touch()
+    two.remove("local-2")
+    go.touch()
     watcher.wait_end()
     assert watcher.text("local") == f"in\n{threads_for(2)}\n"
 
