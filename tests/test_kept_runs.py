@@ -42,6 +42,7 @@ def past() -> Iterator[tuple[Frames, Frames, list[Run], str]]:
             with pytest.raises(ClusterError, match="frames need pandas, which is not installed here"):
                 cluster.frames()
             patch.delitem(sys.modules, "pandas")
+            cluster.stop()
         with running_cluster("lesson", local=1) as cluster:
             wait_until(lambda: len(Cluster.runs()) == 2, 60, lambda: f"two runs: {Cluster.runs()}")
             yield frames, model, Cluster.runs(), run_command("runs").stdout

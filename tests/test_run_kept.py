@@ -123,6 +123,7 @@ def live_through(root: Path) -> Kept:
         cluster.checkpoint("last")
         end = look(cluster)
         folder = Path(cluster.connection.file.run_log).parent
+        cluster.stop()
     command = [str(Path(sys.executable).with_name("notebook-cluster")), "report", "kept", "kept.html"]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     return Kept(trained, killed, back, end, folder, read_last_run("kept"), printed, (root / "kept.html").read_text())
