@@ -7,12 +7,12 @@ import pytest
 
 from notebook_cluster.client import Cluster
 from notebook_cluster.protocol.views import CellChanged, CellEnded
-from tests.cluster import Watcher, kill, run, running_cluster, text_of
+from tests.cluster import Watcher, kill, mend, run, stop_all, text_of
 from tests.conftest import shared_folders, wait_until
 from tests.training_cells import SETUP, job
 
 NAMES = ("local", "local-2", "local-3")
-TURNS = 20
+TURNS = 10
 
 LOOP = """
 def small(seed):
@@ -77,12 +77,24 @@ LRS = [0.01, 0.03]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def shared() -> Iterator[None]:
     with shared_folders() as folder, pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        with running_cluster(local=3) as cluster:
-            run(cluster, SETUP + LOOP)
-            yield cluster
+        try:
+            with Cluster.start("sweep", local=3) as cluster:
+                run(cluster, SETUP + LOOP)
+            yield
+        finally:
+            stop_all()
+
+
+@pytest.fixture
+def cluster(shared: None) -> Iterator[Cluster]:
+    """That of all tests; a view of its own, as a test may kill the coordinator."""
+    with Cluster.start("sweep") as cluster:
+        yield cluster
+    with Cluster.start("sweep") as again:
+        mend(again)
 
 
 def said_by_all(cluster: Cluster, source: str) -> list[str]:
@@ -229,31 +241,28 @@ print(STRATEGIES["DiLoCo"].turn("said", 0.01, 6, fresh=False))
     assert [told.text for told in cluster.state().events if "'said' goes on" in told.text] == [line]
 
 
-@pytest.mark.usefixtures("work")
-def test_a_coordinator_killed_in_mid_loop_and_started_again_changes_no_turn() -> None:
-    cell = """
+def test_a_coordinator_killed_in_mid_loop_and_started_again_changes_no_turn(cluster: Cluster, tmp_path: Path) -> None:
+    cell = f"""
+folder = pathlib.Path({str(tmp_path)!r})
 for turn in range(12):
     print(STRATEGIES["DiLoCo"].turn("killed", LRS[turn % 2], 7), flush=True)
     if turn in (3, 7) and rank == 1:
-        pathlib.Path(f"turn-{turn}").touch()
+        (folder / f"turn-{{turn}}").touch()
 """
-    first = Cluster.start("killed", local=3)
-    try:
-        run(first, SETUP + LOOP)
-        number = first.execute(cell).cell
-        for turn in (3, 7):
-            wait_until(Path(f"turn-{turn}").exists, 60, f"turn {turn}")
-            kill(first.connection.file.pid)
-            first.close()
-            first = Cluster.start("killed")
-        watcher = Watcher(first.watch(number))
+    number = cluster.execute(cell).cell
+    process = cluster.connection.file.pid
+    for turn in (3, 7):
+        wait_until((tmp_path / f"turn-{turn}").exists, 60, f"turn {turn}")
+        kill(process)
+        with Cluster.start("sweep") as again:
+            assert again.connection.file.pid != process
+            process = again.connection.file.pid
+    with Cluster.attach("sweep") as last:
+        watcher = Watcher(last.watch(number))
         ended = watcher.wait_end(60)
-        assert {name: result.status for name, result in ended.results.items()} == dict.fromkeys(NAMES, "ok")
-        texts = {watcher.text(name) for name in NAMES}
-        assert len(texts) == 1, texts
-        rows = texts.pop().split()
-        assert rows == rows[:2] * 6
-        assert {row.partition(":")[0] for row in rows} == {"0"}
-    finally:
-        first.stop()
-        first.close()
+    assert {name: result.status for name, result in ended.results.items()} == dict.fromkeys(NAMES, "ok")
+    texts = {watcher.text(name) for name in NAMES}
+    assert len(texts) == 1, texts
+    rows = texts.pop().split()
+    assert rows == rows[:2] * 6
+    assert {row.partition(":")[0] for row in rows} == {"0"}
