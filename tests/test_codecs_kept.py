@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from notebook_cluster.codecs import DamagedError, NotFiniteError
 from notebook_cluster.codecs.dct import Dct
 from notebook_cluster.codecs.kept import Gaps
-from notebook_cluster.codecs.selection import largest
+from notebook_cluster.codecs.top_k import largest
 from tests.codec_vectors import CHUNKED as CODECS
 from tests.codec_vectors import round_trip, vector_of
 

@@ -19,6 +19,9 @@ FOUND = {
         ("--from", "1", "--faults", '[["stop sharing for a moment", 0.3, 0.2, 7919]]'),
         ("--from", "2", "--faults", '[["stop sharing for a moment", 0.3, 1.0, 15838]]'),
     ],
+    "a coordinator that is killed between a kernel's reply and its last word has lost the reply": [
+        ("--from", "48", "--faults", '[["kill coordinator in an event", 0.3179513912970807, 3.0, 40185]]'),
+    ],
 }
 """Faults of the product that a seed has found, in docs/reliability.md too."""
 MOST_SEEDS = 3

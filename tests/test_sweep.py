@@ -12,7 +12,7 @@ from tests.conftest import shared_folders, wait_until
 from tests.training_cells import SETUP, job
 
 NAMES = ("local", "local-2", "local-3")
-TURNS = 10
+TURNS = 20
 
 LOOP = """
 def small(seed):

@@ -14,7 +14,7 @@ import numpy as np
 from notebook_cluster.codecs.chunked import ELEMENTS, Chunked, in_chunks
 from notebook_cluster.codecs.codec import DamagedError, check_finite
 from notebook_cluster.codecs.kept import Gaps
-from notebook_cluster.codecs.selection import largest
+from notebook_cluster.codecs.top_k import largest
 
 SIDE = 64
 KEEP = 32

@@ -170,6 +170,17 @@ class CellNodeEnded(Message, frozen=True):
     user_expressions: dict[str, Any] = {}
 
 
+class CellNodeReplied(Message, frozen=True):
+    """The kernel of a node has sent its execute_reply; the last that it says of the cell may still come, and then
+    CellNodeEnded follows."""
+
+    cell: int
+    node: str
+    incarnation: int
+    reply: dict[str, Any]
+    """Of its content: status, ename, evalue, user_expressions."""
+
+
 class CellNodeReturned(Message, frozen=True):
     """A node that was lost while it ran the cell is back and still runs it."""
 
@@ -206,6 +217,7 @@ Event = (
     | CellStarted
     | CellWidened
     | CellJoined
+    | CellNodeReplied
     | CellNodeEnded
     | CellNodeReturned
     | CellFinished

@@ -62,6 +62,8 @@ class Cell(msgspec.Struct, frozen=True):
     ended: float | None = None
     nodes: dict[str, e.NodeCellStatus] = {}
     results: dict[str, e.CellNodeEnded] = {}
+    replies: dict[str, e.CellNodeReplied] = {}
+    """Of nodes that have replied and not ended yet."""
     canary: str = ""
     widened: bool = False
     """The canary has ended, and the others run it or never will."""
@@ -264,10 +266,15 @@ def apply(state: State, event: e.Event) -> State:
             )  # fmt: skip
         case e.CellJoined() | e.CellNodeReturned():
             return _cell_node(state, event.cell, event.node, "running")
+        case e.CellNodeReplied():
+            replies = {**state.cells[event.cell].replies, event.node: event}
+            return _cell(state, event.cell, replies=replies)
         case e.CellNodeEnded():
             cell = state.cells[event.cell]
             statuses = {**cell.nodes, event.node: event.status}
-            return _cell(state, event.cell, nodes=statuses, results={**cell.results, event.node: event})
+            replies = {node: reply for node, reply in cell.replies.items() if node != event.node}
+            results = {**cell.results, event.node: event}
+            return _cell(state, event.cell, nodes=statuses, results=results, replies=replies)
         case e.CellFinished():
             unended = tuple(number for number in state.unfinished if number != event.cell)
             return _cell(_change(state, unfinished=unended), event.cell, status=event.status, ended=event.time)

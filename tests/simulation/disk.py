@@ -38,12 +38,6 @@ class Disk:
             self.connections.remove(connection)
             connection.crash(power_lost=power_lost, rng=self.schedule.rng)
 
-    def leave_copy(self, process):
-        """What ``process`` goes on writing is in files that nobody else sees; in their place are copies."""
-        for connection in [held for held in self.connections if held.process is process]:
-            self.connections.remove(connection)
-            connection.leave_copy()
-
 
 class DiskConnection:
     """A connection that writes, on a disk with faults."""
@@ -95,14 +89,6 @@ class DiskConnection:
         if disk.schedule.rng.random() < disk.unclear:
             raise sqlite3.OperationalError("disk I/O error")
         return result
-
-    def leave_copy(self):
-        for path in (self._path, self._log()):
-            if path.exists():
-                copy = path.with_name(f"{path.name}.copy")
-                copy.write_bytes(path.read_bytes())
-                copy.replace(path)
-        Path(f"{self._path}-shm").unlink(missing_ok=True)
 
     def close(self):
         if self in self._disk.connections:

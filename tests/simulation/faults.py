@@ -78,17 +78,24 @@ class Faults:
             self.world.coordinator[0].end("power")
 
     def _replace_coordinator(self, length, choice):
-        """It stands still, another one goes on from a copy of its journal, and later the first one wakes up."""
+        """It stands still, another one goes on from a copy of its folder; when all agents have heard of that one, the
+        first wakes up. (Before, the cluster's lock keeps the second from beginning.)"""
         if self.world.coordinator is None or self.world.coordinator[0].paused:
             return
         process, _ = self.world.coordinator
         self.world.coordinator = None
+        process.replaced = True
         process.pause()
         self.world.network.changed()
-        self.world.disks[self.world.head].leave_copy(process)
+        self.world.copy_runtime()
         self._later(0.3, self.world.restart_coordinator)
 
         def wake():
+            there = self.world.coordinator
+            links = there[1]._delivery.links.values() if there is not None else ()
+            if not links or any(link.condition != "connected" for link in links):
+                self._later(0.5, wake)
+                return
             process.resume()
             self.world.network.changed()
 
@@ -215,7 +222,7 @@ class Faults:
         self._spoilt.clear()
         for host in world.schedule.hosts:
             for process in list(host.processes):
-                if process.paused and host not in world.network.asleep:
+                if process.paused and host not in world.network.asleep and not process.replaced:
                     process.resume()
         world.network.changed()
         world.restart_coordinator()

@@ -41,6 +41,8 @@ class Process:
         self.schedule, self.host, self.name = schedule, host, name
         self.pid = schedule.new_pid(self)
         self.alive, self.paused = True, False
+        self.replaced = False
+        """Another process does its work: it stands still until nobody takes it for the right one."""
         self.deferred = []
         self.threads = []
         self.main = None

@@ -86,6 +86,7 @@ class World:
         self.schedule = Schedule(f"schedule {seed}")
         self.network = Network(self.schedule)
         self.folder = Path(tempfile.mkdtemp(prefix="nbs", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+        self.runtime = self.folder / "head" / "runtime" / "clusters" / CLUSTER
         self.head = self._machine("head", "10.0.0.1")
         self.peers = [
             self._machine(f"peer{number}", f"10.0.0.{number + 1}")
@@ -193,8 +194,8 @@ class World:
 
             await agent.run(ready)
 
-        self.start_process(host, "private agent", main)
-        return await future, PrivateProcess()
+        process = self.start_process(host, "private agent", main)
+        return await future, PrivateProcess(process)
 
     def _found(self, host):
         """mDNS tells the coordinator."""
@@ -220,7 +221,7 @@ class World:
 
     def start_coordinator(self, resume):
         self._starts += 1
-        runtime = self.folder / "head" / "runtime" / "clusters" / CLUSTER
+        runtime = self.runtime
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
 
         async def main(process):
@@ -249,6 +250,12 @@ class World:
         self.disks[self.head].crash(process, power_lost=process.exit_code == "power")
         if not self.checks.over:
             self.schedule.later(self.rng.uniform(0.3, 2.0), self.restart_coordinator)
+
+    def copy_runtime(self):
+        """The next coordinator goes on from a copy of the cluster's folder; the one before keeps its own."""
+        before = self.runtime
+        self.runtime = before.parent / f"{CLUSTER}-{self._starts}"
+        shutil.copytree(before, self.runtime, ignore=shutil.ignore_patterns("*-shm", "connection.json"))
 
     def restart_coordinator(self):
         if self.coordinator is None and not self.checks.over:
@@ -367,8 +374,17 @@ class Stand:
 
 
 class PrivateProcess:
+    """As asyncio's of a process that was started."""
+
+    def __init__(self, process):
+        self._process = process
+        self._ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        process.on_end.append(lambda ended: loop.call_soon(self._ended.set))
+
     async def wait(self):
-        return 0
+        await self._ended.wait()
+        return self._process.exit_code
 
 
 class Finder:
@@ -539,7 +555,7 @@ class Owner:
             await asyncio.sleep(0.3)
 
     def _file(self, there):
-        path = self.world.folder / "head" / "runtime" / "clusters" / CLUSTER / "connection.json"
+        path = self.world.runtime / "connection.json"
         with contextlib.suppress(OSError):
             file = decode_file(path.read_bytes())
             if file.pid == there[0].pid:

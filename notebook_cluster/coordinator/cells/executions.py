@@ -30,6 +30,10 @@ END_OF_FILE = "\x04"
 """What makes a kernel raise EOFError (Jupyter messaging, stdin channel)."""
 
 
+_REPLY = ("status", "ename", "evalue", "user_expressions")
+"""What is looked at of an execute_reply's content."""
+
+
 class Execution:
     """A cell on a node, or the replay of an earlier one."""
 
@@ -217,7 +221,11 @@ class Executions:
 
     def resume(self, cell: int, name: str) -> None:
         """Wait again for a run that was started before (the peer or this coordinator was away)."""
-        self._open(Execution(cell, name, self._core.state.nodes[name].incarnation, False))
+        run = self._open(Execution(cell, name, self._core.state.nodes[name].incarnation, False))
+        replied = self._core.state.cells[cell].replies.get(name)
+        if replied is not None and replied.incarnation == run.incarnation:
+            run.reply = replied.reply
+            self._maybe_done(run)
 
     def _open(self, run: Execution) -> Execution:
         self._runs[run.message_id] = run
@@ -241,8 +249,11 @@ class Executions:
         self._maybe_done(run)
 
     def on_reply(self, run: Execution, content: dict[str, Any]) -> None:
-        """The execute_reply of ``run``."""
-        run.reply = content
+        """The execute_reply of ``run``. Its agent does not send it again: it is in the journal before anything else of
+        the cell is waited for."""
+        run.reply = {name: content[name] for name in _REPLY if name in content}
+        if not run.idle and not run.replay and not run.done.done():
+            self._core.record(e.CellNodeReplied(run.cell, run.node, run.incarnation, run.reply))
         self._maybe_done(run)
 
     def interrupt(self, run: Execution) -> None:
