@@ -138,11 +138,10 @@ def _restarted(world: World, fault: Fault) -> Course:
 
 
 def agent(world: World, fault: Fault) -> Course:
-    """SIGKILL of an agent, which ends its kernels; it is shared again."""
+    """SIGKILL of an agent, which ends its kernels. A peer is shared again, the desk's own agent starts by itself."""
     world.gone(fault.victim)
-    share = world.hosts.shares[fault.victim]
-    send(share.process.pid, signal.SIGKILL)
-    yield from _shared_again(world, fault)
+    send(world.hosts.agent(fault.victim), signal.SIGKILL)
+    yield from (_restarted if fault.victim == LOCAL else _shared_again)(world, fault)
 
 
 def peer_leaves(world: World, fault: Fault) -> Course:
@@ -205,7 +204,7 @@ def pause_kernel(world: World, fault: Fault) -> Course:
 
 def pause_agent(world: World, fault: Fault) -> Course:
     """SIGSTOP of an agent, until its peer is suspect, or lost."""
-    yield from _stopped(world, fault, world.hosts.shares[fault.victim].process.pid, 12.0)
+    yield from _stopped(world, fault, world.hosts.agent(fault.victim), 12.0)
 
 
 def cable(world: World, fault: Fault) -> Course:
@@ -263,10 +262,10 @@ class Kind:
 
 KINDS = {
     "kernel": Kind(kernel, 6, "nodes"),
-    "agent": Kind(agent, 3, "peers"),
+    "agent": Kind(agent, 3, "nodes"),
     "coordinator": Kind(coordinator, 4, "desk"),
     "pause kernel": Kind(pause_kernel, 5, "nodes"),
-    "pause agent": Kind(pause_agent, 4, "peers"),
+    "pause agent": Kind(pause_agent, 4, "nodes"),
     "cable": Kind(cable, 5, "peers"),
     "nan": Kind(nan, 4, "nodes", disturbs=False),
     "disk": Kind(disk, 2, "desk"),

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 CODE = "tiger-lamp-42"
 DISK_BYTES = 48 << 20
 LOCAL = "local"
+PRIVATE_AGENT = "notebook_cluster.agent --private"
 
 CLOCKS = '''
 """The clock on the wall of this host: that of the machine, moved by the seconds in a file."""
@@ -139,6 +140,19 @@ class Hosts:
     def coordinator(self) -> int:
         """Its process id, as its connection file says."""
         return int(json.loads((self.runtime / "connection.json").read_bytes())["pid"])
+
+    def agent(self, node: str) -> int:
+        """The process id of the agent that runs the node; of the desk's own one it may be another after a while.
+
+        Raises:
+            ProcessLookupError: the desk has none now.
+        """
+        if node != LOCAL:
+            return self.shares[node].process.pid
+        found = [pid for pid, line in self.processes().items() if PRIVATE_AGENT in line]
+        if not found:
+            raise ProcessLookupError("the desk has no agent now")
+        return found[0]
 
     def processes(self) -> dict[int, str]:
         """Everything that runs on the hosts: process id -> command line."""

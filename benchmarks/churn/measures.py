@@ -69,18 +69,15 @@ class Memory:
         if now < self._next:
             return
         self._next = now + self.EVERY
-        pids = {name: share.process.pid for name, share in self._hosts.shares.items()}
+        pids = {}
         with contextlib.suppress(OSError, ValueError, KeyError):
             pids["coordinator"] = self._hosts.coordinator()
-            pids["desk"] = self._private_agent()
+        for node in self._hosts.nodes:
+            with contextlib.suppress(ProcessLookupError):
+                pids[node] = self._hosts.agent(node)
         for name, pid in pids.items():
             with contextlib.suppress(psutil.Error):
                 self.samples.append((now - self._began, name, psutil.Process(pid).memory_info().rss))
-
-    def _private_agent(self) -> int:
-        """The agent of the desk itself, which a new coordinator takes over from the one before."""
-        wanted = [pid for pid, line in self._hosts.processes().items() if "notebook_cluster.agent" in line]
-        return wanted[0]
 
     def growth(self, coordinator: bool) -> float | None:
         """The mean of the last ten minutes over that of minutes 10 to 20, the largest of all agents; None: it did not
