@@ -47,6 +47,8 @@ class World:
     """As the desk has told last."""
     ended: set[int] = field(default_factory=set)
     """Process ids of kernels that were ended on purpose."""
+    over: bool = False
+    """The nodes are told to finish: there may be no further round."""
     pool: concurrent.futures.ThreadPoolExecutor = field(
         default_factory=lambda: concurrent.futures.ThreadPoolExecutor(8)
     )
@@ -97,10 +99,18 @@ class World:
         raise Stuck(f"{what} {arguments} failed for {RECOVERY:g} s: {error}")
 
     def back(self, node: str, since: float | None = None) -> Course:
-        """Until the work of ``node`` is in a round that was committed later."""
+        """Until the work of ``node`` is in a round that was committed later, or it is well and there are no rounds."""
         since = time.monotonic() if since is None else since
-        here = self.hosts.progress
-        yield from self.until(lambda: here(node).counted_at > since, f"{node} in a round: {self.condition(node)}")
+
+        def is_back() -> bool:
+            return self.hosts.progress(node).counted_at > since or (self.over and self.condition(node) == "ok")
+
+        yield from self.until(is_back, f"{node} in a round: {self.condition(node)}")
+
+    def goes_on(self, fault: Fault) -> Course:
+        """Until a round was committed after ``fault`` was healed, or there are no rounds."""
+        what = f"a round after {fault.kind} {fault.victim}"
+        yield from self.until(lambda: self.over or self.last_commit() > fault.healed, what)
 
     # ---- what is done ----------------------------------------------------------------------------------------
 
@@ -177,7 +187,7 @@ def coordinator(world: World, fault: Fault) -> Course:
     send(pid, signal.SIGKILL)
     yield from world.until(lambda: _other_coordinator(world, pid), "another coordinator")
     fault.healed = time.monotonic()
-    yield from world.until(lambda: world.last_commit() > fault.healed, "a round after it")
+    yield from world.goes_on(fault)
 
 
 def _other_coordinator(world: World, pid: int) -> bool:
@@ -223,7 +233,8 @@ def nan(world: World, fault: Fault) -> Course:
     """NaN in the parameters of a node: its next contribution is refused."""
     flag = world.hosts.folder / f"nan-{fault.victim}"
     flag.touch()
-    yield from world.until(lambda: not flag.exists(), f"{fault.victim} to take the NaN")
+    yield from world.until(lambda: world.over or not flag.exists(), f"{fault.victim} to take the NaN")
+    flag.unlink(missing_ok=True)
     fault.healed = time.monotonic()
     yield from world.back(fault.victim)
 
@@ -236,7 +247,7 @@ def disk(world: World, fault: Fault) -> Course:
     finally:
         world.hosts.disk.make_room()
     fault.healed = time.monotonic()
-    yield from world.until(lambda: world.last_commit() > fault.healed, "a round after there was room")
+    yield from world.goes_on(fault)
 
 
 def clock(world: World, fault: Fault) -> Course:
@@ -245,7 +256,7 @@ def clock(world: World, fault: Fault) -> Course:
     fault.detail = f"{seconds:g} s"
     world.hosts.move_clock(DESK if fault.victim == LOCAL else fault.victim, seconds)
     fault.healed = time.monotonic()
-    yield from world.until(lambda: world.last_commit() > fault.healed, "a round after it")
+    yield from world.goes_on(fault)
 
 
 @dataclass(frozen=True)
