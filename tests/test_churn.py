@@ -14,7 +14,7 @@ import pytest
 from benchmarks.churn import decoding
 from benchmarks.churn.checking import Checker, Findings
 from benchmarks.churn.recording import Contribution, Life, Sent, hash_of
-from benchmarks.churn.training import CODECS, ELEMENTS, EVERY, first_state, step_of
+from benchmarks.churn.training import CODECS, ELEMENTS, EVERY, first_state, samples_of, step_of
 from notebook_cluster.codecs import get_codec
 from tests import namespaces
 
@@ -72,7 +72,8 @@ class Played:
             work = work + left * np.float32(0.8 if self.codec == "sparse" else 1.0)
         encoded = bytes(self.wire.encode(work))
         self.feedback[name] = work - self.wire.decode(encoded, ELEMENTS)
-        mine = Contribution(serial, float(len(name) + serial), encoded, local, serial - 1, self.done[name])
+        samples = float(sum(samples_of(name, step) for step in steps))
+        mine = Contribution(serial, samples, encoded, local, serial - 1, self.done[name])
         self.lives[name].contributions[serial] = mine
         return mine
 
@@ -125,6 +126,13 @@ def test_the_checker_sees_a_flipped_bit_of_a_contribution(played: Played) -> Non
     print(found.notes)
     assert found.wrong_means >= 1
     assert found.wrong_contributions >= 1
+
+
+def test_the_checker_sees_work_that_counts_more_samples_than_it_has(played: Played) -> None:
+    mine = played.lives["mini"].contributions[3]
+    played.lives["mini"].contributions[3] = replace(mine, samples=2 * mine.samples)
+    found = played.check()
+    assert (found.wrong_means, found.wrong_contributions) == (1, 1), found.notes
 
 
 def test_the_checker_sees_a_step_that_two_rounds_count(played: Played) -> None:

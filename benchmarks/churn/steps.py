@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.churn.recording import Contribution, Life
-from benchmarks.churn.training import ELEMENTS, step_of
+from benchmarks.churn.training import ELEMENTS, samples_of, step_of
 
 _BEFORE = 30
 """Steps before those that a contribution should hold, which are looked for in it too."""
@@ -37,6 +37,10 @@ class Steps:
                 if abs(share - round(share)) > 0.1:
                     found.wrong_contributions += 1
                     found.notes.append(f"{key}, contribution {mine.serial}, holds {share:.2f} of step {step}")
+        samples = sum(samples_of(life.node, step) for step in due)
+        if due and mine.samples != samples:
+            found.wrong_contributions += 1
+            found.notes.append(f"{key}, contribution {mine.serial}, counts {mine.samples} samples, not {samples}")
         self._last[key] = max(last, mine.done)
 
     def _sum(self, life: Life, steps: range) -> Any:
