@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.churn import measures
 from benchmarks.churn.checking import Checker, Findings
-from benchmarks.churn.faults import Stuck, World
+from benchmarks.churn.faults import Fault, Stuck, World
 from benchmarks.churn.hosts import Hosts
 from benchmarks.churn.recording import Life, read_lives
 from benchmarks.churn.schedule import TICK, Schedule, StateWatch
@@ -78,13 +78,15 @@ class Run:
         quiet = number % 2 == 1
         self._tick_until(lambda: not (quiet and self.schedule.busy), 200.0, "the faults to be over")
         (folder / "over").touch()
-        self.world.over = True
+        self.world.over, trained = True, time.monotonic()
         self._tick_until(lambda: self._status(cell) not in ("", "queued", "running"), QUIET, f"the end of leg {number}")
         if quiet and self._status(cell) != "ok":
             self.schedule.troubles.append(f"leg {number} ended as {self.world.state['cell']}")
         self._tick_until(lambda: not self.schedule.busy, 200.0, "the faults to be over")
         self.world.over = False
-        self._check(number, codec, folder, first)
+        self._check(number, codec, folder)
+        self._gaps(folder, self.schedule.faults[first:], trained)
+        shutil.rmtree(folder)
         for progress in (self.hosts.folder / "progress").iterdir():
             progress.unlink()
 
@@ -96,18 +98,20 @@ class Run:
         number, status = (self.world.state.get("cell") or [0, ""])[:2]
         return str(status) if number == cell else ""
 
-    def _check(self, number: int, codec: str, folder: Path, first: int) -> None:
+    def _check(self, number: int, codec: str, folder: Path) -> None:
         lives, records = read_lives(folder), self._records(job_name(number))
         (folder / "journal.json").write_text(json.dumps(records))
         found = Checker(codec, number, first_state(number), records, lives, self.world.ended).check()
-        long = measures.longest_gaps(measures.commit_times(lives), self.schedule.faults[first:], self.gaps)
-        for began, seconds, faults in long:
-            self.note("gap", began=round(began - self._began, 2), seconds=round(seconds, 2), faults=faults)
         self.found.add(found)
         self.note("leg", number=number, codec=codec, found=vars(found), processes=[_told(life) for life in lives])
         if found.notes and self._kept is not None:
             shutil.copytree(folder, f"{self._kept.name}.{job_name(number)}", dirs_exist_ok=True)
-        shutil.rmtree(folder)
+
+    def _gaps(self, folder: Path, faults: list[Fault], until: float) -> None:
+        """Between rounds while the nodes trained: who finishes waits for everybody who may come."""
+        times = [when for when in measures.commit_times(read_lives(folder)) if when < until]
+        for began, seconds, whose in measures.longest_gaps(times, faults, self.gaps):
+            self.note("gap", began=round(began - self._began, 2), seconds=round(seconds, 2), faults=whose)
 
     def _records(self, job: str) -> list[dict[str, Any]]:
         noted = read_rounds(journal_path(self.hosts.runtime))
