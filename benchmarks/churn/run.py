@@ -59,6 +59,8 @@ class Run:
         try:
             for number in range(1, legs + 1):
                 self.leg(number, CODECS[(number - 1) % len(CODECS)], self.minutes * 60 / legs)
+                self.journal_mb = measures.journal_megabytes(self.hosts.runtime)
+                self.note("so far", figures=self.figures([], self.world.state.get("mismatches")))
         except Stuck as error:
             self.schedule.troubles.append(str(error))
         self.journal_mb = measures.journal_megabytes(self.hosts.runtime)
