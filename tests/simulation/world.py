@@ -19,11 +19,15 @@ from notebook_cluster.agent.service import Agent
 from notebook_cluster.agent.sharing.presence import Battery, Sensors, SleepWatch
 from notebook_cluster.coordinator.service import Coordinator
 from notebook_cluster.coordinator.startup import PrivateAgent, Settings
+from notebook_cluster.link import Dialer
 from notebook_cluster.peering.candidates import Candidate
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import views as v
-from notebook_cluster.protocol.peer import Device
-from notebook_cluster.security import Identity, load_identity
+from notebook_cluster.protocol.peer import Device, StartNode
+from notebook_cluster.rounds.leader.state import RoundsSettings
+from notebook_cluster.rounds.member import machine as member_machine
+from notebook_cluster.rounds.member.state import MemberSettings
+from notebook_cluster.security import Identity, load_identity, new_identity
 from notebook_cluster.security.trust import Trusted, trusted_coordinators, trusted_peers
 from tests.simulation import sockets
 from tests.simulation.checks import Checks
@@ -105,6 +109,7 @@ class World:
         self.healed = False
         self.seconds = seconds
         self.plan = Plan(self.rng, seconds)
+        self.sizes = Sizes(random.Random(f"sizes {seed}"))
         self.faults = Faults(self, faults)
         self._starts = 0
 
@@ -234,6 +239,7 @@ class World:
                 agent_lease=3600.0,
             )
             made = Coordinator(settings)
+            self.sizes.of_coordinator(made)
             self.coordinator = (process, made)
             self.checks.coordinator_began(made)
             await made.run()
@@ -279,6 +285,8 @@ class World:
     # ---- the cell
 
     def run_program(self, source, process, runtime, info):
+        if source not in ("train", "") or (info is not None and info.cell != self.view.cell and self.view.cell):
+            self.checks.broken(f"{process} runs {source!r} of cell {info and info.cell}, which nobody asked for")
         if source == "train" and not (info is not None and info.replay):
             self.plan.train(self, process, runtime)
 
@@ -293,6 +301,7 @@ class World:
         logging.getLogger("notebook_cluster").addHandler(handler)
         torch.set_num_threads(1)
         patches = patches_for(self)
+        self.sizes.of_members(patches)
         sockets.WORLD.append(self.network)
         random.seed(self.seed)
         try:
@@ -323,6 +332,7 @@ class World:
         self.start_coordinator(resume=False)
         self.view = Owner(self)
         self.view.start()
+        Stranger(self).start()
         schedule = self.schedule
         if not self._until(60.0, lambda: self.view.training):
             raise AssertionError(f"the cell did not begin: {self.view.doing}")
@@ -472,6 +482,62 @@ class Plan:
                 sync.step(1.0)
             sync.finish()
             ledger.finish(model, sync.round)
+
+
+class Sizes:
+    """Bounds of the product, at times so small that they matter in a world: what happens after hours or with large
+    models happens here within seconds."""
+
+    def __init__(self, rng):
+        self.snapshot_rows = rng.choice((5, 40, 10_000))
+        self.journal_bytes = rng.choice((20_000, 64 << 20))
+        self.chunk_bytes = rng.choice((700, 256 * 1024))
+        self.slices = rng.choice((None, RoundsSettings(one_owner_blocks=2, slices_each=2, slice_blocks=1)))
+
+    def of_coordinator(self, made):
+        """Of a coordinator that was just made."""
+        journal, runner = made._core.journal, made._runner
+        journal._snapshot_rows, journal._limit = self.snapshot_rows, self.journal_bytes
+        if self.slices is not None:
+            runner._state.settings = self.slices
+
+    def of_members(self, patches):
+        """Of every node."""
+        make, settings = member_machine.new_member, MemberSettings(chunk_bytes=self.chunk_bytes)
+        patches.attribute(
+            member_machine, "new_member", lambda job, node, incarnation: make(job, node, incarnation, settings)
+        )
+
+
+class Stranger:
+    """Somebody on the network who has no trusted key, and asks every agent again and again to run code."""
+
+    def __init__(self, world):
+        self.world = world
+        self._dialers = {}
+
+    def start(self):
+        host = self.world.schedule.host("stranger", "10.0.9.9")
+        self.world.network.addresses[host.address] = host
+        self.world.start_process(host, "stranger", self._main)
+
+    async def _main(self, process):
+        identity, context = new_identity(), sockets.Context()
+        while True:
+            for host, (_, _, port, key) in list(self.world.agents.items()):
+                if self._dialers.get(host, (0, None))[0] != port:
+                    dialer = Dialer(
+                        context, f"tcp://{host.address}:{port}", key, identity, cluster="evil", epoch=1 << 60,
+                        sender="evil", on_message=lambda message, buffers: None, on_condition=self._condition,
+                    )  # fmt: skip
+                    dialer.start()
+                    dialer.send(StartNode(node="evil", incarnation=1, device="cpu"))
+                    self._dialers[host] = (port, dialer)
+            await asyncio.sleep(0.5)
+
+    def _condition(self, condition, reason):
+        if condition == "connected":
+            self.world.checks.broken("an agent has a session with somebody whose key it does not know")
 
 
 class Owner:
