@@ -30,13 +30,15 @@ class Disk:
         self.full, self.slow, self.unclear = False, 0.003, 0.0
         self.deadly = False
         """The process that next writes an event, not only rounds, is killed before that is in the file."""
+        self.lost_bytes = 0
+        """Written and not synced when power went."""
         self.connections = []
 
     def crash(self, process, *, power_lost):
         """The process is gone: its files stay as they are, or as far as they were synced."""
         for connection in [held for held in self.connections if held.process is process]:
             self.connections.remove(connection)
-            connection.crash(power_lost=power_lost, rng=self.schedule.rng)
+            self.lost_bytes += connection.crash(power_lost=power_lost, rng=self.schedule.rng)
 
 
 class DiskConnection:
@@ -108,11 +110,13 @@ class DiskConnection:
             return head[16:24], file.seek(0, 2)
 
     def crash(self, *, power_lost, rng):
-        """SQLite would tidy up at the last close: the files are put back as the process left them."""
+        """SQLite would tidy up at the last close: the files are put back as the process left them. Returns how many
+        bytes of the write-ahead log are lost."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.rollback()
         data = self._path.read_bytes()
         log = self._log().read_bytes() if self._log().exists() else b""
+        written = len(log)
         if power_lost:
             generation, length = self._synced
             kept = length if log[16:24] == generation else 0

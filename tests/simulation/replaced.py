@@ -219,10 +219,14 @@ def _randomness(patches, world):
 
 def _threads(patches, world):
     primitives = Primitives(world.schedule)
-    patches.attribute(threading, "Event", primitives.event)
-    patches.attribute(threading, "Condition", primitives.condition)
-    patches.attribute(threading, "Thread", primitives.thread)
-    patches.attribute(queue, "SimpleQueue", primitives.simple_queue)
+    for owner, name, stand_in in (
+        (threading, "Event", primitives.event),
+        (threading, "Condition", primitives.condition),
+        (threading, "Thread", primitives.thread),
+        (queue, "SimpleQueue", primitives.simple_queue),
+    ):
+        patches.everywhere(getattr(owner, name), stand_in)
+        patches.attribute(owner, name, stand_in)
 
     async def to_thread(function, /, *arguments, **options):
         call = functools.partial(function, *arguments, **options)

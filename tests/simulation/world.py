@@ -444,6 +444,7 @@ class Plan:
     """What the cell does, and with what."""
 
     def __init__(self, rng, seconds):
+        self.strategy = rng.choice(("DiLoCo",) * 5 + ("SparseLoCo", "DataParallel", "server"))
         self.every = rng.choice((2, 4, 7))
         self.pause = rng.choice((0.05, 0.1, 0.2))
         self.steps = int(rng.uniform(0.6, 1.1) * seconds / self.pause)
@@ -453,6 +454,24 @@ class Plan:
         self.overlap = rng.choice((0, 0, 0, 1)) if self.every > 2 else 0
         self.fragments = rng.choice((1, 1, 2)) if self.elements > 100 and self.every == 4 else 1
         self.quorum = rng.choice((None, None, None, 0.6))
+
+    @property
+    def every_step(self):
+        """Each step is a round: what a node has not sent is lost with the step, and COMMITs are synced later."""
+        return self.strategy in ("DataParallel", "server")
+
+    def make(self, model):
+        """The sync object, and what fills the gradients or changes the model in a step."""
+        if self.every_step:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=self.momentum)
+            mode = "server" if self.strategy == "server" else "allreduce"
+            return nc.DataParallel(model, optimizer, name="model", mode=mode)
+        if self.strategy == "SparseLoCo":
+            return nc.SparseLoCo(model, every=self.every, name="model", quorum=self.quorum)
+        return nc.DiLoCo(
+            model, every=self.every, name="model", outer_momentum=self.momentum, codec=self.codec,
+            fragments=self.fragments, overlap=self.overlap, quorum=self.quorum,
+        )  # fmt: skip
 
     def described(self):
         return ", ".join(f"{name} {value}" for name, value in vars(self).items())
@@ -466,18 +485,19 @@ class Plan:
         with torch.no_grad():
             model.weight.fill_(0.5)
         with world.checks.training(process, runtime) as ledger:
-            sync = nc.DiLoCo(
-                model, every=self.every, name="model", outer_momentum=self.momentum, codec=self.codec,
-                fragments=self.fragments, overlap=self.overlap, quorum=self.quorum,
-            )  # fmt: skip
+            sync = self.make(model)
             slowness = rng.uniform(0.7, 1.5)
             while ledger.steps < self.steps:
                 time.sleep(self.pause * slowness * rng.uniform(0.5, 1.5))
                 with torch.no_grad():
                     generator = torch.Generator().manual_seed(rng.getrandbits(40))
-                    model.weight.add_(torch.randn(model.weight.shape, generator=generator) * 0.01)
+                    change = torch.randn(model.weight.shape, generator=generator) * 0.01
                     if world.faults.spoils(runtime.name):
-                        model.weight.view(-1)[0] = float("nan")
+                        change.view(-1)[0] = float("nan")
+                    if self.every_step:
+                        model.weight.grad = change
+                    else:
+                        model.weight.add_(change)
                 ledger.step()
                 sync.step(1.0)
             sync.finish()
