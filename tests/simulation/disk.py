@@ -125,6 +125,7 @@ class DiskConnection:
         self._path.write_bytes(data)
         self._log().write_bytes(log)
         Path(f"{self._path}-shm").unlink(missing_ok=True)
+        return written - len(log)
 
 
 class SimulatedWriter(Writer):
