@@ -1,15 +1,21 @@
 """mDNS records as text: what is believed, and that nothing absurd gets any further."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster.discovery import Advertiser, ClusterAdvertiser, FoundCluster, FoundPeer, records
+from notebook_cluster.peering import peer_finder
+from notebook_cluster.peering.candidates import Trust
+from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.security import is_key, new_identity
+from tests.in_loop import in_loop
 
 KEY = new_identity().public_key
 INSTANCE = records.instance_name("mini", KEY)
@@ -31,6 +37,22 @@ def values(**changes: str) -> dict[bytes, bytes | None]:
 
 def parse_peer(text: Mapping[bytes, bytes | None], hosts: list[str], port: int | None, size: int = 100) -> FoundPeer:
     return records.parse(records.PEER, INSTANCE, text, hosts, port, size)
+
+
+@in_loop
+async def test_a_machine_whose_cable_was_pulled_is_not_taken_to_be_at_its_loopback_address(
+    monkeypatch: pytest.MonkeyPatch, jupyter_dirs: Path
+) -> None:
+    heard: list[str] = []
+    finder = PeerFinder(zmq.Context.instance(), Trust(), [], lambda new: heard.extend(peer.address for peer in new))
+    own = ["10.77.0.1"]
+    monkeypatch.setattr(peer_finder, "reachable_addresses", lambda: own)
+    for host in ("10.77.0.2", "127.0.0.1", "10.77.0.2", "10.77.0.9"):
+        finder._changed({INSTANCE: parse_peer(values(), [host], 4711)})
+    assert heard == ["10.77.0.2:4711", "10.77.0.9:4711"]
+    own = ["127.0.0.1"]  # no network any more: what runs on this machine is where it says
+    finder._changed({INSTANCE: parse_peer(values(), ["127.0.0.1"], 4711)})
+    assert heard[2:] == ["127.0.0.1:4711"]
 
 
 def test_a_good_record_is_a_peer() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from notebook_cluster.discovery import Browser, FoundPeer, local_addresses
+from notebook_cluster.discovery import Browser, FoundPeer, local_addresses, reachable_addresses
 from notebook_cluster.pairing import PairingError, ask
 from notebook_cluster.peering.candidates import Candidate, Trust, answered, collect, heard, split_address
 from notebook_cluster.protocol.names import is_name
@@ -73,6 +73,10 @@ class PeerFinder:
         return None
 
     def _changed(self, found: dict[str, FoundPeer]) -> None:
+        for instance, peer in found.items():
+            before = self._records.get(instance)
+            if before is not None and _was_cut_off(peer, before):
+                found[instance] = before
         new = [peer for instance, peer in found.items() if self._records.get(instance) != peer]
         self._records = found
         self._news.set()
@@ -242,6 +246,16 @@ async def _resolve_host(host: str) -> list[str]:
     if any(ipaddress.ip_address(address).is_loopback for address in addresses):
         addresses += [address for address in local_addresses() if address not in addresses]
     return addresses
+
+
+def _was_cut_off(peer: FoundPeer, before: FoundPeer) -> bool:
+    """Its cable was pulled, and is in again: what it says until it has looked at its own addresses holds only for who
+    is on no network either."""
+
+    def is_near(hosts: Sequence[str]) -> bool:
+        return all(ipaddress.ip_address(host).is_loopback for host in hosts)
+
+    return is_near(peer.hosts) and not is_near(before.hosts) and not is_near(reachable_addresses())
 
 
 def _is_at(candidate: Candidate, addresses: Sequence[str], port: int) -> bool:
