@@ -65,7 +65,7 @@ class Desk:
         state = self.cluster.state()
         return {
             "pid": self.cluster.connection.file.pid,
-            "nodes": {node.name: (node.condition, node.incarnation, node.replaying) for node in state.nodes},
+            "nodes": {row.name: (row.condition, row.incarnation, row.reason, row.log_tail) for row in state.nodes},
             "cell": None if state.cell is None else (state.cell.id, state.cell.status, state.cell.nodes),
             "events": [(row.time, row.text) for row in state.events],
             "mismatches": sum(job.hash_mismatches for job in state.jobs),

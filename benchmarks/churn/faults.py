@@ -61,6 +61,10 @@ class World:
         """When a node heard of one last."""
         return max(self.hosts.progress(node).heard for node in self.hosts.nodes)
 
+    def last_round(self) -> int:
+        """The newest one of which a node has heard."""
+        return max(self.hosts.progress(node).round for node in self.hosts.nodes)
+
     # ---- waiting ---------------------------------------------------------------------------------------------
 
     def until(self, true: Callable[[], Any], what: str, seconds: float = RECOVERY) -> Course:
@@ -136,10 +140,11 @@ def kernel(world: World, fault: Fault) -> Course:
     """SIGKILL of a kernel, which is then restarted."""
     world.gone(fault.victim)
     send(world.kernel(fault.victim).pid, signal.SIGKILL)
-    yield from _restarted(world, fault)
+    yield from restarted(world, fault)
 
 
-def _restarted(world: World, fault: Fault) -> Course:
+def restarted(world: World, fault: Fault) -> Course:
+    """The kernel of the victim is known as dead, and another one in a round."""
     node, pid = fault.victim, world.kernel(fault.victim).pid
     yield from world.until(lambda: world.condition(node) == "dead", f"the end of {node}: {world.condition(node)}")
     yield from world.ask("restart", node, enough=lambda: world.kernel(node).pid != pid)
@@ -151,7 +156,7 @@ def agent(world: World, fault: Fault) -> Course:
     """SIGKILL of an agent, which ends its kernels. A peer is shared again, the desk's own agent starts by itself."""
     world.gone(fault.victim)
     send(world.hosts.agent(fault.victim), signal.SIGKILL)
-    yield from (_restarted if fault.victim == LOCAL else _shared_again)(world, fault)
+    yield from (restarted if fault.victim == LOCAL else _shared_again)(world, fault)
 
 
 def peer_leaves(world: World, fault: Fault) -> Course:
@@ -166,7 +171,7 @@ def _shared_again(world: World, fault: Fault) -> Course:
     yield from world.until(lambda: process.poll() is not None, f"the end of the agent of {fault.victim}")
     yield from world.pause(0.0, 3.0)
     yield from world.done(world.pool.submit(world.hosts.share, fault.victim))
-    yield from _restarted(world, fault)
+    yield from restarted(world, fault)
 
 
 def node_leaves(world: World, fault: Fault) -> Course:

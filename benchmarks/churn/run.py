@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,7 +14,7 @@ import msgspec
 
 from benchmarks.churn import measures
 from benchmarks.churn.checking import Checker, Findings
-from benchmarks.churn.faults import Fault, Stuck, World
+from benchmarks.churn.faults import KINDS, Fault, Stuck, World
 from benchmarks.churn.hosts import Hosts
 from benchmarks.churn.recording import Life, read_lives
 from benchmarks.churn.schedule import TICK, Schedule, StateWatch
@@ -33,10 +34,12 @@ class Run:
     """The whole of it. ``kept``: where lines about what happens go, and beside it what the nodes noted of a leg with
     which something is wrong; None: nowhere."""
 
-    def __init__(self, hosts: Hosts, minutes: float, seed: int, kept: IO[str] | None) -> None:
+    def __init__(
+        self, hosts: Hosts, minutes: float, seed: int, kept: IO[str] | None, kinds: Sequence[str] = tuple(KINDS)
+    ) -> None:
         self.hosts, self.minutes, self.seed, self._kept = hosts, minutes, seed, kept
         self.world = World(hosts, random.Random(f"{seed} within"))
-        self.schedule = Schedule(self.world, random.Random(seed))
+        self.schedule = Schedule(self.world, random.Random(seed), kinds)
         self.watch = StateWatch(self.world, lambda lines: self.note("said", lines=lines) if lines else None)
         self.memory, self.traces = measures.Memory(hosts), measures.Traces(hosts)
         self.found = Findings()

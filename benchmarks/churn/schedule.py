@@ -5,10 +5,10 @@ one cause.
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.churn.faults import DESK, KINDS, Course, Fault, Stuck, World
+from benchmarks.churn.faults import DESK, KINDS, Course, Fault, Stuck, World, restarted
 from benchmarks.churn.hosts import Hosts
 
 TICK = 0.05
@@ -20,13 +20,15 @@ SPACING = 1.0, 4.0
 class Schedule:
     """Plays faults, a few at a time, as long as it is told to."""
 
-    def __init__(self, world: World, draw: random.Random) -> None:
-        self.world, self._draw = world, draw
+    def __init__(self, world: World, draw: random.Random, kinds: Sequence[str] = tuple(KINDS)) -> None:
+        self.world, self._draw, self._kinds = world, draw, kinds
         self.faults: list[Fault] = []
         self.troubles: list[str] = []
         """What did not go on again."""
         self._active: list[tuple[Fault, Course]] = []
         self._not_before = 0.0
+        self._round = 0
+        """The last one that was committed when the newest fault began."""
         self._bag: list[str] = []
 
     @property
@@ -36,6 +38,7 @@ class Schedule:
 
     def tick(self, *, begin: bool) -> None:
         """Go on with what is under way, and ``begin`` another fault if it is time."""
+        self._look_after_the_dead()
         for fault, course in list(self._active):
             try:
                 next(course)
@@ -52,11 +55,24 @@ class Schedule:
         fault.healed = fault.healed or fault.over
         self._active.remove((fault, course))
 
+    def _look_after_the_dead(self) -> None:
+        """A kernel that nobody has ended: it is told with its last words, and started again."""
+        taken = {fault.victim for fault, _ in self._active}
+        for node, (condition, _, reason, last_words) in self.world.state.get("nodes", {}).items():
+            pid = self.world.kernel(node).pid
+            if condition == "dead" and node not in taken and pid not in self.world.ended:
+                self.troubles.append(f"{node} ended by itself: {reason}; {' / '.join(last_words[-5:])}")
+                fault = Fault("ended by itself", node, time.monotonic())
+                self._active.append((fault, restarted(self.world, fault)))
+                self.world.ended.add(pid)
+
     def _may_begin(self) -> bool:
         now = time.monotonic()
         if len(self._active) >= MOST_AT_ONCE or not self.world.state:
             return False
-        if self.faults and self.world.last_commit() <= self.faults[-1].began:
+        round = self.world.last_round()
+        self._round = self._round if round >= self._round else 0  # of another leg
+        if self.faults and round <= self._round:
             return False
         if not self._not_before:
             self._not_before = now + self._draw.uniform(*SPACING)
@@ -66,7 +82,7 @@ class Schedule:
         kind, victim = self._next()
         if not kind:
             return
-        self._not_before = 0.0
+        self._not_before, self._round = 0.0, self.world.last_round()
         fault = Fault(kind, victim, time.monotonic())
         self.faults.append(fault)
         self._active.append((fault, KINDS[kind].course(self.world, fault)))
@@ -76,7 +92,7 @@ class Schedule:
         """The next kind in the bag that somebody can be befallen by now. Each kind comes as often as its weight says
         before the bag is filled again."""
         if not self._bag:
-            self._bag = [name for name, kind in KINDS.items() for _ in range(kind.weight)]
+            self._bag = [name for name in self._kinds for _ in range(KINDS[name].weight)]
             self._draw.shuffle(self._bag)
         for name in self._bag:
             victims = self._victims(name)
