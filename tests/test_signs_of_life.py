@@ -8,7 +8,7 @@ import pytest
 from notebook_cluster.coordinator.rounds import progress
 from notebook_cluster.coordinator.rounds.progress import SignsOfLife
 from notebook_cluster.journal.state import Node
-from notebook_cluster.protocol.node import NodeHello, NodeSilent
+from notebook_cluster.protocol.node import Heartbeat, NodeHello, NodeSilent
 from notebook_cluster.protocol.peer import NodeSample, PeerSample
 
 
@@ -63,6 +63,21 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCoordinator:
 def both_say(fake: FakeCoordinator) -> None:
     for name in "ab":
         fake.signs.said(name)
+
+
+def test_what_a_node_said_long_ago_of_another_one_does_not_count_as_said_now(fake: FakeCoordinator) -> None:
+    def beat(*heard: str) -> None:
+        fake.signs.said("b")
+        fake.signs.on_heartbeat("b", Heartbeat(heard=list(heard)))
+
+    fake.wait(5, lambda: (fake.signs.said("a"), beat("a")))
+    fake.wait(6)  # the agent of b stands still, and a is cut off after two seconds of it
+    for heard in (["a"], ["a"], [], [], [], []):
+        beat(*heard)
+    assert set(fake.signs.silent()) == {"a"}
+    assert fake.signs.silence("a") > 4
+    fake.wait(2, lambda: beat("a"))
+    assert not fake.signs.silent()
 
 
 def test_a_word_each_second_is_enough(fake: FakeCoordinator) -> None:

@@ -47,6 +47,9 @@ class _Signs:
     processor: float = math.inf
     """Its processor time at the last sample."""
     stopped: bool = False
+    beat: float = math.nan
+    """When its last Heartbeat came; ``late``: seconds that this one was on its way."""
+    late: float = 0.0
 
 
 class SignsOfLife:
@@ -78,16 +81,30 @@ class SignsOfLife:
             signs.stopped = False
 
     def on_heartbeat(self, node: str, message: Heartbeat) -> None:
-        """That it came is what counts; of other nodes it says what it got from them."""
+        """That it came is what counts; of other nodes it says what it got from them, when it was sent."""
+        late = self._lateness(node)
         for sender in message.heard[:MOST_HEARD]:
             if sender != node:
-                self.got_numbers(sender)
+                self.got_numbers(sender, late)
 
-    def got_numbers(self, sender: str) -> None:
-        """Numbers of ``sender`` came to another node, since that one said so last."""
+    def _lateness(self, node: str) -> float:
+        """Seconds that the Heartbeat of ``node`` which comes now was on its way. After a silence those that waited
+        behind a link, or an agent that stood still, come at once: each was said a second after the one before."""
+        signs, now = self._of(node), self._now()
+        if signs is None:
+            return 0.0
+        since, signs.beat = now - signs.beat, now
+        if since > SUSPICIOUS:
+            signs.late = since - HEARTBEAT
+        else:
+            signs.late = max(0.0, signs.late + since - HEARTBEAT) if since < HEARTBEAT / 2 else 0.0
+        return signs.late
+
+    def got_numbers(self, sender: str, late: float = 0.0) -> None:
+        """Numbers of ``sender`` came to another node, since that one said so last, ``late`` seconds ago."""
         signs, now = self._of(sender), self._now()
         if signs is not None and now - signs.said < WITHOUT_PYTHON:
-            signs.heard = max(signs.heard, now - HEARTBEAT)
+            signs.heard = max(signs.heard, now - HEARTBEAT - late)
 
     def on_sample(self, peer: str, sample: PeerSample) -> None:
         """What the agent of ``peer`` reads of its kernels each second."""
