@@ -755,3 +755,19 @@ def test_counters_survive_the_restart():
     cluster.restart(names="ab")
     view = rounds.job_views(cluster.state)[0]
     assert (view.round, view.bytes_sent) == (2, 500)
+
+
+def test_a_node_that_was_lost_when_the_coordinator_was_restarted_is_asked_where_it_is_when_it_is_back():
+    cluster = Cluster().train()
+    cluster.arrive()
+    cluster.lose("c", gone=False)
+    cluster.prepare("ab", attempt=2)
+    cluster.restart("ab", attempts=7)
+    for name in "ab":
+        cluster.status(name, 1, "h1")
+    assert sent(cluster.feed(rounds.MemberUp("c", 1, 2)), p.RoundQuery, "c") == [p.RoundQuery(job="model")]
+    arrived = p.Arrived(
+        job="model", round=1, incarnation=1, base_hash="h0", samples=10.0, steps=100, schema_hash="s", codec="float32",
+        norm=1.0, finite=True, contribution=1,
+    )  # fmt: skip
+    assert sent(cluster.status("c", 0, "h0", phase="exchanging", arrived=arrived), p.Behind, "c")

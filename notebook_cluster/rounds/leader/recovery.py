@@ -38,10 +38,11 @@ from notebook_cluster.rounds.leader.unlike import refuse_stopped
 
 
 def node_up(transition: Transition, name: str, incarnation: int, rank: int) -> None:
-    """New, restarted or back. One that is back is asked where it is: meanwhile rounds went on, or it did."""
+    """New, restarted or back. One that is back is asked where it is: meanwhile rounds went on, or it did. So is one
+    that was out of reach when the coordinator was restarted: of it only the jobs know."""
     known = transition.state.nodes.get(name)
     transition.state.nodes[name] = NodeState(incarnation, rank)
-    if known is None or known.incarnation != incarnation or known.up:
+    if known is not None and (known.incarnation != incarnation or known.up):
         return
     for job_name in transition.state.jobs:
         participant = transition.state.jobs[job_name].participants.get(name)
