@@ -30,6 +30,8 @@ class Schedule:
         self._round = 0
         """The last one that was committed when the newest fault began."""
         self._bag: list[str] = []
+        self._mourned: set[tuple[str, int]] = set()
+        """Nodes and incarnations that have ended by themselves."""
 
     @property
     def busy(self) -> bool:
@@ -58,13 +60,15 @@ class Schedule:
     def _look_after_the_dead(self) -> None:
         """A kernel that nobody has ended: it is told with its last words, and started again."""
         taken = {fault.victim for fault, _ in self._active}
-        for node, (condition, _, reason, last_words) in self.world.state.get("nodes", {}).items():
-            pid = self.world.kernel(node).pid
-            if condition == "dead" and node not in taken and pid not in self.world.ended:
+        for node, (condition, incarnation, reason, last_words) in self.world.state.get("nodes", {}).items():
+            here, key = self.world.kernel(node), (node, incarnation)
+            known = here.incarnation in (0, incarnation) and here.pid not in self.world.ended  # else the state is old
+            if condition == "dead" and known and node not in taken and key not in self._mourned:
+                self._mourned.add(key)
+                self.world.ended.add(here.pid)
                 self.troubles.append(f"{node} ended by itself: {reason}; {' / '.join(last_words[-5:])}")
                 fault = Fault("ended by itself", node, time.monotonic())
                 self._active.append((fault, restarted(self.world, fault)))
-                self.world.ended.add(pid)
 
     def _may_begin(self) -> bool:
         now = time.monotonic()
