@@ -21,6 +21,8 @@ class Desk:
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
         self._over = False
+        self._lock = threading.Lock()
+        """One answer is written at a time."""
 
     @property
     def cluster(self) -> Cluster:
@@ -95,7 +97,8 @@ class Desk:
             value, error = getattr(self, order["do"])(*order["with"]), ""
         except Exception as caught:
             value, error = None, f"{type(caught).__name__}: {caught}"
-        print(json.dumps({"id": order["id"], "value": value, "error": error}), flush=True)
+        with self._lock:
+            print(json.dumps({"id": order["id"], "value": value, "error": error}), flush=True)
 
 
 def main() -> None:
