@@ -35,7 +35,10 @@ class FakeCoordinator:
         self.ended: list[e.CellNodeEnded] = []
         mini = Node("mini", "mini", "cpu", 0, incarnation=1)
         peer = SimpleNamespace(key="key")
-        core: Any = SimpleNamespace(state=SimpleNamespace(nodes={"mini": mini}, peers={"mini": peer}))
+        self.recorded: list[e.Event] = []
+        cells = {1: SimpleNamespace(replies={})}
+        state = SimpleNamespace(nodes={"mini": mini}, peers={"mini": peer}, cells=cells)
+        core: Any = SimpleNamespace(state=state, record=self.recorded.append)
         self.dialer: Any = SimpleNamespace(received=1)
         link = SimpleNamespace(name="mini", dialer=self.dialer, heard=lambda: None)
         delivery: Any = SimpleNamespace(links={"mini": link})
@@ -122,3 +125,22 @@ async def test_a_cell_does_not_end_without_its_reply(loop: Clock, fake: FakeCoor
     assert not fake.ended
     fake.say("shell", "execute_reply", status="ok")
     assert [event.status for event in fake.ended] == ["ok"]
+
+
+@on_the_clock
+async def test_a_reply_is_written_down_before_the_idle_status_is_waited_for(loop: Clock, fake: FakeCoordinator) -> None:
+    """Its agent does not send it again: a coordinator that is started again after a kill takes it from the journal."""
+    fake.say("shell", "execute_reply", status="ok", user_expressions={}, execution_count=1)
+    (replied,) = fake.recorded
+    assert replied == e.CellNodeReplied(1, "mini", 1, {"status": "ok", "user_expressions": {}})
+    assert fake.ended == []
+
+
+@on_the_clock
+async def test_a_reply_after_the_idle_status_ends_the_cell_without_a_row_of_its_own(
+    loop: Clock, fake: FakeCoordinator
+) -> None:
+    fake.say("iopub", "status", execution_state="idle")
+    fake.say("shell", "execute_reply", status="ok", user_expressions={})
+    assert fake.recorded == []
+    assert [ended.status for ended in fake.ended] == ["ok"]
