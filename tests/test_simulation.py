@@ -31,7 +31,7 @@ MOST_SEEDS = 3
 def play(*arguments):
     """(exit status, the last line's object, everything that was printed)."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
     lines = done.stdout.strip().splitlines()
     assert lines, done.stderr
     return done.returncode, json.loads(lines[-1]), done.stdout + done.stderr
