@@ -10,6 +10,7 @@ from notebook_cluster.coordinator.cells.executions import IDLE_GRACE, Executions
 from notebook_cluster.coordinator.inbox import AgentInbox
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Node
+from notebook_cluster.protocol.interaction import VALUE_KEY
 from notebook_cluster.protocol.peer import FromKernel, KernelChannel
 
 
@@ -57,8 +58,9 @@ class FakeCoordinator:
     def catches(self, *_: Any) -> bool:
         return False
 
-    def take(self, *_: Any) -> dict[str, Any]:
-        return {}
+    def take(self, cell: int, node: str, answers: Any) -> dict[str, Any]:
+        """As Collected: the value is for views, the rest is returned."""
+        return {name: answer for name, answer in (answers or {}).items() if name != VALUE_KEY}
 
     def on_idle(self, *_: Any) -> None:
         pass
@@ -130,9 +132,11 @@ async def test_a_cell_does_not_end_without_its_reply(loop: Clock, fake: FakeCoor
 @on_the_clock
 async def test_a_reply_is_written_down_before_the_idle_status_is_waited_for(loop: Clock, fake: FakeCoordinator) -> None:
     """Its agent does not send it again: a coordinator that is started again after a kill takes it from the journal."""
-    fake.say("shell", "execute_reply", status="ok", user_expressions={}, execution_count=1)
+    answers = {"x": {"status": "ok"}, VALUE_KEY: {"status": "ok", "data": {"text/plain": "megabytes"}}}
+    fake.say("shell", "execute_reply", status="ok", user_expressions=answers, execution_count=1)
     (replied,) = fake.recorded
-    assert replied == e.CellNodeReplied(1, "mini", 1, {"status": "ok", "user_expressions": {}})
+    kept = {"status": "ok", "user_expressions": {"x": {"status": "ok"}}}  # not the value, which would fill the disk
+    assert replied == e.CellNodeReplied(1, "mini", 1, kept)
     assert fake.ended == []
 
 

@@ -178,7 +178,7 @@ class CellNodeReplied(Message, frozen=True):
     node: str
     incarnation: int
     reply: dict[str, Any]
-    """Of its content: status, ename, evalue, user_expressions."""
+    """Of its content: status, ename, evalue, and the user expressions but for the value that goes to views."""
 
 
 class CellNodeReturned(Message, frozen=True):

@@ -30,8 +30,8 @@ END_OF_FILE = "\x04"
 """What makes a kernel raise EOFError (Jupyter messaging, stdin channel)."""
 
 
-_REPLY = ("status", "ename", "evalue", "user_expressions")
-"""What is looked at of an execute_reply's content."""
+_REPLY = ("status", "ename", "evalue")
+"""What is looked at of an execute_reply's content, beside the user expressions."""
 
 
 class Execution:
@@ -250,10 +250,14 @@ class Executions:
 
     def on_reply(self, run: Execution, content: dict[str, Any]) -> None:
         """The execute_reply of ``run``. Its agent does not send it again: it is in the journal before anything else of
-        the cell is waited for."""
+        the cell is waited for, without the value that views get, which may be large."""
+        known = run.reply is not None  # from the journal: a coordinator before this one had no time to acknowledge it
         run.reply = {name: content[name] for name in _REPLY if name in content}
-        if not run.idle and not run.replay and not run.done.done():
-            self._core.record(e.CellNodeReplied(run.cell, run.node, run.incarnation, run.reply))
+        if not run.replay:
+            answers = content.get("user_expressions")
+            run.reply["user_expressions"] = self._collected.take(run.cell, run.node, answers)
+            if not (known or run.idle or run.done.done()):
+                self._core.record(e.CellNodeReplied(run.cell, run.node, run.incarnation, run.reply))
         self._maybe_done(run)
 
     def interrupt(self, run: Execution) -> None:
@@ -292,7 +296,6 @@ class Executions:
             loop.call_at(run.heard + IDLE_GRACE, self._maybe_done, run)
 
     def _done(self, run: Execution, reply: dict[str, Any]) -> None:
-        answers = reply.get("user_expressions")
         status: e.NodeCellStatus = "ok"
         if reply.get("status") == "error":
             status = "interrupted" if _was_interrupted(reply) else "error"
@@ -304,7 +307,7 @@ class Executions:
             status=status,
             error_name=str(reply.get("ename", "")),
             error_value=str(reply.get("evalue", ""))[:2000],
-            user_expressions={} if run.replay else self._collected.take(run.cell, run.node, answers),
+            user_expressions=reply.get("user_expressions", {}),
         )
         self._close(run, event)
 
