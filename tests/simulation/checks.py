@@ -72,7 +72,6 @@ class Checks:
         """(round, hash) -> row of the journal"""
         self.applied = set()
         self.commit_times = []
-        self.failures = []
         self.refused = self.recomputed = 0
 
     def broken(self, text):
@@ -154,7 +153,6 @@ class Checks:
         ledger = self.ledger_of(job)
         if ledger is None:
             return
-        state = job.member
         if isinstance(notice, m.DiscardContribution):
             self.refused += 1
             for waiting in ledger.pending.values():
@@ -168,7 +166,6 @@ class Checks:
                 self.broken(f"{ledger.node} begins anew at round {notice.round}: steps {sorted(lost)[:5]} are lost")
         elif isinstance(notice, m.Fail):
             self.say(f"{ledger.node} was told: {notice.reason}")
-        del state
 
     def began_anew(self, ledger, notice):
         """The job begins from another state: right only where nobody is left who holds the newest one."""
@@ -248,13 +245,9 @@ class Checks:
                 ledger.killed = True
 
     def cell_failed(self, process, error):
-        self.say(f"the cell failed on {process}: {error!r}")
-        self.failures.append((process, error))
+        self.broken(f"the cell failed on {process}: {error!r}")
 
-    # ---- at each step, and at the end
-
-    def each_step(self):
-        pass
+    # ---- at the end
 
     def heal(self):
         before = len(self.commit_times)

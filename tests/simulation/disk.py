@@ -22,17 +22,20 @@ class Disk:
         full: every commit fails.
         slow: seconds that a commit takes at most.
         unclear: how likely a commit says that it failed although it did not.
-        syncs: False: "the log is not synced", as a fault of the product.
     """
 
     def __init__(self, schedule):
         self.schedule = schedule
-        self.full, self.slow, self.unclear = False, 0.003, 0.0
+        self.mend()
         self.deadly = False
         """The process that next writes an event, not only rounds, is killed before that is in the file."""
         self.lost_bytes = 0
         """Written and not synced when power went."""
         self.connections = []
+
+    def mend(self):
+        """It is as it was at first."""
+        self.full, self.slow, self.unclear = False, 0.003, 0.0
 
     def crash(self, process, *, power_lost):
         """The process is gone: its files stay as they are, or as far as they were synced."""

@@ -187,9 +187,8 @@ class Faults:
 
     def _disk(self, length, **values):
         disk = self.world.disks[self.world.head]
-        before = {name: getattr(disk, name) for name in values}
         vars(disk).update(values)
-        self._later(length, lambda: vars(disk).update(full=False, slow=0.003, unclear=0.0) or before)
+        self._later(length, disk.mend)
 
     def _clock(self, length, choice):
         self._choose(self.world.schedule.hosts, choice).wall += (-3600.0, -5.0, 5.0, 86400.0)[choice // 5 % 4]
@@ -218,7 +217,8 @@ class Faults:
         """No more faults, and nothing of them lasts."""
         world = self.world
         world.network.heal()
-        vars(world.disks[world.head]).update(full=False, slow=0.003, unclear=0.0, deadly=False)
+        world.disks[world.head].mend()
+        world.disks[world.head].deadly = False
         self._spoilt.clear()
         for host in world.schedule.hosts:
             for process in list(host.processes):

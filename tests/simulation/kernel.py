@@ -3,6 +3,7 @@
 A cell's source is the name of a program of the world, which is called on the process's main thread as a cell is.
 """
 
+import asyncio
 import hmac
 import itertools
 import json
@@ -15,7 +16,7 @@ import zmq
 
 from notebook_cluster.node.runtime import world as cells
 from notebook_cluster.node.runtime.node_runtime import NodeRuntime
-from tests.simulation import sockets
+from tests.simulation import pump, sockets
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.schedule import Process, Thread
 
@@ -31,8 +32,6 @@ class SimulatedKernelProcess:
     world = None
 
     def __init__(self, options, on_end):
-        import asyncio
-
         self._options, self._on_end = options, on_end
         self._loop = asyncio.get_running_loop()
         schedule = self.world.schedule
@@ -52,8 +51,6 @@ class SimulatedKernelProcess:
 
     @classmethod
     async def start(cls, options, on_end, programs):
-        import asyncio
-
         await asyncio.sleep(cls.world.schedule.rng.uniform(0.01, 0.05))
         return cls(options, on_end)
 
@@ -196,7 +193,7 @@ class KernelInside:
         def received(frames):
             on_message(frames[0], frames[3:])
 
-        sockets.Pump(socket, received)
+        pump.Pump(socket, received)
         return socket
 
     def _on_shell(self, identity, parts):

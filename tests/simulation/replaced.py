@@ -37,7 +37,7 @@ from notebook_cluster.link import tcp
 from notebook_cluster.protocol.peer import NodeSample
 from notebook_cluster.security import Gate, data_directory, local_trust, private_socket_directory, runtime_directory
 from notebook_cluster.training import runtime as training_runtime
-from tests.simulation import sockets
+from tests.simulation import pump, sockets
 from tests.simulation.disk import DiskConnection, SimulatedWriter
 from tests.simulation.kernel import SimulatedKernelProcess
 from tests.simulation.threads import Primitives, SimulatedIOThread
@@ -180,8 +180,6 @@ def patches_for(world):
 
 
 def _clocks(patches, schedule):
-    real = time.monotonic
-
     def host():
         return schedule.process.host if schedule.process is not None else None
 
@@ -197,7 +195,6 @@ def _clocks(patches, schedule):
         if schedule.current is not None:
             schedule.current.park(seconds)
 
-    assert real is not monotonic
     patches.attribute(time, "monotonic", monotonic)
     patches.attribute(time, "time", wall)
     patches.attribute(time, "time_ns", lambda: int(wall() * 1e9))
@@ -256,11 +253,11 @@ def _threads(patches, world):
 
 def _sockets(patches):
     patches.attribute(zmq, "Context", sockets.Context)
-    patches.everywhere(real_sockets.Pump, sockets.Pump)
-    patches.everywhere(Gate, sockets.Gate)
-    patches.everywhere(tcp.UndeliveredBytes, sockets.NoBacklog)
-    patches.everywhere(tcp.remote_end, sockets.remote_end)
-    patches.everywhere(tcp.cut, sockets.cut)
+    patches.everywhere(real_sockets.Pump, pump.Pump)
+    patches.everywhere(Gate, pump.Gate)
+    patches.everywhere(tcp.UndeliveredBytes, pump.NoBacklog)
+    patches.everywhere(tcp.remote_end, pump.remote_end)
+    patches.everywhere(tcp.cut, pump.cut)
 
 
 def _machine(patches, world):

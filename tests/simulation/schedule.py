@@ -226,7 +226,7 @@ class Schedule:
             self.current = before
             asyncio._set_running_loop(None)
 
-    def run(self, until, done=lambda: False, check=lambda: None):
+    def run(self, until, done=lambda: False):
         """Let everything happen up to the moment ``until``, or until ``done()``."""
         same, last = 0, -1.0
         while self._heap and self._heap[0][0] <= until:
@@ -241,7 +241,6 @@ class Schedule:
                 thread, error = self.failures[0]
                 where = f" in {thread.name} of {thread.process}" if thread is not None else ""
                 raise AssertionError(f"{error!r}{where}") from error
-            check()
             if done():
                 return True
         self.now = max(self.now, until)
