@@ -26,7 +26,7 @@ import nbformat
 import pytest
 
 from tests.cluster import stop_all
-from tests.conftest import MARK, end_processes, marked_processes, wait_until
+from tests.conftest import MARK, end_processes, marked_processes, shared_folders, wait_until
 from tests.ports import free_port
 
 if TYPE_CHECKING:
@@ -151,6 +151,17 @@ def lab_with_extension(folder: Path, mark: str = "") -> Iterator[Lab]:
         wait_until(lambda: not marked_processes(mark), 60, lambda: f"the end of {marked_processes(mark)}")
     finally:
         end_processes(marked_processes(mark))
+
+
+@contextmanager
+def shared_lab() -> Iterator[Lab]:
+    """JupyterLab for all tests of a file; clusters that their notebooks have left running are stopped at its end."""
+    with shared_folders() as folder:
+        try:
+            with running_lab(folder, environment=dict(os.environ)) as running:
+                yield running
+        finally:
+            stop_all()
 
 
 @contextmanager

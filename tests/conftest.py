@@ -146,6 +146,13 @@ def shared_folders() -> Iterator[Path]:
 
 
 @pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of this test: what it starts or loads works there."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def jupyter_dirs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """:func:`own_folders` for this test."""
     with own_folders(monkeypatch) as root:

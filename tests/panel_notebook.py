@@ -34,7 +34,10 @@ def run(page: "Page", lab: Lab, name: str, *cells: str, kernel: str = "python3")
     Its kernel may be that of the notebook that was open, as plotly is imported there already.
     """
     close_dialogs(page)
-    if not replace_cells(page, name, [SHOW, *cells], kernel):
+    if replace_cells(page, name, [SHOW, *cells], kernel):
+        # The cells are gone at once, what they showed a moment later: it must not be taken for the new panel.
+        page.wait_for_selector(".jp-Notebook .nbc-node", state="detached", timeout=PATIENCE)
+    else:
         write_notebook(lab.folder / name, [SHOW, *cells], kernel)
         open_next_notebook(page, name)
     run_all(page)

@@ -3,7 +3,6 @@
 Tab and Shift-Tab know the names of the nodes, and questions of nodes are answered. One page for all tests.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,14 +18,13 @@ from tests.browser import (
     needs_chromium,
     open_next_notebook,
     run_all,
-    running_lab,
     save,
+    shared_lab,
     shut_down_kernels,
     wait_for_kernel,
     write_notebook,
 )
-from tests.cluster import stop_all
-from tests.conftest import shared_folders, wait_until
+from tests.conftest import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -46,12 +44,8 @@ TYPED = len(CELLS)
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with shared_folders() as folder:
-        try:
-            with running_lab(folder, environment=dict(os.environ)) as running:
-                yield running
-        finally:
-            stop_all()  # what a test that failed has left running
+    with shared_lab() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,13 @@ from tests.browser import (
     open_next_notebook,
     open_notebook,
     run_all,
-    running_lab,
     save,
     set_comms_over_subshells,
+    shared_lab,
     shut_down_kernels,
     write_notebook,
 )
-from tests.cluster import stop_all
-from tests.conftest import MARK, marked_processes, shared_folders, wait_until
+from tests.conftest import MARK, marked_processes, wait_until
 from tests.ipc_kernels import run_notebook
 from tests.panel_notebook import (
     BUSY_UNTIL_ADDED,
@@ -70,12 +69,8 @@ print("threads of panels:", {PANEL_THREADS})
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with shared_folders() as folder:
-        try:
-            with running_lab(folder, environment=dict(os.environ)) as running:
-                yield running
-        finally:
-            stop_all()  # what a test that failed has left running
+    with shared_lab() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -58,13 +58,6 @@ def two(three: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In which all nodes work in this test."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def cluster(three: Cluster, folder: Path) -> Iterator[Cluster]:
     """Three nodes, those of all tests: torch and its optimisers take two seconds to load."""
     yield from prepared(three, folder)

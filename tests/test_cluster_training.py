@@ -25,13 +25,6 @@ def shared() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of this test, and of the nodes of ``cluster`` in it."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def cluster(shared: Cluster, folder: Path) -> Iterator[Cluster]:
     """That of all tests, with new kernels for those that the test before has killed: torch takes a second to load."""
     run(shared, f"{SETUP}\nos.chdir({str(folder)!r})")
