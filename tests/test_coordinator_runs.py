@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 from notebook_cluster.coordinator.cells.executions import IDLE_GRACE, Executions
 from notebook_cluster.coordinator.inbox import AgentInbox
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol.interaction import VALUE_KEY
+from notebook_cluster.protocol.node import FromNodeBody
 from notebook_cluster.protocol.peer import FromKernel, KernelChannel
 
 
@@ -148,3 +149,9 @@ async def test_a_reply_after_the_idle_status_ends_the_cell_without_a_row_of_its_
     fake.say("shell", "execute_reply", status="ok", user_expressions={})
     assert fake.recorded == []
     assert [ended.status for ended in fake.ended] == ["ok"]
+
+
+@on_the_clock
+async def test_there_is_somebody_for_every_message_of_a_node(loop: Clock, fake: FakeCoordinator) -> None:
+    """One that nobody takes up is dropped without a word: the coordinator waited 20 s for reports that had come."""
+    assert set(get_args(FromNodeBody)) - fake.inbox._handlers.keys() == set()

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 ABOUT_NODE = p.FromKernel | p.FromNode | p.NodeRefused | p.NodeEnded | p.LogLines
 OUTPUT_KINDS = ("stream", "display_data", "update_display_data", "execute_result", "error", "clear_output")
 ROUND_MESSAGES = (
-    Register, Joined, r.Arrived, r.Prepared, r.Applied, r.Stalled, r.LeftRounds, r.RoundStatus, r.CheckpointRequest,
-    r.Saved, n.Kept,
+    Register, Joined, r.Arrived, r.Prepared, r.Applied, r.Stalled, r.LeftRounds, r.RoundStatus, r.CommitReport,
+    r.CheckpointRequest, r.Saved, n.Kept,
 )  # fmt: skip
 """What the round machine is told of, as it comes."""
 

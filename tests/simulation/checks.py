@@ -159,7 +159,7 @@ class Checks:
                 ledger.dropped |= waiting
                 waiting.clear()
         elif isinstance(notice, m.BeginTraining):
-            if notice.round == 0 and any(self.states):
+            if notice.round == 0 and any(self.states) and self.states.get(0) != notice.state_hash:
                 self.began_anew(ledger, notice)
             lost = set().union(*ledger.pending.values()) if ledger.pending else set()
             if lost and not self.world.plan.every_step:

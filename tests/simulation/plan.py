@@ -53,7 +53,7 @@ class Plan:
         model = torch.nn.Linear(self.elements, 1, bias=False)
         rng = random.Random(f"{world.seed} {runtime.name} {runtime.incarnation}")
         with torch.no_grad():
-            model.weight.fill_(0.5)
+            model.weight.fill_(rng.random())  # each its own: which one all begin with is decided when they register
         with world.checks.training(process, runtime) as ledger:
             sync = self.make(model)
             slowness = rng.uniform(0.7, 1.5)
