@@ -14,7 +14,7 @@ import numpy as np
 
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.journal.reading import recover
-from notebook_cluster.journal.records import CommitRecord
+from notebook_cluster.journal.records import BaseRecord, CommitRecord, VoidRecord
 from notebook_cluster.protocol.rounds import Commit
 from notebook_cluster.rounds.member import events_effects as m
 from notebook_cluster.training.background.job import Job
@@ -159,25 +159,34 @@ class Checks:
                 ledger.dropped |= waiting
                 waiting.clear()
         elif isinstance(notice, m.BeginTraining):
-            if notice.round == 0 and any(self.states) and self.states.get(0) != notice.state_hash:
-                self.began_anew(ledger, notice)
             lost = set().union(*ledger.pending.values()) if ledger.pending else set()
             if lost and not self.world.plan.every_step:
                 self.broken(f"{ledger.node} begins anew at round {notice.round}: steps {sorted(lost)[:5]} are lost")
         elif isinstance(notice, m.Fail):
             self.say(f"{ledger.node} was told: {notice.reason}")
 
-    def began_anew(self, ledger, notice):
-        """The job begins from another state: right only where nobody is left who holds the newest one."""
-        for other in self.ledgers.values():
-            if other is not ledger and not other.killed and other.holds > notice.round:
-                self.broken(f"{ledger.node} begins at round {notice.round}, and {other.node} holds round {other.holds}")
-        self.say(f"{ledger.node} begins anew at round {notice.round}: nobody holds more")
-        self.states.clear()
-        self.applied.clear()
-        self.states[notice.round] = notice.state_hash
+    def based(self, last, state_hash):
+        """The job goes on from the state after round ``last``: right only where nobody is left in reach who holds a newer one."""
+        there = self.world.coordinator
+        nodes = there[1]._core.state.nodes if there is not None else {}
+        for ledger in self.ledgers.values():
+            node = nodes.get(ledger.node)
+            here = (
+                node is not None and node.incarnation == ledger.incarnation and node.condition not in ("dead", "lost")
+            )
+            if here and not ledger.killed and ledger.holds > last:
+                self.broken(f"the job goes on from round {last}, and {ledger.node} holds round {ledger.holds}")
+        if self.states.get(last, state_hash) != state_hash or max(self.states, default=0) > last:
+            self.say(f"the job goes on from round {last}: nobody holds more")
+            self.states = {round: held for round, held in self.states.items() if round < last}
+            self.applied = {(round, held) for round, held in self.applied if round < last}
+        self.states[last] = state_hash
 
     def recorded(self, journal, record):
+        if isinstance(record, BaseRecord):
+            self.based(record.round, record.state_hash)
+        if isinstance(record, VoidRecord):
+            self.based(record.round - 1, record.state_hash)
         if not isinstance(record, CommitRecord):
             return
         commit = record.commit
