@@ -12,7 +12,7 @@ import pytest
 
 from notebook_cluster import checkpoints
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, find_newest, load, names, save
-from notebook_cluster.checkpoints.kept import kept_below
+from notebook_cluster.checkpoints.reading import kept_below
 
 STEPS = ["folder", "global", "node desk", "manifest", "rename"]
 

@@ -13,9 +13,18 @@ previous checkpoint as it was. The last two of a name are kept. A round saved ag
 May import: protocol. Called by: ``training``, ``agent``.
 """
 
-from notebook_cluster.checkpoints.kept import find_newest, names
-from notebook_cluster.checkpoints.manifest import CheckpointError, FileEntry, Manifest, NodeEntry
-from notebook_cluster.checkpoints.reading import Checkpoint, FoundCheckpoint, find_latest, load
+from notebook_cluster.checkpoints.reading import (
+    Checkpoint,
+    CheckpointError,
+    FileEntry,
+    FoundCheckpoint,
+    Manifest,
+    NodeEntry,
+    find_latest,
+    find_newest,
+    load,
+    names,
+)
 from notebook_cluster.checkpoints.writing import Contents, Part, save
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from notebook_cluster.checkpoints.manifest import (
+from notebook_cluster.checkpoints.reading import (
     FORMAT,
     GLOBAL_FILE,
     MANIFEST_FILE,
@@ -26,8 +26,9 @@ from notebook_cluster.checkpoints.manifest import (
     NodeEntry,
     digest,
     file_digest,
+    folders_newest_first,
+    serial_of,
 )
-from notebook_cluster.checkpoints.reading import folders_newest_first, serial_of
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.version import VERSION
 

@@ -26,7 +26,7 @@ def kept_checkpoints(work: Path) -> list[KeptCheckpoint]:
     """What nodes have kept in the folders of clusters below ``work``, newest first; of each name the newest."""
     if next(work.glob("*/checkpoints"), None) is None:
         return []
-    from notebook_cluster.checkpoints.kept import kept_below  # numpy comes with it
+    from notebook_cluster.checkpoints.reading import kept_below  # numpy comes with it
 
     try:
         found = kept_below(work)

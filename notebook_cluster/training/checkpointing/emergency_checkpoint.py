@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from notebook_cluster.checkpoints import CheckpointError, Part, find_latest, load, save
-from notebook_cluster.checkpoints.kept import SUFFIX
+from notebook_cluster.checkpoints.reading import SUFFIX
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.training.checkpointing.saving import TrainingSnapshot
 
