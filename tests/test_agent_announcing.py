@@ -5,7 +5,7 @@ import secrets
 
 import pytest
 
-from notebook_cluster.agent.sharing.announcing import Announcer
+from notebook_cluster.agent.sharing.service import Announcer
 from notebook_cluster.discovery import Advertiser, Browser, FoundPeer
 from notebook_cluster.security import new_identity
 from tests.conftest import wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.agent import Limits
-from notebook_cluster.agent.kernels.environment import checked_environment
+from notebook_cluster.agent.kernels.supervisor import checked_environment
 from notebook_cluster.agent.sharing.admission import StartRefused
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import new_identity

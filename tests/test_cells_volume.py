@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from notebook_cluster.agent.kernels.output_backpressure import HOLD_BYTES, OutputHolder
+from notebook_cluster.agent.kernels.control_socket import HOLD_BYTES, OutputHolder
 from notebook_cluster.coordinator.cells.cell_files import CellFiles
 from notebook_cluster.coordinator.cells.outputs import (
     HEAD_BYTES,

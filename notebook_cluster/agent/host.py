@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.agent.events import EventKind, SharingEvent
-from notebook_cluster.agent.kernels.control_socket import ControlSocket
+from notebook_cluster.agent.kernels.control_socket import ControlSocket, OutputHolder
 from notebook_cluster.agent.kernels.emergency_checkpoint import CheckpointKeeper
-from notebook_cluster.agent.kernels.environment import KernelEnvironment
 from notebook_cluster.agent.kernels.kernel import Kernel
-from notebook_cluster.agent.kernels.output_backpressure import OutputHolder
+from notebook_cluster.agent.kernels.supervisor import KernelEnvironment
 from notebook_cluster.agent.machine import MachineSample
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sharing.admission import Applicant, StartRefused

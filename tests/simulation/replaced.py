@@ -27,8 +27,8 @@ import notebook_cluster.journal.writer as journal_writer
 import notebook_cluster.node.runtime.running_cell as running_cell
 from notebook_cluster import sockets as real_sockets
 from notebook_cluster.agent import machine, sharing_limits
-from notebook_cluster.agent.kernels import environment
 from notebook_cluster.agent.kernels import kernel as agent_kernel
+from notebook_cluster.agent.kernels import supervisor
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.settings import lock_data_folder
 from notebook_cluster.coordinator.peers import own_agent
@@ -294,7 +294,7 @@ def _machine(patches, world):
     patches.everywhere(machine.MachineSample, MachineSample)
     patches.everywhere(machine.KernelSampler, KernelSampler)
     patches.attribute(sharing_limits, "memory_of_trees", lambda roots: {})
-    patches.attribute(environment, "count_nodes", lambda place: 1)
+    patches.attribute(supervisor, "count_nodes", lambda place: 1)
     patches.everywhere(lock_data_folder, lambda settings: open(os.devnull, "ab"))  # noqa: SIM115 - closed by the agent
 
 

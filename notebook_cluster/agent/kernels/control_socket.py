@@ -9,17 +9,18 @@ Nodes wait in ``print()`` only while the coordinator reads. When it is gone nobo
 printed beyond the outbox is left out, as :mod:`notebook_cluster.link.channel` says.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+
 import zmq
-from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES
-from notebook_cluster.sockets import Pump
-import asyncio
+
 from notebook_cluster.link import Session
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.node import HoldOutput
-
+from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES
+from notebook_cluster.sockets import Pump
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,9 @@
-"""X"""
+"""A kernel's process: start it with jupyter_client, notice its end at once, interrupt and end it; and where the kernels
+of one cluster work and write on this peer, and with which variables they are started.
+
+The kernel talks over ipc sockets in the agent's 0700 folder, in a session (and process group) of its own, with stdout
+and stderr in a 0600 file.
+"""
 
 import asyncio
 import os
@@ -10,17 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
 import psutil
-from notebook_cluster.agent.kernels.programs import Programs, below
-from notebook_cluster.protocol.cell_mark import CELL_MARK
-import os
-from pathlib import Path
+
 from notebook_cluster.agent.devices import Devices
+from notebook_cluster.agent.kernels.programs import Programs, below
 from notebook_cluster.agent.sharing.admission import StartRefused
 from notebook_cluster.processors import PLACE, NodeCount, count_nodes, thread_variables, threads_for
 from notebook_cluster.protocol.cell_mark import CELL_MARK
 from notebook_cluster.protocol.peer import StartNode
-
 
 _TAIL_BYTES = 64 * 1024
 _WAKE_AFTER_S = (0.05, 0.5)

@@ -1,15 +1,15 @@
-"""The side of a shared agent that faces other people: its announcement on the local network, its codes, going to clusters.
+"""The side of a shared agent that faces other people: its announcement over mDNS, its codes, going to clusters.
 
 A network without mDNS must not end the sharing.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-from notebook_cluster.agent.events import SharingEvent, Tell
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import zmq
+
 from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.events import EventKind, SharingEvent, Tell
 from notebook_cluster.agent.settings import AgentSettings
@@ -19,7 +19,6 @@ from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here
 from notebook_cluster.security import Gate, Identity, OpenCode, Trusted, TrustStore, new_code, owner
-
 
 if TYPE_CHECKING:
     from notebook_cluster.discovery import Advertiser, Browser
