@@ -126,7 +126,7 @@ def test_the_code_is_drawn_where_the_terminal_has_room(share: Share) -> None:
 def test_the_picture_holds_the_line_to_type() -> None:
     import segno
 
-    from notebook_cluster.cli.introduction import add_line
+    from notebook_cluster.cli.terminal import add_line
 
     line = add_line("192.168.1.20", 40124, "tiger-lamp-42")
     assert line == "%cluster add 192.168.1.20:40124 --code tiger-lamp-42"

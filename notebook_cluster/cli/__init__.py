@@ -3,10 +3,8 @@
 May import: ``client``, ``agent``, ``doctor``, ``peering``, ``pairing``, ``discovery``, ``security``, ``protocol``,
 ``widgets`` (the plain-text renderer). Called by: people, and by anything that can start a command (ssh, systemd, srun).
 
-- :mod:`.arguments`: what may be typed; :mod:`.values`: how each value is read; :mod:`.secret_code`: where a code comes
-  from
-- :mod:`.share`: offer this machine; :mod:`.introduction`, :mod:`.terminal`, :mod:`.console`, :mod:`.picker`: what its
-  person sees and types
+- :mod:`.arguments`: what may be typed; :mod:`.values`: how each value is read, and where a code comes from
+- :mod:`.share`: offer this machine; :mod:`.terminal`, :mod:`.console`, :mod:`.picker`: what its person sees and types
 - :mod:`.trust`: ``pair`` and ``trust``, trust a peer, see who is trusted, take trust back
 - :mod:`.clusters`: ``peers``, ``status``, ``report``, ``runs``, ``stop``, ``detach``, ``skip``; :mod:`.doctor`
 

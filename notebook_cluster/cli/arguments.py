@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from notebook_cluster.cli import values
-from notebook_cluster.cli.secret_code import add_code_options
+from notebook_cluster.cli.values import add_code_options
 from notebook_cluster.protocol import VERSION
 from notebook_cluster.protocol.names import did_you_mean, is_distribution
 

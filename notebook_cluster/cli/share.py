@@ -17,8 +17,8 @@ from notebook_cluster.agent import (
 from notebook_cluster.agent.running import log_to_file, log_to_terminal
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.console import is_terminal
-from notebook_cluster.cli.secret_code import read_code
 from notebook_cluster.cli.terminal import Terminal
+from notebook_cluster.cli.values import read_code
 from notebook_cluster.security import agent_directory, private_directory
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from pathlib import Path
 import zmq
 
 from notebook_cluster.cli.console import print_table
-from notebook_cluster.cli.secret_code import ASK, read_code
-from notebook_cluster.cli.values import default_name
+from notebook_cluster.cli.values import ASK, default_name, read_code
 from notebook_cluster.pairing import PairingError, Partner, first_that_answers
 from notebook_cluster.pairing import pair as pair_as_guest
 from notebook_cluster.peering.candidates import Candidate, Trust
