@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from notebook_cluster.node.namespace.shard import shard
     from notebook_cluster.node.namespace.torch_group import torch_distributed
-    from notebook_cluster.protocol.version import VERSION as __version__
+    from notebook_cluster.protocol.wire import VERSION as __version__
     from notebook_cluster.training import DataParallel, DeMo, DiLoCo, LocalSGD, Seconds, SparseLoCo
 
 _HOMES = {
@@ -106,7 +106,7 @@ def __getattr__(name: str) -> Any:
     if name == "node":
         return importlib.import_module("notebook_cluster.node")
     if name == "__version__":
-        return importlib.import_module("notebook_cluster.protocol.version").VERSION
+        return importlib.import_module("notebook_cluster.protocol.wire").VERSION
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

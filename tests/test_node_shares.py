@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from notebook_cluster.node.data import shares as shares_module
 from notebook_cluster.node.data.ledger import Ledger, deal
 from notebook_cluster.node.data.shares import Shares
-from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.mesh import JobFrame, ShardKey
 from notebook_cluster.protocol.node import NodeAddress, Roster
-from notebook_cluster.protocol.shards import ShardKey
 
 STARTERS = ("a", "b", "c")
 

@@ -12,7 +12,7 @@ import torch
 from notebook_cluster.client import Cluster
 from notebook_cluster.coordinator.kernels.inspection import checked
 from notebook_cluster.node.namespace.variables import describe_namespace
-from notebook_cluster.protocol.introspection import MOST_VARIABLES, NodeVariables, Variable
+from notebook_cluster.protocol.interaction import MOST_VARIABLES, NodeVariables, Variable
 from notebook_cluster.values.content_hash import MOST_HASHED
 from notebook_cluster.widgets import render_variables
 from notebook_cluster.widgets.formatting import ABSENT

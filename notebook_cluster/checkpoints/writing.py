@@ -30,7 +30,7 @@ from notebook_cluster.checkpoints.reading import (
     serial_of,
 )
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.version import VERSION
+from notebook_cluster.protocol.wire import VERSION
 
 KEPT = 2
 _TEMPORARY = ".writing-"

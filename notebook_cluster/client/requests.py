@@ -9,9 +9,20 @@ from typing import Any, Self
 
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.stream import CellStream, wait
-from notebook_cluster.protocol import introspection
 from notebook_cluster.protocol import views as v
-from notebook_cluster.protocol.interaction import VALUE_EXPRESSION, VALUE_KEY, AnswerInput, CommToNode, WatchWidgets
+from notebook_cluster.protocol.interaction import (
+    VALUE_EXPRESSION,
+    VALUE_KEY,
+    AnswerInput,
+    CommToNode,
+    Complete,
+    Completions,
+    Inspect,
+    Inspection,
+    ListVariables,
+    NodeVariables,
+    WatchWidgets,
+)
 from notebook_cluster.protocol.state import CellView, ClusterView, GetHistory, RunHistory, Series
 
 ANSWER_TIMEOUT = 0.5
@@ -159,23 +170,23 @@ class RunningCluster:
 
     def complete(
         self, code: str, cursor: int, targets: Sequence[str] = (), *, timeout: float = ANSWER_TIMEOUT
-    ) -> introspection.Completions | None:
+    ) -> Completions | None:
         """What may stand at ``cursor`` in ``code`` on one of ``targets``; None when none answers in time."""
-        request = introspection.Complete(code=code, cursor=cursor, targets=list(targets))
-        return self._soon(request, introspection.Completions, timeout)  # type: ignore[no-any-return]
+        request = Complete(code=code, cursor=cursor, targets=list(targets))
+        return self._soon(request, Completions, timeout)  # type: ignore[no-any-return]
 
     def inspect(
         self, code: str, cursor: int, targets: Sequence[str] = (), *, detail: int = 0, timeout: float = ANSWER_TIMEOUT
-    ) -> introspection.Inspection | None:
+    ) -> Inspection | None:
         """What stands at ``cursor`` in ``code`` on one of ``targets``; None when none answers in time."""
-        request = introspection.Inspect(code=code, cursor=cursor, targets=list(targets), detail=detail)
-        return self._soon(request, introspection.Inspection, timeout)  # type: ignore[no-any-return]
+        request = Inspect(code=code, cursor=cursor, targets=list(targets), detail=detail)
+        return self._soon(request, Inspection, timeout)  # type: ignore[no-any-return]
 
-    def variables(self, pattern: str = "", *, everything: bool = False) -> list[introspection.NodeVariables]:
+    def variables(self, pattern: str = "", *, everything: bool = False) -> list[NodeVariables]:
         """What is in the namespace of each node, in rank order; names like ``pattern`` (``m*``). A node that runs a
         cell gives its last answer again."""
-        request = introspection.ListVariables(pattern=pattern, everything=everything)
-        return wait(self._request(request, list[introspection.NodeVariables]))
+        request = ListVariables(pattern=pattern, everything=everything)
+        return wait(self._request(request, list[NodeVariables]))
 
     def _soon(self, request: Any, kind: Any, timeout: float) -> Any:
         """The answer for somebody who types, or None: late and failed ones are nothing to tell them of."""

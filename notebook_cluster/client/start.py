@@ -15,8 +15,8 @@ import msgspec
 
 from notebook_cluster.client.connection import ClusterError, is_alive
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.version import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.views import ConnectionFile
+from notebook_cluster.protocol.wire import PROTOCOL_VERSION, VERSION
 from notebook_cluster.security import cluster_directory, runtime_directory
 
 if TYPE_CHECKING:

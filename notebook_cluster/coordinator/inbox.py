@@ -32,7 +32,7 @@ from notebook_cluster.protocol import node as n
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol import rounds as r
 from notebook_cluster.protocol import transfers as t
-from notebook_cluster.protocol.introspection import Variables
+from notebook_cluster.protocol.interaction import Variables
 from notebook_cluster.protocol.runs import Joined, Register
 from notebook_cluster.protocol.wire import Message, ProtocolError
 

@@ -21,7 +21,6 @@ from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.protocol import interaction as c
-from notebook_cluster.protocol import introspection as i
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.interaction import AnswerInput
@@ -85,11 +84,11 @@ class Requests:
                 self.comms.watch(view)
             case c.CommToNode():
                 self.comms.send(body)
-            case i.Complete():
+            case c.Complete():
                 return await self.inspections.complete(body)
-            case i.Inspect():
+            case c.Inspect():
                 return await self.inspections.inspect(body)
-            case i.ListVariables():
+            case c.ListVariables():
                 return await self.variables.columns(body)
             case AnswerInput():
                 self.stdin.answer(view, body)

@@ -17,7 +17,7 @@ from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.peer import FromAgent
-from notebook_cluster.protocol.version import mismatch
+from notebook_cluster.protocol.wire import mismatch
 from notebook_cluster.security import Identity
 from notebook_cluster.sockets import plain_context
 

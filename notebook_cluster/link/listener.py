@@ -15,7 +15,7 @@ from notebook_cluster.link.settings import LinkSettings
 from notebook_cluster.link.tcp import read_host_port
 from notebook_cluster.protocol import PROTOCOL_VERSION, ProtocolError, decode, encode
 from notebook_cluster.protocol.names import is_name
-from notebook_cluster.protocol.version import mismatch
+from notebook_cluster.protocol.wire import mismatch
 from notebook_cluster.security import Gate, Identity, fingerprint
 from notebook_cluster.sockets import plain_context
 

@@ -26,7 +26,7 @@ from notebook_cluster.protocol.pairing import (
     Prove,
     Who,
 )
-from notebook_cluster.protocol.version import mismatch
+from notebook_cluster.protocol.wire import mismatch
 from notebook_cluster.security import fingerprint, is_key, new_identity, read_code
 from notebook_cluster.security.codes import (
     PAIRING_IDENTITY,

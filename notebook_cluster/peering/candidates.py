@@ -8,8 +8,8 @@ from typing import Literal
 from notebook_cluster.discovery import FoundPeer
 from notebook_cluster.protocol.pairing import Here
 from notebook_cluster.protocol.state import PeerView
-from notebook_cluster.protocol.version import PROTOCOL_VERSION, mismatch
 from notebook_cluster.protocol.views import RequestError
+from notebook_cluster.protocol.wire import PROTOCOL_VERSION, mismatch
 from notebook_cluster.security import Trusted, TrustStore, fingerprint, same_user_keys, trusted_peers
 
 

@@ -13,11 +13,9 @@ module                    between                                     carried by
 :mod:`.rounds`            coordinator <-> node runtime, training only same as ``node``
 :mod:`.views`             coordinator <-> view                        loopback, CURVE
 :mod:`.state`             what views show                             inside ``views``
-:mod:`.introspection`     completion, inspection, variables: inside ``views`` and ``node``
-:mod:`.stdin`             ``input()`` of nodes: inside ``views``
+:mod:`.interaction`       ``input()``, values, widgets, completion, variables: inside ``views`` and ``node``
 :mod:`.transfers`         view <-> runtime or agent: values and files inside the others
-:mod:`.mesh`              node <-> node: headers                      mesh
-:mod:`.shards`            node <-> node: who took which data          mesh, inside ``mesh``
+:mod:`.mesh`              node <-> node: headers, who took which data mesh
 :mod:`.sidebar`           Jupyter server <-> browser                  WebSocket, as JSON
 ========================  ==========================================  =====================
 
@@ -26,7 +24,6 @@ tensors) never go inside a struct: they travel as raw buffers beside it; only pi
 """
 
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.version import PROTOCOL_VERSION, VERSION
-from notebook_cluster.protocol.wire import Message, ProtocolError, decode, encode
+from notebook_cluster.protocol.wire import PROTOCOL_VERSION, VERSION, Message, ProtocolError, decode, encode
 
 __all__ = ["PROTOCOL_VERSION", "VERSION", "Message", "ProtocolError", "check_name", "decode", "encode"]

@@ -1,4 +1,5 @@
-"""Node <-> node: what stands in front of each payload on the mesh. Only numbers travel here, never code.
+"""Node <-> node: what stands in front of each payload on the mesh, and the payload by which nodes agree who takes which
+part of the data. Only numbers travel here, never code.
 
 Every mesh message is two frames: ``[encoded CellFrame or JobFrame, payload bytes]``. The sender is known from the
 connection (ZAP User-Id over TCP, the 0700 folder over ipc), not from the header.
@@ -30,7 +31,7 @@ class CellFrame(Message, frozen=True):
 
 class JobFrame(Message, frozen=True):
     """A piece of a training round, of a state transfer, a request for one, or (``shard``) a piece of a
-    :mod:`.shards` message."""
+    message of :data:`ShardBody`."""
 
     job: str
     incarnation: int
@@ -62,3 +63,49 @@ class ProbeFrame(Message, frozen=True):
 
 
 MeshHeader = CellFrame | JobFrame | ProbeFrame
+
+
+SHARD_JOB = ":shard"
+"""No name of a training job: those have no colon."""
+
+
+class ShardKey(Message, frozen=True):
+    """One epoch of one ``nc.shard`` loop, the same on all nodes that run the cell."""
+
+    cell: int
+    loop: int
+    """Counts the loops over such data in this cell."""
+    epoch: int
+    count: int
+    seed: int
+    shuffle: bool
+    by_speed: bool
+    among: tuple[str, ...] = ()
+    """The nodes of a cell that runs on some only; empty: all of the roster."""
+
+
+class ShardTaken(Message, frozen=True):
+    """These positions of the epoch's order have been given to the sender's loop: 4 bytes each, little endian."""
+
+    key: ShardKey
+    positions: bytes
+    alike: int = -1
+    """The sender's first parts needed no exchange: those of this generation. -1: they did."""
+
+
+class ShardState(Message, frozen=True):
+    """All that the sender knows to be taken. It takes no more before it has the states of all in ``generation``."""
+
+    key: ShardKey
+    generation: int
+    taken: bytes
+    """One bit for each position, the lowest bit of a byte first; zlib."""
+    open: bool
+    """Its loop has not ended, so it can be given a part."""
+    speed: float = 0.0
+    """Samples per second; 0: not known yet."""
+    want: bool = False
+    """The receiver's state did not come: send it again."""
+
+
+ShardBody = ShardTaken | ShardState

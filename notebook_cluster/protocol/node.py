@@ -5,7 +5,7 @@ On the hop between kernel and agent (ipc, DEALER -> ROUTER) a message is one fra
 
 from typing import Literal
 
-from notebook_cluster.protocol import introspection, rounds, runs, transfers
+from notebook_cluster.protocol import interaction, rounds, runs, transfers
 from notebook_cluster.protocol.wire import Message
 
 
@@ -278,7 +278,7 @@ ToNodeBody = (
     | transfers.ReadPart
     | transfers.WritePart
     | transfers.ForgetTicket
-    | introspection.FetchVariables
+    | interaction.FetchVariables
     | runs.Registered
     | runs.RegisterRefused
     | runs.RunOver
@@ -311,7 +311,7 @@ FromNodeBody = (
     | Kept
     | transfers.ValuePart
     | transfers.PartWritten
-    | introspection.Variables
+    | interaction.Variables
     | runs.Register
     | runs.Joined
     | rounds.Arrived

@@ -7,12 +7,14 @@ holds its address and both key pairs.
 
 from typing import Any, Literal
 
-from notebook_cluster.protocol import introspection
 from notebook_cluster.protocol.interaction import (
     AnswerInput,
     CommToNode,
+    Complete,
     InputRequested,
     InputWithdrawn,
+    Inspect,
+    ListVariables,
     NodeComm,
     NodeValue,
     WatchWidgets,
@@ -250,9 +252,9 @@ AnyRequest = (
     | Ping
     | LeaveCluster
     | Stop
-    | introspection.Complete
-    | introspection.Inspect
-    | introspection.ListVariables
+    | Complete
+    | Inspect
+    | ListVariables
     | AnswerInput
     | WatchWidgets
     | CommToNode

@@ -1,4 +1,6 @@
-"""How a message becomes bytes: MessagePack of tagged msgspec structs."""
+"""How a message becomes bytes: MessagePack of tagged msgspec structs; and the number of this form, which must match
+between two machines, with the package's version.
+"""
 
 from typing import Any, TypeVar
 
@@ -41,3 +43,15 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(str(error)) from None
+
+
+VERSION = "0.1.0"
+PROTOCOL_VERSION = 6
+
+
+def mismatch(peer: str, theirs: int) -> str | None:
+    """One line that names both versions and the way out, or None when they match."""
+    if theirs == PROTOCOL_VERSION:
+        return None
+    older = f"on {peer!r}" if theirs < PROTOCOL_VERSION else "on this machine"
+    return f"peer {peer!r} speaks protocol {theirs}, this machine {PROTOCOL_VERSION}: upgrade notebook-cluster {older}"

@@ -13,7 +13,7 @@ text) and ``server`` (:mod:`.model`). Views hold no state of their own: all come
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from notebook_cluster.protocol.introspection import NodeVariables
+from notebook_cluster.protocol.interaction import NodeVariables
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets.findings import findings_html, findings_text

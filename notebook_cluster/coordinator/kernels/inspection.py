@@ -14,7 +14,7 @@ import msgspec
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.delivery import Delivery, kernel_message
 from notebook_cluster.journal.state import Node
-from notebook_cluster.protocol.introspection import (
+from notebook_cluster.protocol.interaction import (
     MOST_INSPECTION,
     MOST_SUGGESTIONS,
     MOST_VARIABLES,

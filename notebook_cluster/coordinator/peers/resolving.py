@@ -10,8 +10,8 @@ from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.discovery.addresses import reach
 from notebook_cluster.peering.candidates import Candidate, Trust, how_to_pair
 from notebook_cluster.peering.peer_finder import PeerFinder
-from notebook_cluster.protocol.version import mismatch
 from notebook_cluster.protocol.views import RequestError
+from notebook_cluster.protocol.wire import mismatch
 
 RESERVED = (LOCAL, "all")
 """Words of ``%cluster add`` that mean something else than a peer of that name."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from notebook_cluster.protocol.mesh import ShardKey, ShardState
 from notebook_cluster.protocol.node import Roster
-from notebook_cluster.protocol.shards import ShardKey, ShardState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

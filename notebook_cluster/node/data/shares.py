@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.data.ledger import Ledger, ShardPart, members_of, part_of
-from notebook_cluster.protocol.mesh import JobFrame
+from notebook_cluster.protocol.mesh import SHARD_JOB, JobFrame, ShardBody, ShardKey, ShardState, ShardTaken
 from notebook_cluster.protocol.node import Roster
-from notebook_cluster.protocol.shards import SHARD_JOB, ShardBody, ShardKey, ShardState, ShardTaken
 from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, Message, decode, encode
 
 if TYPE_CHECKING:

@@ -174,7 +174,7 @@ class _Loop:
         self._order: tuple[int, Indices] | None = None
 
     def begin(self, epoch: int, number: int, by_speed: bool) -> None:
-        from notebook_cluster.protocol.shards import ShardKey
+        from notebook_cluster.protocol.mesh import ShardKey
 
         info = self._runtime.cell_info()
         assert info is not None

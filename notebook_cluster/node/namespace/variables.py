@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from notebook_cluster.protocol.introspection import MOST_VARIABLES, Variable
+from notebook_cluster.protocol.interaction import MOST_VARIABLES, Variable
 from notebook_cluster.values.content_hash import MOST_HASHED, ContentHash, PlainWalk, content_hash, feed_array
 from notebook_cluster.values.encoding import ARRAY_WORDS, dtype_name, library_of, pandas_bytes
 

@@ -25,8 +25,8 @@ from notebook_cluster.node.runtime.running_cell import RunningCell, deferred_int
 from notebook_cluster.node.runtime.telemetry import TelemetryKeeper
 from notebook_cluster.node.runtime.world import Rosters
 from notebook_cluster.protocol.cell_mark import CELL_MARK
-from notebook_cluster.protocol.introspection import FetchVariables
-from notebook_cluster.protocol.mesh import CellFrame, JobFrame, MeshHeader
+from notebook_cluster.protocol.interaction import FetchVariables
+from notebook_cluster.protocol.mesh import SHARD_JOB, CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.node import (
     CellDone,
     EndWait,
@@ -47,7 +47,6 @@ from notebook_cluster.protocol.node import (
     Unreachable,
     UseRelay,
 )
-from notebook_cluster.protocol.shards import SHARD_JOB
 from notebook_cluster.protocol.transfers import ForgetTicket, ReadPart, WritePart
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.sockets import IOThread

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from notebook_cluster.node.namespace.variables import describe_namespace
-from notebook_cluster.protocol.introspection import FetchVariables, Variables
+from notebook_cluster.protocol.interaction import FetchVariables, Variables
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import runtime_directory
 
