@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import Cluster
-from notebook_cluster.processors import NodeCount, count_nodes, thread_variables, threads_for, usable_cores
-from notebook_cluster.processors.threads import OURS
+from notebook_cluster.processors import OURS, NodeCount, count_nodes, thread_variables, threads_for, usable_cores
 from notebook_cluster.widgets import render_text
 from tests.cluster import Watcher, mend, node, run, running_cluster, shared_cluster
 from tests.conftest import Agents, wait_until

@@ -1,13 +1,121 @@
-"""Large arrays in memory that was used before (:mod:`.arrays`).
+"""Large arrays in memory that was used before.
 
 - :class:`ArrayPool` hands arrays out again once nothing refers to them
 - :class:`Scratch` hands arrays out again for the same use
 - :func:`keep_freed` keeps freed memory with the process
 
+Where a system gives the pages of a freed array back, as it does beyond some megabytes, the next one costs as much time
+again for its first use as several copies: a virtual machine may have to ask its host for every page.
+
 May import: nothing of ours. Called by: ``training``, ``collectives``, ``codecs``. Importing this room does not
 import numpy.
 """
 
-from notebook_cluster.memory.arrays import ArrayPool, Scratch, keep_freed
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["ArrayPool", "Scratch", "keep_freed"]
+
+_WORTH_KEEPING = 1 << 20
+"""Bytes."""
+
+
+def _references_of_unused() -> int:
+    """What ``sys.getrefcount`` says of a list's element that nothing else refers to."""
+    held = [object()]
+    return sys.getrefcount(held[0])
+
+
+_UNUSED = _references_of_unused() if hasattr(sys, "getrefcount") else 0
+
+
+def _counts_tell_use() -> bool:
+    """Whether a count of references says that nobody has an array. Without the global lock another thread may just be
+    taking one, and its count does not show that yet."""
+    is_gil_enabled = getattr(sys, "_is_gil_enabled", None)  # Python 3.13 and later
+    return _UNUSED > 0 and (is_gil_enabled is None or is_gil_enabled())
+
+
+class ArrayPool:
+    """At most ``most`` bytes of arrays that were handed out, found again once nothing refers to them any more. For any
+    thread. Where this Python cannot say that nothing refers to an array, every array is new memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: list[NDArray[Any]] = []
+        self._lock = threading.Lock()
+
+    def array(self, count: int, dtype: Any) -> "NDArray[Any]":
+        """A flat array with whatever is in it: the memory of an earlier one that nothing refers to, or new memory."""
+        import numpy
+
+        kind = numpy.dtype(dtype)
+        size = count * kind.itemsize
+        if not _WORTH_KEEPING <= size <= self._most or not _counts_tell_use():
+            return numpy.empty(count, kind)
+        with self._lock:
+            for index in range(len(self._kept)):
+                # Views of an array, torch's tensors among them, count as references to the array whose memory it is.
+                if self._kept[index].size == size and sys.getrefcount(self._kept[index]) == _UNUSED:
+                    self._kept.append(self._kept.pop(index))
+                    return self._kept[-1].view(kind)
+            found = numpy.empty(size, numpy.uint8)
+            self._kept.append(found)
+            while sum(array.size for array in self._kept) > self._most:
+                del self._kept[0]
+        return found.view(kind)
+
+    def forget(self) -> None:
+        """Give back what is unused, at once or when nothing refers to it any more."""
+        with self._lock:
+            self._kept.clear()
+
+
+class Scratch:
+    """Memory for what is on its way, used again by the next operation: new pages cost more than the copy into them. For
+    one thread."""
+
+    def __init__(self, largest: int) -> None:
+        """``largest``: bytes; larger arrays are not kept."""
+        self._largest = largest
+        self._kept: dict[str, NDArray[Any]] = {}
+        self._results = ArrayPool(largest)
+
+    def take(self, use: str, size: int) -> "NDArray[Any]":
+        """``size`` bytes for ``use``, with whatever is in them. Nobody else may still need what was taken before."""
+        import numpy
+
+        kept = self._kept.pop(use, None)
+        if kept is None or kept.size < size:
+            kept = numpy.empty(size, numpy.uint8)
+        if size <= self._largest:
+            self._kept[use] = kept
+        return kept[:size]
+
+    def result(self, count: int, dtype: Any) -> "NDArray[Any]":
+        """A flat array for a result: the memory of an earlier one that nothing refers to any more, or new memory."""
+        return self._results.array(count, dtype)
+
+    def forget(self) -> None:
+        """An operation was left in the middle, so others may still read what it sent; or the cell is over."""
+        self._kept.clear()
+        self._results.forget()
+
+
+_LARGEST = (32 << 20) - (64 << 10)
+"""Bytes, with what the allocator adds at most 32 MiB."""
+
+
+@functools.cache
+def keep_freed() -> None:
+    """Have glibc keep blocks of up to 32 MiB that are freed, 64 MiB at most, as it does in any process that has freed
+    one so large (mallopt(3), on the dynamic threshold of M_MMAP_THRESHOLD). Before that, what libzmq receives comes in
+    new pages each time, which cost as much as two copies. Elsewhere this does nothing."""
+    import numpy
+
+    numpy.empty(_LARGEST, numpy.uint8)
