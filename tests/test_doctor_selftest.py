@@ -45,7 +45,7 @@ def in_host(host: Host, expression: str) -> Any:
     """The value of an expression over discovery.selftest and discovery.addresses, computed in ``host``."""
     code = (
         "import asyncio, json\n"
-        "from notebook_cluster.discovery.selftest import *\n"
+        "from notebook_cluster.discovery.addresses import *\n"
         "from notebook_cluster.discovery.addresses import reach\n"
         f"print(json.dumps({expression}))"
     )

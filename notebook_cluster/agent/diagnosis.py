@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.agent import machine
-from notebook_cluster.discovery.addresses import interfaces, reach
-from notebook_cluster.discovery.selftest import multicast_problem
+from notebook_cluster.discovery.addresses import interfaces, multicast_problem, reach
 from notebook_cluster.protocol import VERSION
 from notebook_cluster.protocol.names import distribution_name, is_distribution
 from notebook_cluster.protocol.peer import Diagnose, Diagnosis

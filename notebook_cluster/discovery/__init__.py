@@ -7,10 +7,10 @@ All classes run zeroconf in a thread of their own, so they may be made and used 
 come on that thread. Nothing that arrives is trusted: a record names a key, and only CURVE shows who holds it.
 
 - :mod:`.records`: what a peer or a cluster says about itself, checked when it comes in
-- :mod:`.addresses`: this machine's network interfaces, and for the doctor: does a TCP port of another machine answer
+- :mod:`.addresses`: this machine's network interfaces, and for the doctor: does multicast work here, does a TCP port
+  of another machine answer
 - :mod:`.multicast`: the thread that follows the interfaces
 - :mod:`.advertiser` and :mod:`.browsers`: being found, and finding
-- :mod:`.selftest`: for the doctor: does multicast work here
 """
 
 from notebook_cluster.discovery.addresses import local_addresses, reachable_addresses
