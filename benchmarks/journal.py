@@ -25,10 +25,10 @@ from benchmarks.journal_kills import kills
 from notebook_cluster.client import Cluster
 from notebook_cluster.journal.curves import CurvesFile, SeriesStore
 from notebook_cluster.journal.log import Journal
-from notebook_cluster.journal.place import journal_path
 from notebook_cluster.journal.reading import recover
 from notebook_cluster.journal.records import BaseRecord, CommitRecord, RegisterRecord, SealRecord
 from notebook_cluster.journal.state import State
+from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.rounds import Commit, Member, OuterSettings, Seal, Slice
 from notebook_cluster.protocol.runs import Register
 

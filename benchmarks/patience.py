@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from notebook_cluster.journal.place import journal_path
 from notebook_cluster.journal.reading import read_rounds
 from notebook_cluster.journal.records import CommitRecord
+from notebook_cluster.journal.store import journal_path
 
 FAULTS = ("agent-killed", "agent-stopped", "cable-pulled", "kernel-stopped")
 SLOW = ("encoding", "locked", "slow-link")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.coordinator.cells.cell_files import CellFiles
-from notebook_cluster.journal.place import journal_path
 from notebook_cluster.journal.reading import read_rounds
 from notebook_cluster.journal.records import CommitRecord
+from notebook_cluster.journal.store import journal_path
 from tests.command import COMMAND
 from tests.conftest import wait_until
 from tests.ipc_kernels import start_kernel

@@ -15,11 +15,20 @@ from notebook_cluster.journal import kept_rounds, log
 from notebook_cluster.journal.curves import GROWTH, CurvesFile, LastView, SeriesStore, read_series, read_view
 from notebook_cluster.journal.kept_runs import last_run
 from notebook_cluster.journal.log import Journal
-from notebook_cluster.journal.place import JOURNAL_FILE, curves_path, journal_path
 from notebook_cluster.journal.reading import has_crashed, read_rounds, recover
-from notebook_cluster.journal.records import CommitRecord, EndedRecord, Record, RegisterRecord
-from notebook_cluster.journal.rows import Shape, from_row, packed, to_row, unpacked
+from notebook_cluster.journal.records import (
+    CommitRecord,
+    EndedRecord,
+    Record,
+    RegisterRecord,
+    Shape,
+    from_row,
+    packed,
+    to_row,
+    unpacked,
+)
 from notebook_cluster.journal.state import State, apply, roster
+from notebook_cluster.journal.store import JOURNAL_FILE, curves_path, journal_path
 from notebook_cluster.journal.writer import SYNC_PERIOD, SYNC_ROWS
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.thinning import MAX_POINTS

@@ -9,12 +9,12 @@ import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, Frames
 from notebook_cluster.client.past import Run, runs_table
-from notebook_cluster.journal import place
+from notebook_cluster.journal import store
 from notebook_cluster.journal.events import DoorOpened
 from notebook_cluster.journal.kept_runs import kept_runs, let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
-from notebook_cluster.journal.place import JOURNAL_FILE, file_system, journal_path, place_of
 from notebook_cluster.journal.reading import read_events
+from notebook_cluster.journal.store import JOURNAL_FILE, file_system, is_remote, journal_path, place_of
 from tests.cluster import run, running_cluster
 from tests.command import run_command
 from tests.conftest import shared_folders, wait_until
@@ -130,9 +130,9 @@ def network_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home" / "clusters" / "lesson"
     folder.mkdir(parents=True)
     (tmp_path / "var").mkdir()
-    monkeypatch.setattr(place, "_LOCAL_ROOT", tmp_path / "var")
+    monkeypatch.setattr(store, "_LOCAL_ROOT", tmp_path / "var")
     monkeypatch.setattr(
-        place, "file_system", lambda path: "nfs4" if Path(path).is_relative_to(tmp_path / "home") else "ext4"
+        store, "file_system", lambda path: "nfs4" if Path(path).is_relative_to(tmp_path / "home") else "ext4"
     )
     return folder
 
@@ -174,4 +174,4 @@ async def test_somebody_elses_folder_is_not_used(network_disk: Path) -> None:
 
 def test_the_file_system_of_a_folder_is_that_of_the_mount_it_is_on() -> None:
     assert file_system(Path("/proc/self")) == "proc"
-    assert not place.is_remote(Path("/proc"))
+    assert not is_remote(Path("/proc"))

@@ -13,7 +13,7 @@ from notebook_cluster.client import Cluster, ClusterError, start
 from notebook_cluster.coordinator import startup
 from notebook_cluster.journal.events import CellSubmitted
 from notebook_cluster.journal.reading import read_events
-from notebook_cluster.journal.rows import COMMIT, SEAL
+from notebook_cluster.journal.records import COMMIT, SEAL
 from notebook_cluster.journal.store import JOURNAL, checkpoint, open_to_write, reading, remove
 from tests.cluster import Watcher, kill, run, running_cluster
 from tests.conftest import marked_processes, wait_until

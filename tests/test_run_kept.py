@@ -13,7 +13,7 @@ from msgspec import structs
 from notebook_cluster.client import Cluster, read_last_run
 from notebook_cluster.coordinator.cluster_view import VIEW_PERIOD
 from notebook_cluster.journal.kept_runs import LastRun
-from notebook_cluster.journal.place import CURVES_FILE, JOURNAL_FILE
+from notebook_cluster.journal.store import CURVES_FILE, JOURNAL_FILE
 from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
 from notebook_cluster.widgets.report import render_report
 from tests.cluster import Watcher, kill, run, running_cluster

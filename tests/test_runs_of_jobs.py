@@ -7,8 +7,8 @@ import pytest
 
 from notebook_cluster.client import Cluster
 from notebook_cluster.journal.curves import CurvesFile, SeriesStore, read_series
-from notebook_cluster.journal.old_format import import_old
-from notebook_cluster.journal.place import curves_path
+from notebook_cluster.journal.kept_runs import import_old
+from notebook_cluster.journal.store import curves_path
 from notebook_cluster.protocol.runs import KEPT_RUNS, places, run_number
 from notebook_cluster.protocol.state import Series
 from notebook_cluster.server.history import CurveHistory

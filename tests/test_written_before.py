@@ -22,11 +22,10 @@ from notebook_cluster import training as nc
 from notebook_cluster.coordinator.startup import StartProgress, lock
 from notebook_cluster.journal.curves import pack, read_series, unpack
 from notebook_cluster.journal.events import Event
-from notebook_cluster.journal.kept_runs import last_run
-from notebook_cluster.journal.old_format import import_old
-from notebook_cluster.journal.place import curves_path, journal_path
+from notebook_cluster.journal.kept_runs import import_old, last_run
 from notebook_cluster.journal.reading import has_crashed, read_events, read_rounds, recover
 from notebook_cluster.journal.records import Record
+from notebook_cluster.journal.store import curves_path, journal_path
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.widgets import render_html, render_text
 from tests.cluster_in_process import Cluster, Node

@@ -19,8 +19,8 @@ from benchmarks.churn.hosts import Hosts
 from benchmarks.churn.recording import Life, read_lives
 from benchmarks.churn.schedule import TICK, Schedule, StateWatch
 from benchmarks.churn.training import CELL, CODECS, first_state, job_name
-from notebook_cluster.journal.place import journal_path
 from notebook_cluster.journal.reading import read_rounds
+from notebook_cluster.journal.store import journal_path
 
 WATCHDOG = "notebook-cluster-watchdog"
 """In the command of the shell that ends the kernels of an agent that was killed."""

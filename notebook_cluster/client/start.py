@@ -86,9 +86,9 @@ def _only_one(directory: Path) -> Iterator[None]:
 
 def _crashed(directory: Path) -> bool:
     """True when the last coordinator here ended without saying so."""
-    from notebook_cluster.journal.old_format import import_old
-    from notebook_cluster.journal.place import journal_path
+    from notebook_cluster.journal.kept_runs import import_old
     from notebook_cluster.journal.reading import has_crashed
+    from notebook_cluster.journal.store import journal_path
 
     try:
         import_old(directory)

@@ -17,8 +17,8 @@ from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.journal.curves import CurvesFile, LastView, SeriesStore, read_series, read_view
 from notebook_cluster.journal.kept_runs import MAX_CELLS
-from notebook_cluster.journal.place import curves_path
 from notebook_cluster.journal.state import Node, cell_view
+from notebook_cluster.journal.store import curves_path
 from notebook_cluster.peering.candidates import Trust, found_view
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, PeerVersions, PeerView, RunHistory, Series

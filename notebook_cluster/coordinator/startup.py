@@ -15,11 +15,10 @@ import msgspec
 
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.view_server import ViewServer
-from notebook_cluster.journal.kept_runs import let_old_runs_go, set_aside
+from notebook_cluster.journal.kept_runs import import_old, let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
-from notebook_cluster.journal.old_format import import_old
-from notebook_cluster.journal.place import LOCK_FILE, journal_path
 from notebook_cluster.journal.reading import RecoveredRun, recover
+from notebook_cluster.journal.store import LOCK_FILE, journal_path
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.views import ConnectionFile, RequestError
 from notebook_cluster.security import write_private

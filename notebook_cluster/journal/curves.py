@@ -17,8 +17,16 @@ from pathlib import Path
 
 import msgspec
 
-from notebook_cluster.journal.place import CURVES_FILE, make_place
-from notebook_cluster.journal.store import CURVES, back_up, checkpoint, give_up, open_to_write, reading
+from notebook_cluster.journal.store import (
+    CURVES,
+    CURVES_FILE,
+    back_up,
+    checkpoint,
+    give_up,
+    make_place,
+    open_to_write,
+    reading,
+)
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.runs import forgotten
 from notebook_cluster.protocol.state import CheckpointView, ClusterView, PeerVersions, Series

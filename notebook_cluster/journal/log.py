@@ -20,12 +20,10 @@ from pathlib import Path
 import msgspec
 
 from notebook_cluster.journal.events import Event
-from notebook_cluster.journal.place import JOURNAL_FILE, make_place
 from notebook_cluster.journal.reading import RecoveredRun, StateSnapshot
-from notebook_cluster.journal.records import Record
-from notebook_cluster.journal.rows import Shape, to_row
+from notebook_cluster.journal.records import Record, Shape, to_row
 from notebook_cluster.journal.state import State
-from notebook_cluster.journal.store import as_os_error
+from notebook_cluster.journal.store import JOURNAL_FILE, as_os_error, make_place
 from notebook_cluster.journal.writer import PendingRow, Writer
 
 log = logging.getLogger(__name__)

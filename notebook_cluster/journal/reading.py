@@ -10,8 +10,7 @@ import msgspec
 
 from notebook_cluster.journal.events import Event
 from notebook_cluster.journal.kept_rounds import KeptRounds, Rounds
-from notebook_cluster.journal.records import Record
-from notebook_cluster.journal.rows import RoundRow, Shape, from_row
+from notebook_cluster.journal.records import Record, RoundRow, Shape, from_row
 from notebook_cluster.journal.state import State, apply
 from notebook_cluster.journal.store import as_os_error, reading
 

@@ -1,17 +1,25 @@
-"""The SQLite files of a run: how they are opened, and their tables.
+"""The SQLite files of a run: how they are opened, their tables, and where they lie.
 
 Both files use a write-ahead log: a reader never waits for the writer, and half a row is no row. ``synchronous`` is set
 for each transaction of the journal; the curves decide nothing and are never synced but when SQLite moves its log over.
+
+They lie beside the run's other files, in its folder. But in a folder on a file system of another machine (NFS, SMB,
+FUSE, 9p), where home directories of universities often lie, SQLite's write-ahead log does not work: there they lie on
+this machine, in ``/var/tmp/notebook-cluster-UID``, and the folder gets a copy of them now and then and at the end.
 """
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import sqlite3
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 VERSION = 1
 """The version of the tables; a journal of a later one is refused."""
@@ -144,3 +152,72 @@ def as_os_error(error: Exception, folder: Path) -> OSError:
     if full:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     return OSError(errno.EIO, str(error), str(folder))
+
+
+JOURNAL_FILE = "run.journal"
+CURVES_FILE = "curves.journal"
+LOCK_FILE = "coordinator.lock"
+"""The lock in the run's folder; the coordinator holds it (flock) as long as it lives."""
+_REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "afpfs", "webdav", "osxfuse", "macfuse", "sshfs")
+_LOCAL_ROOT = Path("/var/tmp")
+
+
+def journal_path(folder: Path) -> Path:
+    """The journal of the run in ``folder``, or the copy of it where the journal is on another machine."""
+    return _newest(folder, JOURNAL_FILE)
+
+
+def curves_path(folder: Path) -> Path:
+    """The curves of the run in ``folder``, as :func:`journal_path`."""
+    return _newest(folder, CURVES_FILE)
+
+
+def _newest(folder: Path, name: str) -> Path:
+    path = place_of(folder) / name
+    return path if path.exists() else folder / name
+
+
+def place_of(folder: Path) -> Path:
+    """The folder in which the journal is written: ``folder``, or one on this machine."""
+    if not is_remote(folder):
+        return folder
+    root = _LOCAL_ROOT / f"notebook-cluster-{os.getuid()}"
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    place = root / f"{folder.name[:40]}-{name}"
+    return folder if is_remote(_LOCAL_ROOT) else place
+
+
+def make_place(folder: Path) -> Path:
+    """:func:`place_of`, made (0700) where it is not there, with what the folder has copies of.
+
+    Raises:
+        OSError: somebody else's folder is in the way; names it.
+    """
+    place = place_of(folder)
+    if place != folder:
+        for part in (place.parent, place):
+            part.mkdir(mode=0o700, exist_ok=True)
+            found = part.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise OSError(f"{part} is not a private folder of this user: remove it, or have its owner remove it")
+        for name in (JOURNAL_FILE, CURVES_FILE):
+            if (folder / name).exists() and not (place / name).exists():
+                shutil.copyfile(folder / name, place / name)
+                (place / name).chmod(0o600)
+    return place
+
+
+def is_remote(folder: Path) -> bool:
+    """True when the folder's file system is one of another machine, or of a program."""
+    return file_system(folder).startswith(_REMOTE)
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system that ``folder`` is on, as the system names it; empty when it does not say."""
+    path = os.path.realpath(folder)
+    found = ("", "")
+    for part in psutil.disk_partitions(all=True):
+        mounted = part.mountpoint.rstrip("/")
+        if (path == mounted or path.startswith(f"{mounted}/")) and len(mounted) >= len(found[0]):
+            found = mounted, part.fstype
+    return found[1].lower()
