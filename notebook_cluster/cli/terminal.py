@@ -16,6 +16,9 @@ from notebook_cluster.agent import FOLLOWS_ALL, Agent, AgentReady, AgentSettings
 from notebook_cluster.cli.console import Keyboard
 from notebook_cluster.security import fingerprint, trusted_coordinators
 
+if TYPE_CHECKING:
+    from notebook_cluster.discovery import ClusterBrowser, FoundCluster
+
 _QR_BORDER = 2
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
@@ -116,9 +119,6 @@ def _how_to_stop(settings: AgentSettings) -> Iterator[str]:
     yield f"Take trust back: notebook-cluster trust list{option}, then notebook-cluster trust remove OWNER{option}"
     yield f"Logs: {settings.directory}"
 
-
-if TYPE_CHECKING:
-    from notebook_cluster.discovery import ClusterBrowser, FoundCluster
 
 _YES, _NO = ("y", "yes"), ("n", "no")
 
