@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.remote.sticky import goes_to_nodes
+from notebook_cluster.magics.session import goes_to_nodes
 from tests.ipc_kernels import run_notebook
 from tests.notebook_kernel import NotebookKernel
 from tests.shared_notebook import error_of, lesson

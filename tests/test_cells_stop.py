@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from notebook_cluster.magics.execution.interrupts import Press, StopCounter, is_at_rest
+from notebook_cluster.magics.execution.waiting import Press, StopCounter, is_at_rest
 from notebook_cluster.protocol.cell_mark import CellMark, CellMarkWriter
 from tests.cluster import Watcher, node
 from tests.conftest import wait_until

@@ -8,7 +8,7 @@ import pytest
 
 from notebook_cluster.client import Cluster
 from notebook_cluster.coordinator.kernels.inspection import ANSWER_S
-from notebook_cluster.magics.remote.completion import RemotePart, remote_part
+from notebook_cluster.magics.completion import RemotePart, remote_part
 from tests.cluster import Watcher, kernel_pid, stopped
 from tests.conftest import wait_until
 from tests.notebook_kernel import NotebookKernel

@@ -14,7 +14,7 @@ from notebook_cluster.protocol.state import Series
 from notebook_cluster.server.history import CurveHistory
 from notebook_cluster.widgets import render_html
 from notebook_cluster.widgets.curves import Curves
-from notebook_cluster.widgets.report_charts import charts
+from notebook_cluster.widgets.report import charts
 from tests.cluster import run, running_cluster
 from tests.conftest import wait_until
 from tests.fake_cluster import cluster_view

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from notebook_cluster.magics.display.folding import framed
+from notebook_cluster.magics.execution.handle_view import running_html
 from notebook_cluster.protocol.state import ClusterView, EventView, RoundWait, RunHistory, Series
 from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Finding
@@ -20,11 +21,10 @@ from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.curves import Curves, PlottedCurve, thin
 from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, number, plain
 from notebook_cluster.widgets.model import panel_model, peer_row
-from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.picture import Line, svg_chart
 from notebook_cluster.widgets.report import render_report
-from notebook_cluster.widgets.running import running_html
 from notebook_cluster.widgets.static_html import page
+from notebook_cluster.widgets.subshell import Pace
 from notebook_cluster.widgets.text import sparkline
 from tests.fake_cluster import cluster_view, node_view, peer_view, series_until
 

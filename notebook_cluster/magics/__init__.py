@@ -6,13 +6,13 @@ May import: ``client``, ``values``, ``widgets``, ``protocol``. Called by: IPytho
 Its folders import downward, in this order:
 
 - :mod:`.extension`: the magics as functions, and how they come into a shell.
-- :mod:`.commands`: what ``%cluster``, ``%push`` and ``%pull`` do. :mod:`.remote`: completion, inspection, and cells
-  without a magic.
-- :mod:`.session`: which cluster this notebook means.
+- :mod:`.commands`: what ``%cluster``, ``%push`` and ``%pull`` do. :mod:`.completion`: completion and
+  inspection.
+- :mod:`.session`: which cluster this notebook means, and cells without a magic.
 - :mod:`.execution`: a cell on the nodes, with its errors, values, questions and Stop.
 - :mod:`.display`: output, within what a Jupyter server lets through.
 - :mod:`.language`: what may be typed, and what it means.
-- :mod:`.errors`: how a failure is told. :mod:`.headless`: whether somebody is there.
+- :mod:`.errors`: how a failure is told.
 """
 
 from typing import Any

@@ -27,9 +27,8 @@ from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import plain
 from notebook_cluster.widgets.model import panel_model
-from notebook_cluster.widgets.pace import Pace
 from notebook_cluster.widgets.static_html import render_html
-from notebook_cluster.widgets.subshell import reroute
+from notebook_cluster.widgets.subshell import Pace, reroute
 from notebook_cluster.widgets.text import render_text
 
 if TYPE_CHECKING:

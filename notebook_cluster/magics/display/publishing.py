@@ -1,5 +1,8 @@
-"""Where displays go: a kernel's frontend, or the terminal; and the line that says how far something large is."""
+"""Where displays go: a kernel's frontend, or the terminal; whether somebody is there to click, and to answer; and the
+line that says how far something large is.
+"""
 
+import sys
 import time
 import uuid
 from types import TracebackType
@@ -8,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notebook_cluster.magics.display.folding import MIME_TYPE
 from notebook_cluster.magics.display.node_widgets import showable
 from notebook_cluster.magics.display.slots import Bundle
-from notebook_cluster.magics.headless import is_headless
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
@@ -125,3 +127,19 @@ def amount(size: float) -> str:
         if size >= factor:
             return f"{size / factor:,.3g} {unit}" if size < 1000 * factor else f"{size / factor:,.0f} {unit}"
     return f"{size:.0f} byte{'' if round(size) == 1 else 's'}"
+
+
+def is_headless(shell: Any) -> bool:
+    """True when nobody can click: nbclient and papermill say so by refusing input, a terminal has no widgets."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return True
+    parent = kernel.get_parent() or {}
+    return not parent.get("content", {}).get("allow_stdin", True)
+
+
+def can_ask(shell: Any) -> bool:
+    """Whether somebody is there to answer: nbclient and papermill say no; a terminal must be one."""
+    if getattr(shell, "kernel", None) is not None:
+        return not is_headless(shell)
+    return sys.stdin is not None and sys.stdin.isatty()

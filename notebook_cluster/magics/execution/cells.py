@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.display.output import CellDisplay
-from notebook_cluster.magics.display.publishing import ShellPublisher
+from notebook_cluster.magics.display.publishing import ShellPublisher, can_ask, is_headless
 from notebook_cluster.magics.errors import (
     CellInterrupted,
     CellSyntaxError,
@@ -16,14 +16,13 @@ from notebook_cluster.magics.errors import (
     remote_error,
     stopped_error,
 )
-from notebook_cluster.magics.execution.interrupts import (
+from notebook_cluster.magics.execution.waiting import (
     LOOK_SECONDS,
     SAME_PRESS_SECONDS,
+    Asking,
     Press,
     StopCounter,
 )
-from notebook_cluster.magics.execution.stdin import Asking
-from notebook_cluster.magics.headless import can_ask, is_headless
 from notebook_cluster.protocol.interaction import InputRequested, NodeValue
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.display.output import CellDisplay
-from notebook_cluster.magics.display.publishing import ShellPublisher
+from notebook_cluster.magics.display.publishing import ShellPublisher, is_headless
 from notebook_cluster.magics.errors import (
     CellInterrupted,
     CellTimeout,
@@ -31,7 +31,6 @@ from notebook_cluster.magics.errors import (
 from notebook_cluster.magics.execution.cells import WAIT_SLICE, check_syntax, visible_names
 from notebook_cluster.magics.execution.handle_view import HandleView
 from notebook_cluster.magics.execution.node_values import Failed, NodeValues
-from notebook_cluster.magics.headless import is_headless
 from notebook_cluster.protocol.interaction import NodeValue
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
 

@@ -2,5 +2,5 @@
 
 May import: :mod:`..errors`, ``protocol``. Called by: everything above it in ``magics``.
 
-- :mod:`.grammar`: what may be typed, as data; :mod:`.parsing`: what was; :mod:`.targets`: which nodes ``%%on`` means.
+- :mod:`.grammar`: what may be typed, as data; :mod:`.parsing`: what was, and which nodes ``%%on`` means.
 """

@@ -1,8 +1,11 @@
-"""What was typed after ``%cluster``, ``%%on_all``, ``%%on``, ``%push`` and ``%pull``, read by :mod:`.grammar`.
+"""What was typed after ``%cluster``, ``%%on_all``, ``%%on``, ``%push`` and ``%pull``, read by :mod:`.grammar`; and
+which nodes ``%%on TARGETS`` means. Pure functions.
 
 argparse is not used: it ends the process on an error and cannot say "did you mean".
 """
 
+import operator
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +14,7 @@ from typing import Any
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.language.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
 from notebook_cluster.protocol.names import did_you_mean
+from notebook_cluster.protocol.state import NodeView, by_rank
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,144 @@ def _check_arguments(command: Command, arguments: list[str]) -> tuple[str, ...]:
         what = command.argument.removesuffix("...")
         raise UsageError(f"{command.prefix}{command.name} needs {what}: {command.usage}")
     return tuple(command.read_argument(argument) for argument in arguments)
+
+
+DEVICE_WORDS = ("cuda", "mps", "rocm", "cpu")
+MEMORY_WORDS = ("vram>=", "ram>=")
+_RANKS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_MEMORY = re.compile(r"(vram|ram)(>=|<=|>|<)(\d{1,7}(?:\.\d{1,3})?)(gb|gib|mb|mib)", re.IGNORECASE)
+_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
+_GONE = ("dead", "lost", "stopping")
+
+
+def resolve(words: Sequence[str], nodes: Sequence[NodeView]) -> list[str]:
+    """Names of the nodes that ``words`` mean, in rank order.
+
+    A word is one or more of these with commas between them: a rank ``0``, ranks ``0-3``, a node's name, a device
+    kind (``cuda mps rocm cpu``), an amount of memory (``vram>=8GB``, ``ram<16GB``), ``all``; with ``!`` in front it
+    takes nodes away, from all when nothing else is named.
+
+    Raises:
+        UsageError: something unknown, or nothing left; names what is known.
+    """
+    items = [item for word in words for item in word.split(",") if item]
+    usable = [node for node in by_rank(nodes) if node.condition not in _GONE]
+    wanted = [item for item in items if not item.startswith("!")]
+    unwanted = [item[1:] for item in items if item.startswith("!")]
+    chosen = {name for item in wanted for name in _one(item, nodes, usable)}
+    if not wanted:
+        chosen = {node.name for node in usable}
+    chosen -= {name for item in unwanted for name in _one(item, nodes, usable, taken_away=True)}
+    if not chosen:
+        raise UsageError(f"no node is left for {' '.join(words)!r}: {_known(nodes)}")
+    return [node.name for node in usable if node.name in chosen]
+
+
+def choose_canary(text: str, targets: Sequence[str], nodes: Sequence[NodeView]) -> str:
+    """The node that runs a cell first: the one that ``text`` means, or (empty) the lowest rank among ``targets``
+    (names; empty: all).
+
+    Raises:
+        UsageError: no such node, or it is not among the targets.
+    """
+    usable = [node.name for node in by_rank(nodes) if node.condition not in _GONE and node.rank is not None]
+    among = [name for name in usable if not targets or name in targets]
+    if not text:
+        return among[0] if among else ""
+    name = find_node(text, nodes)
+    if name not in among:
+        raise UsageError(f"--canary {text}: {name} is not among the nodes that run the cell: {', '.join(among)}")
+    return name
+
+
+def memory_words(nodes: Sequence[NodeView]) -> list[str]:
+    """``vram>=8GB`` and the like, one for each size that a node has."""
+    kinds = {"VRAM": "vram", "unified": "vram", "RAM": "ram"}
+    sizes = {
+        (kinds[node.memory_kind], int(node.memory_total * 1.03 / 1e9)) for node in nodes if node.memory_kind in kinds
+    }
+    return [f"{kind}>={size}GB" for kind, size in sorted(sizes) if size]
+
+
+def find_node(text: str, nodes: Sequence[NodeView]) -> str:
+    """The name of the one node that ``text`` (its name or its rank) means, whatever its condition.
+
+    Raises:
+        UsageError: there is none; names those that are there.
+    """
+    for node in nodes:
+        if text == node.name:
+            return node.name
+    for node in nodes:
+        if node.rank is not None and text == str(node.rank):
+            return node.name
+    raise _unknown(text, nodes)
+
+
+def _one(
+    item: str, nodes: Sequence[NodeView], usable: Sequence[NodeView], *, taken_away: bool = False
+) -> Sequence[str]:
+    """Names for one item. An explicit name of a node that is gone is an error, unless it is taken away anyway."""
+    named = next((node for node in nodes if node.name == item), None)
+    if named is not None and not item.isdigit():
+        if named in usable or taken_away:
+            return [named.name]
+        reason = f" ({named.reason})" if named.reason else ""
+        raise UsageError(f"node {item!r} is {named.condition}{reason}: %cluster restart {item}")
+    if item == "all":
+        return [node.name for node in usable]
+    if item in DEVICE_WORDS:
+        return _of_kind(item, usable)
+    if item.lower().startswith(("vram", "ram")) and any(sign in item for sign in "<>="):
+        return _of_memory(item, usable)
+    if ranks := _RANKS.fullmatch(item):
+        return _of_ranks(item, int(ranks[1]), int(ranks[2] or ranks[1]), usable)
+    raise _unknown(item, nodes)
+
+
+def _of_kind(kind: str, usable: Sequence[NodeView]) -> list[str]:
+    found = [node.name for node in usable if node.device.partition(":")[0] == kind]
+    if not found:
+        devices = ", ".join(f"{node.name} {node.device}" for node in usable) or "no nodes"
+        raise UsageError(f"no node has the device {kind!r}: there are {devices}")
+    return found
+
+
+def _of_memory(item: str, usable: Sequence[NodeView]) -> list[str]:
+    """Nodes by the memory of their device: ``vram`` of accelerators (unified memory counts), ``ram`` of the rest."""
+    found = _MEMORY.fullmatch(item)
+    if found is None:
+        raise UsageError(f"{item!r} is not an amount of memory: write vram>=8GB or ram<16GB, with GB, GiB, MB or MiB")
+    kind, sign, limit = found[1].lower(), found[2], float(found[3]) * _UNITS[found[4].lower()]
+    kinds = ("VRAM", "unified") if kind == "vram" else ("RAM",)
+    of_kind = [node for node in usable if node.memory_kind in kinds]
+    compare = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}[sign]
+    # A card sold with 8 GB tells of a little less: what it keeps for itself is not counted against it.
+    slack = 0.03 * limit if sign == ">=" else 0.0
+    chosen = [node.name for node in of_kind if compare(node.memory_total + slack, limit)]
+    if not chosen:
+        there = ", ".join(f"{node.name} {node.memory_total / 1e9:.1f} GB" for node in of_kind) or f"none with {kind}"
+        raise UsageError(f"no node has {item}: there are {there}")
+    return chosen
+
+
+def _of_ranks(item: str, first: int, last: int, usable: Sequence[NodeView]) -> list[str]:
+    by_rank = {node.rank: node.name for node in usable if node.rank is not None}
+    if first > last:
+        raise UsageError(f"ranks {item!r} run backwards: write {last}-{first}")
+    top = max(by_rank, default=-1)
+    if last > top:
+        raise UsageError(f"no node has rank {last}: {_known(usable)}")
+    return [by_rank[rank] for rank in range(first, last + 1) if rank in by_rank]
+
+
+def _unknown(item: str, nodes: Sequence[NodeView]) -> UsageError:
+    words = [*(node.name for node in nodes), *DEVICE_WORDS]
+    return UsageError(f"no node is called {item!r}{did_you_mean(item, words)}: {_known(nodes)}")
+
+
+def _known(nodes: Sequence[NodeView]) -> str:
+    if not nodes:
+        return "the cluster has no nodes, %cluster add PEER adds one"
+    named = (node.name if node.rank is None else f"{node.rank} {node.name}" for node in by_rank(nodes))
+    return f"there are {', '.join(named)}"

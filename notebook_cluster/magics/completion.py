@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.language.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
-from notebook_cluster.magics.language.parsing import parse_line
-from notebook_cluster.magics.language.targets import DEVICE_WORDS, MEMORY_WORDS, memory_words, resolve
-from notebook_cluster.magics.remote.sticky import LOCAL, goes_to_nodes
-from notebook_cluster.magics.session import NotebookSession
+from notebook_cluster.magics.language.parsing import DEVICE_WORDS, MEMORY_WORDS, memory_words, parse_line, resolve
+from notebook_cluster.magics.session import LOCAL, NotebookSession, goes_to_nodes
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
