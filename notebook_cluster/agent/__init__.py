@@ -14,7 +14,7 @@ From the outside in:
 - :mod:`.kernels`: processes, what passes between them and the link, what ends with them
 - :mod:`.machine`: what this machine is and how full; :mod:`.diagnosis`: what the doctor asks
 - :mod:`.sharing`: what concerns other people: who may come in, what the owner allows when a node wants to start
-- :mod:`.devices`: what this machine can compute on
+- :mod:`.devices`: what this machine can compute on; :mod:`.gpus`: those with memory of their own
 - :mod:`.settings`: how an agent is asked to run; :mod:`.events`: what it tells
 """
 

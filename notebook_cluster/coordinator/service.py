@@ -27,9 +27,8 @@ from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
 from notebook_cluster.coordinator.peers.links import PeerLinks
-from notebook_cluster.coordinator.peers.own_agent import OwnAgent
 from notebook_cluster.coordinator.peers.pairing import Pairing
-from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner
+from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner, OwnAgent
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
 from notebook_cluster.coordinator.requests import Requests
 from notebook_cluster.coordinator.rounds.progress import Deadlocks, SignsOfLife

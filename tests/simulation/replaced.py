@@ -31,7 +31,7 @@ from notebook_cluster.agent.kernels import kernel as agent_kernel
 from notebook_cluster.agent.kernels import supervisor
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.settings import lock_data_folder
-from notebook_cluster.coordinator.peers import own_agent
+from notebook_cluster.coordinator.peers import provisioning
 from notebook_cluster.coordinator.startup import start_private_agent
 from notebook_cluster.link import tcp
 from notebook_cluster.protocol.peer import NodeSample
@@ -286,7 +286,7 @@ def _machine(patches, world):
         "pid_exists",
         lambda number: schedule.processes[number].alive if number in schedule.processes else exists(number),
     )
-    patches.attribute(own_agent, "_runs", lambda number: schedule.processes[number].alive)
+    patches.attribute(provisioning, "_runs", lambda number: schedule.processes[number].alive)
     patches.attribute(local_trust, "_is_alive", lambda record: schedule.processes[record["pid"]].alive)
     patches.everywhere(machine.host_addresses, lambda: [schedule.process.host.address, "127.0.0.1"])
     patches.everywhere(machine.machine_id, lambda: f"machine-{schedule.process.host.name}")

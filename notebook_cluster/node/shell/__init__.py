@@ -1,10 +1,9 @@
 """The shell of a node's kernel: what happens around each cell, and what IPython does otherwise than in a notebook.
 
 - :mod:`.extension`: loading, and what happens before and after each cell
-- :mod:`.adjustments`: what differs from a notebook's kernel, ``%pip`` among it
+- :mod:`.adjustments`: what differs from a notebook's kernel: ``%pip``, errors that look alike on all nodes
 - :mod:`.threads`: how many threads libraries take
 - :mod:`.progress_bars`, :mod:`.tqdm_bar`: tqdm's bars for notebooks
-- :mod:`.tracebacks`: errors that look alike on all nodes
 
 May import: ``namespace`` and ``runtime`` of the node, and what the node may. Called by: IPython, through
 :mod:`notebook_cluster.node`.
