@@ -18,10 +18,9 @@ from notebook_cluster.protocol.thinning import MAX_POINTS
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
 from notebook_cluster.widgets.actions import Actions
-from notebook_cluster.widgets.curves import Curves, PlottedCurve, thin
+from notebook_cluster.widgets.curves import Curves, Line, PlottedCurve, svg_chart, thin
 from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, number, plain
 from notebook_cluster.widgets.model import panel_model, peer_row
-from notebook_cluster.widgets.picture import Line, svg_chart
 from notebook_cluster.widgets.report import render_report
 from notebook_cluster.widgets.static_html import page
 from notebook_cluster.widgets.subshell import Pace

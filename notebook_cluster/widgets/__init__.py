@@ -4,8 +4,8 @@ May import: ``client``, ``protocol``. Called by: ``magics`` (``%cluster panel``,
 text) and ``server`` (:mod:`.model`). Views hold no state of their own: all comes from a ClusterView and from Series.
 
 - :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
-- :mod:`.text`, :mod:`.static_html`, :mod:`.picture`, :mod:`.findings`, :mod:`.variables`: renderers that need no
-  browser. Pure functions. :mod:`.report`: a whole run as one page in a file.
+- :mod:`.text`, :mod:`.static_html`, :mod:`.tables`, and the pictures of :mod:`.curves`: renderers that need no browser.
+  Pure functions. :mod:`.report`: a whole run as one page in a file.
 - :mod:`.panel`: the live panel and the one thread that changes it; ``panel.js`` is what the browser sees,
   :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
 """
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 from notebook_cluster.protocol.interaction import NodeVariables
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding
-from notebook_cluster.widgets.findings import findings_html, findings_text
 from notebook_cluster.widgets.report import write_report
 from notebook_cluster.widgets.static_html import render_html, render_peers_html
+from notebook_cluster.widgets.tables import findings_html, findings_text, variables_html, variables_text
 from notebook_cluster.widgets.text import render_peers_text, render_text
-from notebook_cluster.widgets.variables import variables_html, variables_text
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from notebook_cluster.widgets.curves import Curves, LossCurve, PlottedCurve
+from notebook_cluster.widgets.curves import Curves, LossCurve, PlottedCurve, run_label
 from notebook_cluster.widgets.formatting import GLOBAL, global_label, plain, rank_colour
-from notebook_cluster.widgets.picture import run_label
 
 Column: TypeAlias = npt.NDArray[np.float64]
 POINTS_PER_CURVE = 300

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from notebook_cluster.protocol.state import CellView, ClusterView, RoundView, RunHistory, Series
-from notebook_cluster.widgets.curves import Curves, PlottedCurve, Point
+from notebook_cluster.widgets.curves import Curves, Line, PlottedCurve, Point, run_line, run_notes, svg_chart
 from notebook_cluster.widgets.formatting import (
     ABSENT,
     GLOBAL,
@@ -26,7 +26,6 @@ from notebook_cluster.widgets.formatting import (
     rank_colour,
 )
 from notebook_cluster.widgets.model import panel_model
-from notebook_cluster.widgets.picture import Line, run_line, run_notes, svg_chart
 from notebook_cluster.widgets.static_html import block, style, text_block
 
 ROUNDS_LISTED = 40
