@@ -6,12 +6,17 @@ Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``As
 
 from notebook_cluster.client.cluster import AsyncCluster, Cluster
 from notebook_cluster.client.connection import ClusterError
-from notebook_cluster.client.files import Destination, send_files
+from notebook_cluster.client.files import Destination, find_sources, send_files
 from notebook_cluster.client.past import Frames, Run, runs_table
-from notebook_cluster.client.peers import PeerWatch, find_peers
 from notebook_cluster.client.requests import how_to_join
-from notebook_cluster.client.sources import find_sources
-from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run, running_clusters
+from notebook_cluster.client.start import (
+    PeerWatch,
+    find_clusters,
+    find_peers,
+    list_clusters,
+    read_last_run,
+    running_clusters,
+)
 from notebook_cluster.client.stream import CellStream
 from notebook_cluster.client.values import (
     MOST_REPLAYED,

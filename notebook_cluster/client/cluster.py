@@ -12,12 +12,10 @@ from typing import Any
 
 from notebook_cluster.client import values
 from notebook_cluster.client.connection import ClusterError, Connection
-from notebook_cluster.client.files import Destination, send_files
+from notebook_cluster.client.files import Destination, find_sources, send_files
 from notebook_cluster.client.past import Past
-from notebook_cluster.client.peers import nobody_came
 from notebook_cluster.client.requests import RunningCluster, add_request, how_to_join
-from notebook_cluster.client.sources import find_sources
-from notebook_cluster.client.start import ensure_coordinator, read_connection, running_clusters
+from notebook_cluster.client.start import ensure_coordinator, nobody_came, read_connection, running_clusters
 from notebook_cluster.client.stream import Progress, wait
 from notebook_cluster.client.values import Pulled
 from notebook_cluster.protocol import views as v
