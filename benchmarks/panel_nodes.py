@@ -36,7 +36,7 @@ from notebook_cluster.protocol.peer import (
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import Gate, new_identity
 from notebook_cluster.security.codes import OpenCode, new_code
-from notebook_cluster.security.local_trust import announce, same_user_keys, withdraw
+from notebook_cluster.security.identity import announce, same_user_keys, withdraw
 
 NAME = "players"
 GB = 1e9

@@ -198,7 +198,7 @@ class Agents:
             wait_until(partial(self._is_up, name), 60, f"agent {name!r} to announce itself")
 
     def _is_up(self, name: str) -> bool:
-        from notebook_cluster.security.local_trust import same_user_keys
+        from notebook_cluster.security.identity import same_user_keys
 
         if (code := self.processes[name].poll()) is not None:
             pytest.fail(f"agent {name!r} ended with exit code {code}: {self.output(name)}")

@@ -7,8 +7,8 @@ Never imports torch.
 From the outside in:
 
 - :mod:`.running`: an agent as a process; :mod:`.service`: :class:`Agent`, from start to end
-- :mod:`.sharing_limits`: what ends kernels here without their coordinator
-- :mod:`.clusters`: a session with each coordinator; :mod:`.host`: the nodes of one cluster here
+- :mod:`.clusters`: a session with each coordinator, and what ends kernels here without it; :mod:`.host`: the nodes of
+  one cluster here
 - :mod:`.resources`: what all clusters share, and who uses which accelerator
 - :mod:`.transfers`: files that a coordinator sends; :mod:`.receiving`: how they come into a working folder
 - :mod:`.kernels`: processes, what passes between them and the link, what ends with them

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.agent.events import EventKind, SharingEvent
-from notebook_cluster.agent.kernels.control_socket import ControlSocket, OutputHolder
-from notebook_cluster.agent.kernels.emergency_checkpoint import CheckpointKeeper
+from notebook_cluster.agent.kernels.control_socket import CheckpointKeeper, ControlSocket, OutputHolder
 from notebook_cluster.agent.kernels.kernel import Kernel
 from notebook_cluster.agent.kernels.supervisor import KernelEnvironment
 from notebook_cluster.agent.machine import MachineSample

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import zmq
 
-from notebook_cluster.agent.clusters import Clusters
+from notebook_cluster.agent.clusters import Clusters, SharingLimits
 from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.events import AgentReady, SharingEvent, Tell
 from notebook_cluster.agent.kernels.programs import Watchdog
@@ -20,7 +20,6 @@ from notebook_cluster.agent.sharing.admission import Admission
 from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.agent.sharing.presence import Presence, Sensors, SleepWatch
 from notebook_cluster.agent.sharing.service import SharingService
-from notebook_cluster.agent.sharing_limits import SharingLimits
 from notebook_cluster.link import LinkSettings, Listener
 from notebook_cluster.pairing import PairingError
 from notebook_cluster.security import (

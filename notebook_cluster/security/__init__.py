@@ -3,8 +3,7 @@
 May import: ``protocol``. Called by: ``link``, ``discovery``, ``mesh`` and every room above them.
 
 - :mod:`.identity`: the CURVE key pair of an installation or agent, the folders of this user, how a private file is
-  written
-- :mod:`.local_trust`: keys of the same user on this machine, through 0600 files
+  written; keys of the same user on this machine, through 0600 files
 - :mod:`.trust`: keys of other people and machines that were paired
 - :mod:`.codes`: short codes, how few wrong ones are allowed, and SPAKE2 with such a code
 - :mod:`.curve`: CURVE on a socket and the ZAP handler that decides which keys come in
@@ -19,6 +18,7 @@ from notebook_cluster.security.curve import Gate, dial, serve, user_id
 from notebook_cluster.security.identity import (
     Identity,
     agent_directory,
+    announce,
     cluster_directory,
     data_directory,
     fingerprint,
@@ -28,9 +28,10 @@ from notebook_cluster.security.identity import (
     private_directory,
     private_socket_directory,
     runtime_directory,
+    same_user_keys,
+    withdraw,
     write_private,
 )
-from notebook_cluster.security.local_trust import announce, same_user_keys, withdraw
 from notebook_cluster.security.sanitise import WidgetView, safe_bundle, safe_output
 from notebook_cluster.security.trust import KeyChanged, Trusted, TrustStore, owner, trusted_coordinators, trusted_peers
 

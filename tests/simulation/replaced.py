@@ -26,7 +26,7 @@ import notebook_cluster.journal.log as journal_log
 import notebook_cluster.journal.writer as journal_writer
 import notebook_cluster.node.runtime.running_cell as running_cell
 from notebook_cluster import sockets as real_sockets
-from notebook_cluster.agent import machine, sharing_limits
+from notebook_cluster.agent import clusters, machine
 from notebook_cluster.agent.kernels import kernel as agent_kernel
 from notebook_cluster.agent.kernels import supervisor
 from notebook_cluster.agent.resources import Resources
@@ -35,7 +35,7 @@ from notebook_cluster.coordinator.peers import provisioning
 from notebook_cluster.coordinator.startup import start_private_agent
 from notebook_cluster.link import tcp
 from notebook_cluster.protocol.peer import NodeSample
-from notebook_cluster.security import Gate, data_directory, local_trust, private_socket_directory, runtime_directory
+from notebook_cluster.security import Gate, data_directory, identity, private_socket_directory, runtime_directory
 from notebook_cluster.training import runtime as training_runtime
 from tests.simulation import pump, sockets
 from tests.simulation.disk import DiskConnection, SimulatedWriter
@@ -287,13 +287,13 @@ def _machine(patches, world):
         lambda number: schedule.processes[number].alive if number in schedule.processes else exists(number),
     )
     patches.attribute(provisioning, "_runs", lambda number: schedule.processes[number].alive)
-    patches.attribute(local_trust, "_is_alive", lambda record: schedule.processes[record["pid"]].alive)
+    patches.attribute(identity, "_is_alive", lambda record: schedule.processes[record["pid"]].alive)
     patches.everywhere(machine.host_addresses, lambda: [schedule.process.host.address, "127.0.0.1"])
     patches.everywhere(machine.machine_id, lambda: f"machine-{schedule.process.host.name}")
     patches.everywhere(machine.package_versions, lambda names=(): {})
     patches.everywhere(machine.MachineSample, MachineSample)
     patches.everywhere(machine.KernelSampler, KernelSampler)
-    patches.attribute(sharing_limits, "memory_of_trees", lambda roots: {})
+    patches.attribute(clusters, "memory_of_trees", lambda roots: {})
     patches.attribute(supervisor, "count_nodes", lambda place: 1)
     patches.everywhere(lock_data_folder, lambda settings: open(os.devnull, "ab"))  # noqa: SIM115 - closed by the agent
 

@@ -4,8 +4,8 @@
 - :mod:`.supervisor`: a kernel's process, its folders and variables; :mod:`.programs`: what it has started ends with
   it, also after a SIGKILL of the agent
 - :mod:`.relay`: the Jupyter channels; :mod:`.subshell`: questions that are answered while a cell runs
-- :mod:`.control_socket`: the runtimes' messages, and nodes that have to wait in ``print()``; over it
-  :mod:`.emergency_checkpoint`
+- :mod:`.control_socket`: the runtimes' messages, nodes that have to wait in ``print()``, and checkpoints that they keep
+  before their kernels end
 
 May import: ``machine``, ``sharing`` (what the owner allows) and ``devices`` of the agent, and what the agent may.
 Called by: the agent's files above.
