@@ -6,7 +6,7 @@ import pytest
 
 from notebook_cluster.magics.completion import complete
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.language.parsing import choose_canary, memory_words, resolve
+from notebook_cluster.magics.parsing import choose_canary, memory_words, resolve
 from notebook_cluster.protocol.state import NodeView
 from tests.notebook_kernel import NotebookKernel
 from tests.shared_notebook import error_of, lesson

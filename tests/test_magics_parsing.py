@@ -4,8 +4,8 @@ import pytest
 
 from notebook_cluster.magics.completion import complete
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.language.grammar import COMMANDS, ON, ON_ALL, PUSH
-from notebook_cluster.magics.language.parsing import find_node, help_text, parse_cluster, parse_line, resolve
+from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PUSH
+from notebook_cluster.magics.parsing import find_node, help_text, parse_cluster, parse_line, resolve
 from notebook_cluster.magics.session import default_cluster_name
 from notebook_cluster.protocol.state import NodeView
 

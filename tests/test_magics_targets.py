@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.language.parsing import resolve
+from notebook_cluster.magics.parsing import resolve
 from notebook_cluster.protocol.state import NodeView
 
 GB = 10**9

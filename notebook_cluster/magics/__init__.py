@@ -3,15 +3,15 @@
 May import: ``client``, ``values``, ``widgets``, ``protocol``. Called by: IPython, through
 ``%load_ext notebook_cluster``.
 
-Its folders import downward, in this order:
+Its files and folders import downward, in this order:
 
 - :mod:`.extension`: the magics as functions, and how they come into a shell.
-- :mod:`.commands`: what ``%cluster``, ``%push`` and ``%pull`` do. :mod:`.completion`: completion and
-  inspection.
+- :mod:`.cluster_command`: what ``%cluster`` does; :mod:`.transfer_commands`: ``%push``, ``%pull`` and
+  ``%cluster send``; :mod:`.completion`: completion and inspection.
 - :mod:`.session`: which cluster this notebook means, and cells without a magic.
 - :mod:`.execution`: a cell on the nodes, with its errors, values, questions and Stop.
 - :mod:`.display`: output, within what a Jupyter server lets through.
-- :mod:`.language`: what may be typed, and what it means.
+- :mod:`.parsing`: what was typed, and which nodes it means; :mod:`.grammar`: what may be typed, as data.
 - :mod:`.errors`: how a failure is told.
 """
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.language.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
-from notebook_cluster.magics.language.parsing import DEVICE_WORDS, MEMORY_WORDS, memory_words, parse_line, resolve
+from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
+from notebook_cluster.magics.parsing import DEVICE_WORDS, MEMORY_WORDS, memory_words, parse_line, resolve
 from notebook_cluster.magics.session import LOCAL, NotebookSession, goes_to_nodes
 
 if TYPE_CHECKING:

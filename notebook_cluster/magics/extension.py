@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.commands.cluster import run_command
-from notebook_cluster.magics.commands.transfers import pull, push
+from notebook_cluster.magics.cluster_command import run_command
 from notebook_cluster.magics.completion import RemoteNames, make_matcher
 from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, RemoteError, UsageError
 from notebook_cluster.magics.execution.cells import run_cell
 from notebook_cluster.magics.execution.handle import CellHandle, start_cell
 from notebook_cluster.magics.execution.node_values import NodeValues
-from notebook_cluster.magics.language.grammar import ON, ON_ALL, PULL, PUSH
-from notebook_cluster.magics.language.parsing import choose_canary, help_text, parse_cluster, parse_line, resolve
+from notebook_cluster.magics.grammar import ON, ON_ALL, PULL, PUSH
+from notebook_cluster.magics.parsing import choose_canary, help_text, parse_cluster, parse_line, resolve
 from notebook_cluster.magics.session import NotebookSession, StickyCells, show_mark
+from notebook_cluster.magics.transfer_commands import pull, push
 from notebook_cluster.protocol.state import NodeView
 
 if TYPE_CHECKING:

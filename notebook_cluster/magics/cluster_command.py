@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.commands.transfers import send
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.execution.cells import watch_cell
 from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
-from notebook_cluster.magics.language.parsing import Invocation, find_node
+from notebook_cluster.magics.parsing import Invocation, find_node
 from notebook_cluster.magics.session import NotebookSession
+from notebook_cluster.magics.transfer_commands import send
 from notebook_cluster.protocol.names import did_you_mean
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.language.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
+from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
 from notebook_cluster.protocol.names import did_you_mean
 from notebook_cluster.protocol.state import NodeView, by_rank
 
