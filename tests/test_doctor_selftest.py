@@ -42,13 +42,8 @@ def desk(network: Network) -> Iterator[Host]:
 
 
 def in_host(host: Host, expression: str) -> Any:
-    """The value of an expression over discovery.selftest and discovery.addresses, computed in ``host``."""
-    code = (
-        "import asyncio, json\n"
-        "from notebook_cluster.discovery.addresses import *\n"
-        "from notebook_cluster.discovery.addresses import reach\n"
-        f"print(json.dumps({expression}))"
-    )
+    """The value of an expression over discovery.addresses, computed in ``host``."""
+    code = f"import asyncio, json\nfrom notebook_cluster.discovery.addresses import *\nprint(json.dumps({expression}))"
     done = host.run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -284,7 +284,7 @@ class SharingService:
             self.codes.start()
 
     async def join(self, address: str, code: str = "") -> Trusted:
-        """See :meth:`.dialling.Dialling.join`."""
+        """See :meth:`.coordinators.Dialling.join`."""
         return await self._dialling.join(address, code)
 
     def forget(self, key: str) -> None:
