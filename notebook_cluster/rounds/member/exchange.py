@@ -154,6 +154,8 @@ def advance(state: MemberState, effects: list[Effect]) -> None:
 def _send_mean(state: MemberState, exchange: Exchange, index: int, mean: Buffer, effects: list[Effect]) -> Exchange:
     exchange = state.exchange = copy(exchange)
     exchange.means = {**exchange.means, index: mean}
+    # nobody asks an owner for what it was sent: a new attempt is sent everything anew
+    exchange.contributions = {key: data for key, data in exchange.contributions.items() if key[0] != index}
     for name in exchange.senders:
         if name != state.node:
             send_slice(state, name, "mean", index, mean, effects)
@@ -247,7 +249,7 @@ def slice_mean(
             if state.fragments.central_optimizer:
                 _let_step(state, exchange, total, len(contributors), effects)
                 return None
-            return wire.encode(total, piece.start, piece.stop)
+            return wire.encode_own(total, piece.start, piece.stop)
     except (NotFiniteError, DamagedError):
         broken = [name for name in contributors if not _is_usable(state, exchange, index, name)]
         broken = broken or [max(contributors, key=largest)]

@@ -42,12 +42,13 @@ class MemberSettings(msgspec.Struct, frozen=True):
 
 
 class Assembly(msgspec.Struct, frozen=True):
-    """Chunks of one slice from one sender, in whatever order they come."""
+    """One slice from one sender, whose chunks come in whatever order. ``data`` is shared with older states: bytes that
+    came are never written to again, so what those have stays as it is."""
 
-    total: int
-    chunks: dict[int, bytes]
-    received: int = 0
-    """Bytes in ``chunks``; chunks may overlap."""
+    data: "NDArray[np.uint8]"
+    """All bytes of the slice; only those in ``received`` are set."""
+    received: tuple[tuple[int, int], ...] = ()
+    """[start, stop) of what came, sorted, with gaps between them."""
 
 
 class Exchange(msgspec.Struct):
@@ -147,3 +148,8 @@ class MemberState(msgspec.Struct):
     bytes_sent: int = 0
     dropped: int = 0
     now: float = 0.0
+
+
+def state_bytes(fragments: Fragments) -> int:
+    """Of theta and momentum, float32: what a late node fetches where it cannot catch up."""
+    return 2 * 4 * fragments.size

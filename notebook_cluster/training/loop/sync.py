@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.node import NodeLog
@@ -29,6 +31,12 @@ from notebook_cluster.training.models import check_optimizer, parameters_of
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import Runtime, current_runtime
 from notebook_cluster.training.settings.arguments import SERVER, Strategy, check_samples
+
+_VECTORS_OF_A_ROUND = 9
+"""Float32 vectors of the model's size that are in use while a round is open, at most."""
+
+_SHARE_OF_ROOM = 4
+"""What of the free memory they may be kept in: one part of so many."""
 
 
 class RoundSync(RoundClient):
@@ -179,10 +187,17 @@ class RoundSync(RoundClient):
                 self._cell, self._ready, self._passing = cell, False, False
                 self._job.resting_optimizer_bytes = None
                 self._runtime.at_cell_end(self._cell_ended)
+                self._keep_vectors()
                 self._job.register(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._wait_until(lambda: self._ready or self._passing, f"{self._job.name} to start")
         self._say_what_goes_on()
         self._fresh, self._resume = False, ""
+
+    def _keep_vectors(self) -> None:
+        """New pages cost more than what is computed in them: a round takes its vectors from those of the round before,
+        where the machine has room for them beside what it trains with."""
+        room = psutil.virtual_memory().available // _SHARE_OF_ROOM
+        vectors.keep_up_to(min(_VECTORS_OF_A_ROUND * 4 * self._replica.fragments.size, room))
 
     def _say_what_goes_on(self) -> None:
         """Tell once what goes on, where this object begins with a state of before. In a later cell the object is as it
