@@ -62,6 +62,11 @@ class WireFormat:
         """Which elements travel is drawn at random, the same ones in all contributions made for one round."""
         return isinstance(self.codec, RandomK)
 
+    @property
+    def is_float32(self) -> bool:
+        """The bytes are those that the vector has in this machine's memory."""
+        return isinstance(self.codec, Float32) and sys.byteorder == "little"
+
     def drawn(self, number: int) -> "WireFormat":
         """How contributions made for round ``number`` are encoded. Whoever decodes need not know it."""
         if not isinstance(self.codec, RandomK):
@@ -133,7 +138,7 @@ class WireFormat:
         Raises:
             NotFiniteError: as encode.
         """
-        if not isinstance(self.codec, Float32) or sys.byteorder != "little":
+        if not self.is_float32:
             return self.encode(flat, start, stop)
         position = 0
         for part, count in self._cut(start, self.blocks if stop is None else stop):

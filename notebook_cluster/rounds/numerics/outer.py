@@ -30,11 +30,12 @@ __all__ = [
 CHUNK = 64 * 1024
 
 
-def weighted_sum(contributions: Iterable[tuple[Vector, float]]) -> Vector:
+def weighted_sum(contributions: Iterable[tuple[Vector, float]], out: Vector | None = None) -> Vector:
     """``sum_m w_m * D_m``, added in the order given (rank order): float32, one product and one addition at a time.
 
     Args:
         contributions: (pseudo-gradient, weight) of at least one member; equal lengths; a weight is a float32 number.
+        out: where to write it, float32 of that length; None: a new vector.
 
     Raises:
         ValueError: no contributions.
@@ -44,7 +45,7 @@ def weighted_sum(contributions: Iterable[tuple[Vector, float]]) -> Vector:
     for vector, weight in contributions:
         factor = np.float32(weight)
         if total is None:
-            total = np.multiply(vector, factor)
+            total = np.multiply(vector, factor, out=out)
             continue
         for start in range(0, vector.size, CHUNK):
             part = vector[start : start + CHUNK]
