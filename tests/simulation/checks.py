@@ -166,7 +166,8 @@ class Checks:
             self.say(f"{ledger.node} was told: {notice.reason}")
 
     def based(self, last, state_hash):
-        """The job goes on from the state after round ``last``: right only where nobody is left in reach who holds a newer one."""
+        """The job goes on from the state after round ``last``: right only where nobody is left in reach who holds a
+        newer one."""
         there = self.world.coordinator
         nodes = there[1]._core.state.nodes if there is not None else {}
         for ledger in self.ledgers.values():

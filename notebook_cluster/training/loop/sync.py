@@ -21,8 +21,9 @@ from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.training.background.job import Description, Job
+from notebook_cluster.training.background.job import Job
 from notebook_cluster.training.checkpointing.resuming import Start, shared_optimizer, start_of
+from notebook_cluster.training.checkpointing.saving import Description
 from notebook_cluster.training.loop.progress import GlobalModelBlock
 from notebook_cluster.training.loop.registration import GoingOn, registration
 from notebook_cluster.training.loop.replica import Replica
