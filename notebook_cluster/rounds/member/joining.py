@@ -23,7 +23,7 @@ from notebook_cluster.rounds.member.events_effects import (
     SendControl,
     StateFetched,
 )
-from notebook_cluster.rounds.member.exchange import computed
+from notebook_cluster.rounds.member.next_state import computed
 from notebook_cluster.rounds.member.retransmission import request_missing
 from notebook_cluster.rounds.member.state import Exchange, MemberState, state_bytes
 
@@ -191,7 +191,7 @@ def catch_up(state: MemberState, effects: list[Effect]) -> None:
         if len(state.exchange.means) < len(missed.slices):
             return
         try:
-            theta, momentum = computed(state, state.exchange)
+            theta, momentum = computed(state, copy(state.exchange))
         except DamagedError:
             _fetch_whole(state, effects)
             return

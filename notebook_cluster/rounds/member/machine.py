@@ -53,7 +53,6 @@ from notebook_cluster.rounds.member.events_effects import (
     Stepped,
     Tick,
 )
-from notebook_cluster.rounds.member.exchange import kept_mean
 from notebook_cluster.rounds.member.joining import (
     answers,
     arrive,
@@ -68,6 +67,7 @@ from notebook_cluster.rounds.member.joining import (
     on_tick_catching_up,
     out_of_rounds,
 )
+from notebook_cluster.rounds.member.next_state import kept_mean
 from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, state_bytes
 
 

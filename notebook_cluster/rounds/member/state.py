@@ -89,7 +89,8 @@ class Exchange(msgspec.Struct):
     prepared: Prepared | None = None
     theta: "Vector | None" = None
     momentum: "Vector | None" = None
-    """As they will be: computed aside, swapped at COMMIT."""
+    """As they will be, in the slices that are in ``stepped``: computed aside, swapped at COMMIT."""
+    stepped: frozenset[int] = frozenset()
 
 
 class KeptMean(msgspec.Struct, frozen=True):
