@@ -197,10 +197,11 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
 
 
 def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, ...]:
-    """The newest rounds that fit, and that a late node would fetch rather than the whole state."""
-    kept, most = kept[-state.settings.kept_rounds :], state.settings.kept_bytes
+    """The newest rounds that fit; of a large model no more than a late node would fetch rather than the whole state."""
+    settings, kept = state.settings, kept[-state.settings.kept_rounds :]
+    most = settings.kept_bytes
     if state.fragments is not None:
-        most = min(most, state_bytes(state.fragments) - 1)
+        most = min(most, max(settings.kept_anyway, state_bytes(state.fragments) - 1))
     while kept and sum(mean.size for mean in kept) > most:
         kept = kept[1:]
     return kept

@@ -34,6 +34,8 @@ class MemberSettings(msgspec.Struct, frozen=True):
     kept_rounds: int = 4
     kept_bytes: int = 256 * 1024 * 1024
     """Mean slices of the last rounds, kept for nodes that were late."""
+    kept_anyway: int = 64 * 1024 * 1024
+    """Of those, what is kept though the whole state may be less: rounds go on while a late node asks for a mean."""
     kept_commits: int = 512
     """Rounds of which the COMMIT is kept where every step is one: more than a journal may lose."""
     held_bytes: int = 256 * 1024 * 1024
