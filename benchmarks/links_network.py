@@ -153,16 +153,24 @@ class TrainingHosts:
 
 
 @contextlib.contextmanager
-def training_hosts(nodes: int, parameters: int, step: float) -> Iterator[TrainingHosts]:
-    """A cluster across ``nodes`` hosts that is gone afterwards, for a model of ``parameters`` parameters."""
+def notebook_and_hosts(nodes: int) -> Iterator[tuple[Network, HostNotebook, list[str]]]:
+    """A cluster across ``nodes`` hosts that is gone afterwards, its notebook, and its nodes in rank order."""
     names = [f"host-{number}" for number in range(nodes)]
     with Network(*names) as network:
         for name in names[1:]:
             Share(network[name], "--code", CODE)
         with notebook_on(network[names[0]]) as notebook:
             notebook.works(f"%cluster start {CLUSTER} --peers all --code {CODE} --no-panel")
-            notebook.wait_for_nodes({"local", *names[1:]})
-            yield TrainingHosts(network, notebook, parameters, step)
+            members = ["local", *names[1:]]
+            notebook.wait_for_nodes(set(members))
+            yield network, notebook, members
+
+
+@contextlib.contextmanager
+def training_hosts(nodes: int, parameters: int, step: float) -> Iterator[TrainingHosts]:
+    """:func:`notebook_and_hosts`, for a model of ``parameters`` parameters."""
+    with notebook_and_hosts(nodes) as (network, notebook, _):
+        yield TrainingHosts(network, notebook, parameters, step)
 
 
 def slow_down(network: Network, host: Host, rate: str) -> None:

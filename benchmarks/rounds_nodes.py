@@ -196,25 +196,17 @@ def nodes_here(nodes: int) -> Iterator[Run]:
 @contextlib.contextmanager
 def nodes_on_hosts(nodes: int) -> Iterator[Run]:
     """A cluster with each node on a host of its own, a network namespace: they talk over TCP with CURVE."""
-    from benchmarks.links_network import CODE
-    from tests.hosts import CLUSTER, Share, notebook_on
-    from tests.namespaces import Network
+    from benchmarks.links_network import notebook_and_hosts
 
-    names = [f"host-{number}" for number in range(nodes)]
-    with Network(*names) as network:
-        for name in names[1:]:
-            Share(network[name], "--code", CODE)
-        with notebook_on(network[names[0]]) as notebook:
-            notebook.works(f"%cluster start {CLUSTER} --peers all --code {CODE} --no-panel")
-            notebook.wait_for_nodes({"local", *names[1:]})
+    with notebook_and_hosts(nodes) as (_, notebook, members):
 
-            def run_there(source: str) -> list[Any]:
-                cell = notebook.until(notebook.start(f"%%on_all --no-replay\n{source}"), timeout=1200)
-                if cell.error is not None:
-                    raise RuntimeError(f"{source}failed: {cell.error.name}: {cell.error.value}")
-                return [json.loads(notebook.printed(node).splitlines()[-1]) for node in ("local", *names[1:])]
+        def run_there(source: str) -> list[Any]:
+            cell = notebook.until(notebook.start(f"%%on_all --no-replay\n{source}"), timeout=1200)
+            if cell.error is not None:
+                raise RuntimeError(f"{source}failed: {cell.error.name}: {cell.error.value}")
+            return [json.loads(notebook.printed(node).splitlines()[-1]) for node in members]
 
-            yield run_there
+        yield run_there
 
 
 LINKS = {"none": nodes_here, "tcp": nodes_on_hosts}
