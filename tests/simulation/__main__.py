@@ -38,14 +38,15 @@ def main():
         return play(given)
     first = given.first if given.first is not None else random.SystemRandom().randrange(10**9)
     kept = read(given.keep, first)
-    began, first, totals = time.monotonic(), kept["next"], Counter(played=0)
+    began, first, totals = time.monotonic(), kept["next"], Counter(played=0, failed=0)
     with tempfile.TemporaryDirectory() as folder:
         given.played = Path(folder, "played.json")
-        while goes_on(given, kept, totals["played"], began):
+        while goes_on(given, totals, began):
             after, played = in_a_process(given, kept["next"], totals["played"], began)
             kept = {"next": after["next"], "failed": sorted({*kept["failed"], *after["failed"]})}
             totals.update(played)
     played, seconds = totals.pop("played"), time.monotonic() - began
+    del totals["failed"]
     print(json.dumps({
         "first": first, "last": kept["next"] - 1, "seeds": played, "failed": kept["failed"],
         "seeds_per_s": round(played / seconds, 3), **totals,
@@ -57,11 +58,11 @@ def read(keep, first):
     return json.loads(keep.read_text()) if keep and keep.exists() else {"next": first, "failed": []}
 
 
-def goes_on(given, kept, played, began):
+def goes_on(given, totals, began):
     return (
-        (given.seeds is None or played < given.seeds)
+        (given.seeds is None or totals["played"] < given.seeds)
         and (given.seconds is None or time.monotonic() - began < given.seconds)
-        and not (given.stop and kept["failed"])
+        and not (given.stop and totals["failed"])
     )
 
 
@@ -86,14 +87,15 @@ def in_a_process(given, first, played, began):
 
 def play(given):
     began, kept = time.monotonic(), read(given.keep, given.first)
-    totals = {"played": 0, "faults": 0, "rounds": 0, "recomputed": 0, "steps": 0}
-    while goes_on(given, kept, totals["played"], began):
+    totals = {"played": 0, "failed": 0, "faults": 0, "rounds": 0, "recomputed": 0, "steps": 0}
+    while goes_on(given, totals, began):
         seed = kept["next"]
         trouble = play_one(seed, given.verbose, totals, faults=given.faults, without=given.without)
         totals["played"] += 1
         kept["next"] = seed + 1
         if trouble is not None:
             kept["failed"].append(seed)
+            totals["failed"] += 1
             print(trouble, flush=True)
             print(shrunk(seed, given.without), flush=True)
         if given.keep:
