@@ -49,6 +49,8 @@ class BackgroundThread:
             call()
         elif size and self._given - self._done + size > self._most:
             self.dropped += 1
+            if self.dropped & (self.dropped - 1) == 0:
+                _log.warning("job %s computes and takes no more: %d frames dropped so far", self._job, self.dropped)
         else:
             self._given += size
             self._calls.put((call, size))
