@@ -6,7 +6,6 @@ parameters may be longer (4096 elements where a codec keeps some of them) than t
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -64,8 +63,8 @@ class WireFormat:
 
     @property
     def is_float32(self) -> bool:
-        """The bytes are those that the vector has in this machine's memory."""
-        return isinstance(self.codec, Float32) and sys.byteorder == "little"
+        """The bytes are those of the vector: little-endian float32, and nothing is left out."""
+        return isinstance(self.codec, Float32)
 
     def drawn(self, number: int) -> "WireFormat":
         """How contributions made for round ``number`` are encoded. Whoever decodes need not know it."""
@@ -146,7 +145,7 @@ class WireFormat:
                 with _naming(part):
                     check_finite(flat[first : min(first + CHUNK, position + count)], first)
             position += count
-        return flat.view(np.uint8).data.toreadonly()
+        return flat.astype("<f4", copy=False).view(np.uint8).data.toreadonly()
 
     def encode_from(self, flat: Vector, start: int = 0, stop: int | None = None) -> memoryview:
         """:meth:`encode`, and what the bytes say is taken away from ``flat``: the error feedback is left.

@@ -74,12 +74,12 @@ def encoded(
         NotFiniteError: a value is NaN or infinite.
     """
     encoded, squares = vectors.bytes_of(wire.size), 0.0
-    lossy, as_it_is = wire.codec.lossy, wire.is_float32
-    left = vectors.empty(local.size) if lossy else encoded.view(np.float32) if as_it_is else None
-    room, scratch = np.empty(wire.largest_group, np.float32), np.empty(CHUNK, np.float32)
+    exact = wire.is_float32
+    left = encoded.view("<f4") if exact else vectors.empty(local.size)
+    scratch = np.empty(CHUNK, np.float32)
     for group in wire.groups(elements=wire.encoded_at_a_time):
         first, end = group.elements.start, group.elements.stop
-        values = room[: end - first] if left is None else left[group.elements]
+        values = left[group.elements]
         for start in range(first, end, CHUNK):
             part = slice(start, min(start + CHUNK, end))
             work = values[part.start - first : part.stop - first]
@@ -89,13 +89,12 @@ def encoded(
                 if feedback is not None:
                     work += np.multiply(feedback[part], beta, out=scratch[: work.size])
             squares += square
-            if as_it_is and not (feedback is None and math.isfinite(square)):
+            if exact and not (feedback is None and math.isfinite(square)):
                 check_finite(work, start)
-        if not as_it_is:
-            encode = wire.encode_from if lossy else wire.encode
-            encoded[group.bytes] = encode(values, group.first, group.end)
+        if not exact:
+            encoded[group.bytes] = wire.encode_from(values, group.first, group.end)
     encoded.flags.writeable = False
-    return encoded.data, left if lossy else None, math.sqrt(squares)
+    return encoded.data, None if exact else left, math.sqrt(squares)
 
 
 if TYPE_CHECKING:
