@@ -4,6 +4,7 @@ outer steps of a large model are computed on a thread of their own."""
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
+from notebook_cluster.processors import PLACE
 from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
 from notebook_cluster.rounds.member import machine
 from notebook_cluster.training.background import worker
 from notebook_cluster.training.background.worker import BackgroundThread
-from notebook_cluster.training.loop import replica
+from notebook_cluster.training.loop import replica, sync
 from notebook_cluster.training.loop.encoding import EncodingThread
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
@@ -334,3 +336,22 @@ def test_no_more_than_two_models_wait_for_a_background_that_computes() -> None:
     finished = threading.Event()
     thread.do(finished.set, model)
     assert finished.wait(60)
+
+
+@pytest.mark.parametrize(("nodes", "part"), [(0, 4), (1, 4), (2, 4), (4, 8), (30, 60)])
+def test_what_rounds_keep_leaves_half_of_the_free_memory_to_training_on_all_nodes_of_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, part: int
+) -> None:
+    free, asked = 1 << 20, list[int]()
+    monkeypatch.setenv(PLACE, str(tmp_path / "place"))
+    monkeypatch.setattr(sync, "count_nodes", lambda place: nodes)
+    monkeypatch.setattr(sync.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(sync.vectors, "keep_up_to", asked.append)
+
+    def cell(node: Node) -> None:
+        nc.DiLoCo(nn.Linear(1000, 1000), every=EVERY).finish()
+
+    with Cluster(["a"], tmp_path / "checkpoints") as cluster:
+        cluster.run(cell)
+    assert asked
+    assert set(asked) == {free // part}

@@ -5,6 +5,7 @@ The order in a cell: registered at construction (or at the first call in a later
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 
 from notebook_cluster.checkpoints import CheckpointError
+from notebook_cluster.processors import PLACE, count_nodes
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import OuterChange
@@ -37,7 +39,7 @@ _VECTORS_OF_A_ROUND = 9
 """Float32 vectors of the model's size that are in use while a round is open, at most."""
 
 _SHARE_OF_ROOM = 4
-"""What of the free memory they may be kept in: one part of so many."""
+"""What of the free memory a node may keep them in: one part of so many, and all nodes of the machine half of it."""
 
 
 class RoundSync(RoundClient):
@@ -197,7 +199,8 @@ class RoundSync(RoundClient):
     def _keep_vectors(self) -> None:
         """New pages cost more than what is computed in them: a round takes its vectors from those of the round before,
         where the machine has room for them beside what it trains with."""
-        room = psutil.virtual_memory().available // _SHARE_OF_ROOM
+        place = os.environ.get(PLACE, "")
+        room = psutil.virtual_memory().available // max(_SHARE_OF_ROOM, 2 * count_nodes(place) if place else 0)
         vectors.keep_up_to(min(_VECTORS_OF_A_ROUND * 4 * self._replica.fragments.size, room))
 
     def _say_what_goes_on(self) -> None:
