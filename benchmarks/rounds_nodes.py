@@ -1,7 +1,6 @@
 """The nodes of :mod:`benchmarks.rounds`: a cluster here or across network namespaces, and the cells that it runs."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,8 @@ EVERY = 4
 """Calls of ``sync.step`` in a round; as many as there are fragments, where these are more."""
 
 Run = Callable[[str], list[Any]]
-"""Runs a cell on all nodes; returns what the last line that each node printed says, in rank order. Raises RuntimeError
-where the cell failed."""
+"""Runs a cell on all nodes; returns what the last line of JSON that each node printed says, in rank order. Raises
+RuntimeError where the cell failed."""
 
 
 @dataclass(frozen=True)
@@ -196,17 +195,10 @@ def nodes_here(nodes: int) -> Iterator[Run]:
 @contextlib.contextmanager
 def nodes_on_hosts(nodes: int) -> Iterator[Run]:
     """A cluster with each node on a host of its own, a network namespace: they talk over TCP with CURVE."""
-    from benchmarks.links_network import notebook_and_hosts
+    from benchmarks.links_network import answers, notebook_and_hosts
 
     with notebook_and_hosts(nodes) as (_, notebook, members):
-
-        def run_there(source: str) -> list[Any]:
-            cell = notebook.until(notebook.start(f"%%on_all --no-replay\n{source}"), timeout=1200)
-            if cell.error is not None:
-                raise RuntimeError(f"{source}failed: {cell.error.name}: {cell.error.value}")
-            return [json.loads(notebook.printed(node).splitlines()[-1]) for node in members]
-
-        yield run_there
+        yield lambda source: answers(notebook, members, f"%%on_all --no-replay\n{source}", 1200)
 
 
 LINKS = {"none": nodes_here, "tcp": nodes_on_hosts}
