@@ -5,6 +5,7 @@
 ``python -m benchmarks.stop --nodes 4``       Stop -> every node idle, the cell ended
 ``python -m benchmarks.panel --nodes 32``     what the panel of a large cluster costs
 ``python -m benchmarks.all_reduce``           ``nc.all_reduce`` and ``nc.barrier`` beside torch's gloo
+``python -m benchmarks.rounds``               time and memory of a round beside the same by hand on torch's gloo
 ``python -m benchmarks.fuzz --frames 200000`` bad frames to every port of a peer
 ``python -m benchmarks.churn``                training while everything fails, each round computed again; as root
 ``python -m benchmarks.codecs``               size, error and speed of each codec on a real pseudo-gradient

@@ -1,6 +1,7 @@
 """The three ways to run ``1+1`` on N kernels, and what both benchmarks need around them."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,16 @@ from traitlets.config import Config
 SOURCE = "1+1"
 MARK = "NOTEBOOK_CLUSTER_BENCHMARK"
 TIMEOUT = 120.0
+
+
+def last_answer(text: str) -> list[Any]:
+    """What the last line of JSON in ``text`` says, in a list; empty: there is none. Libraries print around it: torch's
+    gloo says from a thread of its own who is connected."""
+    for line in reversed(text.splitlines()):
+        with contextlib.suppress(ValueError):
+            return [json.loads(line)]
+    return []
+
 
 Runner = Callable[[], None]
 """Runs SOURCE on every node and returns when all have answered."""

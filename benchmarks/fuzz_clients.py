@@ -73,6 +73,9 @@ class Attack:
         """A connection of its own, for a frame that ends it."""
         raise NotImplementedError
 
+    def hear(self, frames: Frames) -> None:
+        """What the server says to the attacker."""
+
     def attack(self, client: RawClient, count: int) -> None:
         """Send ``count`` bad messages on ``client``. Raises Hang when the server takes no more."""
         self.begin()
@@ -81,8 +84,8 @@ class Attack:
             for frames in self.sent:
                 if frames:
                     client.send(frames)
-                while client.receive(0) is not None:
-                    pass
+                while (answer := client.receive(0)) is not None:
+                    self.hear(answer)
         except zmq.Again:
             raise Hang(f"{self.name}: the server reads no more") from None
 
@@ -223,12 +226,15 @@ class MeshAttack(Attack):
         self.attack(self._link, count)
 
     def fill(self) -> None:
-        """What is kept for a job that may still come is bounded: fill it, so that growth shows what is not."""
+        """What is kept for a job or a cell that may still come is bounded: fill it, so that growth shows what is
+        not."""
         self.begin()
         assert self._link is not None
-        header = encode(mesh.JobFrame(job="later", incarnation=1, kind="mean"))
-        for _ in range(300):
-            self._link.send([header, bytes(256 * 1024)])
+        job = mesh.JobFrame(job="later", incarnation=1, kind="mean")
+        cell = mesh.CellFrame(cell=1 << 60, generation=1, operation=1, name="send")
+        for header in (encode(job), encode(cell)):
+            for size in [256 * 1024] * 300 + [1024] * 300 + [0] * 300:
+                self._link.send([header, bytes(size)])
 
     def check(self) -> None:
         answers: SimpleQueue[PairMeasured] = SimpleQueue()

@@ -1,5 +1,6 @@
 """For ``benchmarks.fuzz``: attacks on the ports of a coordinator."""
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -28,6 +29,15 @@ class ReceptionAttack(Attack):
         self._link: RawClient | None = None
         self._greeting: f.Hello | None = None
         self._sequence = 0
+        self._received = 0
+        """The last message of the coordinator that came: what nobody acknowledges it keeps, bounded."""
+
+    def hear(self, frames: Frames) -> None:
+        hello = self._greeting
+        with contextlib.suppress(ProtocolError):
+            header: Any = decode(frames[0], f.AnyHeader)
+            if hello is not None and isinstance(header, f.Data) and header.epoch == hello.epoch:
+                self._received = max(self._received, header.sequence)
 
     def _arrive(self) -> RawClient:
         """Dial in anew, and welcome the coordinator's session."""
@@ -39,7 +49,7 @@ class ReceptionAttack(Attack):
             raise Hang("reception: an agent that was let in is not greeted")
         self._sequence = hello.received
         self._link.send([encode(f.Welcome(
-            hello.cluster, hello.epoch, hello.session, hello.received, hello.received, hello.received + 1, False
+            hello.cluster, hello.epoch, hello.session, self._received, self._received, hello.received + 1, False
         ))])  # fmt: skip
         return self._link
 

@@ -1,14 +1,17 @@
 """The hosts of :mod:`benchmarks.links`: a cluster across network namespaces, and the cells that train on it."""
 
 import contextlib
-import json
+import functools
 import statistics
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from benchmarks.common import last_answer
 from benchmarks.links import Case, bits_per_second
 from benchmarks.slept import MODEL
+from tests.conftest import wait_until
 from tests.hosts import CLUSTER, HostNotebook, Share, notebook_on
 from tests.namespaces import Host, Network
 
@@ -116,7 +119,7 @@ class TrainingHosts:
     def __init__(self, network: Network, notebook: HostNotebook, parameters: int, step: float) -> None:
         self._network, self._notebook = network, notebook
         self._nodes = ["local", *(name for name in network.hosts if name != notebook.host.name)]
-        self._run(SET_UP.format(parameters=parameters, step=step), 120)
+        run_cell(self._notebook, SET_UP.format(parameters=parameters, step=step), 120)
 
     def train(self, case: Case, rate: str, rounds: int, expected: float) -> Measurement:
         """Train ``rounds`` rounds over cables of ``rate``, which should take about ``expected`` seconds.
@@ -127,18 +130,17 @@ class TrainingHosts:
         steps = rounds * case.every
         if case.source:
             gradients = case.strategy == "DataParallel"
-            self._run(PREPARE.format(source=case.source, every=case.every, gradients=gradients), 120)
+            run_cell(self._notebook, PREPARE.format(source=case.source, every=case.every, gradients=gradients), 120)
             source = TRAIN.format(lead=2 * case.every, steps=steps, gradients=gradients)
         else:
             source = GLOO.format(steps=steps)
         try:
             for host in self._network.hosts.values():
                 slow_down(self._network, host, rate)
-            self._run(source, 120 + 3 * expected)
+            found = answers(self._notebook, self._nodes, source, 120 + 3 * expected)
         finally:
             for host in self._network.hosts.values():
                 speed_up(self._network, host)
-        found = [json.loads(self._notebook.printed(node).splitlines()[-1]) for node in self._nodes]
         return Measurement(
             statistics.mean(in_steps / total for in_steps, total, _, _ in found),
             statistics.mean(total for _, total, _, _ in found),
@@ -146,23 +148,49 @@ class TrainingHosts:
             max(sent for _, _, _, sent in found) / 1e6,
         )
 
-    def _run(self, source: str, timeout: float) -> None:
-        cell = self._notebook.until(self._notebook.start(source), timeout=timeout)
-        if cell.error is not None:
-            raise RuntimeError(f"{source}failed: {cell.error.name}: {cell.error.value}")
+
+def run_cell(notebook: HostNotebook, source: str, timeout: float) -> None:
+    """Raises RuntimeError with the error of a cell that failed."""
+    cell = notebook.until(notebook.start(source), timeout=timeout)
+    if cell.error is not None:
+        raise RuntimeError(f"{source}failed: {cell.error.name}: {cell.error.value}")
+
+
+def answers(notebook: HostNotebook, nodes: Sequence[str], source: str, timeout: float) -> list[Any]:
+    """Run a cell; what the last line of JSON that each of ``nodes`` printed in it says.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    before = {node: len(notebook.printed(node)) for node in nodes}
+    run_cell(notebook, source, timeout)
+
+    def answer(node: str) -> list[Any]:
+        return last_answer(notebook.printed(node)[before[node] :])
+
+    # the coordinator may still be writing down what was printed last
+    return [wait_until(functools.partial(answer, node), what=f"the answer of {node}")[0] for node in nodes]
 
 
 @contextlib.contextmanager
-def training_hosts(nodes: int, parameters: int, step: float) -> Iterator[TrainingHosts]:
-    """A cluster across ``nodes`` hosts that is gone afterwards, for a model of ``parameters`` parameters."""
+def notebook_and_hosts(nodes: int) -> Iterator[tuple[Network, HostNotebook, list[str]]]:
+    """A cluster across ``nodes`` hosts that is gone afterwards, its notebook, and its nodes in rank order."""
     names = [f"host-{number}" for number in range(nodes)]
     with Network(*names) as network:
         for name in names[1:]:
             Share(network[name], "--code", CODE)
         with notebook_on(network[names[0]]) as notebook:
             notebook.works(f"%cluster start {CLUSTER} --peers all --code {CODE} --no-panel")
-            notebook.wait_for_nodes({"local", *names[1:]})
-            yield TrainingHosts(network, notebook, parameters, step)
+            members = ["local", *names[1:]]
+            notebook.wait_for_nodes(set(members))
+            yield network, notebook, members
+
+
+@contextlib.contextmanager
+def training_hosts(nodes: int, parameters: int, step: float) -> Iterator[TrainingHosts]:
+    """:func:`notebook_and_hosts`, for a model of ``parameters`` parameters."""
+    with notebook_and_hosts(nodes) as (network, notebook, _):
+        yield TrainingHosts(network, notebook, parameters, step)
 
 
 def slow_down(network: Network, host: Host, rate: str) -> None:

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import private_folders
+from benchmarks.common import last_answer, private_folders
 from benchmarks.notebook import notebook_with_cluster
 from benchmarks.slept import MODEL
 
@@ -99,7 +99,7 @@ def formula(way: str, nodes: int, slow: float) -> float:
 
 
 def run(view: "Cluster", source: str) -> list[Any]:
-    """What the last line that each node printed says, in rank order.
+    """What the last line of JSON that each node printed says, in rank order.
 
     Raises:
         RuntimeError: the cell failed; with the error of each node.
@@ -111,7 +111,10 @@ def run(view: "Cluster", source: str) -> list[Any]:
     for output in outputs:
         if output.kind == "stream" and output.content["name"] == "stdout" and output.rank is not None:
             printed[output.rank] = printed.get(output.rank, "") + output.content["text"]
-    return [json.loads(printed[rank].splitlines()[-1]) for rank in sorted(printed)]
+    answers = [last_answer(printed[rank]) for rank in sorted(printed)]
+    if not all(answers):
+        raise RuntimeError(f"{source}printed no line of JSON on a node: {printed}")
+    return [answer for (answer,) in answers]
 
 
 def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:

@@ -1,5 +1,6 @@
 """The benchmarks print one JSON line with every figure and leave nothing behind. How fast is not asserted here."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import links
+import notebook_cluster as nc
+from benchmarks import links, rounds
 from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -208,6 +210,34 @@ def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
     assert min(found["cpu_ms"], found["gloo_cpu_ms"]) > 0
 
 
+def test_rounds_compares_time_and_memory_of_a_round_with_the_same_by_hand(no_processes_left: str) -> None:
+    found = figures("rounds", "--params", "1e5", "--codec", "float32", "--rounds", "2", "--after", "0")
+    assert (found["benchmark"], found["codec"], found["nodes"], found["params"]) == ("rounds", "float32", 2, 100_000)
+    assert min(found["ours_s"], found["gloo_s"], found["io_thread_longest_ms"]) > 0
+    assert found["ratio_to_gloo"] == pytest.approx(found["ours_s"] / found["gloo_s"], rel=0.02)
+    assert found["apart"] < 1e-5
+    assert found["peak_multiple"] >= found["between_multiple"] > 0
+    assert found["gloo_peak_multiple"] > 0
+    assert {"after_multiple", "load"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("hashes", "apart", "words"),
+    [(("a", "b"), 0.0, "the nodes hold different states"), (("a", "a"), 1e-3, "the loop by hand differ by 0.001")],
+)
+def test_rounds_has_no_figure_where_parameters_differ(hashes: tuple[str, str], apart: float, words: str) -> None:
+    case = rounds.Case("float32", 2, 1000, 2)
+    nodes = [{"ours": [0.1], "gloo": [0.1], "hash": value, "apart": apart, "task": 0.0} for value in hashes]
+    with pytest.raises(RuntimeError, match=words):
+        rounds.times(case, lambda source: nodes)
+
+
+def test_rounds_refuses_a_state_that_the_package_does_not_have() -> None:
+    there = "state" in inspect.signature(nc.DiLoCo).parameters
+    assert rounds.not_there_yet(["float32", "sparse"], "memory") == ""
+    assert ("nc.DiLoCo of this notebook-cluster has no state=" in rounds.not_there_yet(["int8"], "disk")) is not there
+
+
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
 def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str) -> None:
@@ -259,6 +289,8 @@ def test_patience_measures_gaps_between_rounds_and_names_who_is_left_out(no_proc
         ("links", ["--nodes", "1"], "--nodes is at least 2"),
         ("links", ["--cases", "topk"], "invalid choice: 'topk'"),
         ("patience", ["--nodes", "2"], "--nodes is at least 3"),
+        ("rounds", ["--nodes", "1"], "--nodes and --rounds are at least 2"),
+        ("rounds", ["--codec", "topk"], "invalid choice: 'topk'"),
     ],
 )
 def test_programs_with_links_say_what_is_wrong_with_an_option(program: str, options: list[str], words: str) -> None:

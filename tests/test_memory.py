@@ -101,3 +101,20 @@ def test_threads_never_get_the_same_memory() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_more_is_kept_until_it_is_forgotten() -> None:
+    """A second user who asks for less takes nothing from the first."""
+    memory = ArrayPool(SIZE)
+    memory.keep_up_to(3 * SIZE)
+    memory.keep_up_to(2 * SIZE)
+    arrays = [memory.array(COUNT, np.float32) for _ in range(3)]
+    places = set(map(place, arrays))
+    del arrays
+    arrays = [memory.array(COUNT, np.float32) for _ in range(3)]
+    assert set(map(place, arrays)) == places
+    memory.forget()
+    del arrays
+    kept = [memory.array(COUNT, np.float32) for _ in range(2)]
+    assert len(memory._kept) == 1
+    assert place(memory._kept[0]) == place(kept[1])

@@ -28,7 +28,8 @@ from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.security import dial
-from notebook_cluster.training.background.job import Description, Job
+from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing.saving import Description
 from tests.conftest import wait_until
 from tests.frames_mutator import Mutator, values_of
 from tests.mesh_nodes import mesh_nodes

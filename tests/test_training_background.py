@@ -1,8 +1,10 @@
-"""With overlap a contribution is encoded while training goes on: what it holds, and what may come in between."""
+"""What is done beside the main thread: with overlap a contribution is encoded while training goes on, and means and
+outer steps of a large model are computed on a thread of their own."""
 
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +12,13 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
+from notebook_cluster.processors import PLACE
+from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
-from notebook_cluster.training.loop import replica
+from notebook_cluster.rounds.member import machine
+from notebook_cluster.training.background import worker
+from notebook_cluster.training.background.worker import BackgroundThread
+from notebook_cluster.training.loop import replica, sync
 from notebook_cluster.training.loop.encoding import EncodingThread
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
@@ -230,3 +237,121 @@ def test_a_second_object_is_refused_while_the_first_still_encodes_and_loses_noth
         )
         assert_equal_models(cluster.run(cell))
     assert arrived.count(7 * EVERY) >= len(NAMES)
+
+
+# ---- the thread of a large model's background ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8", "topk-8"])
+def test_rounds_of_a_large_model_are_computed_on_a_thread_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """With the same bits as on the runtime's, which only hands over what comes."""
+    apply, threads = machine.apply, set[str]()
+
+    def seen(state: Any, event: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return apply(state, event)
+
+    def cell(node: Node) -> nn.Module:
+        model = wide(node.rank())
+        sync = nc.DiLoCo(model, every=EVERY, codec=codec)
+        steps(node, sync, model, range(3 * EVERY))
+        sync.finish()
+        return model
+
+    monkeypatch.setattr(machine, "apply", seen)
+    found = []
+    for large in (worker.LARGE, 0):
+        monkeypatch.setattr(worker, "LARGE", large)
+        threads.clear()
+        with Cluster(NAMES, tmp_path / str(large)) as cluster:
+            results = cluster.run(cell)
+            assert_equal_models(results)
+            found.append(flat(results["a"]).tobytes())
+        expected = {"runtime a", "runtime b"} if large else {"rounds-model"}
+        assert threads == expected
+    assert found[0] == found[1]
+
+
+class Said:
+    """What a background needs of a runtime whose thread is the test's."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def call_soon(self, callback: Any) -> None:
+        callback()
+
+    def send_control(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+def held_thread(runtime: Any) -> tuple[BackgroundThread, threading.Event]:
+    """A background that waits for the event before it does anything else."""
+    thread, go = BackgroundThread(runtime, "model"), threading.Event()
+    thread.prepare(worker.LARGE)
+    begun = threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        go.wait(60)
+
+    thread.do(hold)
+    assert begun.wait(60)
+    return thread, go
+
+
+def test_what_fails_in_the_background_is_told_and_the_next_call_is_done() -> None:
+    runtime, done = Said(), threading.Event()
+    thread, go = held_thread(runtime)
+    order: list[int] = []
+    thread.do(lambda: order.append(1))
+    thread.do(lambda: order.append(1 // 0))
+    thread.soon(lambda: order.append(2))
+    thread.do(done.set)
+    assert order == []
+    go.set()
+    assert done.wait(60)
+    assert order == [1, 2]
+    [message] = runtime.messages
+    assert isinstance(message, NodeLog)
+    assert message.level == "error"
+    assert "job 'model' failed in the background: ZeroDivisionError" in message.text
+
+
+def test_no_more_than_two_models_wait_for_a_background_that_computes() -> None:
+    """What comes on top is dropped, as a lost frame is; what keeps no payload is never dropped."""
+    thread, go = held_thread(Said())
+    done, taken = threading.Event(), list[int]()
+    model = 4 * worker.LARGE
+    for number in range(80):
+        thread.do(lambda number=number: taken.append(number), model)  # type: ignore[misc]
+    thread.do(done.set)
+    go.set()
+    assert done.wait(60)
+    assert taken == list(range(len(taken)))
+    assert 2 <= len(taken) < 80
+    assert thread.dropped == 80 - len(taken)
+    finished = threading.Event()
+    thread.do(finished.set, model)
+    assert finished.wait(60)
+
+
+@pytest.mark.parametrize(("nodes", "part"), [(0, 4), (1, 4), (2, 4), (4, 8), (30, 60)])
+def test_what_rounds_keep_leaves_half_of_the_free_memory_to_training_on_all_nodes_of_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int, part: int
+) -> None:
+    free, asked = 1 << 20, list[int]()
+    monkeypatch.setenv(PLACE, str(tmp_path / "place"))
+    monkeypatch.setattr(sync, "count_nodes", lambda place: nodes)
+    monkeypatch.setattr(sync.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(sync.vectors, "keep_up_to", asked.append)
+
+    def cell(node: Node) -> None:
+        nc.DiLoCo(nn.Linear(1000, 1000), every=EVERY).finish()
+
+    with Cluster(["a"], tmp_path / "checkpoints") as cluster:
+        cluster.run(cell)
+    assert asked
+    assert set(asked) == {free // part}

@@ -220,7 +220,8 @@ import numpy as np
 from notebook_cluster.codecs import WireFormat
 from notebook_cluster.protocol.runs import Register, Registered
 from notebook_cluster.training import current_runtime
-from notebook_cluster.training.background.job import Description, Job
+from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing.saving import Description
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 

@@ -86,6 +86,10 @@ def not_finite(start: int) -> NotFiniteError:
 
 def check_finite(values: Vector, start: int) -> None:
     """Raise NotFiniteError where ``values`` (at least one) hold NaN or infinity; they begin at element ``start``."""
-    # max and min see NaN and both infinities, and leave nothing to allocate
+    flat = values.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.dot(flat, flat)):  # one pass; NaN and infinity stay in the sum
+            return
+    # the sum may be too large where no value is; max and min see NaN and both infinities, and allocate nothing
     if not (np.isfinite(values.max()) and np.isfinite(values.min())):
         raise not_finite(start)

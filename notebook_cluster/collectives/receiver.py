@@ -87,7 +87,10 @@ class CellReceiver:
         self._reset()
         early, self._early, self._early_bytes = self._early, deque(), 0
         for sender, header, payload in early:
-            self.on_frame(sender, header, memoryview(payload))
+            if header.cell > world.cell:
+                self._hold(sender, header, payload)
+            else:
+                self.on_frame(sender, header, memoryview(payload))
         done = list(self._early_done)
         self._early_done.clear()
         for message in done:
@@ -143,7 +146,7 @@ class CellReceiver:
         if not is_usable(header):
             self.dropped += 1
         elif world is None or header.cell > world.cell:
-            self._hold(sender, header, payload)
+            self._hold(sender, header, bytes(payload))
         elif (header.cell, header.generation) != (world.cell, world.generation) or sender not in world.nodes:
             self.dropped += 1
         elif header.name == WANT:
@@ -155,12 +158,12 @@ class CellReceiver:
             self._progress[sender] = time.monotonic()
             self._take(sender, header, payload)
 
-    def _hold(self, sender: str, header: CellFrame, payload: memoryview) -> None:
+    def _hold(self, sender: str, header: CellFrame, payload: bytes) -> None:
         size = len(payload) + _FRAME_COST
         if self._early_bytes + size > self._settings.held_bytes:
             self.dropped += 1  # asked for again when the cell is there
             return
-        self._early.append((sender, header, bytes(payload)))
+        self._early.append((sender, header, payload))
         self._early_bytes += size
 
     def _take(self, sender: str, header: CellFrame, payload: memoryview) -> None:

@@ -42,11 +42,12 @@ def _counts_tell_use() -> bool:
 
 
 class ArrayPool:
-    """At most ``most`` bytes of arrays that were handed out, found again once nothing refers to them any more. For any
-    thread. Where this Python cannot say that nothing refers to an array, every array is new memory."""
+    """At most ``most`` bytes of arrays that were handed out, found again once nothing refers to them any more;
+    :meth:`keep_up_to` raises it until :meth:`forget`. For any thread. Where this Python cannot say that nothing refers
+    to an array, every array is new memory."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._least = self._most = most
         self._kept: list[NDArray[Any]] = []
         self._lock = threading.Lock()
 
@@ -70,10 +71,16 @@ class ArrayPool:
                 del self._kept[0]
         return found.view(kind)
 
+    def keep_up_to(self, most: int) -> None:
+        """Keep up to ``most`` bytes, where that is more than now."""
+        with self._lock:
+            self._most = max(self._most, most)
+
     def forget(self) -> None:
         """Give back what is unused, at once or when nothing refers to it any more."""
         with self._lock:
             self._kept.clear()
+            self._most = self._least
 
 
 class Scratch:

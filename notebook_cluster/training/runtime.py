@@ -19,7 +19,7 @@ class JobHandler(Protocol):
         """A :mod:`notebook_cluster.protocol.rounds` message of this job from the coordinator, in order."""
 
     def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
-        """A frame of this job from another node. ``payload`` is only valid during the call."""
+        """A frame of this job from another node. ``payload`` stays as it is for as long as somebody has it."""
 
     def on_tick(self, now: float) -> None:
         """About ten times a second; ``now`` is ``time.monotonic()``."""

@@ -11,8 +11,10 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 
 
@@ -30,41 +32,76 @@ def main():
     parser.add_argument(
         "--faults", type=json.loads, help="JSON: these instead of what the seeds say, as a failure prints them"
     )
+    parser.add_argument("--played", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of a seed
-        environment = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
-            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], env=environment, check=False
-        ).returncode
+    if given.played is not None:
+        return play(given)
     first = given.first if given.first is not None else random.SystemRandom().randrange(10**9)
-    kept = json.loads(given.keep.read_text()) if given.keep and given.keep.exists() else {"next": first, "failed": []}
-    return play(kept, given)
-
-
-def play(kept, given):
-    began, first, played = time.monotonic(), kept["next"], 0
-    totals = {"faults": 0, "rounds": 0, "recomputed": 0, "steps": 0}
-    while (given.seeds is None or played < given.seeds) and (
-        given.seconds is None or time.monotonic() - began < given.seconds
-    ):
-        seed = kept["next"]
-        trouble = play_one(seed, given.verbose, totals, faults=given.faults, without=given.without)
-        played += 1
-        kept["next"] = seed + 1
-        if trouble is not None:
-            kept["failed"].append(seed)
-            print(trouble, flush=True)
-            print(shrunk(seed, given.without), flush=True)
-        if given.keep:
-            given.keep.write_text(json.dumps(kept))
-        if trouble is not None and given.stop:
-            break
-    seconds = time.monotonic() - began
+    kept = read(given.keep, first)
+    began, first, totals = time.monotonic(), kept["next"], Counter(played=0, failed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        given.played = Path(folder, "played.json")
+        while goes_on(given, totals, began):
+            after, played = in_a_process(given, kept["next"], totals["played"], began)
+            kept = {"next": after["next"], "failed": sorted({*kept["failed"], *after["failed"]})}
+            totals.update(played)
+    played, seconds = totals.pop("played"), time.monotonic() - began
+    del totals["failed"]
     print(json.dumps({
         "first": first, "last": kept["next"] - 1, "seeds": played, "failed": kept["failed"],
         "seeds_per_s": round(played / seconds, 3), **totals,
     }))  # fmt: skip
     return 1 if kept["failed"] else 0
+
+
+def read(keep, first):
+    return json.loads(keep.read_text()) if keep and keep.exists() else {"next": first, "failed": []}
+
+
+def goes_on(given, totals, began):
+    return (
+        (given.seeds is None or totals["played"] < given.seeds)
+        and (given.seconds is None or time.monotonic() - began < given.seconds)
+        and not (given.stop and totals["failed"])
+    )
+
+
+BATCH = 200
+"""Seeds that one process plays: threads of a world that stand still for ever keep their files and their memory."""
+
+
+def in_a_process(given, first, played, began):
+    """Play up to BATCH seeds from ``first`` on. Returns (what is kept, what was played)."""
+    more = BATCH if given.seeds is None else min(BATCH, given.seeds - played)
+    command = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
+    command += ["--from", str(first), "--seeds", str(more), "--played", str(given.played)]
+    if given.seconds is not None:
+        command += ["--seconds", str(given.seconds - (time.monotonic() - began))]
+    # the order of sets is part of a seed
+    environment = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    if subprocess.run(command, env=environment, check=False).returncode:
+        sys.exit(f"the process that played from seed {first} on has ended")
+    answer = json.loads(given.played.read_text())
+    return answer["kept"], answer["totals"]
+
+
+def play(given):
+    began, kept = time.monotonic(), read(given.keep, given.first)
+    totals = {"played": 0, "failed": 0, "faults": 0, "rounds": 0, "recomputed": 0, "steps": 0}
+    while goes_on(given, totals, began):
+        seed = kept["next"]
+        trouble = play_one(seed, given.verbose, totals, faults=given.faults, without=given.without)
+        totals["played"] += 1
+        kept["next"] = seed + 1
+        if trouble is not None:
+            kept["failed"].append(seed)
+            totals["failed"] += 1
+            print(trouble, flush=True)
+            print(shrunk(seed, given.without), flush=True)
+        if given.keep:
+            given.keep.write_text(json.dumps(kept))
+    given.played.write_text(json.dumps({"kept": kept, "totals": totals}))
+    return 0
 
 
 def shrunk(seed, without):

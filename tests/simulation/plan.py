@@ -8,6 +8,10 @@ import notebook_cluster as nc
 from notebook_cluster.rounds.leader.state import RoundsSettings
 from notebook_cluster.rounds.member import machine as member_machine
 from notebook_cluster.rounds.member.state import MemberSettings
+from notebook_cluster.training.background import worker
+
+_OWN_THREADS = 100_000
+"""The first seed in which a job's background may have a thread of its own: earlier ones found something without."""
 
 
 class Plan:
@@ -78,11 +82,13 @@ class Sizes:
     """Bounds of the product, at times so small that they matter in a world: what happens after hours or with large
     models happens here within seconds."""
 
-    def __init__(self, rng):
+    def __init__(self, seed):
+        rng = random.Random(f"sizes {seed}")
         self.snapshot_rows = rng.choice((5, 40, 10_000))
         self.journal_bytes = rng.choice((20_000, 64 << 20))
         self.chunk_bytes = rng.choice((700, 256 * 1024))
         self.slices = rng.choice((None, RoundsSettings(one_owner_blocks=2, slices_each=2, slice_blocks=1)))
+        self.large = rng.choice((worker.LARGE, 0)) if seed >= _OWN_THREADS else worker.LARGE
 
     def of_coordinator(self, made):
         """Of a coordinator that was just made."""
@@ -97,3 +103,4 @@ class Sizes:
         patches.attribute(
             member_machine, "new_member", lambda job, node, incarnation: make(job, node, incarnation, settings)
         )
+        patches.attribute(worker, "LARGE", self.large)

@@ -1,6 +1,7 @@
 """Puts the stand-ins of a world in the place of the real things, in every module that has them, while it runs."""
 
 import asyncio
+import concurrent.futures.thread
 import contextlib
 import functools
 import importlib
@@ -14,9 +15,11 @@ import threading
 import time
 import types
 import uuid
+import weakref
 from unittest import mock
 
 import psutil
+import torch
 import zmq
 from zmq.utils import z85
 
@@ -164,6 +167,8 @@ def import_all():
             if not found.name.endswith("__main__"):
                 with contextlib.suppress(ImportError):  # a framework that is not installed
                     importlib.import_module(found.name)
+    importlib.import_module("jupyter_client.channels")
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports much of torch
 
 
 def patches_for(world):
@@ -230,6 +235,7 @@ def _threads(patches, world):
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
     patches.attribute(asyncio, "to_thread", to_thread)
+    patches.attribute(concurrent.futures.thread, "_threads_queues", weakref.WeakKeyDictionary())
     patches.attribute(SimulatedIOThread, "schedule", world.schedule)
     patches.everywhere(real_sockets.IOThread, SimulatedIOThread)
     schedule = world.schedule

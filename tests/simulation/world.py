@@ -74,7 +74,7 @@ class World:
         self.healed = False
         self.seconds = seconds
         self.plan = Plan(self.rng, seconds)
-        self.sizes = Sizes(random.Random(f"sizes {seed}"))
+        self.sizes = Sizes(seed)
         self.faults = Faults(self, faults)
         self._starts = 0
 

@@ -3,6 +3,8 @@
 import itertools
 from copy import copy
 
+import numpy as np
+
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Seal
 from notebook_cluster.rounds.member.events_effects import (
@@ -12,11 +14,12 @@ from notebook_cluster.rounds.member.events_effects import (
     SendChunk,
 )
 from notebook_cluster.rounds.member.state import Assembly, Exchange, MemberState
+from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.weighted_mean import gathered_count
 
-_FEW_CHUNKS = 256
+_FEW_GAPS = 256
 _LEAST_CHUNK = 32 * 1024
-"""Bytes: a slice comes in at most ``_FEW_CHUNKS`` chunks and one for each of these."""
+"""Bytes: a slice that is not complete has at most ``_FEW_GAPS`` gaps and one for each of these."""
 
 # ---- sending -------------------------------------------------------------------------------------------------
 
@@ -122,23 +125,24 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
     if have:
         return False
     key = (header.slice, str(header.kind), name)
-    assembly = exchange.partial.get(key) or Assembly(header.total, {})
-    if header.total != assembly.total and frame.sender == piece.owner:
+    assembly = exchange.partial.get(key) or Assembly(vectors.bytes_of(header.total))
+    if header.total != assembly.data.size and frame.sender == piece.owner:
         # a mean of which parts were added up may have several sizes: whoever added them up knows which
-        assembly = Assembly(header.total, {})
-    if header.total != assembly.total or _is_overfull(assembly):
+        assembly = Assembly(vectors.bytes_of(header.total))
+    if header.total != assembly.data.size or len(assembly.received) > _FEW_GAPS + header.total // _LEAST_CHUNK:
         state.dropped += 1
         return False
-    assembly = _with_chunk(assembly, header.offset, bytes(frame.payload))
+    assembly = _with_chunk(assembly, header.offset, frame.payload)
     exchange.progress = state.now
-    if assembly.received < header.total or first_gap(assembly) < header.total:
+    if first_gap(assembly) < header.total:
         exchange.partial = {**exchange.partial, key: assembly}
         return False
     exchange.partial = {other: part for other, part in exchange.partial.items() if other != key}
+    whole = assembly.data.data.toreadonly()
     if name:
-        exchange.contributions = {**exchange.contributions, (header.slice, name): _joined(assembly)}
+        exchange.contributions = {**exchange.contributions, (header.slice, name): whole}
     else:
-        exchange.means = {**exchange.means, header.slice: _joined(assembly)}
+        exchange.means = {**exchange.means, header.slice: whole}
     return True
 
 
@@ -149,34 +153,25 @@ def hear(state: MemberState, exchange: Exchange, node: str) -> Exchange:
     return exchange
 
 
-def _with_chunk(assembly: Assembly, offset: int, payload: bytes) -> Assembly:
-    """``assembly`` with one more chunk; of two at one offset the longer stays."""
-    known = assembly.chunks.get(offset, b"")
-    if len(payload) <= len(known):
-        return assembly
-    return Assembly(assembly.total, {**assembly.chunks, offset: payload}, assembly.received + len(payload) - len(known))
-
-
-def _is_overfull(assembly: Assembly) -> bool:
-    """More or smaller chunks than a member cuts a slice into, or chunks that overlap without end."""
-    return len(assembly.chunks) > _FEW_CHUNKS + assembly.total // _LEAST_CHUNK or assembly.received > 2 * assembly.total
+def _with_chunk(assembly: Assembly, offset: int, payload: Buffer) -> Assembly:
+    """``assembly`` with one more chunk, of which only what has not come yet is taken."""
+    data, view = assembly.data, np.frombuffer(payload, np.uint8)
+    position, end, received = offset, offset + view.size, list[tuple[int, int]]()
+    start, stop = offset, end
+    for low, high in assembly.received:
+        if high < offset or low > end:
+            received.append((low, high))
+            continue
+        if position < low:
+            data[position:low] = view[position - offset : low - offset]
+        position = max(position, high)
+        start, stop = min(start, low), max(stop, high)
+    if position < end:
+        data[position:end] = view[position - offset :]
+    return Assembly(data, tuple(sorted([*received, (start, stop)])))
 
 
 def first_gap(assembly: Assembly) -> int:
-    """The first byte that has not come; ``total`` when there is none."""
-    end = 0
-    for offset in sorted(assembly.chunks):
-        if offset > end:
-            return end
-        end = max(end, offset + len(assembly.chunks[offset]))
-    return end
-
-
-def _joined(assembly: Assembly) -> bytes:
-    """All bytes of a complete assembly; what overlaps is equal."""
-    pieces, end = [], 0
-    for offset in sorted(assembly.chunks):
-        piece = assembly.chunks[offset][max(0, end - offset) :]
-        pieces.append(piece)
-        end += len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    """The first byte that has not come; the number of all when there is none."""
+    start, stop = assembly.received[0]
+    return 0 if start else stop

@@ -24,12 +24,11 @@ from notebook_cluster.rounds.member.events_effects import (
     Stepped,
     TakeStep,
 )
+from notebook_cluster.rounds.member.next_state import computed, step_slices
 from notebook_cluster.rounds.member.retransmission import on_sent, on_want, request_missing, stalled
-from notebook_cluster.rounds.member.state import Exchange, KeptMean, MemberState
-from notebook_cluster.rounds.numerics import vectors
-from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.outer import bits_float, flushes_subnormals, outer_step
-from notebook_cluster.rounds.numerics.weighted_mean import is_finite, joined, mean_of, mean_of_gathered
+from notebook_cluster.rounds.member.state import Exchange, MemberState
+from notebook_cluster.rounds.numerics.outer import bits_float, flushes_subnormals
+from notebook_cluster.rounds.numerics.weighted_mean import is_finite, joined, mean_of
 
 
 def on_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
@@ -131,7 +130,7 @@ def on_tick(state: MemberState, effects: list[Effect]) -> None:
 
 
 def advance(state: MemberState, effects: list[Effect]) -> None:
-    """Encode the means that can be encoded, then prepare if every mean is here."""
+    """Encode the means that can be encoded, step with those that are here, then prepare if that is every mean."""
     exchange = state.exchange
     if exchange is None or exchange.prepared is not None or exchange.broken or state.catching:
         return
@@ -147,6 +146,13 @@ def advance(state: MemberState, effects: list[Effect]) -> None:
             if mean is None:
                 return
             exchange = _send_mean(state, exchange, index, mean, effects)
+    if exchange.means.keys() - exchange.stepped and state.fragments is not None and state.fragments.by_slice:
+        exchange = state.exchange = copy(exchange)
+        try:
+            step_slices(state, exchange)
+        except DamagedError as error:
+            _ask_again(state, exchange, error, effects)
+            return
     if len(exchange.means) == len(exchange.seal.slices):
         _prepare(state, effects)
 
@@ -154,6 +160,8 @@ def advance(state: MemberState, effects: list[Effect]) -> None:
 def _send_mean(state: MemberState, exchange: Exchange, index: int, mean: Buffer, effects: list[Effect]) -> Exchange:
     exchange = state.exchange = copy(exchange)
     exchange.means = {**exchange.means, index: mean}
+    # nobody asks an owner for what it was sent: a new attempt is sent everything anew
+    exchange.contributions = {key: data for key, data in exchange.contributions.items() if key[0] != index}
     for name in exchange.senders:
         if name != state.node:
             send_slice(state, name, "mean", index, mean, effects)
@@ -208,6 +216,7 @@ def _ask_again(state: MemberState, exchange: Exchange, error: DamagedError, effe
     owners = ", ".join(sorted({repr(exchange.seal.slices[index].owner) for index in foreign}))
     effects.append(Log("error", f"round {exchange.seal.round}: {owners} sent bytes that no codec writes ({error})"))
     exchange.means = {index: mean for index, mean in exchange.means.items() if index not in foreign}
+    exchange.stepped -= foreign
 
 
 # ---- what is computed of the contributions -------------------------------------------------------------------
@@ -247,7 +256,7 @@ def slice_mean(
             if state.fragments.central_optimizer:
                 _let_step(state, exchange, total, len(contributors), effects)
                 return None
-            return wire.encode(total, piece.start, piece.stop)
+            return wire.encode_own(total, piece.start, piece.stop)
     except (NotFiniteError, DamagedError):
         broken = [name for name in contributors if not _is_usable(state, exchange, index, name)]
         broken = broken or [max(contributors, key=largest)]
@@ -274,48 +283,3 @@ def _let_step(state: MemberState, exchange: Exchange, mean: Vector, nodes: int, 
     exchange.stepping = True
     seal = exchange.seal
     effects.append(TakeStep(seal.round, seal.attempt, mean, nodes, seal.gradients))
-
-
-def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
-    """(theta, momentum) after the round whose means are all in ``exchange``, as new arrays; without slices as they
-    were. Only the fragment of that round differs."""
-    assert state.fragments is not None
-    assert state.theta is not None
-    assert state.momentum is not None
-    fragments, seal = state.fragments, exchange.seal
-    if not seal.slices:
-        return state.theta, state.momentum
-    wire, fragment = fragments.wire(seal.round), fragments.of_round(seal.round)
-    mean = fragments.unpack(_means(fragments, exchange))
-    if fragments.central_optimizer:
-        return mean, state.momentum
-    lr, mu = bits_float(seal.outer.lr_bits), bits_float(seal.outer.momentum_bits)
-    before = fragments.take(state.theta, fragment), fragments.take(state.momentum, fragment)
-    if fragments.descent is not None:
-        mean = fragments.descent.direction(mean, before[0], wire.buffers)
-    stepped = outer_step(*before, mean, lr, mu, seal.outer.nesterov, 0 if fragments.gradients else wire.buffers)
-    if fragments.count == 1:
-        return stepped
-    theta, momentum = vectors.copy(state.theta), vectors.copy(state.momentum)
-    fragments.put(theta, fragment, stepped[0])
-    fragments.put(momentum, fragment, stepped[1])
-    return theta, momentum
-
-
-def _means(fragments: Fragments, exchange: Exchange) -> Vector:
-    """The means of all slices as one new vector."""
-    wire, over_all = fragments.result(exchange.seal.round), not fragments.over_senders
-    mean = vectors.empty(wire.count)
-    for index, piece in enumerate(exchange.seal.slices):
-        data, out = exchange.means[index], mean[slice(*wire.element_range(piece.start, piece.stop))]
-        if exchange.gathered:
-            mean_of_gathered(wire, data, exchange.gathered, piece.start, piece.stop, over_all=over_all, out=out)
-        else:
-            wire.decode_into(data, out, piece.start, piece.stop)
-    return mean
-
-
-def kept_mean(exchange: Exchange) -> KeptMean:
-    """The means of a committed attempt, for nodes that were late."""
-    slices = tuple(exchange.means[index] for index in range(len(exchange.seal.slices)))
-    return KeptMean(exchange.seal.round, exchange.seal.attempt, slices, sum(map(len, slices)))

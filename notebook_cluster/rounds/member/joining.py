@@ -23,9 +23,9 @@ from notebook_cluster.rounds.member.events_effects import (
     SendControl,
     StateFetched,
 )
-from notebook_cluster.rounds.member.exchange import computed
+from notebook_cluster.rounds.member.next_state import computed
 from notebook_cluster.rounds.member.retransmission import request_missing
-from notebook_cluster.rounds.member.state import Exchange, MemberState
+from notebook_cluster.rounds.member.state import Exchange, MemberState, state_bytes
 
 # ---- joining and arriving ------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ def catch_up(state: MemberState, effects: list[Effect]) -> None:
         if len(state.exchange.means) < len(missed.slices):
             return
         try:
-            theta, momentum = computed(state, state.exchange)
+            theta, momentum = computed(state, copy(state.exchange))
         except DamagedError:
             _fetch_whole(state, effects)
             return
@@ -229,7 +229,7 @@ def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
     copies = [row.senders if fragments.all_gather else 1 for row in missed]
     sizes = [fragments.wire(row.round).size for row in missed]
     needed = sum(size * times for size, times, row in zip(sizes, copies, missed, strict=True) if row.slices)
-    return needed < 2 * 4 * fragments.size
+    return needed < state_bytes(fragments)
 
 
 def _next_missed(state: MemberState, effects: list[Effect]) -> None:

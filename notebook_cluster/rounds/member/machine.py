@@ -53,7 +53,6 @@ from notebook_cluster.rounds.member.events_effects import (
     Stepped,
     Tick,
 )
-from notebook_cluster.rounds.member.exchange import kept_mean
 from notebook_cluster.rounds.member.joining import (
     answers,
     arrive,
@@ -68,7 +67,8 @@ from notebook_cluster.rounds.member.joining import (
     on_tick_catching_up,
     out_of_rounds,
 )
-from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState
+from notebook_cluster.rounds.member.next_state import kept_mean
+from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, state_bytes
 
 
 def new_member(job: str, node: str, incarnation: int, settings: MemberSettings | None = None) -> MemberState:
@@ -197,9 +197,12 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
 
 
 def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, ...]:
-    """The newest rounds that fit."""
-    kept = kept[-state.settings.kept_rounds :]
-    while kept and sum(mean.size for mean in kept) > state.settings.kept_bytes:
+    """The newest rounds that fit; of a large model no more than a late node would fetch rather than the whole state."""
+    settings, kept = state.settings, kept[-state.settings.kept_rounds :]
+    most = settings.kept_bytes
+    if state.fragments is not None:
+        most = min(most, max(settings.kept_anyway, state_bytes(state.fragments) - 1))
+    while kept and sum(mean.size for mean in kept) > most:
         kept = kept[1:]
     return kept
 

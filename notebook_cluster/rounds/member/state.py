@@ -34,6 +34,8 @@ class MemberSettings(msgspec.Struct, frozen=True):
     kept_rounds: int = 4
     kept_bytes: int = 256 * 1024 * 1024
     """Mean slices of the last rounds, kept for nodes that were late."""
+    kept_anyway: int = 64 * 1024 * 1024
+    """Of those, what is kept though the whole state may be less: rounds go on while a late node asks for a mean."""
     kept_commits: int = 512
     """Rounds of which the COMMIT is kept where every step is one: more than a journal may lose."""
     held_bytes: int = 256 * 1024 * 1024
@@ -42,12 +44,13 @@ class MemberSettings(msgspec.Struct, frozen=True):
 
 
 class Assembly(msgspec.Struct, frozen=True):
-    """Chunks of one slice from one sender, in whatever order they come."""
+    """One slice from one sender, whose chunks come in whatever order. ``data`` is shared with older states: bytes that
+    came are never written to again, so what those have stays as it is."""
 
-    total: int
-    chunks: dict[int, bytes]
-    received: int = 0
-    """Bytes in ``chunks``; chunks may overlap."""
+    data: "NDArray[np.uint8]"
+    """All bytes of the slice; only those in ``received`` are set."""
+    received: tuple[tuple[int, int], ...] = ()
+    """[start, stop) of what came, sorted, with gaps between them."""
 
 
 class Exchange(msgspec.Struct):
@@ -88,7 +91,8 @@ class Exchange(msgspec.Struct):
     prepared: Prepared | None = None
     theta: "Vector | None" = None
     momentum: "Vector | None" = None
-    """As they will be: computed aside, swapped at COMMIT."""
+    """As they will be, in the slices that are in ``stepped``: computed aside, swapped at COMMIT."""
+    stepped: frozenset[int] = frozenset()
 
 
 class KeptMean(msgspec.Struct, frozen=True):
@@ -147,3 +151,8 @@ class MemberState(msgspec.Struct):
     bytes_sent: int = 0
     dropped: int = 0
     now: float = 0.0
+
+
+def state_bytes(fragments: Fragments) -> int:
+    """Of theta and momentum, float32: what a late node fetches where it cannot catch up."""
+    return 2 * 4 * fragments.size

@@ -107,6 +107,11 @@ class Fragments:
         """theta is what each node's own optimiser makes of a round, after its COMMIT."""
         return self.gradients and not self.central_optimizer
 
+    @property
+    def by_slice(self) -> bool:
+        """A slice of the next state depends on that slice of the means alone."""
+        return self.count == 1 and self.descent is None and not self.central_optimizer
+
     def is_exact(self, round: int) -> bool:
         """True for the rounds that are sent in float32."""
         return self._exact_every > 0 and round % self._exact_every == 0

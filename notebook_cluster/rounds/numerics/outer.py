@@ -30,11 +30,12 @@ __all__ = [
 CHUNK = 64 * 1024
 
 
-def weighted_sum(contributions: Iterable[tuple[Vector, float]]) -> Vector:
+def weighted_sum(contributions: Iterable[tuple[Vector, float]], out: Vector | None = None) -> Vector:
     """``sum_m w_m * D_m``, added in the order given (rank order): float32, one product and one addition at a time.
 
     Args:
         contributions: (pseudo-gradient, weight) of at least one member; equal lengths; a weight is a float32 number.
+        out: where to write it, float32 of that length; None: a new vector.
 
     Raises:
         ValueError: no contributions.
@@ -44,7 +45,7 @@ def weighted_sum(contributions: Iterable[tuple[Vector, float]]) -> Vector:
     for vector, weight in contributions:
         factor = np.float32(weight)
         if total is None:
-            total = np.multiply(vector, factor)
+            total = np.multiply(vector, factor, out=out)
             continue
         for start in range(0, vector.size, CHUNK):
             part = vector[start : start + CHUNK]
@@ -56,9 +57,16 @@ def weighted_sum(contributions: Iterable[tuple[Vector, float]]) -> Vector:
 
 
 def outer_step(
-    theta: Vector, momentum: Vector, mean: Vector, lr: float, mu: float, nesterov: bool, buffers: int = 0
+    theta: Vector,
+    momentum: Vector,
+    mean: Vector,
+    lr: float,
+    mu: float,
+    nesterov: bool,
+    buffers: int = 0,
+    out: Vector | None = None,
 ) -> tuple[Vector, Vector]:
-    """One step of the outer optimiser; returns (theta, momentum), a new array and the one of ``mean``.
+    """One step of the outer optimiser; returns (theta, momentum), ``out`` or a new array, and the one of ``mean``.
 
     ``b <- mu * b + D``, then ``theta <- theta - lr * (D + mu * b)`` with Nesterov (DiLoCo, arXiv 2311.08105) or
     ``theta <- theta - lr * b`` without; lr 1 and mu 0, where b is D itself, is Local SGD (arXiv 1805.09767). The last
@@ -71,7 +79,7 @@ def outer_step(
         lr, mu: float32 numbers.
     """
     rate, decay = np.float32(lr), np.float32(mu)
-    new_theta = vectors.empty(theta.size)
+    new_theta = vectors.empty(theta.size) if out is None else out
     trained = theta.size - buffers
     scratch = np.empty((2, min(CHUNK, trained)), np.float32)
     for start in range(0, trained, CHUNK):

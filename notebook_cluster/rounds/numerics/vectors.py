@@ -42,6 +42,11 @@ def copy(vector: Vector) -> Vector:
     return new
 
 
+def keep_up_to(size: int) -> None:
+    """Until :func:`forget`, find up to ``size`` bytes again for the next round."""
+    _MEMORY.keep_up_to(size)
+
+
 def forget() -> None:
     """The training loop is over: give the memory back that no vector is in."""
     _MEMORY.forget()

@@ -79,10 +79,11 @@ def mean_of(wire: WireFormat, contributions: list[tuple[Buffer, float]], start: 
     low, high = wire.element_range(start, stop)
     total = vectors.empty(high - low)
     for group in wire.groups(start, stop):
-        total[group.elements] = weighted_sum(
+        decoded = (
             (wire.decode(memoryview(data)[group.bytes], group.first, group.end), weight)
             for data, weight in contributions
         )
+        weighted_sum(decoded, total[group.elements])
     return total
 
 

@@ -1,16 +1,16 @@
-"""A job's end on the runtime's thread: drives the member's machine (:mod:`notebook_cluster.rounds`) with what arrives
-and passes on what it asks for.
+"""A job's background: drives the member's machine (:mod:`notebook_cluster.rounds`) with what arrives and passes on what
+it asks for.
 
-Two threads meet here. The runtime's thread owns the member's state, serves it to joiners and late nodes while the
-main thread computes, and collects checkpoints. The main thread (``training.loop``) posts events and takes notices; only
-it touches the model. Everything handed from one to the other is immutable.
+Two threads meet here. The background's thread, which is the runtime's, or for a large model one of its own
+(:mod:`.worker`), owns the member's state, serves it to joiners and late nodes while the main thread computes, and
+collects checkpoints. The main thread (``training.loop``) posts events and takes notices; only it touches the model.
+Everything handed from one to the other is immutable.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from notebook_cluster.codecs import Vector
@@ -25,14 +25,19 @@ from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.state import MemberState
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
-from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.state_transfers import StateTransfers
+from notebook_cluster.training.background.worker import BackgroundThread
 from notebook_cluster.training.checkpointing.emergency_checkpoint import kept_writer
 from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
 from notebook_cluster.training.checkpointing.resuming import Start
-from notebook_cluster.training.checkpointing.saving import CheckpointWriter, TrainingSnapshot, TransferError, frames_of
+from notebook_cluster.training.checkpointing.saving import (
+    CheckpointWriter,
+    Description,
+    TrainingSnapshot,
+    TransferError,
+    frames_of,
+)
 from notebook_cluster.training.runtime import Runtime
-from notebook_cluster.training.settings.arguments import Settings
 
 Notice = (
     types.BeginTraining
@@ -51,14 +56,6 @@ Notice = (
     | EndWait
 )
 """What the main thread takes up at its next sync call."""
-
-
-@dataclass(frozen=True)
-class Description:
-    """What does not change while a sync object lives: how to name the vector's elements, what to write beside them."""
-
-    layout: TensorLayout
-    settings: Settings
 
 
 class Job:
@@ -102,13 +99,15 @@ class Job:
         self._incarnations: dict[str, int] = {}
         self._arrived_at = 0.0
         self._clock = AwakeClock()
+        self._thread = BackgroundThread(runtime, name)
+        self._tick_waits = False
         self.dropped = 0
         """Frames of states and parts that could not be right."""
         self._writer = CheckpointWriter(runtime.checkpoint_directory, runtime.send_control)
 
     @property
     def member(self) -> MemberState:
-        """This node's side of the rounds; on the runtime's thread only."""
+        """This node's side of the rounds; on the background's thread only."""
         return self._member
 
     # ---- main thread ----------------------------------------------------------------------------------------
@@ -128,7 +127,11 @@ class Job:
             self._description, self._states.optimizer_bytes = description, None
             self.apply_event(types.BeginRun(register=register, fragments=fragments, theta=theta, momentum=momentum))
 
-        self.runtime.call_soon(start)
+        def begin() -> None:
+            self._thread.prepare(fragments.size)
+            self._thread.do(start)
+
+        self.runtime.call_soon(begin)
 
     def held(self, schema_hash: str) -> Start | None:
         """The state that this node holds of a model with this schema."""
@@ -151,14 +154,13 @@ class Job:
         return self._states.optimizer_bytes or own or b""
 
     def post_event(self, event: types.Event, owner: object | None = None) -> None:
-        """Hand ``event`` to the member on the runtime's thread (any thread); not what an ``owner`` has made that is no
-        longer the job's."""
+        """Hand ``event`` to the member (any thread); not what an ``owner`` has made that is no longer the job's."""
 
         def handle() -> None:
             if owner is None or self.owner is owner:
                 self.apply_event(event)
 
-        self.runtime.call_soon(handle)
+        self._thread.soon(handle)
 
     def has_notices(self) -> bool:
         """True when :meth:`next_notice` would return a notice: cheap enough for every step."""
@@ -191,6 +193,22 @@ class Job:
     # ---- runtime's thread -----------------------------------------------------------------------------------
 
     def on_control(self, message: Message) -> None:
+        self._thread.do(lambda: self._on_control(message))
+
+    def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
+        self._thread.do(lambda: self._on_mesh(sender, header, payload), len(payload))
+
+    def on_tick(self, now: float) -> None:
+        if not self._tick_waits:
+            self._tick_waits = True
+            self._thread.do(self._on_tick)
+
+    def on_roster(self, roster: Roster) -> None:
+        self._thread.do(lambda: self._on_roster(roster))
+
+    # ---- background's thread --------------------------------------------------------------------------------
+
+    def _on_control(self, message: Message) -> None:
         match message:
             case Save():
                 self._save(message)
@@ -209,7 +227,7 @@ class Job:
             case _:
                 self.apply_event(types.FromLeader(message=message))
 
-    def on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
+    def _on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
         try:
             match header.kind:
                 case "state_request":
@@ -227,12 +245,13 @@ class Job:
             if self.dropped & (self.dropped - 1) == 0:  # of many, fewer and fewer are worth a line
                 self._log("warning", f"{self.name}: dropped frame {self.dropped}, of {sender!r}: {error}")
 
-    def on_tick(self, now: float) -> None:
+    def _on_tick(self) -> None:
+        self._tick_waits, now = False, time.monotonic()
         self._states.on_tick(now)
         # After a pause (this process was stopped, or the thread added up numbers) nobody else is late.
         self.apply_event(types.Tick(now=self._clock.read(now)))
 
-    def on_roster(self, roster: Roster) -> None:
+    def _on_roster(self, roster: Roster) -> None:
         self._ranks = {node.name: node.rank for node in roster.nodes}
         self._incarnations = {node.name: node.incarnation for node in roster.nodes}
         self._states.on_roster(self._incarnations)
@@ -330,7 +349,7 @@ class Job:
         elif resting is not None:
             give(resting())
         else:  # the optimiser's state after that round, which the main thread has
-            self.notify(StateRequest(lambda optimizer: self.runtime.call_soon(lambda: give(optimizer))))
+            self.notify(StateRequest(lambda optimizer: self._thread.soon(lambda: give(optimizer))))
 
     def _snapshot(self) -> TrainingSnapshot | None:
         state, about = self._member, self._description

@@ -35,6 +35,14 @@ OPEN_TICKETS = 8
 
 
 @dataclass(frozen=True)
+class Description:
+    """What does not change while a sync object lives: how to name the vector's elements, what to write beside them."""
+
+    layout: TensorLayout
+    settings: Settings
+
+
+@dataclass(frozen=True)
 class TrainingSnapshot:
     """What is saved for all nodes: the state after ``round`` and what describes it."""
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat, encode_tensor, has_tensor_form
+from notebook_cluster.codecs import (
+    Buffer,
+    NotFiniteError,
+    Vector,
+    WireFormat,
+    check_finite,
+    encode_tensor,
+    has_tensor_form,
+)
 from notebook_cluster.rounds.member.events_effects import Boundary
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
@@ -60,29 +68,33 @@ def encoded(
 ) -> tuple[Buffer, Vector | None, float]:
     """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec), and the norm
     of ``reference - local``: what is fed back grows with the rounds that a node has been in. A group of blocks at a
-    time, while its elements are in the cache.
+    time, while its elements are in the cache; as float32 it is computed where it is sent from.
 
     Raises:
         NotFiniteError: a value is NaN or infinite.
     """
     encoded, squares = vectors.bytes_of(wire.size), 0.0
-    left = vectors.empty(local.size) if wire.codec.lossy else None
-    room, scratch = np.empty(wire.largest_group, np.float32), np.empty(CHUNK, np.float32)
+    exact = wire.is_float32
+    left = encoded.view("<f4") if exact else vectors.empty(local.size)
+    scratch = np.empty(CHUNK, np.float32)
     for group in wire.groups(elements=wire.encoded_at_a_time):
         first, end = group.elements.start, group.elements.stop
-        values = room[: end - first] if left is None else left[group.elements]
+        values = left[group.elements]
         for start in range(first, end, CHUNK):
             part = slice(start, min(start + CHUNK, end))
             work = values[part.start - first : part.stop - first]
             with np.errstate(all="ignore"):  # a diverged model is told when it is encoded
                 np.subtract(reference[part], local[part], out=work)
-                squares += float(np.dot(work, work))
+                square = float(np.dot(work, work))
                 if feedback is not None:
                     work += np.multiply(feedback[part], beta, out=scratch[: work.size])
-        encode = wire.encode if left is None else wire.encode_from
-        encoded[group.bytes] = encode(values, group.first, group.end)
+            squares += square
+            if exact and not (feedback is None and math.isfinite(square)):
+                check_finite(work, start)
+        if not exact:
+            encoded[group.bytes] = wire.encode_from(values, group.first, group.end)
     encoded.flags.writeable = False
-    return encoded.data, left, math.sqrt(squares)
+    return encoded.data, None if exact else left, math.sqrt(squares)
 
 
 if TYPE_CHECKING:

@@ -5,13 +5,17 @@ The order in a cell: registered at construction (or at the first call in a later
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from notebook_cluster.checkpoints import CheckpointError
+from notebook_cluster.processors import PLACE, count_nodes
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import OuterChange
@@ -19,8 +23,9 @@ from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.training.background.job import Description, Job
+from notebook_cluster.training.background.job import Job
 from notebook_cluster.training.checkpointing.resuming import Start, shared_optimizer, start_of
+from notebook_cluster.training.checkpointing.saving import Description
 from notebook_cluster.training.loop.progress import GlobalModelBlock
 from notebook_cluster.training.loop.registration import GoingOn, registration
 from notebook_cluster.training.loop.replica import Replica
@@ -29,6 +34,12 @@ from notebook_cluster.training.models import check_optimizer, parameters_of
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import Runtime, current_runtime
 from notebook_cluster.training.settings.arguments import SERVER, Strategy, check_samples
+
+_VECTORS_OF_A_ROUND = 9
+"""Float32 vectors of the model's size that are in use while a round is open, at most."""
+
+_SHARE_OF_ROOM = 4
+"""What of the free memory a node may keep them in: one part of so many, and all nodes of the machine half of it."""
 
 
 class RoundSync(RoundClient):
@@ -179,10 +190,18 @@ class RoundSync(RoundClient):
                 self._cell, self._ready, self._passing = cell, False, False
                 self._job.resting_optimizer_bytes = None
                 self._runtime.at_cell_end(self._cell_ended)
+                self._keep_vectors()
                 self._job.register(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._wait_until(lambda: self._ready or self._passing, f"{self._job.name} to start")
         self._say_what_goes_on()
         self._fresh, self._resume = False, ""
+
+    def _keep_vectors(self) -> None:
+        """New pages cost more than what is computed in them: a round takes its vectors from those of the round before,
+        where the machine has room for them beside what it trains with."""
+        place = os.environ.get(PLACE, "")
+        room = psutil.virtual_memory().available // max(_SHARE_OF_ROOM, 2 * count_nodes(place) if place else 0)
+        vectors.keep_up_to(min(_VECTORS_OF_A_ROUND * 4 * self._replica.fragments.size, room))
 
     def _say_what_goes_on(self) -> None:
         """Tell once what goes on, where this object begins with a state of before. In a later cell the object is as it
