@@ -9,8 +9,9 @@ from notebook_cluster.client import Cluster
 from notebook_cluster.journal.curves import CurvesFile, SeriesStore, read_series
 from notebook_cluster.journal.kept_runs import import_old
 from notebook_cluster.journal.store import curves_path
-from notebook_cluster.protocol.runs import KEPT_RUNS, places, run_number
+from notebook_cluster.protocol.runs import places, run_number
 from notebook_cluster.protocol.state import Series
+from notebook_cluster.protocol.thinning import ALL_CURVES, ALL_POINTS, KEPT_RUNS, MAX_POINTS, OLD_POINTS
 from notebook_cluster.server.history import CurveHistory
 from notebook_cluster.widgets import render_html
 from notebook_cluster.widgets.curves import Curves
@@ -122,6 +123,30 @@ def test_only_the_newest_runs_of_a_job_are_kept() -> None:
         kept = {one.run for one in series if one.name == "loss"}
         assert kept == set(range(40 - KEPT_RUNS, 40)), series
         assert any(one.name == "memory" for one in series)
+
+
+def test_curves_of_many_jobs_stay_few_and_those_of_older_jobs_keep_their_ends_and_their_peak() -> None:
+    store, jobs = SeriesStore(), 90
+    for number in range(jobs):
+        for step in range(MAX_POINTS):
+            store.add("desk", "loss", step, number * 1e4 + step, 1e9 if step == 777 else 1.0, job=f"m{number}", run=1)
+        assert sum(len(one.step) for one in store.all()) <= ALL_POINTS + MAX_POINTS
+    first, newest = store.all()[0], store.all()[-1]
+    assert (len(store.all()), len(newest.step)) == (jobs, MAX_POINTS)
+    assert len(first.step) <= OLD_POINTS + 2
+    assert (first.step[0], first.step[-1], max(first.value)) == (0, MAX_POINTS - 1, 1e9)
+
+
+def test_jobs_that_got_no_point_for_longest_are_dropped_where_there_are_too_many_curves() -> None:
+    store = SeriesStore()
+    store.add("desk", "memory", 1, 1.0, 1.0)
+    for number in range(ALL_CURVES + 5):
+        store.add("desk", "loss", 1, float(number), 1.0, job=f"m{number}", run=1)
+        store.add("desk", "loss", 2, float(number), 1.0, job="goes on", run=1)
+    kept = [one.job for one in store.all()]
+    assert len(kept) == ALL_CURVES
+    assert {"", "goes on", f"m{ALL_CURVES + 4}"} <= set(kept)
+    assert "m1" not in kept
 
 
 def test_the_newest_run_of_each_job_is_plain_and_the_others_have_names() -> None:

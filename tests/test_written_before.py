@@ -124,7 +124,9 @@ def test_an_old_series_file_cut_by_a_crash_gives_what_is_whole(left: Path) -> No
     whole = (left / "series.jsonl").read_bytes()
     (left / "series.jsonl").write_bytes(b"\xff\n[1]\n" + whole + b'[["desk","","loss",[1],[1.0]')
     import_old(left)
-    assert pack(read_series(curves_path(left))) == pack([one for line in whole.splitlines() for one in unpack(line)])
+    assert pack(list(read_series(curves_path(left)))) == pack(
+        [one for line in whole.splitlines() for one in unpack(line)]
+    )
 
 
 def test_a_checkpoint_whose_names_were_shortened_goes_on_with_its_optimizer(tmp_path: Path) -> None:

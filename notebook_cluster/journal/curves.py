@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,23 +28,20 @@ from notebook_cluster.journal.store import (
     reading,
 )
 from notebook_cluster.protocol import decode, encode
-from notebook_cluster.protocol.runs import forgotten
 from notebook_cluster.protocol.state import CheckpointView, ClusterView, PeerVersions, Series
-from notebook_cluster.protocol.thinning import ThinnedCurve
+from notebook_cluster.protocol.thinning import Key, ThinnedCurves
 from notebook_cluster.protocol.wire import Message, ProtocolError
 
 AGAIN = 5.0
 """Seconds: a point of a curve that was taken over from a file is old news while it is not this much newer than the last
 one and no step further. What agents had not sent for sure before the coordinator was killed, they send again."""
-Key = tuple[str, str, int, str]
-"""Node, job, run and name: the node is empty for the global model of a job, the job for what is of none."""
 
 
 class SeriesStore:
     """All curves of a cluster."""
 
     def __init__(self) -> None:
-        self._curves: dict[Key, ThinnedCurve] = {}
+        self._curves = ThinnedCurves()
         self._fresh: dict[Key, list[tuple[int, float, float]]] = {}
         self._taken_over: dict[Key, tuple[int, float]] = {}
 
@@ -55,24 +52,16 @@ class SeriesStore:
             if step <= last_step and time < last_time + AGAIN:
                 return
             del self._taken_over[key]
-        self._curve(key).add(step, time, value)
+        self._curves.extend(key, [step], [time], [value])
         self._fresh.setdefault(key, []).append((step, time, value))
 
     def take_over(self, series: Iterable[Series]) -> None:
         """Go on from curves that a coordinator before this one has left."""
         for one in series:
             key = one.node, one.job, one.run, one.name
-            curve = self._curve(key)
-            curve.extend(one.step, one.time, one.value, one.seen)
-            if one.name != "memory" and curve.step:
+            curve = self._curves.extend(key, one.step, one.time, one.value, one.seen)
+            if one.name != "memory" and curve is not None and curve.step:
                 self._taken_over[key] = curve.step[-1], curve.time[-1]
-
-    def _curve(self, key: Key) -> ThinnedCurve:
-        if key not in self._curves:
-            self._curves[key] = ThinnedCurve()
-            for old in forgotten(self._curves):
-                del self._curves[old]
-        return self._curves.get(key) or ThinnedCurve()
 
     def all(self) -> list[Series]:
         return [
@@ -139,19 +128,17 @@ def unpack(data: bytes) -> list[Series]:
     ]  # fmt: skip
 
 
-def read_series(path: Path) -> list[Series]:
-    """The curves in ``path``, pieces in order; empty when there is no file, or it is not readable: what is left of a
+def read_series(path: Path) -> Iterator[Series]:
+    """The curves in ``path``, pieces in order; none when there is no file, or it is not readable: what is left of a
     run is worth more than an error."""
-    found: list[Series] = []
     try:
         with reading(path) as connection:
             for (body,) in connection.execute("SELECT body FROM pieces ORDER BY id"):
-                found += unpack(body)
+                yield from unpack(body)
     except FileNotFoundError:
         pass
     except (sqlite3.Error, msgspec.DecodeError) as error:
         log.warning("not all curves in %s are readable: %s", path, error)
-    return found
 
 
 def read_view(path: Path) -> LastView | None:

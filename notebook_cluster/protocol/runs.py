@@ -17,9 +17,6 @@ LEAST_PATIENCE = 3.0
 IN_A_CELL = 1000
 """Runs of one job that one cell can tell apart; what comes after them is one."""
 
-KEPT_RUNS = 8
-"""How many of the newest runs of each job are kept: the curves of those before are dropped."""
-
 
 def run_number(cell: int, before: int) -> int:
     """The number of the sync object that cell ``cell`` makes after ``before`` others of the same name."""
@@ -29,15 +26,6 @@ def run_number(cell: int, before: int) -> int:
 def places(runs: Iterable[int]) -> dict[int, int]:
     """Run -> 1, 2, 3 ... in the order in which they were begun."""
     return {run: place for place, run in enumerate(sorted(set(runs)), 1)}
-
-
-def forgotten(keys: Iterable[tuple[str, str, int, str]]) -> list[tuple[str, str, int, str]]:
-    """Those of the curves (node, job, run, name) whose run is not one of its job's newest."""
-    found, runs = list(keys), dict[str, set[int]]()
-    for _, job, run, _ in found:
-        runs.setdefault(job, set()).add(run)
-    kept = {job: set(sorted(numbers)[-KEPT_RUNS:]) for job, numbers in runs.items()}
-    return [key for key in found if key[2] not in kept[key[1]]]
 
 
 # ---- registration --------------------------------------------------------------------------------------------

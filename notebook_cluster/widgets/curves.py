@@ -9,33 +9,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from notebook_cluster.protocol.runs import forgotten, places
+from notebook_cluster.protocol.runs import places
 from notebook_cluster.protocol.state import Series
-from notebook_cluster.protocol.thinning import ThinnedCurve, evenly
+from notebook_cluster.protocol.thinning import Point, ThinnedCurve, ThinnedCurves, evenly
 from notebook_cluster.widgets.formatting import plain
-
-Point = tuple[float, float]
-
-
-class PlottedCurve(ThinnedCurve):
-    """One curve of one node: steps, times (seconds since the epoch) and values of equal length."""
-
-    def by_step(self) -> list[Point]:
-        """(step, value) points; a point with value NaN between two runs whose steps begin again."""
-        points: list[Point] = []
-        for step, value in zip(self.step, self.value, strict=False):
-            if points and step < points[-1][0]:
-                points.append((step, math.nan))
-            points.append((step, value))
-        return points
-
-    def by_time(self, start: float) -> list[Point]:
-        """(seconds since ``start``, value) points."""
-        return [(moment - start, value) for moment, value in zip(self.time, self.value, strict=False)]
-
-
-Key = tuple[str, str, int, str]
-"""Node (empty: the global model), job and run (empty and 0: of none), name."""
 
 
 class LossCurve(NamedTuple):
@@ -44,7 +21,7 @@ class LossCurve(NamedTuple):
     node: str
     job: str
     run: int
-    curve: PlottedCurve
+    curve: ThinnedCurve
     newest: bool
     """No run of this job was begun later."""
     of_run: str
@@ -57,10 +34,10 @@ class Curves:
     """All curves in the order in which they appeared: of nodes, and of the global models of jobs."""
 
     def __init__(self, series: Iterable[Series] = ()) -> None:
-        self._curves: dict[Key, PlottedCurve] = {}
+        self._curves = ThinnedCurves()
         for one in series:
             key = one.node, one.job, one.run, one.name
-            self._curves.setdefault(key, PlottedCurve()).extend(one.step, one.time, one.value, one.seen)
+            self._curves.extend(key, one.step, one.time, one.value, one.seen)
         self._history_ends = {key: max(curve.time, default=0.0) for key, curve in self._curves.items()}
 
     def add_new(self, series: Iterable[Series]) -> None:
@@ -70,13 +47,8 @@ class Curves:
             end = self._history_ends.get(key, -math.inf)
             rows = [row for row in zip(one.step, one.time, one.value, strict=False) if row[1] > end]
             if rows:
-                if key not in self._curves:
-                    self._curves[key] = PlottedCurve()
-                    for old in forgotten(self._curves):
-                        del self._curves[old]
-                curve = self._curves.get(key) or PlottedCurve()
-                for row in rows:
-                    curve.add(*row)
+                step, time, value = zip(*rows, strict=True)
+                self._curves.extend(key, step, time, value)
 
     def series(self) -> list[Series]:
         """All curves as messages."""
@@ -94,10 +66,10 @@ class Curves:
             for (node, job, run, name), curve in self._curves.items()
         ]
 
-    def get(self, node: str, name: str) -> PlottedCurve:
+    def get(self, node: str, name: str) -> ThinnedCurve:
         """The curve that was begun last, or an empty one."""
         found = [curve for key, curve in self._curves.items() if (key[0], key[3]) == (node, name) and curve.time]
-        return max(found, key=lambda curve: curve.time[0], default=PlottedCurve())
+        return max(found, key=lambda curve: curve.time[0], default=ThinnedCurve())
 
     def nodes(self) -> list[str]:
         """Names of the nodes that have a curve, each once."""
@@ -130,10 +102,10 @@ class Curves:
             )  # fmt: skip
         return found
 
-    def of_model(self, job: str, name: str) -> PlottedCurve:
+    def of_model(self, job: str, name: str) -> ThinnedCurve:
         """The curve of what was measured of the global model in the newest run of ``job``, or an empty one."""
         found = {key[2]: curve for key, curve in self._curves.items() if (key[0], key[1], key[3]) == ("", job, name)}
-        return found[max(found)] if found else PlottedCurve()
+        return found[max(found)] if found else ThinnedCurve()
 
     def models(self) -> list[str]:
         """Names of the jobs whose global model's loss was measured, each once."""

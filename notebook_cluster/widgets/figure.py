@@ -16,7 +16,8 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from notebook_cluster.widgets.curves import Curves, LossCurve, PlottedCurve, run_label
+from notebook_cluster.protocol.thinning import ThinnedCurve
+from notebook_cluster.widgets.curves import Curves, LossCurve, run_label
 from notebook_cluster.widgets.formatting import GLOBAL, global_label, plain, rank_colour
 
 Column: TypeAlias = npt.NDArray[np.float64]
@@ -100,7 +101,7 @@ class CurvesFigure:
         with self.widget.batch_update():
             for node, index in self._nodes.items():
                 colour = rank_colour(ranks.get(node))
-                loss = main[node].curve if node in main else PlottedCurve()
+                loss = main[node].curve if node in main else ThinnedCurve()
                 self._show(index, *thin(*by_step(loss), limit), colour)
                 seconds, losses = thin(*by_time(loss, started), limit)
                 self._show(index + 1, seconds / across, losses, colour)
@@ -161,7 +162,7 @@ class CurvesFigure:
         self, index: int, one: LossCurve | None, colour: str, started: float, across: float, limit: int
     ) -> None:
         """Where it is not drawn any more its traces stay, without points."""
-        curve = PlottedCurve() if one is None else one.curve
+        curve = ThinnedCurve() if one is None else one.curve
         self._show(index, *thin(*by_step(curve), limit), colour)
         seconds, losses = thin(*by_time(curve, started), limit)
         self._show(index + 1, seconds / across, losses, colour)
@@ -233,16 +234,16 @@ def _unit(largest: float) -> tuple[float, str]:
     return next(((scale, name) for scale, name in _MEMORY_UNITS if largest >= scale), _MEMORY_UNITS[-1])
 
 
-def by_step(curve: PlottedCurve) -> tuple[Column, Column]:
+def by_step(curve: ThinnedCurve) -> tuple[Column, Column]:
     """(steps, values); a value NaN between two runs whose steps begin again."""
-    x, y = np.asarray(curve.step, np.float64), np.asarray(curve.value, np.float64)
+    x, y = np.array(curve.step, np.float64), np.array(curve.value, np.float64)
     again = np.flatnonzero(np.diff(x) < 0) + 1
     return np.insert(x, again, x[again]), np.insert(y, again, np.nan)
 
 
-def by_time(curve: PlottedCurve, start: float) -> tuple[Column, Column]:
-    """(seconds since ``start``, values)."""
-    return np.asarray(curve.time, np.float64) - start, np.asarray(curve.value, np.float64)
+def by_time(curve: ThinnedCurve, start: float) -> tuple[Column, Column]:
+    """(seconds since ``start``, values): copies, for an array that numpy looks into cannot grow."""
+    return np.array(curve.time, np.float64) - start, np.array(curve.value, np.float64)
 
 
 def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:

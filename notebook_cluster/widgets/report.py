@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from notebook_cluster.protocol.state import CellView, ClusterView, RoundView, RunHistory, Series
-from notebook_cluster.widgets.curves import Curves, Line, PlottedCurve, Point, run_line, run_notes, svg_chart
+from notebook_cluster.protocol.thinning import Point, ThinnedCurve
+from notebook_cluster.widgets.curves import Curves, Line, run_line, run_notes, svg_chart
 from notebook_cluster.widgets.formatting import (
     ABSENT,
     GLOBAL,
@@ -283,7 +284,7 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
         return found
 
     def lines(*, steps: bool) -> list[Line]:
-        def points(curve: PlottedCurve) -> list[Point]:
+        def points(curve: ThinnedCurve) -> list[Point]:
             return curve.by_step() if steps else curve.by_time(state.started)
 
         found = [
