@@ -16,7 +16,7 @@ from notebook_cluster.coordinator.nodes.measurements import WAIT, GlobalModels
 from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.protocol.node import GlobalMeasured
 from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
-from notebook_cluster.server.history import CurveHistory
+from notebook_cluster.server.watching import CurveHistory
 from notebook_cluster.training.loop.progress import open_block
 from notebook_cluster.widgets import render_html, render_text
 from notebook_cluster.widgets.curves import Curves

@@ -12,7 +12,7 @@ from notebook_cluster.journal.store import curves_path
 from notebook_cluster.protocol.runs import places, run_number
 from notebook_cluster.protocol.state import Series
 from notebook_cluster.protocol.thinning import ALL_CURVES, ALL_POINTS, KEPT_RUNS, MAX_POINTS, OLD_POINTS
-from notebook_cluster.server.history import CurveHistory
+from notebook_cluster.server.watching import CurveHistory
 from notebook_cluster.widgets import render_html
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.report import charts

@@ -13,8 +13,8 @@ from notebook_cluster.protocol import state as s
 from notebook_cluster.protocol.sidebar import ClusterRow, Curve, CurvePoints, Overview, ServerInfo, Sharing
 from notebook_cluster.protocol.thinning import evenly
 from notebook_cluster.server.browser import BadAction, BrowserOutbox, to_action, to_json
-from notebook_cluster.server.history import SENT_POINTS, CurveHistory
 from notebook_cluster.server.sharing import sharing
+from notebook_cluster.server.watching import SENT_POINTS, CurveHistory
 from tests.fake_cluster import cluster_view, node_view
 
 HTML = "<img src=x onerror=alert(1)>"

@@ -1,7 +1,7 @@
 """What came from the other nodes in this cell, who is lost, and what the main thread waits for.
 
-Everything here runs on the I/O thread; the main thread hands in a :class:`~.waits.Wait` and sleeps on its queue. So
-there is no lock that a KeyboardInterrupt could leave taken.
+Everything here runs on the I/O thread; the main thread hands in a :class:`~.expectations.Wait` and sleeps on its queue.
+So there is no lock that a KeyboardInterrupt could leave taken.
 """
 
 import time

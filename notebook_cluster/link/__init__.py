@@ -18,13 +18,13 @@ Messages are numbered, acknowledged once processed, and kept until then, so that
 - :mod:`.inbound_listener`, :mod:`.dial_out`: the same link over a connection that the agent makes
 """
 
+from notebook_cluster.link.channel import Condition, LinkSettings
 from notebook_cluster.link.dial_out import DialOut
 from notebook_cluster.link.dialer import Dialer
 from notebook_cluster.link.frames import Drops
 from notebook_cluster.link.inbound_listener import InboundListener
 from notebook_cluster.link.listener import Listener
 from notebook_cluster.link.session import Session
-from notebook_cluster.link.settings import Condition, LinkSettings
 
 __all__ = [
     "Condition",

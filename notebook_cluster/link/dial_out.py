@@ -6,9 +6,9 @@ from typing import Any
 
 import zmq
 
+from notebook_cluster.link.channel import Condition, LinkSettings
 from notebook_cluster.link.connection import DialledConnection
 from notebook_cluster.link.frames import Arrival, Drops
-from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, encode
 from notebook_cluster.security import Identity
 

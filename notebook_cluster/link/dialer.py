@@ -8,12 +8,11 @@ from typing import Any
 
 import zmq
 
-from notebook_cluster.link.channel import Channel
+from notebook_cluster.link.channel import Channel, Condition, LinkSettings
 from notebook_cluster.link.connection import AgentConnection, DialledConnection
 from notebook_cluster.link.conversation import Conversation, Gate, LinkEnd, RoundTrip, at_once
 from notebook_cluster.link.frames import SESSION_SHIFT, AnyHeader, Beat, Drops, Hello, SessionRefusal, Welcome
 from notebook_cluster.link.inbound_listener import ArrivedConnection, InboundListener, way_out
-from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.peer import FromAgent

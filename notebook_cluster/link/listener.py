@@ -8,10 +8,10 @@ from typing import Any
 import zmq
 
 from notebook_cluster.link.authenticated_router import AuthenticatedRouter, Caller
+from notebook_cluster.link.channel import LinkSettings
 from notebook_cluster.link.dial_out import DialOut
 from notebook_cluster.link.frames import MAX_FRAMES, AnyHeader, Beat, Drops, FrameHeader, Hello, SessionRefusal
 from notebook_cluster.link.session import Session
-from notebook_cluster.link.settings import LinkSettings
 from notebook_cluster.link.tcp import read_host_port
 from notebook_cluster.protocol import PROTOCOL_VERSION, ProtocolError, decode, encode
 from notebook_cluster.protocol.names import is_name

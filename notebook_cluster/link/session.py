@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from notebook_cluster.link.channel import Channel
+from notebook_cluster.link.channel import Channel, Condition, LinkSettings
 from notebook_cluster.link.conversation import Conversation, LinkEnd
 from notebook_cluster.link.frames import SESSION_SHIFT, Drops, Hello, Welcome
-from notebook_cluster.link.settings import Condition, LinkSettings
 from notebook_cluster.protocol import Message, decode, encode
 from notebook_cluster.protocol.peer import FromCoordinator
 

@@ -2,7 +2,7 @@
 
 To the rounds such a node is one whose link is lost: its work stays with it, and it is asked where it is when it is
 back. Nobody else hears of it, it keeps its rank and its place in the cell. How long it has been silent is measured by
-:mod:`notebook_cluster.coordinator.rounds.signs_of_life`.
+:mod:`notebook_cluster.coordinator.rounds.progress`.
 """
 
 from notebook_cluster.protocol.rounds import RoundQuery
