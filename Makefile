@@ -98,8 +98,8 @@ check: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m notebook_cluster.server.typescript --check
-	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm run check; \
+	@if [ -d labextension/node_modules ]; then $(BIN)/python -m notebook_cluster.server.typescript --check; \
+	    cd labextension && export $(WITH_NODE) && npm run check; \
 	  else echo "no Node.js: the JupyterLab part is not checked"; fi
 
 # The browser tests use the system's Chromium and are skipped, with that reason, where there is none.

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -347,6 +348,29 @@ async def test_what_cannot_be_done_is_said_in_one_line(connect: Connect, fields:
 
 
 def test_the_types_of_the_sidebar_are_those_of_the_messages() -> None:
-    if not typescript.TARGET.parent.is_dir():
-        pytest.skip("not a checkout")
+    if not typescript.TOOL.is_file():
+        pytest.skip("the packages of labextension/ are not installed")
     assert typescript.TARGET.read_text() == typescript.generate()
+
+
+def test_types_that_the_browser_can_trust() -> None:
+    text = typescript.TARGET.read_text()
+    assert "type: 'Overview';" in text
+    assert "type: 'PeerView';" not in text
+    assert "time: (number | null)[];" in text
+    assert "step: number[];" in text
+    assert "id: number;\n  action:" in text
+    assert "  cluster?: string;" in text
+    assert "  reason: string;" in text
+    assert " * What a person clicked.\n" in text
+
+
+def test_types_are_not_made_without_node_which_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(typescript, "TOOL", tmp_path / "cli.js")
+    assert typescript.main(["--check"]) == 1
+    assert re.fullmatch(r"\S+ is missing: make labextension installs it\n", capsys.readouterr().err)
+    monkeypatch.setattr(typescript.shutil, "which", lambda *args, **options: None)
+    assert typescript.main([]) == 1
+    assert capsys.readouterr().err == "Node.js is missing: make labextension installs it\n"

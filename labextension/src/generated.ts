@@ -1,13 +1,28 @@
 // Made by `python -m notebook_cluster.server.typescript` from notebook_cluster/protocol/sidebar.py.
 // Do not edit. What the server sends has every field; numbers that are not finite are null.
 
-/** One machine that this cluster uses, or could. */
+export type SidebarMessage = ServerMessage | Action;
+export type ServerMessage = Overview | CurvePoints | Done;
+
+/**
+ * Everything except the curves: when a browser connects, and when something has changed, at most twice a second.
+ */
+export interface Overview {
+  type: 'Overview';
+  peers: PeerView[];
+  clusters: ClusterRow[];
+  sharing: Sharing;
+  server: ServerInfo;
+}
+/**
+ * One machine that this cluster uses, or could.
+ */
 export interface PeerView {
   name: string;
   key: string;
   address: string;
-  condition: 'found' | 'connecting' | 'connected' | 'suspect' | 'lost' | 'asleep' | 'untrusted' | 'refused';
-  found_by: 'mdns' | 'typed' | 'local' | 'remembered' | 'dialled';
+  condition: 'asleep' | 'connected' | 'connecting' | 'found' | 'lost' | 'refused' | 'suspect' | 'untrusted';
+  found_by: 'dialled' | 'local' | 'mdns' | 'remembered' | 'typed';
   trusted: boolean;
   device: string;
   reason: string;
@@ -18,8 +33,40 @@ export interface PeerView {
   battery: number | null;
   plugged: boolean;
 }
-
-/** One node. `rank` is None while it is not in the roster. */
+/**
+ * One cluster of this user. `state` is the last one that was heard.
+ */
+export interface ClusterRow {
+  name: string;
+  condition: 'ended' | 'running' | 'unreachable';
+  reason: string;
+  state: ClusterView | null;
+}
+/**
+ * Everything a panel needs except the series.
+ */
+export interface ClusterView {
+  name: string;
+  epoch: number;
+  generation: number;
+  started: number | null;
+  now: number | null;
+  nodes: NodeView[];
+  peers: PeerView[];
+  jobs: JobView[];
+  cell: CellView | null;
+  queued: number;
+  events: EventView[];
+  directory: string;
+  run_log: string;
+  invitation: string;
+  kernels: {
+    [k: string]: number | null;
+  };
+}
+/**
+ * One node. `rank` is None while it is not in the roster.
+ */
 export interface NodeView {
   name: string;
   rank: number | null;
@@ -28,11 +75,11 @@ export interface NodeView {
   device_name: string;
   incarnation: number;
   condition:
-    'starting' | 'ok' | 'suspect' | 'lost' | 'asleep' | 'dead' | 'replaying' | 'rejoining' | 'refused' | 'stopping';
+    'asleep' | 'dead' | 'lost' | 'ok' | 'refused' | 'rejoining' | 'replaying' | 'starting' | 'stopping' | 'suspect';
   reason: string;
   log_tail: string[];
   busy: boolean;
-  memory_kind: 'VRAM' | 'RAM' | 'unified';
+  memory_kind: 'RAM' | 'VRAM' | 'unified';
   memory_used: number;
   memory_peak: number;
   memory_total: number;
@@ -41,7 +88,9 @@ export interface NodeView {
   temperature: number | null;
   step: number | null;
   loss: number | null;
-  scalars: { [key: string]: number | null };
+  scalars: {
+    [k: string]: number | null;
+  };
   samples_per_s: number | null;
   last_round: number | null;
   round_wait: number | null;
@@ -53,15 +102,9 @@ export interface NodeView {
   replaying: string;
   left_out: string;
 }
-
-/** For whom a round was waited. */
-export interface RoundWait {
-  round: number;
-  node: string;
-  seconds: number | null;
-}
-
-/** One model that is trained. */
+/**
+ * One model that is trained.
+ */
 export interface JobView {
   name: string;
   strategy: string;
@@ -79,52 +122,38 @@ export interface JobView {
   loss: number | null;
   loss_round: number | null;
 }
-
-/** One cell. */
+/**
+ * For whom a round was waited.
+ */
+export interface RoundWait {
+  round: number;
+  node: string;
+  seconds: number | null;
+}
+/**
+ * One cell.
+ */
 export interface CellView {
   id: number;
   source: string;
-  status: 'queued' | 'running' | 'ok' | 'error' | 'interrupted';
-  nodes: { [key: string]: string };
+  status: 'error' | 'interrupted' | 'ok' | 'queued' | 'running';
+  nodes: {
+    [k: string]: string;
+  };
   started: number | null;
   ended: number | null;
 }
-
-/** One line of what happened; `time` is Unix time. */
+/**
+ * One line of what happened; `time` is Unix time.
+ */
 export interface EventView {
   time: number | null;
-  level: 'info' | 'warning' | 'error';
+  level: 'error' | 'info' | 'warning';
   text: string;
 }
-
-/** Everything a panel needs except the series. */
-export interface ClusterView {
-  name: string;
-  epoch: number;
-  generation: number;
-  started: number | null;
-  now: number | null;
-  nodes: NodeView[];
-  peers: PeerView[];
-  jobs: JobView[];
-  cell: CellView | null;
-  queued: number;
-  events: EventView[];
-  directory: string;
-  run_log: string;
-  invitation: string;
-  kernels: { [key: string]: number | null };
-}
-
-/** One cluster of this user. `state` is the last one that was heard. */
-export interface ClusterRow {
-  name: string;
-  condition: 'running' | 'ended' | 'unreachable';
-  reason: string;
-  state: ClusterView | null;
-}
-
-/** Whether this machine is shared, and how it is added elsewhere. */
+/**
+ * Whether this machine is shared, and how it is added elsewhere.
+ */
 export interface Sharing {
   on: boolean;
   name: string;
@@ -133,23 +162,25 @@ export interface Sharing {
   qr_svg_data_url: string;
   keys: string[];
 }
-
-/** The server extension. */
+/**
+ * The server extension.
+ */
 export interface ServerInfo {
   version: string;
   protocol: number;
 }
-
-/** Everything except the curves: when a browser connects, and when something has changed, at most twice a second. */
-export interface Overview {
-  type: 'Overview';
-  peers: PeerView[];
-  clusters: ClusterRow[];
-  sharing: Sharing;
-  server: ServerInfo;
+/**
+ * Points of a cluster's curves, at most one message a second and cluster.
+ */
+export interface CurvePoints {
+  type: 'CurvePoints';
+  cluster: string;
+  reset: boolean;
+  series: Curve[];
 }
-
-/** Points of one curve: `loss`, `memory` (bytes) or a reported scalar. The lists are equally long. */
+/**
+ * Points of one curve: `loss`, `memory` (bytes) or a reported scalar. The lists are equally long.
+ */
 export interface Curve {
   node: string;
   job: string;
@@ -159,42 +190,34 @@ export interface Curve {
   value: (number | null)[];
   run: number;
 }
-
-/** Points of a cluster's curves, at most one message a second and cluster. */
-export interface CurvePoints {
-  type: 'CurvePoints';
-  cluster: string;
-  reset: boolean;
-  series: Curve[];
-}
-
-/** Answer to the Action with the same id; 0 when none could be read. `error` is one line, empty when it worked. */
+/**
+ * Answer to the Action with the same id; 0 when none could be read. `error` is one line, empty when it worked.
+ */
 export interface Done {
   type: 'Done';
   id: number;
   error: string;
   value: unknown;
 }
-
-/** What a person clicked. */
+/**
+ * What a person clicked.
+ */
 export interface Action {
   id: number;
   action:
-    | 'start'
     | 'add'
+    | 'checkpoint'
+    | 'detach'
+    | 'interrupt'
+    | 'invite'
     | 'remove'
     | 'restart'
-    | 'interrupt'
-    | 'detach'
-    | 'checkpoint'
-    | 'stop'
-    | 'share_on'
     | 'share_off'
-    | 'invite';
+    | 'share_on'
+    | 'start'
+    | 'stop';
   cluster?: string;
   target?: string;
   code?: string;
   value?: boolean | number | string | null;
 }
-
-export type ServerMessage = Overview | CurvePoints | Done;
