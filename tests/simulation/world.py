@@ -174,7 +174,9 @@ class World:
             candidate = self.candidate(host)
 
             def tell():
-                if process.alive and not process.paused:
+                if process.paused:  # its socket keeps what is announced meanwhile
+                    process.deferred.append(tell)
+                elif process.alive:
                     with sockets.Acting(self.schedule, process):
                         process.main.loop.call_soon(lambda: made._finding.heard(candidate))
 
