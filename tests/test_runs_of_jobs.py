@@ -11,7 +11,7 @@ from notebook_cluster.journal.kept_runs import import_old
 from notebook_cluster.journal.store import curves_path
 from notebook_cluster.protocol.runs import places, run_number
 from notebook_cluster.protocol.state import Series
-from notebook_cluster.protocol.thinning import ALL_CURVES, ALL_POINTS, KEPT_RUNS, MAX_POINTS, OLD_POINTS
+from notebook_cluster.protocol.thinning import ALL_CURVES, ALL_POINTS, KEPT_RUNS, MAX_POINTS, NODE_CURVES, OLD_POINTS
 from notebook_cluster.server.watching import CurveHistory
 from notebook_cluster.widgets import render_html
 from notebook_cluster.widgets.curves import Curves
@@ -147,6 +147,20 @@ def test_jobs_that_got_no_point_for_longest_are_dropped_where_there_are_too_many
     assert len(kept) == ALL_CURVES
     assert {"", "goes on", f"m{ALL_CURVES + 4}"} <= set(kept)
     assert "m1" not in kept
+
+
+def test_a_node_that_tells_ever_new_numbers_takes_no_room_of_others() -> None:
+    store = SeriesStore()
+    for number in range(3 * NODE_CURVES):
+        store.add("odd", f"number {number}", 1, 1.0, 1.0)
+    store.add("desk", "memory", 1, 1.0, 1.0)
+    store.add("odd", "loss", 1, 1.0, 1.0, job="m", run=1)
+    kept = [(one.node, one.name) for one in store.all()]
+    assert kept == [
+        *(("odd", f"number {number}") for number in range(NODE_CURVES)),
+        ("desk", "memory"),
+        ("odd", "loss"),
+    ]
 
 
 def test_the_newest_run_of_each_job_is_plain_and_the_others_have_names() -> None:

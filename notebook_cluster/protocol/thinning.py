@@ -11,6 +11,8 @@ OLD_POINTS = 200
 ALL_POINTS = 100_000
 """Of all curves, before those of older jobs are thinned to OLD_POINTS."""
 ALL_CURVES = 2000
+NODE_CURVES = 64
+"""Of one node, of what belongs to no job: a name that is new each time must not take the room of others."""
 KEPT_RUNS = 8
 """How many of the newest runs of each job are kept: the curves of those before are dropped."""
 _LOOK_AGAIN = 1000
@@ -101,7 +103,8 @@ class ThinnedCurves:
 
     Of each job those of the KEPT_RUNS newest runs; where all have more than ALL_POINTS points together, those of the
     jobs that got a point longest ago are thinned to OLD_POINTS each; where there are more than ``most`` curves, those
-    jobs are dropped. Nothing of the job that got the newest point is touched, nor of what belongs to no job.
+    jobs are dropped. Nothing of the job that got the newest point is touched, nor of what belongs to no job, of which
+    each node has NODE_CURVES at most.
     """
 
     def __init__(self, most: int = ALL_CURVES) -> None:
@@ -128,8 +131,10 @@ class ThinnedCurves:
 
     def begun(self, key: Key) -> ThinnedCurve | None:
         """The curve of ``key``, made where there was none; None where it is of what is not kept: of an old run, or one
-        too many of its job."""
+        too many of its job, or of its node."""
         if key not in self._curves:
+            if not key[1] and sum(other[:2] == key[:2] for other in self._curves) >= NODE_CURVES:
+                return None
             self._curves[key] = ThinnedCurve()
             for old in _of_old_runs(self._curves):
                 del self._curves[old]
