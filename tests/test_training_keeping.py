@@ -14,7 +14,7 @@ from notebook_cluster.checkpoints import CheckpointError, find_latest, load
 from notebook_cluster.node.runtime.jobs import Jobs
 from notebook_cluster.protocol.node import KeepCheckpoint, Kept
 from notebook_cluster.training.background.job import Job
-from notebook_cluster.training.checkpointing import emergency_checkpoint, optimizer_bytes
+from notebook_cluster.training.checkpointing import optimizer_bytes, saving
 from tests.cluster_in_process import Cluster, Node
 from tests.conftest import wait_until
 from tests.node_kernels import node_kernels
@@ -194,8 +194,8 @@ class Broken:
 
 
 def test_the_name_is_one_that_resume_takes() -> None:
-    assert emergency_checkpoint.kept_name("model") == "model-kept"
-    assert len(emergency_checkpoint.kept_name("m" * 63)) == 63
+    assert saving.kept_name("model") == "model-kept"
+    assert len(saving.kept_name("m" * 63)) == 63
 
 
 def test_a_model_that_is_not_on_yet_is_not_kept(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.training.background.state_transfers import StateTransfers
 from notebook_cluster.training.background.worker import BackgroundThread
-from notebook_cluster.training.checkpointing.emergency_checkpoint import kept_writer
 from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.checkpointing.saving import (
@@ -36,6 +35,7 @@ from notebook_cluster.training.checkpointing.saving import (
     TrainingSnapshot,
     TransferError,
     frames_of,
+    kept_writer,
 )
 from notebook_cluster.training.runtime import Runtime
 

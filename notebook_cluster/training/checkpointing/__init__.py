@@ -1,6 +1,6 @@
 """Checkpoints of a training job.
 
-- :mod:`.saving`: one node writes for all; :mod:`.emergency_checkpoint`: a node whose cluster is gone writes for itself
+- :mod:`.saving`: one node writes for all, or, where its cluster is gone, for itself
 - :mod:`.resuming`: where a job begins; :mod:`.optimizer_bytes`: an optimiser's state as a safetensors file
 
 May import: ``settings``, ``models``, and the room ``checkpoints``, which knows the files. Called by: ``background`` and
