@@ -15,8 +15,9 @@ node's; ``ratio_to_gloo`` is ours / gloo's (1: the same). With ``--fragments`` i
 over nodes. It is Pss_Anon + Pss_Shmem of /proc/PID/smaps_rollup, so that memory which nodes share is counted once, read
 every 20 ms from outside (less often where the kernel needs longer to count). ``peak``: each node's most, from the first
 round until the cell has ended; ``between``: the mean between two rounds; ``after``: ``--after`` seconds after the end
-of the cell, with the sync object still there. ``gloo_peak`` is that of the loop by hand. Memory is measured in rounds
-of its own, ours and gloo's apart, because reading it takes the processor.
+of the cell, with the sync object still there. ``estimate`` is what is said of ``peak`` beforehand, and
+``gloo_peak`` is that of the loop by hand. Memory is measured in rounds of its own, ours and gloo's apart, because
+reading it takes the processor.
 
 ``io_thread_longest_ms`` is the longest that one task (a ready socket, a call, a timer) kept a node's I/O thread, in
 processor time, during the timed rounds: so long no other message of this node is read. ``load`` is the machine's load
@@ -44,6 +45,8 @@ import psutil
 from benchmarks import rounds_nodes
 from benchmarks.rounds_nodes import LINKS, Case, Run
 from notebook_cluster.codecs import CODEC_NAMES, SPARSE_NAMES
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.training.loop.costs import costs_of
 
 CODECS = (*(name for name in CODEC_NAMES if name not in SPARSE_NAMES), "sparse")
 PERIOD = 0.02
@@ -168,6 +171,13 @@ def times(case: Case, run: Run) -> dict[str, Any]:
     }
 
 
+def estimated(case: Case) -> float:
+    """What ``%cluster estimate`` and ``sync.memory`` say that ``peak_multiple`` is."""
+    sparse = case.codec == "sparse"
+    fragments = Fragments(case.codec, case.parameters, count=case.fragments, over_senders=sparse)
+    return round(costs_of(fragments, case.nodes, exact=case.dtype == "float32").times, 2)
+
+
 def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
     """One line for each case."""
     for nodes in arguments.nodes:
@@ -192,6 +202,7 @@ def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
                         "rounds": case.rounds,
                         **times(case, run),
                         **found,
+                        "estimate_multiple": estimated(case),
                     }
 
 

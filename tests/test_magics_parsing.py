@@ -65,8 +65,22 @@ def test_options_that_were_not_typed_are_absent():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_subcommand_parses_with_its_argument(name):
-    argument = "mini" if COMMANDS[name].argument else ""
+    argument = {"estimate": "1.1B"}.get(name, "mini") if COMMANDS[name].argument else ""
     assert parse_cluster(f"{name} {argument}").command.name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1.1e9", 1_100_000_000), ("124M", 124_000_000), ("7b", 7 * 10**9), ("12", 12)]
+)
+def test_a_number_of_parameters_is_read_as_people_write_it(text, number):
+    assert parse_cluster(f"estimate {text}").argument == str(number)
+
+
+@pytest.mark.parametrize("text", ["7G", "M", "0", "3MM", "nan", "1e99"])
+def test_what_is_no_number_of_parameters_names_what_was_typed(text):
+    assert error(parse_cluster, f"estimate {text}") == (
+        f"%cluster estimate {text}: say how many parameters the model has, as 124M, 1.1B or 1.1e9"
+    )
 
 
 @pytest.mark.parametrize("line", ["", "  ", "help", "--help", "-h"])

@@ -194,6 +194,21 @@ def _runs(session: NotebookSession, call: Invocation) -> None:
     _say("\n".join(line.rstrip() for line in lines) if rows else "no run was kept yet: %cluster start")
 
 
+def _estimate(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.training.loop.costs import estimate_lines
+
+    cluster = session.cluster
+    there = sum(node.rank is not None for node in cluster.state().nodes) if cluster is not None else 0
+    try:
+        lines = estimate_lines(
+            int(call.argument), call.options.get("nodes") or there or 2, call.options.get("codec", ""),
+            call.options.get("fragments", 1),
+        )  # fmt: skip
+    except ValueError as error:
+        raise UsageError(f"%cluster estimate: {error}") from None
+    _say("\n".join(lines))
+
+
 def _vars(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.widgets import render_variables
 
@@ -308,6 +323,7 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "status": _status,
     "panel": _panel,
     "report": _report,
+    "estimate": _estimate,
     "runs": _runs,
     "vars": _vars,
     "logs": _logs,

@@ -120,6 +120,18 @@ def _cluster_name(text: str) -> str:
         raise UsageError(str(error)) from None
 
 
+def _parameters(text: str) -> str:
+    """The number as ``1100000000``; people write 124M, 1.1B or 1.1e9."""
+    try:
+        number = float(text[:-1]) * _LARGE[text[-1].lower()] if text[-1:].lower() in _LARGE else float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 <= number <= 1e13:
+        raise UsageError(f"%cluster estimate {text}: say how many parameters the model has, as 124M, 1.1B or 1.1e9")
+    return str(round(number))
+
+
+_LARGE = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _NO_REPLAY = "do not run the cluster's earlier cells on it first"
 
 COMMANDS: dict[str, Command] = {
@@ -184,6 +196,17 @@ COMMANDS: dict[str, Command] = {
             "write the run as one HTML page that needs no network",
             "FILE.html",
             (Option("overwrite", "replace a file that is there"),),
+        ),
+        Command(
+            "estimate",
+            "what rounds of a model take: memory, disk, traffic, time",
+            "PARAMETERS",
+            (
+                Option("codec", "only this one (default: those to choose from)", "NAME", str),
+                Option("nodes", "default: those of the cluster, or 2", "N", _whole(1, 1024)),
+                Option("fragments", "the model is sent in", "N", _whole(1, 1024)),
+            ),
+            read_argument=_parameters,
         ),
         Command("runs", "the runs that were kept: strategy, nodes, rounds, final loss"),
         Command(

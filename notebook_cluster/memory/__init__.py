@@ -2,7 +2,8 @@
 
 - :class:`ArrayPool` hands arrays out again once nothing refers to them
 - :class:`Scratch` hands arrays out again for the same use
-- :func:`keep_freed` keeps freed memory with the process
+- :func:`keep_freed` keeps freed memory with the process, :func:`give_back` gives it to the system
+- :func:`free_memory` and :func:`machine_memory` say how much there is
 
 Where a system gives the pages of a freed array back, as it does beyond some megabytes, the next one costs as much time
 again for its first use as several copies: a virtual machine may have to ask its host for every page.
@@ -11,18 +12,25 @@ May import: nothing of ours. Called by: ``training``, ``collectives``, ``codecs`
 import numpy.
 """
 
+import contextlib
+import ctypes
 import functools
 import sys
 import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayPool", "Scratch", "keep_freed"]
+__all__ = ["ArrayPool", "Scratch", "free_memory", "give_back", "keep_freed", "machine_memory"]
 
 _WORTH_KEEPING = 1 << 20
 """Bytes."""
+_LOOSE = 32
+"""An array may lie in memory that is larger by one part of so many: fragments of a model differ by less."""
 
 
 def _references_of_unused() -> int:
@@ -62,13 +70,16 @@ class ArrayPool:
         with self._lock:
             for index in range(len(self._kept)):
                 # Views of an array, torch's tensors among them, count as references to the array whose memory it is.
-                if self._kept[index].size == size and sys.getrefcount(self._kept[index]) == _UNUSED:
+                fits = size <= self._kept[index].size <= size + size // _LOOSE
+                if fits and sys.getrefcount(self._kept[index]) == _UNUSED:
                     self._kept.append(self._kept.pop(index))
-                    return self._kept[-1].view(kind)
+                    return self._kept[-1][:size].view(kind)
             found = numpy.empty(size, numpy.uint8)
             self._kept.append(found)
             while sum(array.size for array in self._kept) > self._most:
-                del self._kept[0]
+                places = range(len(self._kept) - 1)
+                unused = (place for place in places if sys.getrefcount(self._kept[place]) == _UNUSED)
+                del self._kept[next(unused, 0)]
         return found.view(kind)
 
     def keep_up_to(self, most: int) -> None:
@@ -126,3 +137,63 @@ def keep_freed() -> None:
     import numpy
 
     numpy.empty(_LARGEST, numpy.uint8)
+
+
+def give_back() -> None:
+    """Have glibc give what it has kept to the system. Elsewhere this does nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+_ROOT = Path("/")
+
+
+def free_memory(root: Path = _ROOT) -> int:
+    """Bytes of RAM that programs can still take, or of this process's control group where that allows less."""
+    import psutil
+
+    return int(min([psutil.virtual_memory().available, *(max(0, most - used) for most, used in _memory_limits(root))]))
+
+
+def machine_memory(root: Path = _ROOT) -> tuple[int, int]:
+    """(bytes that programs can still take, bytes for all of them): of RAM and swap, or of this process's control group
+    (a container, a job of Slurm) where that allows less. macOS moves what rests to disk by itself: there all that is
+    not wired counts as free."""
+    import psutil
+
+    ram = psutil.virtual_memory()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # containers may not say how much was swapped, which nobody asks here
+        swap = psutil.swap_memory()
+    free, total = ram.available + swap.free, ram.total + swap.total
+    if sys.platform == "darwin":
+        free = max(free, ram.total - ram.wired)
+    for limit, used in _memory_limits(root):
+        free, total = min(free, max(0, limit - used)), min(total, limit)
+    return free, total
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use less what the system can drop) of this process's control groups and those above them, of
+    version 2 and 1."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+        limit, used = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
+        inner = Path(path.lstrip("/"))  # in a container it may be the host's, of which only the root can be seen
+        for folder in (mount / part for part in (inner, *inner.parents) if ".." not in part.parts):
+            most, now = (_text(folder / f"memory.{name}") for name in (limit, used))
+            if most.isdigit() and now.isdigit():
+                rows = [row.split() for row in _text(folder / "memory.stat").splitlines()]
+                files = sum(int(row[1]) for row in rows if row[0] in ("inactive_file", "active_file"))
+                yield int(most), max(0, int(now) - files)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""

@@ -68,7 +68,7 @@ from notebook_cluster.rounds.member.joining import (
     out_of_rounds,
 )
 from notebook_cluster.rounds.member.next_state import kept_mean
-from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, state_bytes
+from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, most_kept
 
 
 def new_member(job: str, node: str, incarnation: int, settings: MemberSettings | None = None) -> MemberState:
@@ -197,11 +197,9 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
 
 
 def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, ...]:
-    """The newest rounds that fit; of a large model no more than a late node would fetch rather than the whole state."""
+    """The newest rounds that fit."""
     settings, kept = state.settings, kept[-state.settings.kept_rounds :]
-    most = settings.kept_bytes
-    if state.fragments is not None:
-        most = min(most, max(settings.kept_anyway, state_bytes(state.fragments) - 1))
+    most = settings.kept_bytes if state.fragments is None else most_kept(settings, state.fragments)
     while kept and sum(mean.size for mean in kept) > most:
         kept = kept[1:]
     return kept

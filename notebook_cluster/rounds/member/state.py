@@ -156,3 +156,8 @@ class MemberState(msgspec.Struct):
 def state_bytes(fragments: Fragments) -> int:
     """Of theta and momentum, float32: what a late node fetches where it cannot catch up."""
     return 2 * 4 * fragments.size
+
+
+def most_kept(settings: MemberSettings, fragments: Fragments) -> int:
+    """Bytes of means that are kept: of a large model no more than a late node would fetch rather than the state."""
+    return min(settings.kept_bytes, max(settings.kept_anyway, state_bytes(fragments) - 1))

@@ -14,7 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from notebook_cluster.codecs import Vector
-from notebook_cluster.memory import ArrayPool
+from notebook_cluster.memory import ArrayPool, give_back
 
 _MEMORY = ArrayPool(512 << 20)
 
@@ -50,6 +50,7 @@ def keep_up_to(size: int) -> None:
 def forget() -> None:
     """The training loop is over: give the memory back that no vector is in."""
     _MEMORY.forget()
+    give_back()
 
 
 SchemaRow = tuple[str, list[int], str]

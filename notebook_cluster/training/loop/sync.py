@@ -5,17 +5,14 @@ The order in a cell: registered at construction (or at the first call in a later
 """
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from notebook_cluster.checkpoints import CheckpointError
-from notebook_cluster.processors import PLACE, count_nodes
+from notebook_cluster.memory import free_memory
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import OuterChange
@@ -26,6 +23,7 @@ from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.job import Job
 from notebook_cluster.training.checkpointing.resuming import Start, shared_optimizer, start_of
 from notebook_cluster.training.checkpointing.saving import Description
+from notebook_cluster.training.loop.costs import nodes_here
 from notebook_cluster.training.loop.progress import GlobalModelBlock
 from notebook_cluster.training.loop.registration import GoingOn, registration
 from notebook_cluster.training.loop.replica import Replica
@@ -62,11 +60,15 @@ class RoundSync(RoundClient):
         self._held_hash = ""
         """The hash of the state that was held here when this object registered; empty: none was."""
         if not runtime.replaying():
+            self._check_memory()
             self._register()
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
         """This node's model between two rounds, in the terms of the strategy."""
         raise NotImplementedError
+
+    def _check_memory(self) -> None:
+        """Before anything is computed: whether this machine has what the rounds take."""
 
     # ---- what people call -----------------------------------------------------------------------------------
 
@@ -199,9 +201,12 @@ class RoundSync(RoundClient):
     def _keep_vectors(self) -> None:
         """New pages cost more than what is computed in them: a round takes its vectors from those of the round before,
         where the machine has room for them beside what it trains with."""
-        place = os.environ.get(PLACE, "")
-        room = psutil.virtual_memory().available // max(_SHARE_OF_ROOM, 2 * count_nodes(place) if place else 0)
-        vectors.keep_up_to(min(_VECTORS_OF_A_ROUND * 4 * self._replica.fragments.size, room))
+        room = free_memory() // max(_SHARE_OF_ROOM, 2 * nodes_here())
+        vectors.keep_up_to(min(self._vectors_of_a_round(), room))
+
+    def _vectors_of_a_round(self) -> int:
+        """Bytes of those that are in use at most while a round is open."""
+        return _VECTORS_OF_A_ROUND * 4 * self._replica.fragments.size
 
     def _say_what_goes_on(self) -> None:
         """Tell once what goes on, where this object begins with a state of before. In a later cell the object is as it

@@ -19,6 +19,7 @@ from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.training.loop.costs import Costs, check_room, costs_of, nodes_here, ways_out
 from notebook_cluster.training.loop.encoding import encoder_of
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import Round
@@ -54,6 +55,29 @@ class LocalSteps(RoundSync):
             if not self._strategy.overlap:
                 received = self._wait_for_commit()
         return received
+
+    @property
+    def memory(self) -> Costs:
+        """What its rounds take on this node: memory, disk and traffic, in bytes; prints as a line."""
+        return self._costs(self._replica.fragments)
+
+    def _costs(self, fragments: Fragments) -> Costs:
+        exact, overlap = self._replica.parameters.exact, self._strategy.overlap > 0
+        return costs_of(fragments, self._runtime.world_size(), overlap=overlap, exact=exact)
+
+    def _vectors_of_a_round(self) -> int:
+        return self.memory.memory
+
+    def _check_memory(self) -> None:
+        """Raises:
+        MemoryError: see :func:`.costs.check_room`.
+        """
+        layout, asked = self._description.layout, self.memory
+        held = asked.rest if self._job.held(layout.hash(self._strategy.codec)) is not None else 0
+        ways = ways_out(layout.size - layout.buffers, layout.buffers)
+        warning = check_room(asked, held, nodes_here(), {what: self._costs(one) for what, one in ways})
+        if warning:
+            self._warn(warning)
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
         """theta_m, and what of the work in it no round has counted yet."""

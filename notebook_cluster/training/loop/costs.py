@@ -1,0 +1,211 @@
+"""What rounds of a model take on each node, said before anything is computed: memory, disk and network.
+
+It is counted from the vectors that are there at once at the worst moment of a round: what is held all the time (theta,
+momentum, error feedback), what a boundary makes (the model as it was, the contribution), what comes in, the next state
+beside the one that is still good, and the means that late nodes may ask for.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from notebook_cluster.memory import machine_memory
+from notebook_cluster.processors import PLACE, count_nodes
+from notebook_cluster.rounds.member.state import MemberSettings, most_kept
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.outer import outer_step
+from notebook_cluster.training.loop.encoding import encoded
+from notebook_cluster.training.settings.arguments import check_codec
+
+_TRIED = 1 << 20
+"""Elements with which the processor's time is tried out."""
+_TCP_SHARE = 0.94
+"""Of a cable's bits those that are not headers of Ethernet, IP and TCP."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """In bytes, for one node, beside the model with its gradients and optimizer.
+
+    Attributes:
+        parameters: elements of the model that are exchanged.
+        memory: at most, in a cell that trains; ``rest``: from its end on, while the job may go on.
+        traffic: sent by each node in a round of all fragments, and as much received.
+        checkpoint: of one checkpoint, without the optimizer's state.
+    """
+
+    parameters: int
+    memory: int
+    rest: int
+    traffic: int
+    checkpoint: int
+
+    @property
+    def times(self) -> float:
+        """``memory`` in multiples of the model in float32."""
+        return self.memory / (4 * self.parameters)
+
+    def seconds(self, bits: float) -> float:
+        """The least that a round takes where each node sends and receives ``bits`` a second."""
+        return 8 * self.traffic / (bits * _TCP_SHARE)
+
+    def __str__(self) -> str:
+        return (
+            f"rounds of {self.parameters:,} parameters take up to {amount(self.memory)} of memory beside the model and "
+            f"its optimizer ({self.times:.1f} times the model in float32) while a cell trains, {amount(self.rest)} "
+            f"after it; each sends {amount(self.traffic)}; a checkpoint has {amount(self.checkpoint)}"
+        )
+
+
+def costs_of(fragments: Fragments, nodes: int, *, overlap: bool = False, exact: bool = True) -> Costs:
+    """Of a job of DiLoCo, Local SGD or SparseLoCo on ``nodes`` nodes.
+
+    Args:
+        overlap: training goes on while a round is open.
+        exact: the model holds float32, so that what it was loaded with need not be kept.
+    """
+    whole, wire = 4 * fragments.size, max(one.size for one in fragments.wires)
+    part = 4 * max(one.count for one in fragments.wires)
+    lossy, several = fragments.codec.lossy, fragments.count > 1
+    mean = wire * nodes if fragments.all_gather else wire
+    kept = most_kept(MemberSettings(), fragments)
+    kept = min(MemberSettings().kept_rounds, kept // mean) * mean
+    held = (2 + lossy + (not exact) + several) * whole  # of several fragments also the model that they are taken from
+    boundary = part + lossy * part
+    stepping = 2 * whole + several * 5 * part
+    round_open = boundary + several * part + wire + wire * (nodes - 1) // nodes + mean + stepping
+    applied = boundary + mean + 2 * whole + overlap * (whole + 2 * part) + several * 2 * part + (not exact) * 3 * whole
+    sent = sum(one.size for one in fragments.wires) * (nodes - 1) // nodes
+    return Costs(
+        parameters=fragments.size,
+        memory=held + kept + max(round_open, applied),
+        rest=held - several * whole + kept,
+        traffic=sent + (sent * nodes if fragments.all_gather else sent),
+        checkpoint=2 * whole,
+    )
+
+
+def processor_seconds(fragments: Fragments, nodes: int) -> float:
+    """How long one node computes for a round of all fragments, tried out on this machine with a million elements: to
+    encode its contribution, add up its part of those of all, and take the outer step."""
+    small = Fragments(fragments.codec.name, _TRIED, over_senders=fragments.over_senders)
+    wire, zeros = small.made_for(1), np.zeros(_TRIED, np.float32)
+    values = np.random.default_rng(0).normal(size=_TRIED).astype(np.float32)
+    data = encoded(wire, values, zeros, None, np.float32(1))[0]
+    decoded = nodes if fragments.all_gather else 2
+
+    def encode() -> None:
+        encoded(wire, values, zeros, None, np.float32(1))
+
+    def step() -> None:
+        stepped = outer_step(values, zeros, values, 0.6, 0.9, True)
+        small.state_hash(*stepped)
+
+    share = 1 if fragments.all_gather else 1 + 1 / nodes
+    seconds = share * _fastest(encode) + decoded * _fastest(lambda: wire.decode(data)) + _fastest(step)
+    return seconds * fragments.size / _TRIED
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Seconds, of three times."""
+
+    def once() -> float:
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(3))
+
+
+def ways_out(parameters: int, buffers: int = 0, count: int = 1) -> Iterator[tuple[str, Fragments]]:
+    """What people may write, with how the model is sent then (in ``count`` fragments): from the exact one to the
+    smallest, which is sent as a whole."""
+    for codec in ("float32", "int8", "int4"):
+        yield f"codec={codec!r}", Fragments(codec, parameters, buffers, count)
+    yield "nc.SparseLoCo", Fragments("sparse", parameters, buffers, over_senders=True)
+
+
+def nodes_here() -> int:
+    """Nodes that run on this machine, with this one."""
+    place = os.environ.get(PLACE, "")
+    return max(1, count_nodes(place)) if place else 1
+
+
+def check_room(asked: Costs, held: int, nodes_here: int, others: dict[str, Costs]) -> str:
+    """Whether this machine has what ``asked`` takes, on each of ``nodes_here`` nodes.
+
+    Args:
+        held: bytes of it that this process has already.
+        others: what may be used instead, and what that takes.
+
+    Returns:
+        A line for people where the machine may get short of memory; empty where there is enough.
+
+    Raises:
+        MemoryError: there is not so much free memory, or not on the machine for so many nodes; says what would fit.
+    """
+    free, total = machine_memory()
+    nodes = f"its {nodes_here} nodes" if nodes_here > 1 else "its node"
+
+    def fits(costs: Costs) -> bool:
+        return costs.memory - held <= free and costs.memory * nodes_here <= total
+
+    if fits(asked):
+        needed = (asked.memory - held) * nodes_here
+        return "" if needed <= free else (
+            f"{nodes} may need {amount(needed)} more for their rounds, and this machine has {amount(free)} free: end "
+            "what else runs on it, or take fewer of its nodes"
+        )  # fmt: skip
+    ways = [f"{name} ({amount(costs.memory)})" for name, costs in others.items() if fits(costs)]
+    if nodes_here > 1 and asked.memory <= total and asked.memory - held <= free:
+        ways.append(f"at most {total // asked.memory} of its nodes")
+    raise MemoryError(
+        f"{asked}. This machine has {amount(total)} for {nodes}, of which {amount(free)} are free: "
+        + (f"use {' or '.join(ways)}" if ways else "use a smaller model, or a machine with more memory")
+    )
+
+
+def amount(size: float) -> str:
+    """Bytes for people: ``812 MB``, ``1.2 GB``."""
+    if size < 1e9:
+        return f"{size / 1e6:.3g} MB"
+    return f"{size / 1e9:.1f} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"
+
+
+_RATES = ((1e8, "100 Mbit/s"), (1e9, "1 Gbit/s"), (1e10, "10 Gbit/s"))
+
+
+def estimate_lines(parameters: int, nodes: int, codec: str = "", fragments: int = 1) -> list[str]:
+    """A table for people: a line for ``codec``, or for each of those to choose from.
+
+    Raises:
+        ValueError: there is no such codec, or the model cannot be sent in so many fragments.
+    """
+    if codec:
+        ways = [(f"codec={codec!r}", Fragments(check_codec(codec), parameters, count=fragments))]
+    else:
+        ways = [*ways_out(parameters, count=fragments)]
+    rows = [["", "memory: in a cell", "after it", "checkpoint", "sends a round", *(name for _, name in _RATES)]]
+    for name, one in ways:
+        costs, computing = costs_of(one, nodes), processor_seconds(one, nodes)
+        rows.append([
+            name, f"{amount(costs.memory)} ({costs.times:.1f}x)", amount(costs.rest), amount(costs.checkpoint),
+            amount(costs.traffic), *(_seconds(computing + costs.seconds(bits)) for bits, _ in _RATES),
+        ])  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    free, total = machine_memory()
+    return [
+        f"{parameters:,} parameters ({amount(4 * parameters)} in float32, which the model holds) on {nodes} "
+        f"node{'s' if nodes > 1 else ''}; each takes, beside the model with its gradients and optimizer:",
+        *table,
+        "The times are those of a round on a network of that speed for each node, computed as fast as here now.",
+        f"This machine has {amount(total)}, of which {amount(free)} are free.",
+    ]  # fmt: skip
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2g} s" if value < 100 else f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"
