@@ -188,12 +188,13 @@ def estimate_lines(parameters: int, nodes: int, codec: str = "", fragments: int 
         ways = [(f"codec={codec!r}", Fragments(check_codec(codec), parameters, count=fragments))]
     else:
         ways = [*ways_out(parameters, count=fragments)]
-    rows = [["", "memory: in a cell", "after it", "checkpoint", "sends a round", *(name for _, name in _RATES)]]
+    rows = [["codec", "in a cell", "after it", "checkpoint", "sent", *(name for _, name in _RATES)]]
     for name, one in ways:
         costs, computing = costs_of(one, nodes), processor_seconds(one, nodes)
         rows.append([
-            name, f"{amount(costs.memory)} ({costs.times:.1f}x)", amount(costs.rest), amount(costs.checkpoint),
-            amount(costs.traffic), *(_seconds(computing + costs.seconds(bits)) for bits, _ in _RATES),
+            name if one.over_senders else one.codec.name, f"{amount(costs.memory)} ({costs.times:.1f}x)",
+            amount(costs.rest), amount(costs.checkpoint), amount(costs.traffic),
+            *(_seconds(computing + costs.seconds(bits)) for bits, _ in _RATES),
         ])  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -202,7 +203,8 @@ def estimate_lines(parameters: int, nodes: int, codec: str = "", fragments: int 
         f"{parameters:,} parameters ({amount(4 * parameters)} in float32, which the model holds) on {nodes} "
         f"node{'s' if nodes > 1 else ''}; each takes, beside the model with its gradients and optimizer:",
         *table,
-        "The times are those of a round on a network of that speed for each node, computed as fast as here now.",
+        "Memory: in a cell that trains, and after it. Sent, and the times: a round, on a network of that speed for "
+        "each node, computed as fast as here now.",
         f"This machine has {amount(total)}, of which {amount(free)} are free.",
     ]  # fmt: skip
 
