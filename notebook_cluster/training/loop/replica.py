@@ -249,7 +249,11 @@ class Replica:
         if self.parameters.exact:
             self._reference = theta
             return
-        held, reference = self.parameters.read(), copy(self._reference)
+        held = self.parameters.read()
+        if self.fragments.count == 1:
+            self._reference = held if work[0] is None else np.add(held, work[0], out=held)
+            return
+        reference = copy(self._reference)
         for fragment, left in work.items():
             elements = take(held, fragment)
             put(reference, fragment, elements if left is None else elements + left)

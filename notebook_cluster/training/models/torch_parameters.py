@@ -49,12 +49,13 @@ class TorchParameters:
         vector = vectors.empty(self.layout.size)
         flat, device = torch.from_numpy(vector), self.device()
         with torch.no_grad():
-            if device is None:
-                torch.cat([piece.cpu() for piece in self._pieces()], out=flat)
-            elif device == flat.device:
-                torch.cat(self._pieces(), out=flat)
-            else:
+            if device is not None and device != flat.device:
                 flat.copy_(self.values())
+            elif device is not None and all(tensor.dtype == torch.float32 for tensor in self._tensors()):
+                torch.cat(self._pieces(), out=flat)
+            else:  # one after the other: a copy of each in float32 before would be another model
+                for tensor, start in zip(self._tensors(), self.layout.starts, strict=True):
+                    flat[start : start + tensor.numel()].copy_(tensor.reshape(-1))
         return vector
 
     def device(self) -> "torch.device | None":
