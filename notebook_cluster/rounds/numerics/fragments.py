@@ -19,6 +19,7 @@ import numpy as np
 
 from notebook_cluster.codecs import Float32, Vector, WireFormat, get_codec
 from notebook_cluster.protocol.rounds import fragment_of
+from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.outer import Descent, state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 
@@ -130,7 +131,9 @@ class Fragments:
         """The elements of ``fragment``: a new vector, or ``vector`` itself where there is only one."""
         if self.count == 1:
             return vector
-        return np.concatenate([vector[part] for part in self._ranges[fragment]])
+        ranges = self._ranges[fragment]
+        taken = vectors.empty(sum(part.stop - part.start for part in ranges))
+        return np.concatenate([vector[part] for part in ranges], out=taken)
 
     def ranges(self, fragment: int) -> list[slice]:
         """Where the elements of ``fragment`` lie in the vector, in their order."""

@@ -77,7 +77,8 @@ def costs_of(fragments: Fragments, nodes: int, *, overlap: bool = False, exact: 
     boundary = part + lossy * part
     stepping = 2 * whole + several * 5 * part
     round_open = boundary + several * part + wire + wire * (nodes - 1) // nodes + mean + stepping
-    applied = boundary + mean + 2 * whole + overlap * (whole + 2 * part) + several * 2 * part + (not exact) * (1 + several) * whole
+    late = overlap * (whole + 2 * part) + several * 2 * part + (not exact) * (1 + several) * whole
+    applied = boundary + mean + 2 * whole + late
     sent = sum(one.size for one in fragments.wires) * (nodes - 1) // nodes
     return Costs(
         parameters=fragments.size,
