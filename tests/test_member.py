@@ -408,6 +408,13 @@ def test_means_that_are_kept_are_not_sent_again_either():
     assert [e.header.kind for e in node.feed(want("mean", 0, ticket=1))] == ["mean"]
 
 
+@pytest.mark.parametrize(("anyway", "last", "kept"), [(10_000, True, 1), (100, True, 0), (100, False, 1)])
+def test_the_means_of_a_large_model_are_not_kept_after_the_last_round(anyway, last, kept):
+    node = prepared_node(kept_anyway=anyway)
+    node.control(commit(messages(node.effects, Prepared)[0].state_hash, last=last))
+    assert (len(node.state.kept), node.state.left) == (kept, last)
+
+
 def test_what_was_sent_in_rounds_that_nobody_can_ask_for_is_forgotten():
     node = prepared_node(kept_rounds=1)
     (prepared,) = messages(node.effects, Prepared)

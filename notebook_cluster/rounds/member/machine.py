@@ -173,12 +173,12 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
     state.theta, state.momentum = exchange.theta, exchange.momentum
     state.round, state.state_hash = message.round, message.state_hash
     state.advanced = state.fragments is None or not state.fragments.advances
+    state.left = state.left or message.last
     state.kept = _bounded(state, (*state.kept, kept_mean(exchange)))
     if state.register is not None and state.register.every_step:
         row = CommittedRound(seal=exchange.seal, slice_hashes=prepared.slice_hashes, commit=message)
         state.committed = (*state.committed, row)[-state.settings.kept_commits :]
     state.phase, state.exchange, state.contribution = "training", None, None
-    state.left = state.left or message.last
     effects.append(
         Apply(
             state.round,
@@ -197,9 +197,11 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
 
 
 def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, ...]:
-    """The newest rounds that fit."""
+    """The newest rounds that fit. After the last one a late node fetches the state of a large model: it may be a long
+    time until its next round, and the memory is somebody's."""
     settings, kept = state.settings, kept[-state.settings.kept_rounds :]
     most = settings.kept_bytes if state.fragments is None else most_kept(settings, state.fragments)
+    most = min(most, settings.kept_anyway) if state.left else most
     while kept and sum(mean.size for mean in kept) > most:
         kept = kept[1:]
     return kept

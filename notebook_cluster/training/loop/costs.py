@@ -71,8 +71,13 @@ def costs_of(fragments: Fragments, nodes: int, *, overlap: bool = False, exact: 
     part = 4 * max(one.count for one in fragments.wires)
     lossy, several = fragments.codec.lossy, fragments.count > 1
     mean = wire * nodes if fragments.all_gather else wire
-    kept = most_kept(MemberSettings(), fragments)
-    kept = min(MemberSettings().kept_rounds, kept // mean) * mean
+    settings = MemberSettings()
+
+    def kept(most: int) -> int:
+        """Of means."""
+        return min(settings.kept_rounds, most // mean) * mean
+
+    kept_now = kept(most_kept(settings, fragments))
     held = (2 + lossy + (not exact) + several) * whole  # of several fragments also the model that they are taken from
     boundary = part + lossy * part
     stepping = 2 * whole + several * 5 * part
@@ -82,8 +87,8 @@ def costs_of(fragments: Fragments, nodes: int, *, overlap: bool = False, exact: 
     sent = sum(one.size for one in fragments.wires) * (nodes - 1) // nodes
     return Costs(
         parameters=fragments.size,
-        memory=held + kept + max(round_open, applied),
-        rest=held - several * whole + kept,
+        memory=held + kept_now + max(round_open, applied),
+        rest=held - several * whole + min(kept_now, kept(settings.kept_anyway)),
         traffic=sent + (sent * nodes if fragments.all_gather else sent),
         checkpoint=2 * whole,
     )
