@@ -198,7 +198,8 @@ def _estimate(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.training.loop.costs import estimate_lines
 
     cluster = session.cluster
-    there = sum(node.rank is not None for node in cluster.state().nodes) if cluster is not None else 0
+    known = cluster is not None and cluster.connected
+    there = sum(node.rank is not None for node in session.require().state().nodes) if known else 0
     try:
         lines = estimate_lines(
             int(call.argument), call.options.get("nodes") or there or 2, call.options.get("codec", ""),
