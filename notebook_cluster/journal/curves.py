@@ -63,12 +63,16 @@ class SeriesStore:
             if one.name != "memory" and curve is not None and curve.step:
                 self._taken_over[key] = curve.step[-1], curve.time[-1]
 
+    def each(self) -> Iterator[Series]:
+        """Every curve, one at a time: as lists all of them take several times their memory."""
+        for (node, job, run, name), c in self._curves.items():
+            yield Series(
+                node=node, job=job, run=run, name=name, step=list(c.step), time=list(c.time), value=list(c.value),
+                seen=c.seen,
+            )  # fmt: skip
+
     def all(self) -> list[Series]:
-        return [
-            Series(node=node, job=job, run=run, name=name, step=list(c.step), time=list(c.time), value=list(c.value),
-                   seen=c.seen)
-            for (node, job, run, name), c in self._curves.items()
-        ]  # fmt: skip
+        return list(self.each())
 
     def take_fresh(self) -> list[Series]:
         """Points since the last call."""
@@ -172,7 +176,7 @@ class CurvesFile:
             self._behind = True  # the disk is slow: all of it later
         elif self._behind or self._size - self._base > max(self._base, self._growth):
             self._behind = False
-            whole = [pack([one]) for one in self._store.all()]
+            whole = [pack([one]) for one in self._store.each()]
             self._working = self._submit(lambda connection: self._rewrite(connection, whole))
         else:
             piece = pack(fresh)
@@ -188,7 +192,7 @@ class CurvesFile:
     def close(self) -> None:
         """Write what is missing, and return when it is done or cannot be."""
         if self._behind or (self._working is not None and not self._working.done()):
-            whole = [pack([one]) for one in self._store.all()]
+            whole = [pack([one]) for one in self._store.each()]
             self._submit(lambda connection: self._rewrite(connection, whole))
         last = self._thread.submit(self._end)
         with contextlib.suppress(TimeoutError):

@@ -8,8 +8,10 @@ from itertools import pairwise
 MAX_POINTS = 2000
 OLD_POINTS = 200
 """Of a curve of an older job, where all curves together have too many."""
-ALL_POINTS = 100_000
-"""Of all curves, before those of older jobs are thinned to OLD_POINTS."""
+ALL_POINTS = 20_000
+"""Of all curves, before those of older jobs are thinned to OLD_POINTS, which is as many as are drawn."""
+QUIET = 120.0
+"""Seconds without a point after which a job is an older one, where another has got some."""
 ALL_CURVES = 2000
 NODE_CURVES = 64
 """Of one node, of what belongs to no job: a name that is new each time must not take the room of others."""
@@ -102,9 +104,9 @@ class ThinnedCurves:
     """Curves of nodes and models in the order in which they began.
 
     Of each job those of the KEPT_RUNS newest runs; where all have more than ALL_POINTS points together, those of the
-    jobs that got a point longest ago are thinned to OLD_POINTS each; where there are more than ``most`` curves, those
-    jobs are dropped. Nothing of the job that got the newest point is touched, nor of what belongs to no job, of which
-    each node has NODE_CURVES at most.
+    jobs that got none for QUIET seconds are thinned to OLD_POINTS each; where there are more than ``most`` curves, the
+    jobs that got a point longest ago are dropped. Nothing of the job that got the newest point is touched, nor of what
+    belongs to no job, of which each node has NODE_CURVES at most.
     """
 
     def __init__(self, most: int = ALL_CURVES) -> None:
@@ -138,7 +140,7 @@ class ThinnedCurves:
             self._curves[key] = ThinnedCurve()
             for old in _of_old_runs(self._curves):
                 del self._curves[old]
-            for job in self._older() if len(self._curves) > self._most else ():
+            for job in self._older(0.0) if len(self._curves) > self._most else ():
                 if job != key[1]:
                     for old in [one for one in self._curves if one[1] == job]:
                         del self._curves[old]
@@ -161,17 +163,18 @@ class ThinnedCurves:
                 self._thin_older()
         return curve
 
-    def _older(self) -> list[str]:
-        """All jobs but the one that got the newest point; who got one longest ago first."""
+    def _older(self, quiet: float) -> list[str]:
+        """The jobs that got no point in the ``quiet`` seconds before the newest one; who got one longest ago first."""
         last: dict[str, float] = {}
         for (_, job, _, _), curve in self._curves.items():
             if job:
                 last[job] = max(last.get(job, -math.inf), curve.time[-1] if curve.time else -math.inf)
-        return sorted(last, key=last.__getitem__)[:-1]
+        ordered = sorted(last, key=last.__getitem__)
+        return [job for job in ordered[:-1] if last[job] <= last[ordered[-1]] - quiet]
 
     def _thin_older(self) -> None:
         count = sum(len(curve.value) for curve in self._curves.values())
-        for job in self._older() if count > ALL_POINTS else ():
+        for job in self._older(QUIET) if count > ALL_POINTS else ():
             for curve in [curve for key, curve in self._curves.items() if key[1] == job]:
                 count -= len(curve.value)
                 curve.thin(OLD_POINTS)
