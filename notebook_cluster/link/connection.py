@@ -10,7 +10,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.link.frames import Drops
 from notebook_cluster.link.tcp import UndeliveredBytes
-from notebook_cluster.security import Identity, dial
+from notebook_cluster.security import UNACKNOWLEDGED, Identity, dial
 from notebook_cluster.sockets import Pump
 
 MAX_FRAME_BYTES = 1 << 20
@@ -27,8 +27,8 @@ when somebody else's attempt to find that machine was about to fail. Hence two i
 
 
 def is_silence(seconds: float) -> bool:
-    """True when a connection that ended, after so many seconds without a word, was given up by libzmq on this side."""
-    return seconds > 0.8 * _SILENCE
+    """True when a connection that ended, after so many seconds without a word, was given up on this side."""
+    return seconds > 0.8 * min(_SILENCE, UNACKNOWLEDGED)
 
 
 def set_heartbeat(socket: zmq.Socket[Any]) -> None:
