@@ -36,16 +36,17 @@ def longest_gaps(
     times: list[float], faults: list[Fault], longest: dict[str, float]
 ) -> list[tuple[float, float, list[str]]]:
     """Into ``longest``: kind of fault -> seconds between two COMMITs at most. A gap belongs to the fault that began in
-    it; without one to those under way. Returns the long ones: (when, seconds, faults)."""
+    it or was under way: until its victim was in a round again. Where these are more than one, it is one of ``several``:
+    each of them may be waited for in turn. Returns the long ones: (when, seconds, faults)."""
     long = []
     for sooner, later in itertools.pairwise(times):
         within = [fault for fault in faults if sooner <= fault.began < later]
         under_way = [fault for fault in faults if fault.began < sooner and (not fault.over or fault.over > sooner)]
-        kinds = {fault.kind for fault in within or under_way} or {"none"}
-        for kind in kinds:
-            longest[kind] = max(longest.get(kind, 0.0), later - sooner)
+        concerned = [*under_way, *within]
+        kind = "several" if len(concerned) > 1 else concerned[0].kind if concerned else "none"
+        longest[kind] = max(longest.get(kind, 0.0), later - sooner)
         if later - sooner > LONG:
-            whose = [f"{fault.kind} {fault.victim} at {fault.began - sooner:+.2f} s" for fault in within or under_way]
+            whose = [f"{fault.kind} {fault.victim} at {fault.began - sooner:+.2f} s" for fault in concerned]
             long.append((sooner, later - sooner, whose))
     return long
 
