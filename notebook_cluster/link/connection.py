@@ -10,8 +10,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.link.frames import Drops
 from notebook_cluster.link.tcp import UndeliveredBytes
-from notebook_cluster.security import UNACKNOWLEDGED, Identity, dial
-from notebook_cluster.sockets import Pump
+from notebook_cluster.security import Identity, dial
+from notebook_cluster.sockets import UNACKNOWLEDGED, Pump, give_up_unacknowledged
 
 MAX_FRAME_BYTES = 1 << 20
 """Larger frames end the connection before they are read: pieces are smaller, so nobody of ours sends one."""
@@ -33,6 +33,7 @@ def is_silence(seconds: float) -> bool:
 
 def set_heartbeat(socket: zmq.Socket[Any]) -> None:
     """libzmq's own heartbeat: it finds a dead TCP connection, also while our event loop is busy."""
+    give_up_unacknowledged(socket)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(_SILENCE * 1000))
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(_SILENCE * 1000))

@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.protocol.node import NodeAddress
 from notebook_cluster.security import Identity, dial
-from notebook_cluster.sockets import SENDING, IOThread
+from notebook_cluster.sockets import SENDING, IOThread, give_up_unacknowledged
 
 _log = logging.getLogger(__name__)
 
@@ -183,6 +183,7 @@ class MeshConnection:
             if "[" in self.endpoint:
                 socket.setsockopt(zmq.IPV6, 1)
             dial(socket, self._identity, self._address.mesh_key)
+            give_up_unacknowledged(socket)
             socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._settings.heartbeat * 1000))
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._settings.heartbeat_timeout * 1000))
             monitor = socket.get_monitor_socket(_WATCHED)

@@ -10,7 +10,7 @@ import zmq
 
 from notebook_cluster.mesh.connection import MeshSettings
 from notebook_cluster.security import Gate, Identity, serve, user_id
-from notebook_cluster.sockets import RECEIVING, IOThread
+from notebook_cluster.sockets import RECEIVING, IOThread, give_up_unacknowledged
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Listening:
         self.gate.allow(_DOMAIN, user_of, why_not)
         tcp = self._router(max(settings.tcp_chunk, settings.loopback_chunk), settings.tcp_high_water_mark)
         serve(tcp, identity, _DOMAIN)
+        give_up_unacknowledged(tcp)
         tcp.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat * 1000))
         tcp.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout * 1000))
         self.port = tcp.bind_to_random_port(f"tcp://{host}")

@@ -14,7 +14,7 @@ May import: ``protocol``. Called by: ``link``, ``discovery``, ``mesh`` and every
 """
 
 from notebook_cluster.security.codes import OpenCode, new_code, read_code
-from notebook_cluster.security.curve import UNACKNOWLEDGED, Gate, dial, serve, user_id
+from notebook_cluster.security.curve import Gate, dial, serve, user_id
 from notebook_cluster.security.identity import (
     Identity,
     agent_directory,
@@ -36,7 +36,6 @@ from notebook_cluster.security.sanitise import WidgetView, safe_bundle, safe_out
 from notebook_cluster.security.trust import KeyChanged, Trusted, TrustStore, owner, trusted_coordinators, trusted_peers
 
 __all__ = [
-    "UNACKNOWLEDGED",
     "Gate",
     "Identity",
     "KeyChanged",

@@ -21,18 +21,12 @@ Check = Callable[[str], str | None]
 """Public key (Z85) -> the User-Id that its messages carry, or None to refuse it."""
 
 
-UNACKNOWLEDGED = 3.0
-"""Seconds after which a connection is given up on which nothing is acknowledged (TCP_USER_TIMEOUT; Linux). TCP would
-repeat what was lost after twice as long each time: a cable that was out for four seconds would cost seven."""
-
-
 def serve(socket: zmq.Socket[Any], identity: Identity, domain: str) -> None:
     """Make ``socket`` a CURVE server of ``identity``; call before bind.
 
     Which clients may connect is decided by ``Gate.allow(domain, ...)``. Until that is called, and when no Gate runs in
     the socket's context, every client is refused.
     """
-    socket.setsockopt(zmq.TCP_MAXRT, int(UNACKNOWLEDGED * 1000))
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, identity.public_key.encode("ascii"))
     socket.setsockopt(zmq.CURVE_SECRETKEY, identity.secret_key.encode("ascii"))
@@ -42,7 +36,6 @@ def serve(socket: zmq.Socket[Any], identity: Identity, domain: str) -> None:
 
 def dial(socket: zmq.Socket[Any], identity: Identity, server_key: str) -> None:
     """Make ``socket`` a CURVE client of ``identity`` that only talks to ``server_key``; call before connect."""
-    socket.setsockopt(zmq.TCP_MAXRT, int(UNACKNOWLEDGED * 1000))
     socket.setsockopt(zmq.CURVE_PUBLICKEY, identity.public_key.encode("ascii"))
     socket.setsockopt(zmq.CURVE_SECRETKEY, identity.secret_key.encode("ascii"))
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode("ascii"))
