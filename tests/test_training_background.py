@@ -4,7 +4,6 @@ outer steps of a large model are computed on a thread of their own."""
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
 from notebook_cluster.rounds.member import machine
 from notebook_cluster.training.background import worker
 from notebook_cluster.training.background.worker import BackgroundThread
-from notebook_cluster.training.loop import replica, sync
+from notebook_cluster.training.loop import costs, replica, sync
 from notebook_cluster.training.loop.encoding import EncodingThread
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
@@ -344,8 +343,8 @@ def test_what_rounds_keep_leaves_half_of_the_free_memory_to_training_on_all_node
 ) -> None:
     free, asked = 1 << 20, list[int]()
     monkeypatch.setenv(PLACE, str(tmp_path / "place"))
-    monkeypatch.setattr(sync, "count_nodes", lambda place: nodes)
-    monkeypatch.setattr(sync.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(costs, "count_nodes", lambda place: nodes)
+    monkeypatch.setattr(sync, "free_memory", lambda: free)
     monkeypatch.setattr(sync.vectors, "keep_up_to", asked.append)
 
     def cell(node: Node) -> None:
