@@ -112,11 +112,7 @@ class ThinnedCurves:
     def __init__(self, most: int = ALL_CURVES) -> None:
         self._most = most
         self._curves: dict[Key, ThinnedCurve] = {}
-        self._points = 0
         self._unseen = 0
-
-    def __len__(self) -> int:
-        return len(self._curves)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._curves)

@@ -175,7 +175,9 @@ class CurveHistory:
     def take_fresh(self) -> list[Curve]:
         """Points since the last call."""
         fresh, self._fresh = self._fresh, ThinnedCurves(MAX_CURVES)
-        return [_chosen(key, points, evenly(points.value, SENT_POINTS)) for key, points in fresh.items()]
+        # what was dropped meanwhile is none of a browser's any more
+        new = [(key, points) for key, points in fresh.items() if key in self._all]
+        return [_chosen(key, points, evenly(points.value, SENT_POINTS)) for key, points in new]
 
 
 def _chosen(key: Key, points: ThinnedCurve, indices: list[int]) -> Curve:
