@@ -13,10 +13,10 @@ from notebook_cluster.agent.host import GRACE_S, ClusterHost
 from notebook_cluster.agent.kernels.control_socket import kept_checkpoints
 from notebook_cluster.agent.machine import MachineSample, OwnAddresses, describe, memory_of_trees
 from notebook_cluster.agent.resources import Resources
-from notebook_cluster.agent.settings import gigabytes
 from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.agent.sharing.presence import Presence
 from notebook_cluster.link import Condition, Session
+from notebook_cluster.memory import amount
 from notebook_cluster.protocol.peer import Farewell, KeptCheckpoints, PeerInfo, Released, Slept
 from notebook_cluster.security import fingerprint
 
@@ -275,8 +275,8 @@ class SharingLimits:
         largest = max(used, key=lambda pid: used[pid])
         host, kernel = kernels[largest]
         reason = (
-            f"nodes on {self._peer} used {gigabytes(total)} of memory together, its owner allows {gigabytes(allowed)}, "
-            f"and this one used the most ({gigabytes(used[largest])})"
+            f"nodes on {self._peer} used {amount(total)} of memory together, its owner allows {amount(allowed)}, "
+            f"and this one used the most ({amount(used[largest])})"
         )
         self._tell(
             SharingEvent(

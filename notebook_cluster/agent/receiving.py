@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from notebook_cluster.agent.settings import gigabytes
+from notebook_cluster.memory import amount
 from notebook_cluster.protocol.transfers import MOST_FILES, MOST_PATH_CHARACTERS, FileOffer
 
 DIGEST_BYTES = 16
@@ -222,12 +222,12 @@ def check_room(wanted: int, promised: int, free: int, allowed: int | None, taken
     bytes, and the owner allows them: ``allowed`` in all, of which ``taken`` are used up."""
     if allowed is not None and taken + promised + wanted > allowed:
         raise FileRefused(
-            f"{gigabytes(wanted)} of files are too much: its owner allows {gigabytes(allowed)} for each cluster, "
-            f"{gigabytes(taken + promised)} of it are used; ask for a higher --files"
+            f"{amount(wanted)} of files are too much: its owner allows {amount(allowed)} for each cluster, "
+            f"{amount(taken + promised)} of it are used; ask for a higher --files"
         )
     if promised + wanted > free:
-        left = gigabytes(max(free - promised, 0))
-        raise FileRefused(f"{gigabytes(wanted)} of files do not fit on the disk: {left} are free there")
+        left = amount(max(free - promised, 0))
+        raise FileRefused(f"{amount(wanted)} of files do not fit on the disk: {left} are free there")
 
 
 def _remove_old_parts(folder: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from notebook_cluster.memory import amount
 from notebook_cluster.security import same_user_keys
 
 
@@ -58,9 +59,9 @@ class Limits:
         if self.devices:
             lines.append(f"only on {', '.join(self.devices)}")
         if self.memory_bytes is not None:
-            lines.append(f"{gigabytes(self.memory_bytes)} of memory for all nodes together")
+            lines.append(f"{amount(self.memory_bytes)} of memory for all nodes together")
         if self.files_bytes is not None:
-            lines.append(f"{gigabytes(self.files_bytes)} of files from each cluster")
+            lines.append(f"{amount(self.files_bytes)} of files from each cluster")
         if self.idle_only:
             lines.append("only while nobody uses the machine")
         if self.on_power is not None:
@@ -70,11 +71,6 @@ class Limits:
         if self.until is not None:
             lines.append(f"until {time.strftime('%H:%M', time.localtime(self.until))}")
         return lines
-
-
-def gigabytes(size: float) -> str:
-    """``8 GB``, ``1.5 GB``, ``200 MB``: decimal units."""
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
 
 
 DEFAULT_LEASE_S = 600.0

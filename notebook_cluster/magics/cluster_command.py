@@ -187,27 +187,33 @@ def _report(session: NotebookSession, call: Invocation) -> None:
 
 def _runs(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.client import Cluster, runs_table
+    from notebook_cluster.widgets.text import aligned
 
     heads, rows = runs_table(Cluster.runs())
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
-    _say("\n".join(line.rstrip() for line in lines) if rows else "no run was kept yet: %cluster start")
+    _say("\n".join(aligned([list(row) for row in (heads, *rows)])) if rows else "no run was kept yet: %cluster start")
 
 
 def _estimate(session: NotebookSession, call: Invocation) -> None:
-    from notebook_cluster.training.loop.costs import estimate_lines
+    from notebook_cluster.memory import amount
+    from notebook_cluster.processors import machine_memory
+    from notebook_cluster.training.loop.costs import estimate
+    from notebook_cluster.widgets.text import aligned
 
-    cluster = session.cluster
-    known = cluster is not None and cluster.connected
-    there = sum(node.rank is not None for node in session.require().state().nodes) if known else 0
+    cluster, parameters = session.cluster, int(call.argument)
+    there = cluster.state().nodes if cluster is not None and cluster.connected else []
+    nodes = call.options.get("nodes") or sum(node.rank is not None for node in there) or 2
     try:
-        lines = estimate_lines(
-            int(call.argument), call.options.get("nodes") or there or 2, call.options.get("codec", ""),
-            call.options.get("fragments", 1),
-        )  # fmt: skip
+        rows = estimate(parameters, nodes, call.options.get("codec", ""), call.options.get("fragments", 1))
     except ValueError as error:
         raise UsageError(f"%cluster estimate: {error}") from None
-    _say("\n".join(lines))
+    free, total = machine_memory()
+    _say(
+        f"{parameters:,} parameters ({amount(4 * parameters)} in float32, which the model holds) on {nodes} "
+        f"node{'s' if nodes > 1 else ''}; each takes, beside the model with its gradients and optimizer:\n"
+        + "\n".join(aligned(rows))
+        + "\nMemory: in a cell that trains, and after it. Sent, and the times: a round, on a network of that speed for "
+        f"each node, computed as fast as here now.\nThis machine has {amount(total)}, of which {amount(free)} are free."
+    )
 
 
 def _vars(session: NotebookSession, call: Invocation) -> None:

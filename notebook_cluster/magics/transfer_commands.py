@@ -7,11 +7,12 @@ import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.display.publishing import ProgressLine, amount
+from notebook_cluster.magics.display.publishing import ProgressLine
 from notebook_cluster.magics.errors import ClusterProblem, UsageError, shortened
 from notebook_cluster.magics.execution.cells import run_cell, visible_names
 from notebook_cluster.magics.parsing import Invocation, resolve
 from notebook_cluster.magics.session import NotebookSession
+from notebook_cluster.memory import amount
 from notebook_cluster.protocol.names import did_you_mean
 from notebook_cluster.protocol.state import NodeView, by_rank
 

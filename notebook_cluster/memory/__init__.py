@@ -3,29 +3,25 @@
 - :class:`ArrayPool` hands arrays out again once nothing refers to them
 - :class:`Scratch` hands arrays out again for the same use
 - :func:`keep_freed` keeps freed memory with the process, :func:`give_back` gives it to the system
-- :func:`free_memory` and :func:`machine_memory` say how much there is
+- :func:`amount` says to people how much it is
 
 Where a system gives the pages of a freed array back, as it does beyond some megabytes, the next one costs as much time
 again for its first use as several copies: a virtual machine may have to ask its host for every page.
 
-May import: nothing of ours. Called by: ``training``, ``collectives``, ``codecs``. Importing this room does not
-import numpy.
+May import: nothing of ours. Called by: ``training``, ``rounds``, ``collectives``, ``codecs``, ``agent``, ``magics``.
+Importing this room does not import numpy.
 """
 
 import contextlib
-import ctypes
 import functools
 import sys
 import threading
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayPool", "Scratch", "free_memory", "give_back", "keep_freed", "machine_memory"]
+__all__ = ["ArrayPool", "Scratch", "amount", "give_back", "keep_freed"]
 
 _WORTH_KEEPING = 1 << 20
 """Bytes."""
@@ -141,59 +137,15 @@ def keep_freed() -> None:
 
 def give_back() -> None:
     """Have glibc give what it has kept to the system. Elsewhere this does nothing."""
+    import ctypes
+
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-_ROOT = Path("/")
-
-
-def free_memory(root: Path = _ROOT) -> int:
-    """Bytes of RAM that programs can still take, or of this process's control group where that allows less."""
-    import psutil
-
-    return int(min([psutil.virtual_memory().available, *(max(0, most - used) for most, used in _memory_limits(root))]))
-
-
-def machine_memory(root: Path = _ROOT) -> tuple[int, int]:
-    """(bytes that programs can still take, bytes for all of them): of RAM and swap, or of this process's control group
-    (a container, a job of Slurm) where that allows less. macOS moves what rests to disk by itself: there all that is
-    not wired counts as free."""
-    import psutil
-
-    ram = psutil.virtual_memory()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # containers may not say how much was swapped, which nobody asks here
-        swap = psutil.swap_memory()
-    free, total = ram.available + swap.free, ram.total + swap.total
-    if sys.platform == "darwin":
-        free = max(free, ram.total - ram.wired)
-    for limit, used in _memory_limits(root):
-        free, total = min(free, max(0, limit - used)), min(total, limit)
-    return free, total
-
-
-def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, bytes in use less what the system can drop) of this process's control groups and those above them, of
-    version 2 and 1."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        limit, used = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
-        inner = Path(path.lstrip("/"))  # in a container it may be the host's, of which only the root can be seen
-        for folder in (mount / part for part in (inner, *inner.parents) if ".." not in part.parts):
-            most, now = (_text(folder / f"memory.{name}") for name in (limit, used))
-            if most.isdigit() and now.isdigit():
-                rows = [row.split() for row in _text(folder / "memory.stat").splitlines()]
-                files = sum(int(row[1]) for row in rows if row[0] in ("inactive_file", "active_file"))
-                yield int(most), max(0, int(now) - files)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, ValueError):
-        return ""
+def amount(size: float) -> str:
+    """Bytes for people: ``12.3 MB``, ``4 kB``, ``17 bytes``, in decimal units."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:,.3g} {unit}" if size < 1000 * factor else f"{size / factor:,.0f} {unit}"
+    return f"{size:.0f} byte{'' if round(size) == 1 else 's'}"

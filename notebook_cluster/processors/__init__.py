@@ -1,4 +1,4 @@
-"""How many threads a node takes: the processors of this machine, divided by the nodes that run on it.
+"""What a node has of this machine: threads, which are its processors divided by the nodes that run on it, and memory.
 
 Every library that computes on the processor takes all of its cores. Two nodes that do so on one machine take turns
 on each core and wait for each other's threads at each operation, which makes small models 20 to 35 times slower. So
@@ -9,8 +9,10 @@ Each agent tells how many nodes it runs in a locked file with its number in it. 
 system gives it back when the agent ends in whatever way, and what it had is not counted any more. Whoever wants to know
 reads the files that are locked.
 
+A container has less memory than its machine: :func:`free_memory`, :func:`machine_memory`.
+
 May import: nothing of this package. Called by: ``agent`` (which counts, and starts kernels), ``node`` (which looks at
-the start of each cell).
+the start of each cell), ``training`` and ``magics`` (what rounds take).
 """
 
 import contextlib
@@ -19,10 +21,14 @@ import functools
 import os
 import sys
 import uuid
+import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["PLACE", "NodeCount", "count_nodes", "thread_variables", "threads_for", "usable_cores", "variables_of_ours"]
+__all__ = [
+    "PLACE", "NodeCount", "count_nodes", "free_memory", "machine_memory", "thread_variables", "threads_for",
+    "usable_cores", "variables_of_ours",
+]  # fmt: skip
 
 _ROOT = Path("/")
 
@@ -68,21 +74,22 @@ def _performance_cores() -> int | None:
 
 def _quota(root: Path) -> float | None:
     """The smallest processor quota of the control groups that this process is in, in cores; None without one."""
-    quotas = [_quota_of(folder) for folder in _control_groups(root)]
+    quotas = [_quota_of(folder) for folder, _ in _control_groups("cpu", root)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _control_groups(root: Path) -> Iterator[Path]:
-    """The folders of its control groups and of those above them, of version 2 and 1."""
+def _control_groups(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
+    """The folders of this process's control groups for ``cpu`` or ``memory``, and of those above them, each with its
+    version: 1 or 2."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         # In a container the path may be that of the host, of which only the last part, the root, can be seen.
-        mount = root / ("sys/fs/cgroup/cpu" if controllers else "sys/fs/cgroup")
-        inner = Path(path.lstrip("/"))
-        yield from (mount / folder for folder in (inner, *inner.parents) if ".." not in folder.parts)
+        mount = root / (f"sys/fs/cgroup/{controller}" if controllers else "sys/fs/cgroup")
+        inner, version = Path(path.lstrip("/")), 1 if controllers else 2
+        yield from ((mount / folder, version) for folder in (inner, *inner.parents) if ".." not in folder.parts)
 
 
 def _quota_of(folder: Path) -> float | None:
@@ -98,10 +105,47 @@ def _quota_of(folder: Path) -> float | None:
 
 
 def _text(path: Path) -> str:
+    """What a file of the system says, without the space around it; empty where it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
         return ""
+
+
+def free_memory(root: Path = _ROOT) -> int:
+    """Bytes of RAM that programs can still take, or of this process's control group where that allows less."""
+    import psutil
+
+    return int(min([psutil.virtual_memory().available, *(max(0, most - used) for most, used in _memory_limits(root))]))
+
+
+def machine_memory(root: Path = _ROOT) -> tuple[int, int]:
+    """(bytes that programs can still take, bytes for all of them): of RAM and swap, or of this process's control group
+    (a container, a job of Slurm) where that allows less. macOS moves what rests to disk by itself: there all that is
+    not wired counts as free."""
+    import psutil
+
+    ram = psutil.virtual_memory()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # containers may not say how much was swapped, which nobody asks here
+        swap = psutil.swap_memory()
+    free, total = ram.available + swap.free, ram.total + swap.total
+    if sys.platform == "darwin":
+        free = max(free, ram.total - ram.wired)
+    for limit, used in _memory_limits(root):
+        free, total = min(free, max(0, limit - used)), min(total, limit)
+    return free, total
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, bytes in use less what the system can drop) of this process's control groups and those above them."""
+    for folder, version in _control_groups("memory", root):
+        limit, used = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+        most, now = (_text(folder / f"memory.{name}") for name in (limit, used))
+        if most.isdigit() and now.isdigit():
+            rows = [row.split() for row in _text(folder / "memory.stat").splitlines()]
+            files = sum(int(row[1]) for row in rows if row[0] in ("inactive_file", "active_file"))
+            yield int(most), max(0, int(now) - files)
 
 
 OURS = "NOTEBOOK_CLUSTER_THREADS"

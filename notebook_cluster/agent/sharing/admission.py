@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import msgspec
 
 from notebook_cluster.agent.events import EventKind, SharingEvent, Tell
-from notebook_cluster.agent.settings import Limits, gigabytes
+from notebook_cluster.agent.settings import Limits
 from notebook_cluster.agent.sharing.presence import IDLE_AFTER_S, Presence
+from notebook_cluster.memory import amount
 from notebook_cluster.protocol.peer import Device
 
 ANSWER_S = 60.0
@@ -79,7 +80,7 @@ class Admission:
         memory, used = self.limits.memory_bytes, self.used_memory
         if memory is not None and used >= memory:
             raise StartRefused(
-                f"nodes on {self._peer} use {gigabytes(used)}, its owner allows {gigabytes(memory)}: remove one "
+                f"nodes on {self._peer} use {amount(used)}, its owner allows {amount(memory)}: remove one "
                 "there, or ask its owner for a higher --memory"
             )
         if self.limits.idle_only or self.limits.on_power is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notebook_cluster.magics.display.folding import MIME_TYPE
 from notebook_cluster.magics.display.node_widgets import showable
 from notebook_cluster.magics.display.slots import Bundle
+from notebook_cluster.memory import amount
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
@@ -119,14 +120,6 @@ def bar(label: str, done: int, total: int, seconds: float) -> str:
     left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
     amounts = f"{done / 1e6:,.1f} of {amount(total)}, {amount(rate)}/s{left}"
     return f"{label}  {'█' * full}{'░' * (_WIDTH - full)} {share:4.0%}  {amounts}"
-
-
-def amount(size: float) -> str:
-    """``12.3 MB``, ``4 kB``, ``17 bytes``: decimal units."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:,.3g} {unit}" if size < 1000 * factor else f"{size / factor:,.0f} {unit}"
-    return f"{size:.0f} byte{'' if round(size) == 1 else 's'}"
 
 
 def is_headless(shell: Any) -> bool:

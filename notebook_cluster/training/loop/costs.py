@@ -7,13 +7,13 @@ beside the one that is still good, and the means that late nodes may ask for.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from notebook_cluster.memory import machine_memory
-from notebook_cluster.processors import PLACE, count_nodes
+from notebook_cluster.memory import amount
+from notebook_cluster.processors import PLACE, count_nodes, machine_memory
 from notebook_cluster.rounds.member.state import MemberSettings, most_kept
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import outer_step
@@ -140,8 +140,8 @@ def nodes_here() -> int:
     return max(1, count_nodes(place)) if place else 1
 
 
-def check_room(asked: Costs, held: int, nodes_here: int, others: dict[str, Costs]) -> str:
-    """Whether this machine has what ``asked`` takes, on each of ``nodes_here`` nodes.
+def check_room(asked: Costs, held: int, nodes: int, others: Iterable[tuple[str, Costs]]) -> str:
+    """Whether this machine has what ``asked`` takes, on each of its ``nodes`` nodes.
 
     Args:
         held: bytes of it that this process has already.
@@ -154,44 +154,37 @@ def check_room(asked: Costs, held: int, nodes_here: int, others: dict[str, Costs
         MemoryError: there is not so much free memory, or not on the machine for so many nodes; says what would fit.
     """
     free, total = machine_memory()
-    nodes = f"its {nodes_here} nodes" if nodes_here > 1 else "its node"
+    its = f"its {nodes} nodes" if nodes > 1 else "its node"
 
     def fits(costs: Costs) -> bool:
-        return costs.memory - held <= free and costs.memory * nodes_here <= total
+        return costs.memory - held <= free and costs.memory * nodes <= total
 
     if fits(asked):
-        needed = (asked.memory - held) * nodes_here
+        needed = (asked.memory - held) * nodes
         return "" if needed <= free else (
-            f"{nodes} may need {amount(needed)} more for their rounds, and this machine has {amount(free)} free: end "
+            f"{its} may need {amount(needed)} more for their rounds, and this machine has {amount(free)} free: end "
             "what else runs on it, or take fewer of its nodes"
         )  # fmt: skip
-    ways = [f"{name} ({amount(costs.memory)})" for name, costs in others.items() if fits(costs)]
-    if nodes_here > 1 and asked.memory <= total and asked.memory - held <= free:
+    ways = [f"{name} ({amount(costs.memory)})" for name, costs in others if fits(costs)]
+    if nodes > 1 and asked.memory <= total and asked.memory - held <= free:
         ways.append(f"at most {total // asked.memory} of its nodes")
     raise MemoryError(
-        f"{asked}. This machine has {amount(total)} for {nodes}, of which {amount(free)} are free: "
+        f"{asked}. This machine has {amount(total)} for {its}, of which {amount(free)} are free: "
         + (f"use {' or '.join(ways)}" if ways else "use a smaller model, or a machine with more memory")
     )
-
-
-def amount(size: float) -> str:
-    """Bytes for people: ``812 MB``, ``1.2 GB``."""
-    if size < 1e9:
-        return f"{size / 1e6:.3g} MB"
-    return f"{size / 1e9:.1f} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"
 
 
 _RATES = ((1e8, "100 Mbit/s"), (1e9, "1 Gbit/s"), (1e10, "10 Gbit/s"))
 
 
-def estimate_lines(parameters: int, nodes: int, codec: str = "", fragments: int = 1) -> list[str]:
-    """A table for people: a line for ``codec``, or for each of those to choose from.
+def estimate(parameters: int, nodes: int, codec: str = "", fragments: int = 1) -> list[list[str]]:
+    """Rows for people: the heads of columns, then one for ``codec``, or for each of those to choose from.
 
     Raises:
         ValueError: there is no such codec, or the model cannot be sent in so many fragments.
     """
     if codec:
-        ways = [(f"codec={codec!r}", Fragments(check_codec(codec), parameters, count=fragments))]
+        ways = [(check_codec(codec), Fragments(check_codec(codec), parameters, count=fragments))]
     else:
         ways = [*ways_out(parameters, count=fragments)]
     rows = [["codec", "in a cell", "after it", "checkpoint", "sent", *(name for _, name in _RATES)]]
@@ -202,17 +195,7 @@ def estimate_lines(parameters: int, nodes: int, codec: str = "", fragments: int 
             amount(costs.rest), amount(costs.checkpoint), amount(costs.traffic),
             *(_seconds(computing + costs.seconds(bits)) for bits, _ in _RATES),
         ])  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    free, total = machine_memory()
-    return [
-        f"{parameters:,} parameters ({amount(4 * parameters)} in float32, which the model holds) on {nodes} "
-        f"node{'s' if nodes > 1 else ''}; each takes, beside the model with its gradients and optimizer:",
-        *table,
-        "Memory: in a cell that trains, and after it. Sent, and the times: a round, on a network of that speed for "
-        "each node, computed as fast as here now.",
-        f"This machine has {amount(total)}, of which {amount(free)} are free.",
-    ]  # fmt: skip
+    return rows
 
 
 def _seconds(value: float) -> str:

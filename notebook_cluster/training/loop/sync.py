@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.checkpoints import CheckpointError
-from notebook_cluster.memory import free_memory
+from notebook_cluster.processors import free_memory
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import OuterChange

@@ -75,7 +75,7 @@ class LocalSteps(RoundSync):
         layout, asked = self._description.layout, self.memory
         held = asked.rest if self._job.held(layout.hash(self._strategy.codec)) is not None else 0
         ways = ways_out(layout.size - layout.buffers, layout.buffers)
-        warning = check_room(asked, held, nodes_here(), {what: self._costs(one) for what, one in ways})
+        warning = check_room(asked, held, nodes_here(), ((what, self._costs(one)) for what, one in ways))
         if warning:
             self._warn(warning)
 
