@@ -187,17 +187,21 @@ def _report(session: NotebookSession, call: Invocation) -> None:
 
 def _runs(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.client import Cluster, runs_table
-    from notebook_cluster.widgets.text import aligned
+    from notebook_cluster.widgets import render_table
 
     heads, rows = runs_table(Cluster.runs())
-    _say("\n".join(aligned([list(row) for row in (heads, *rows)])) if rows else "no run was kept yet: %cluster start")
+    if not rows:
+        _say("no run was kept yet: %cluster start")
+        return
+    table = [heads, *rows]
+    _display(session, render_table(table), render_table(table, html=True))
 
 
 def _estimate(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.memory import amount
     from notebook_cluster.processors import machine_memory
     from notebook_cluster.training.loop.costs import estimate
-    from notebook_cluster.widgets.text import aligned
+    from notebook_cluster.widgets import render_table
 
     cluster, parameters = session.cluster, int(call.argument)
     there = cluster.state().nodes if cluster is not None and cluster.connected else []
@@ -207,13 +211,15 @@ def _estimate(session: NotebookSession, call: Invocation) -> None:
     except ValueError as error:
         raise UsageError(f"%cluster estimate: {error}") from None
     free, total = machine_memory()
-    _say(
+    before = (
         f"{parameters:,} parameters ({amount(4 * parameters)} in float32, which the model holds) on {nodes} "
-        f"node{'s' if nodes > 1 else ''}; each takes, beside the model with its gradients and optimizer:\n"
-        + "\n".join(aligned(rows))
-        + "\nMemory: in a cell that trains, and after it. Sent, and the times: a round, on a network of that speed for "
+        f"node{'s' if nodes > 1 else ''}; each takes, beside the model with its gradients and optimizer:"
+    )
+    after = (
+        "Memory: in a cell that trains, and after it. Sent, and the times: a round, on a network of that speed for "
         f"each node, computed as fast as here now.\nThis machine has {amount(total)}, of which {amount(free)} are free."
     )
+    _display(session, render_table(rows, before, after), render_table(rows, before, after, html=True))
 
 
 def _vars(session: NotebookSession, call: Invocation) -> None:

@@ -18,7 +18,14 @@ from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets.report import write_report
 from notebook_cluster.widgets.static_html import render_html, render_peers_html
-from notebook_cluster.widgets.tables import findings_html, findings_text, variables_html, variables_text
+from notebook_cluster.widgets.tables import (
+    findings_html,
+    findings_text,
+    table_html,
+    table_text,
+    variables_html,
+    variables_text,
+)
 from notebook_cluster.widgets.text import render_peers_text, render_text
 
 if TYPE_CHECKING:
@@ -29,6 +36,7 @@ __all__ = [
     "render_findings",
     "render_html",
     "render_peers",
+    "render_table",
     "render_text",
     "render_variables",
     "show_panel",
@@ -49,6 +57,11 @@ def render_findings(findings: Sequence[Finding], html: bool = False) -> str:
 def render_variables(columns: Sequence[NodeVariables], html: bool = False) -> str:
     """The variables of all nodes, plain text or HTML: name by node, marked where nodes differ."""
     return variables_html(columns) if html else variables_text(columns)
+
+
+def render_table(rows: Sequence[Sequence[str]], before: str = "", after: str = "", html: bool = False) -> str:
+    """``rows``, heads first, as a table between two texts, plain text or HTML."""
+    return (table_html if html else table_text)(rows, before, after)
 
 
 def show_panel(cluster: "Cluster", *, headless: bool = False) -> None:

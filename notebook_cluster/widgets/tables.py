@@ -1,5 +1,5 @@
-"""What is asked for and shown once, as text and as HTML: the doctor's report, and the variables of all nodes as a
-table, name by node. Pure functions.
+"""What is asked for and shown once, as text and as HTML: the doctor's report, the variables of all nodes as a table,
+name by node, and other tables. Pure functions.
 """
 
 import html
@@ -73,6 +73,18 @@ def _finding(finding: Finding) -> str:
         shown = "\n".join(line for _, line in _fix(finding))
         parts.append(f'<pre class="nbc-fix nbc-code">{html.escape(shown, quote=True)}</pre>')
     return block("nbc-finding", parts)
+
+
+def table_text(rows: Sequence[Sequence[str]], before: str, after: str) -> str:
+    """``rows``, heads first, in aligned columns, with a line before and lines after them where there are some."""
+    return "\n".join(filter(None, [before, *aligned([list(row) for row in rows]), after]))
+
+
+def table_html(rows: Sequence[Sequence[str]], before: str, after: str) -> str:
+    """The same as one ``<div>``, which scrolls in a narrow window. Every text is escaped."""
+    table = block("nbc-scroll", [_table([list(row) for row in rows])])
+    around = [[text_block("nbc-small", line) for line in text.splitlines()] for text in (before, after)]
+    return page([*around[0], table, *around[1]], "table")
 
 
 def _table(rows: list[list[str]]) -> str:
