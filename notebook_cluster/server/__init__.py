@@ -10,7 +10,7 @@ and scripts call its addresses, which all need the server's token or login:
 - ``GET notebook-cluster/api/clusters``: this user's running clusters, see :func:`.handlers.describe_clusters`
 
 :mod:`.extension` begins and ends with the server, and says what may be configured. :mod:`.hub` holds one live
-connection to each cluster (:mod:`.watching`, :mod:`.history`) and tells the browsers (:mod:`.browser`);
+connection to each cluster and its curves (:mod:`.watching`) and tells the browsers (:mod:`.browser`);
 :mod:`.actions` does what is clicked, :mod:`.sharing` shares this machine; :mod:`.handlers` translates; :mod:`.metrics`
 adds gauges to the server's ``/metrics``; :mod:`.typescript` writes the types for ``labextension/``.
 """

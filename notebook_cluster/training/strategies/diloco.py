@@ -70,7 +70,7 @@ class LocalSteps(RoundSync):
 
     def _check_memory(self) -> None:
         """Raises:
-        MemoryError: see :func:`.costs.check_room`.
+        MemoryError: see :func:`notebook_cluster.training.loop.costs.check_room`.
         """
         layout, asked = self._description.layout, self.memory
         held = asked.rest if self._job.held(layout.hash(self._strategy.codec)) is not None else 0
@@ -144,6 +144,7 @@ class DiLoCo(OuterRate):
         ValueError, TypeError: an argument, or the model, is not usable; says why.
         TrainingError: another node's model or settings differ; names the first difference.
         CheckpointError: the checkpoint to resume from is damaged or of another model.
+        MemoryError: this machine has not got what its rounds take; says how much that is, and what would fit.
     """
 
     def __init__(
