@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
-from notebook_cluster.coordinator.nodes.measurements import WAIT, GlobalModels
+from notebook_cluster.coordinator.nodes.measurements import MOST_VALUES, WAIT, GlobalModels, Measurements
 from notebook_cluster.journal.curves import SeriesStore
-from notebook_cluster.protocol.node import GlobalMeasured
+from notebook_cluster.protocol.node import GlobalMeasured, Telemetry
 from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
 from notebook_cluster.server.watching import CurveHistory
 from notebook_cluster.training.loop.progress import open_block
@@ -272,3 +272,14 @@ def test_the_sidebar_s_server_keeps_the_curves_of_two_jobs_apart() -> None:
     history.add([model_loss(2.0, 1.0)])
     found = [(curve.node, curve.job, curve.name, curve.value) for curve in history.all()]
     assert found == [("", "model", "loss", [2.0, 1.0]), ("", "other", "loss", [5.0])]
+
+
+def test_of_a_node_that_tells_thousands_of_numbers_a_few_are_taken() -> None:
+    series, core = SeriesStore(), SimpleNamespace(dirty=lambda: None)
+    core.state = SimpleNamespace(nodes={"odd": SimpleNamespace(is_in=True)}, cells={})
+    nothing: Any = lambda *said: None  # noqa: E731 - takes whatever it is told
+    unused: Any = core
+    numbers = Measurements(unused, series, unused, committed=nothing, on_waiting=nothing)
+    told = {"x" * 1000: 1.0} | {f"number {index}": 1.0 for index in range(5000)}
+    numbers.on_telemetry("odd", Telemetry(step=1, scalars=told))
+    assert len(numbers.telemetry("odd").scalars) == len(series.all()) == MOST_VALUES - 1

@@ -52,8 +52,8 @@ class SeriesStore:
             if step <= last_step and time < last_time + AGAIN:
                 return
             del self._taken_over[key]
-        self._curves.extend(key, [step], [time], [value])
-        self._fresh.setdefault(key, []).append((step, time, value))
+        if self._curves.extend(key, [step], [time], [value]) is not None:
+            self._fresh.setdefault(key, []).append((step, time, value))
 
     def take_over(self, series: Iterable[Series]) -> None:
         """Go on from curves that a coordinator before this one has left."""

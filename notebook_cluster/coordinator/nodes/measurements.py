@@ -57,7 +57,7 @@ class GlobalModels:
         committed = self._committed(message.job)
         if committed is None:
             return
-        values = {name: v for name, v in list(message.values.items())[:MOST_VALUES] if len(name) <= MOST_NAME}
+        values = _few(message.values)
         open_round = self._rounds.get(message.job)
         same = open_round is not None and open_round.run == message.run
         if open_round is not None and same and message.round < open_round.round <= committed:
@@ -142,7 +142,7 @@ class Measurements(MembershipWatcher):
     def on_telemetry(self, name: str, new: Telemetry) -> None:
         """What a node's runtime says about its training, at most 4 times a second."""
         before = self._telemetry.get(name, Telemetry())
-        self._telemetry[name] = new
+        new = self._telemetry[name] = msgspec.structs.replace(new, scalars=_few(new.scalars))
         if not self._core.state.nodes[name].is_in:
             return
         if new.waiting != before.waiting:
@@ -228,6 +228,11 @@ class Measurements(MembershipWatcher):
     def device(self, peer: str, device: str) -> p.DeviceSample | None:
         """What the agent of ``peer`` measured last of a device."""
         return self._devices.get(peer, {}).get(device)
+
+
+def _few(numbers: dict[str, float]) -> dict[str, float]:
+    """As many as people look at, of what a node says under names of its own."""
+    return {name: value for name, value in list(numbers.items())[:MOST_VALUES] if len(name) <= MOST_NAME}
 
 
 def _same(value: float, before: float | None) -> bool:
