@@ -34,6 +34,8 @@ FOUND = {
     ],
 }
 """Faults of the product that a seed has found, in docs/reliability.md too."""
+MOST_PLAYS = 3
+"""On a machine with much else to do the few seeds of one time may all be of codecs that are not computed again."""
 MOST_SEEDS = 3
 """Within which a product without COMMIT, or with a hash that leaves the momentum out, must be found."""
 
@@ -48,14 +50,20 @@ def play(*arguments):
 
 
 def test_new_seeds_break_no_promise(capsys):
-    status, told, printed = play("--seconds", f"{SECONDS:g}")
-    with capsys.disabled():
-        print(
-            f"\nsimulation: seeds {told['first']} to {told['last']}, {told['faults']} faults, {told['rounds']} rounds"
-        )
-    assert (status, told["failed"]) == (0, []), printed
-    assert told["rounds"] > 0
-    assert told["recomputed"] > 0
+    recomputed = 0
+    for _ in range(MOST_PLAYS):
+        status, told, printed = play("--seconds", f"{SECONDS:g}")
+        with capsys.disabled():
+            print(
+                f"\nsimulation: seeds {told['first']} to {told['last']}, {told['faults']} faults, "
+                f"{told['rounds']} rounds"
+            )
+        assert (status, told["failed"]) == (0, []), printed
+        assert told["rounds"] > 0
+        recomputed += told["recomputed"]
+        if recomputed:
+            break
+    assert recomputed > 0
 
 
 @pytest.mark.parametrize("fault", FOUND)
