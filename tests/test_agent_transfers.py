@@ -134,7 +134,7 @@ async def test_an_owner_limits_what_clusters_send_and_disks_what_fits(
         assert "--files" in error
         monkeypatch.setattr(agent_transfers, "free_bytes", lambda folder: 100_000)
         error = (await files.offer(bytes(200_000), "third.bin", "c" * 16)).error
-        assert error == "0.2 MB of files do not fit on the disk: 0.1 MB are free there"
+        assert error == "200 kB of files do not fit on the disk: 100 kB are free there"
         assert [path.name for path in folder.iterdir()] == ["data.bin"]
 
 
