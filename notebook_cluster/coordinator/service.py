@@ -257,7 +257,7 @@ class Coordinator:
         self._cells.recover()
         self._membership.restart_unsettled()
         self._runner.recover(self._round_records)
-        self._round_records = []
+        self._round_records = ()
         self._links.check_trust()
 
     async def _tick_until_stopped(self) -> None:

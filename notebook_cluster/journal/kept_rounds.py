@@ -7,6 +7,7 @@ of a long one.
 """
 
 from collections import deque
+from sys import intern
 
 from notebook_cluster.journal.records import (
     CommitRecord,
@@ -129,8 +130,11 @@ class Rounds:
 
 def _view(record: CommitRecord) -> RoundView:
     commit = record.commit
+    # thousands of them name the same few nodes
+    members = [intern(name) for name in commit.members]
+    waits = {intern(name): seconds for name, seconds in record.waits.items()}
     return RoundView(
-        job=record.job, round=commit.round, time=record.time, members=list(commit.members), waits=record.waits,
+        job=intern(record.job), round=commit.round, time=record.time, members=members, waits=waits,
         bytes_sent=record.bytes_sent, hash_mismatches=record.hash_mismatches, state_hash=commit.state_hash,
     )  # fmt: skip
 

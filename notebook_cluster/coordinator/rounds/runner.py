@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -180,7 +180,7 @@ class RoundRunner(MembershipWatcher, CellWatcher):
         """See :func:`notebook_cluster.rounds.leader.machine.patience_for`."""
         return rounds.patience_for(self._state, node)
 
-    def recover(self, records: list[Record]) -> None:
+    def recover(self, records: Iterable[Record]) -> None:
         """After a restart of the coordinator: what was committed, and the open round."""
         nodes = tuple((node.name, node.incarnation) for node in self._core.state.roster_nodes())
         cell = self._core.state.running()
@@ -188,7 +188,7 @@ class RoundRunner(MembershipWatcher, CellWatcher):
         number = cell.id if cell is not None else 0
         tickets = time.time_ns() // 1_000_000  # far fewer are given than one in a millisecond
         attempts = self._core.state.starts << ATTEMPT_BITS
-        self._feed(jobs.LeaderRestarted(tuple(records), nodes, time.monotonic(), tickets, number, running, attempts))
+        self._feed(jobs.LeaderRestarted(records, nodes, time.monotonic(), tickets, number, running, attempts))
         self._members_changed(None)
 
     # ---- checkpoints that a view asks for

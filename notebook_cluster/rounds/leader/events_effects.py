@@ -1,5 +1,6 @@
 """What happens to the training jobs, and what the coordinator is asked to do: events and effects of :mod:`.machine`."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -77,13 +78,13 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class LeaderRestarted(msgspec.Struct, frozen=True):
-    """First event after a restart: the records of Log effects, oldest first, and the nodes (name, incarnation) of the
-    roster in rank order, which count as up until MemberLost. ``tickets`` is above every ticket that was ever given:
-    else parts of a checkpoint ordered before the restart would get into one of now. ``cell`` runs on ``running`` (0:
-    unknown or none). ``attempts`` is at least as high as every attempt that was ever used, also by a SEAL that is in no
-    record any more."""
+    """First event after a restart: the records of Log effects, oldest first, which are looked at once, and the nodes
+    (name, incarnation) of the roster in rank order, which count as up until MemberLost. ``tickets`` is above every
+    ticket that was ever given: else parts of a checkpoint ordered before the restart would get into one of now.
+    ``cell`` runs on ``running`` (0: unknown or none). ``attempts`` is at least as high as every attempt that was ever
+    used, also by a SEAL that is in no record any more."""
 
-    records: tuple[Record, ...]
+    records: Iterable[Record]
     nodes: tuple[tuple[str, int], ...]
     now: float
     tickets: int
