@@ -176,7 +176,6 @@ class Conversation:
         duplicates = inbox.duplicates
         for sequence, message in inbox.accept(item):
             self._gate(partial(self._process, sequence, message))
-            self._gate(partial(self._processed, sequence))
         # A duplicate means that our acknowledgement was lost: say it again.
         self._owe(inbox.duplicates - duplicates)
 
@@ -189,6 +188,7 @@ class Conversation:
         except Exception:
             _log.exception("message %d of %s could not be handled", sequence, self.cluster)
         self.handling = 0
+        self._gate(partial(self._processed, sequence))  # only now the gate knows what this message has changed
 
     def _processed(self, sequence: int) -> None:
         if sequence <= self.channel.inbox.held:  # else the other side numbers anew since
