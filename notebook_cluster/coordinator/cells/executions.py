@@ -211,6 +211,8 @@ class Executions:
         """Send the execute_request; ``metadata`` is what the node's runtime finds in it."""
         node = self._core.state.nodes[name]
         run = self._open(Execution(cell.id, name, node.incarnation, replay))
+        if run.reply is not None:
+            return run
         if not replay and cell.id in self.with_widgets:
             metadata = {**metadata, "widgets": True}
         # Nobody is asked the same again when a cell is replayed.
@@ -221,14 +223,15 @@ class Executions:
 
     def resume(self, cell: int, name: str) -> None:
         """Wait again for a run that was started before (the peer or this coordinator was away)."""
-        run = self._open(Execution(cell, name, self._core.state.nodes[name].incarnation, False))
-        replied = self._core.state.cells[cell].replies.get(name)
+        self._open(Execution(cell, name, self._core.state.nodes[name].incarnation, False))
+
+    def _open(self, run: Execution) -> Execution:
+        """Its reply may be in the journal already: the kernel does not say it again."""
+        self._runs[run.message_id] = run
+        replied = None if run.replay else self._core.state.cells[run.cell].replies.get(run.node)
         if replied is not None and replied.incarnation == run.incarnation:
             run.reply = replied.reply
             self._maybe_done(run)
-
-    def _open(self, run: Execution) -> Execution:
-        self._runs[run.message_id] = run
         return run
 
     # ---- what kernels say
