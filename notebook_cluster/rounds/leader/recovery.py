@@ -26,6 +26,7 @@ from notebook_cluster.rounds.leader.state import (
     JobState,
     NodeState,
     OpenAttempt,
+    Participant,
     Transition,
     change,
     holders,
@@ -115,20 +116,18 @@ def settle_holders(transition: Transition, job: JobState) -> None:
         job.orphan_since = None
         return
     nodes, now = transition.state.nodes, transition.state.now
-    known = [
-        (p.held[0], p.active, name)
-        for name, p in job.participants.items()
-        if p.held is not None and job.chain.get(p.held[0]) == p.held[1] and is_reachable(transition, job, name)
-    ]
+    on_chain = {name: _on_chain(job, p) for name, p in job.participants.items()}
+    known = [name for name, held in on_chain.items() if held >= 0 and is_reachable(transition, job, name)]
+    best = max((on_chain[name] for name in known), default=-1)
     away = [
         name
         for name, p in job.participants.items()
         if name in nodes
         and nodes[name].incarnation == p.incarnation
         and not nodes[name].gone
-        and (p.asked_where or (p.held == (job.round, job.state_hash) and (p.away or not nodes[name].up)))
+        and (p.asked_where or (on_chain[name] > best and (p.away or not nodes[name].up)))
     ]
-    newest = max((held for held, active, _ in known if active), default=None)
+    newest = max((on_chain[name] for name in known if job.participants[name].active), default=None)
     if newest is not None and (newest == job.round - 1 or not away):
         _void(transition, job, newest)
         return
@@ -140,16 +139,21 @@ def settle_holders(transition: Transition, job: JobState) -> None:
     if job.orphan_since is None:
         job.orphan_since = now
         if away:
-            transition.tell(
-                "warning",
-                f"waiting for {', '.join(transition.by_rank(away))}: only there is round {job.round} of {job.name!r}",
-            )
+            names, last = ", ".join(transition.by_rank(away)), max(on_chain[name] for name in away)
+            what = f"is round {last}" if last >= 0 else f"may be round {job.round}"
+            transition.tell("warning", f"waiting for {names}: only there {what} of {job.name!r}")
     if (away or unsure) and now - job.orphan_since < transition.state.settings.return_grace:
         return
     if known:
-        _void(transition, job, max(held for held, _, _ in known))
+        _void(transition, job, best)
     else:
         _begin_anew(transition, job)
+
+
+def _on_chain(job: JobState, participant: Participant) -> int:
+    """The round whose state it holds, if it is one of the job's; else -1."""
+    round, state_hash = participant.held or (-1, "")
+    return round if job.chain.get(round) == state_hash else -1
 
 
 def _void(transition: Transition, job: JobState, round: int) -> None:
