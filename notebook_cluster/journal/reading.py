@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,7 +20,6 @@ from notebook_cluster.journal.store import as_os_error, reading
 _event_decoder = msgspec.json.Decoder(Event)
 _shape_decoder = msgspec.msgpack.Decoder(Shape)
 _PROGRESS_ROWS = 4096
-_KNOWN_SHAPES = 256
 _BATCH = 256
 _COLUMNS = "id, time, kind, job, round, attempt, hash, shape, body"
 
@@ -108,8 +107,8 @@ def _recover(connection: sqlite3.Connection, on_progress: Callable[[float], None
             found.kept.add(row, noted.record)
         if count % _PROGRESS_ROWS == 0:
             on_progress(min(1.0, row / max(last, 1)))
-    chosen = _rows(connection, "id IN (SELECT value FROM json_each(?))", _numbers(found.kept.rows()))
-    found.rounds = PackedRecords((row for _, row in chosen), partial(_shape_body, connection))
+    rows = (row for _, row in _rows(connection, found.kept.rows(), last))
+    found.rounds = PackedRecords(rows, partial(_shape_body, connection))
     found.received = dict(connection.execute("SELECT key, sequence FROM received").fetchall())
     return found
 
@@ -129,20 +128,16 @@ def _state(connection: sqlite3.Connection, snapshot: StateSnapshot, found: Recov
 
 def _rounds(connection: sqlite3.Connection, needed: Iterable[int], after: int) -> Iterator[tuple[int, Noted]]:
     """The rows ``needed`` and all that come ``after``, in order."""
-    shape = lru_cache(_KNOWN_SHAPES)(lambda number: _shape_decoder.decode(_shape_body(connection, number)))
-    chosen = "id IN (SELECT value FROM json_each(?)) OR id > ?"
-    for number, row in _rows(connection, chosen, _numbers(needed), after):
+    shape = lru_cache(_BATCH)(lambda number: _shape_decoder.decode(_shape_body(connection, number)))
+    for number, row in _rows(connection, needed, after):
         yield number, Noted(row.time, from_row(row, shape))
 
 
-def _rows(connection: sqlite3.Connection, chosen: str, *values: Any) -> Iterator[tuple[int, RoundRow]]:
-    """Their numbers, and what they say, in order."""
-    for number, *columns in connection.execute(f"SELECT {_COLUMNS} FROM rounds WHERE {chosen} ORDER BY id", values):
+def _rows(connection: sqlite3.Connection, needed: Iterable[int], after: int) -> Iterator[tuple[int, RoundRow]]:
+    numbers = msgspec.json.encode(list(needed)).decode()
+    chosen = f"SELECT {_COLUMNS} FROM rounds WHERE id IN (SELECT value FROM json_each(?)) OR id > ? ORDER BY id"
+    for number, *columns in connection.execute(chosen, (numbers, after)):
         yield number, RoundRow(*columns)
-
-
-def _numbers(rows: Iterable[int]) -> str:
-    return msgspec.json.encode(list(rows)).decode()
 
 
 def _shape_body(connection: sqlite3.Connection, number: int) -> bytes:
