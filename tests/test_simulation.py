@@ -23,16 +23,23 @@ FOUND = {
         ("--from", "48", "--faults", '[["kill coordinator in an event", 0.3179513912970807, 3.0, 40185]]'),
     ],
     "what nodes report of the last rounds to a restarted coordinator is dropped": [
-        (
-            "--from",
-            "30085",
-            "--faults",
-            '[["power of the head", 0.5319442107951601, 0.2, 5346], '
+        ("--from", "30085", "--faults", '[["power of the head", 0.5319442107951601, 0.2, 5346], '
             '["replace coordinator", 0.962407813552894, 0.2, 58205], '
-            '["stop sharing for a moment", 0.9531755688828641, 8.0, 34019]]',
-        ),
+            '["stop sharing for a moment", 0.9531755688828641, 8.0, 34019]]'),
     ],
-}
+    "of messages that waited for the disk together the first is acknowledged before what it changed is written": [
+        ("--from", "251751", "--faults", '[["power of the head", 0.262229, 3.0, 33020], '
+            '["kill kernel", 0.188498, 1.0, 27993], ["disk slow", 0.222190, 1.0, 33389]]'),
+    ],
+    "a coordinator that is killed twice waits for the last word of a node of which it has the reply": [
+        ("--from", "261764", "--faults", '[["kill coordinator in an event", 0.756115, 1.0, 42587], '
+            '["kill coordinator in an event", 0.4794, 1.0, 25904]]'),
+    ],
+    "a job begins anew although a node that stood still a moment ago holds a state of it": [
+        ("--from", "261873", "--faults", '[["pause agent", 0.1937, 3.0, 9895], ["one way", 0.28906, 8.0, 51977], '
+            '["stop sharing for a moment", 0.41855, 3.0, 27036]]'),
+    ],
+}  # fmt: skip
 """Faults of the product that a seed has found, in docs/reliability.md too."""
 MOST_PLAYS = 3
 """On a machine with much else to do the few seeds of one time may all be of codecs that are not computed again."""
