@@ -311,8 +311,8 @@ def test_what_is_missing_is_asked_for_from_its_first_gap():
     node.arrive()
     node.control(seal())
     node.feed(frame("b", "contribution", 0, part("b", 0)[:512], total=1024))
-    assert node.feed(m.Tick(10.5)) == []
-    wants = chunks(node.feed(m.Tick(11.0)), "want")
+    assert node.feed(m.Tick(10.4)) == []
+    wants = chunks(node.feed(m.Tick(10.5)), "want")
     asked = {(w.node, w.header.name, w.header.slice, w.header.offset) for w in wants}
     assert asked == {("b", "contribution", 0, 512), ("b", "mean", 1, 0)}
 

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.client.stream import Progress, paced, wait
+from notebook_cluster.processors import free_memory
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.values.arrays import Buffer
 from notebook_cluster.values.encoding import decode_value, encode_value
@@ -116,7 +115,7 @@ def _checked_size(node: str, header: t.ValuePart) -> int:
 
 
 def _check_memory(total: int) -> None:
-    free = psutil.virtual_memory().available
+    free = free_memory()
     if total > t.CHUNK_BYTES and total > 0.8 * free:
         raise ClusterError(
             f"the values have {total / 1e6:,.0f} MB, {free / 1e6:,.0f} MB of memory are free here: pull from fewer "

@@ -184,6 +184,7 @@ class MeshConnection:
                 socket.setsockopt(zmq.IPV6, 1)
             dial(socket, self._identity, self._address.mesh_key)
             give_up_unacknowledged(socket)
+            socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)  # TCP repeats its first packet later and later
             socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._settings.heartbeat * 1000))
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._settings.heartbeat_timeout * 1000))
             monitor = socket.get_monitor_socket(_WATCHED)

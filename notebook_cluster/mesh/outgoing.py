@@ -101,7 +101,7 @@ class Outgoing:
         if self._connection.connected and not self._distrusted:
             self._distrusted, self._probed_at = True, None
             self._probe(time.monotonic())
-        self._choose_way()
+        self._choose_way(at_once=True)
 
     def relay_taken(self, position: int) -> None:
         self._credit.take(position)
@@ -161,12 +161,12 @@ class Outgoing:
         self._probed_at = None
         self._choose_way()
 
-    def _choose_way(self) -> None:
+    def _choose_way(self, at_once: bool = False) -> None:
         connection, was = self._connection, self.relaying
         if connection.connected:
             self.relaying = self._relay_allowed and self._distrusted
         elif not was:
-            broken = time.monotonic() - connection.no_way_since >= self._settings.unreachable
+            broken = at_once or time.monotonic() - connection.no_way_since >= self._settings.unreachable
             self.relaying = self._relay_allowed and broken
         if was != self.relaying:
             _log.info("frames to %s go %s", self.address.name, "over the links" if self.relaying else "directly")

@@ -17,7 +17,6 @@ _BURST = 64
 _COPY_BELOW = 64 * 1024
 """Handing small frames over without copying costs more than the copy."""
 
-
 UNACKNOWLEDGED = 3.0
 """Seconds, see :func:`give_up_unacknowledged`."""
 

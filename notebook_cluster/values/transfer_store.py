@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import psutil
 
+from notebook_cluster.processors import free_memory
 from notebook_cluster.protocol.transfers import (
     CHUNK_BYTES,
     MOST_VALUE_BYTES,
@@ -219,7 +219,7 @@ def _given(namespace: dict[str, Any], name: str) -> _Given:
 def _no_room(total: int) -> str:
     if not 0 <= total <= MOST_VALUE_BYTES:
         return f"a value of {total / 1e6:,.0f} MB is over the limit of {MOST_VALUE_BYTES >> 30} GiB"
-    free = psutil.virtual_memory().available
+    free = free_memory()
     if 2 * total + _SPARE_MEMORY > free and total > CHUNK_BYTES:
         return f"a value of {total / 1e6:,.0f} MB does not fit into the {free / 1e6:,.0f} MB of memory that are free"
     return ""

@@ -116,7 +116,7 @@ def on_complete(state: MemberState, message: CompleteAttempt, effects: list[Effe
 
 
 def on_tick(state: MemberState, effects: list[Effect]) -> None:
-    """WANT after a second without progress, STALLED after two and a half."""
+    """WANT after half a second without progress, STALLED after two and a half."""
     exchange, settings = state.exchange, state.settings
     if exchange is None or exchange.prepared is not None or exchange.stepping or state.left:
         return

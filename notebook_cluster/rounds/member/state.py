@@ -26,7 +26,7 @@ Phase = Literal["idle", "registering", "training", "arrived", "exchanging", "pre
 class MemberSettings(msgspec.Struct, frozen=True):
     """Times in seconds, sizes in bytes."""
 
-    want_after: float = 1.0
+    want_after: float = 0.5
     """Without a new chunk: ask for what is missing."""
     stalled_after: float = 2.5
     """Without a new chunk: tell the coordinator who is waited for."""
