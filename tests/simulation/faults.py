@@ -62,7 +62,9 @@ class Faults:
             self._later(length, lambda: self._share_again(host))
 
     def _share_again(self, host):
-        if host not in self.world.agents and host not in self.world.network.asleep:
+        if host in self.world.network.asleep:  # whoever wants to share it opens the lid first
+            self._later(0.5, lambda: self._share_again(host))
+        elif host not in self.world.agents:
             self.world.start_agent(host)
 
     def _kill_coordinator(self, length, choice):
