@@ -10,10 +10,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 
 from notebook_cluster.journal.records import Record
@@ -23,6 +25,8 @@ from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
 from notebook_cluster.protocol.wire import Message, decode, encode
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.leader.state import ATTEMPT_BITS
+from notebook_cluster.rounds.member import machine as member
+from notebook_cluster.rounds.member.state import MemberSettings
 from notebook_cluster.training.loop import sync
 from notebook_cluster.training.runtime import JobHandler, Payload
 
@@ -34,6 +38,13 @@ POINTS = [("from", Arrived), ("to", Seal), ("from", Prepared), ("to", Commit)]
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 
 _here = threading.local()
+
+
+@pytest.fixture(params=["aside", "in place"])
+def stepped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outer step of every model as of a small one, then as of a large one."""
+    if request.param == "in place":
+        monkeypatch.setattr(member, "MemberSettings", partial(MemberSettings, in_place_from=0))
 
 
 class Killed(BaseException):
@@ -141,20 +152,20 @@ class Node:
         self._ends.append(callback)
 
     @contextlib.contextmanager
-    def deferred_interrupts(self) -> Iterator[None]:
+    def deferred_interrupts(self) -> Iterator[Callable[[], bool]]:
         if self.dead:
             raise Killed
         if threading.current_thread() is not threading.main_thread():
-            yield
+            yield lambda: False
             return
         arrived: list[int] = []
         before = signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
         try:
-            yield
+            yield lambda: bool(arrived)
         finally:
             signal.signal(signal.SIGINT, before)
-        if arrived:
-            raise KeyboardInterrupt
+        if arrived and callable(before):
+            before(signal.SIGINT, None)
 
     def in_round(self, job: str, round: int) -> None:
         pass

@@ -48,7 +48,8 @@ class Node:
 
     def __init__(self, world, name, rank, incarnation):
         self.world, self.name, self.rank, self.incarnation = world, name, rank, incarnation
-        self.state = member.new_member("model", name, incarnation, MEMBER_SETTINGS)
+        settings = replace(MEMBER_SETTINGS, in_place_from=0) if world.in_place else MEMBER_SETTINGS
+        self.state = member.new_member("model", name, incarnation, settings)
         self.alive = self.linked = True
         self.stopped = False
         """It stands still: nothing is read, said or computed."""
@@ -187,6 +188,8 @@ class Node:
             self.phase = "training"
 
     def feed(self, event):
+        if isinstance(event, m.FromLeader) and isinstance(event.message, Commit) and self.world.in_place:
+            event = self.alone(event)
         with self.world.sums_of(self):
             self.state, effects = member.apply(self.state, event)
         exchange = self.state.exchange
@@ -205,6 +208,14 @@ class Node:
                         self.apply_without_commit(effect.message)
                 case _:
                     self.do(effect)
+
+    def alone(self, event):
+        """Sometimes nobody else has the arrays of the state, nor the state."""
+        state = self.state
+        if state.theta is None or self.world.own.random() < 0.5:
+            return event
+        self.state = replace(state, theta=state.theta.copy(), momentum=state.momentum.copy())
+        return m.FromLeader(event.message, alone=True)
 
     def apply_without_commit(self, prepared):
         commit = Commit(
@@ -339,6 +350,9 @@ class World:
         self.again_written = self.forgotten = 0
         """Commits that the journal had lost and got back, and that nobody in reach had."""
         count = nodes or rng.choice((1, 2, 3, 3, 4))
+        self.own = random.Random(f"in place {seed}")
+        self.in_place = self.own.random() < 0.5
+        """Nodes step as of a large model: where the state is."""
         self.nodes = {f"n{rank}": Node(self, f"n{rank}", rank, 1) for rank in range(count)}
         self.state = rounds.new_state(SETTINGS)
         self.coordinator_up = True
@@ -420,10 +434,11 @@ class World:
             return theta + wrong, momentum
 
         right, member_exchange.computed = member_exchange.computed, computed
+        large, member_exchange.is_large = member_exchange.is_large, lambda state: False
         try:
             yield
         finally:
-            member_exchange.computed = right
+            member_exchange.computed, member_exchange.is_large = right, large
 
     # ---- what must hold
 

@@ -26,7 +26,8 @@ def diloco(theta, momentum, pseudo_gradient, lr, mu, nesterov):
 
 
 def digest(theta, momentum):
-    return xxhash.xxh3_128_hexdigest(theta.astype("<f4").tobytes() + momentum.astype("<f4").tobytes())
+    both = [xxhash.xxh3_128_digest(vector.astype("<f4").tobytes()) for vector in (theta, momentum)]
+    return xxhash.xxh3_128_hexdigest(b"".join(both))
 
 
 def fragments(elements, block, count):

@@ -47,6 +47,36 @@ def test_it_is_found_for_another_type_of_the_same_size_only() -> None:
     assert (place(again), again.dtype, again.size) == (at, np.float64, COUNT // 2)
 
 
+class Holder:
+    def __init__(self, array) -> None:
+        self.array = array
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_references_are_those_beside_the_holders(pooled: bool) -> None:
+    memory = ArrayPool(16 * SIZE if pooled else 0)
+    holder = Holder(memory.array(COUNT, np.float32))
+    assert memory.references(holder, "array") == 0
+    second = Holder(holder.array)
+    assert memory.references(holder, "array") == 1
+    del second
+    for hold in (
+        lambda array: array[5:],
+        lambda array: torch.from_numpy(array),
+        lambda array: memoryview(array).cast("B")[100:],
+        lambda array: torch.from_numpy(array).reshape(1024, 1024)[5:],
+    ):
+        held = hold(holder.array)
+        assert memory.references(holder, "array") == 1
+        del held
+        assert memory.references(holder, "array") == 0
+    view = holder.array[5:]
+    memory.forget()
+    assert memory.references(holder, "array") == 1
+    del view
+    assert memory.references(holder, "array") == 0
+
+
 def test_no_more_is_kept_than_was_asked_for() -> None:
     memory = ArrayPool(2 * SIZE)
     arrays = [memory.array(COUNT, np.float32) for _ in range(3)]

@@ -1,8 +1,10 @@
 """What is done beside the main thread: with overlap a contribution is encoded while training goes on, and means and
 outer steps of a large model are computed on a thread of their own."""
 
+import itertools
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from notebook_cluster.processors import PLACE
 from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
 from notebook_cluster.rounds.member import machine
+from notebook_cluster.rounds.member.state import MemberSettings
 from notebook_cluster.training.background import worker
 from notebook_cluster.training.background.worker import BackgroundThread
 from notebook_cluster.training.loop import costs, replica, sync
@@ -272,6 +275,73 @@ def test_rounds_of_a_large_model_are_computed_on_a_thread_of_their_own(
         expected = {"runtime a", "runtime b"} if large else {"rounds-model"}
         assert threads == expected
     assert found[0] == found[1]
+
+
+# ---- where the outer step is computed ---------------------------------------------------------------------------
+
+
+def is_vector(what: Any) -> bool:
+    return what is not None
+
+
+def place(vector: Any) -> int:
+    return int(vector.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8", "topk-256"])
+def test_a_large_model_is_stepped_where_the_state_is_and_comes_to_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """Also the error feedback is computed where it was. A checkpoint that reads the state makes the next step go to
+    other memory, with equal bits."""
+    found, places = [], dict[str, list[tuple[int, ...]]]()
+
+    def cell(node: Node) -> nn.Module:
+        model = wide(node.rank())
+        sync = nc.DiLoCo(model, every=EVERY, codec=codec)
+        here = places[node.name] = []
+        for number in range(6):
+            steps(node, sync, model, range(number * EVERY, (number + 1) * EVERY))
+            replica = sync._replica
+            here.append(tuple(map(place, [replica.theta, replica.momentum, *filter(is_vector, replica._feedback)])))
+            if number == 3:
+                sync.checkpoint("kept")
+        sync.finish()
+        return model
+
+    for in_place_from in (1 << 20, 0):
+        monkeypatch.setattr(machine, "MemberSettings", partial(MemberSettings, in_place_from=in_place_from))
+        with Cluster(NAMES, tmp_path / str(in_place_from)) as cluster:
+            results = cluster.run(cell)
+            assert_equal_models(results)
+            found.append(flat(results["a"]).tobytes())
+        moved = [here != before for node in places.values() for before, here in itertools.pairwise(node[1:4])]
+        assert any(moved) == (in_place_from > 0)
+    assert found[0] == found[1]
+
+
+def test_who_reads_the_state_keeps_what_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joiner is served from the state's own memory, a checkpoint is written from it: rounds go on beside."""
+    monkeypatch.setattr(machine, "MemberSettings", partial(MemberSettings, in_place_from=0))
+    held: list[tuple[Any, Any]] = []
+
+    def cell(node: Node) -> nn.Module:
+        model = wide(node.rank())
+        sync = nc.DiLoCo(model, every=EVERY)
+        for number in range(8):
+            steps(node, sync, model, range(number * EVERY, (number + 1) * EVERY))
+            if number % 2 and node.name == "a":
+                state = node.handlers["model"].member  # type: ignore[attr-defined]
+                view = memoryview(state.theta).cast("B")[8:]
+                held.append((view, bytes(view)))
+        sync.finish()
+        return model
+
+    with Cluster(NAMES, tmp_path) as cluster:
+        assert_equal_models(cluster.run(cell))
+    assert len(held) == 4
+    assert all(bytes(view) == before for view, before in held)
+    assert len({before for _, before in held}) == 4
 
 
 class Said:

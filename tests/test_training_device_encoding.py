@@ -50,6 +50,7 @@ class Pair:
         change = values_of(self.replicas[0].theta.size, "noise", seed) * np.float32(0.01)
 
         def step(replica: Replica) -> None:
+            replica.keep_local()
             replica.parameters.load(replica.parameters.read() + change)
             replica.count(2.0)
 
@@ -130,7 +131,7 @@ def test_the_model_may_move_and_error_feedback_moves_along(device: str, monkeypa
         monkeypatch.setattr(encoding, "KINDS", kinds)
         pair.work(round)
         pair.send()
-        assert isinstance(pair.replicas[1]._sent.local, torch.Tensor if kinds else np.ndarray)
+        assert isinstance(pair.replicas[1]._sent.feedback, torch.Tensor) == bool(kinds)
         pair.commit(round)
 
 
@@ -188,7 +189,7 @@ def test_where_there_is_no_room_the_host_encodes(device: str, monkeypatch: pytes
     monkeypatch.setattr(encoding, "_has_room", lambda device, elements: False)
     pair.work(2)
     pair.send()
-    assert isinstance(pair.replicas[1]._sent.local, np.ndarray)
+    assert not isinstance(pair.replicas[1]._sent.feedback, torch.Tensor)
     assert pair.parameters[1]._loaded is None
 
 
@@ -197,7 +198,7 @@ def test_codecs_without_a_form_for_it_are_encoded_on_the_host(codec: str, device
     pair = Pair(device, codec, 1, torch.float32)
     pair.work(1)
     pair.send()
-    assert isinstance(pair.replicas[1]._sent.local, np.ndarray)
+    assert not isinstance(pair.replicas[1]._sent.feedback, torch.Tensor)
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------

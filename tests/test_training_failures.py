@@ -15,8 +15,10 @@ from notebook_cluster import training as nc
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
 from notebook_cluster.protocol.runs import Joined
-from tests.cluster_in_process import POINTS, Cluster, Killed, Node
+from tests.cluster_in_process import POINTS, Cluster, Killed, Node, stepped  # noqa: F401
 from tests.test_training import NAMES, assert_equal_models, batch, build, flat, train
+
+pytestmark = pytest.mark.usefixtures("stepped")
 
 
 class Until:

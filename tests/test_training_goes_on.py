@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from notebook_cluster import training as nc
-from tests.cluster_in_process import Cluster, Node
+from tests.cluster_in_process import Cluster, Node, stepped  # noqa: F401
 from tests.test_training import batch, build, loss_of, train
+
+pytestmark = pytest.mark.usefixtures("stepped")
 
 STEPS = 6
 ANEW = "the optimizer, the scheduler and the data begin anew"

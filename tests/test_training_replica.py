@@ -5,17 +5,18 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_cluster.codecs import Vector
+from notebook_cluster.codecs import Vector, WireFormat
 from notebook_cluster.rounds.member.events_effects import Apply
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.training.loop.encoding import encoded, left_by
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 
 
-def replica_of(model: nn.Module, codec: str = "float32") -> Replica:
+def replica_of(model: nn.Module, codec: str = "float32", mix: float | None = None) -> Replica:
     parameters = TorchParameters(model)
     layout = parameters.layout
-    replica = Replica(parameters, Fragments(codec, layout.size - layout.buffers, layout.buffers))
+    replica = Replica(parameters, Fragments(codec, layout.size - layout.buffers, layout.buffers), mix=mix)
     theta = parameters.read()
     replica.start(0, theta, np.zeros_like(theta), "start")
     return replica
@@ -28,6 +29,7 @@ def apply(replica: Replica, round: int, theta: Vector, momentum: Vector, state_h
 
 def work(replica: Replica, change: Vector, samples: float = 1.0) -> None:
     """One inner step that adds ``change`` to the parameters."""
+    replica.keep_local()
     replica.parameters.load(replica.parameters.read() + change)
     replica.count(samples)
 
@@ -200,3 +202,70 @@ def test_registering_again_on_the_same_state_keeps_work_on_another_state_after_a
     replica.start(1, theta, theta, "one")
     np.testing.assert_array_equal(replica.parameters.read(), theta)
     assert replica.steps == 0
+
+
+# ---- error feedback that is computed when the round is applied -------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "int4", "e3m0", "topk", "topk-256", "randomk", "sparse"])
+@pytest.mark.parametrize("fed_back", [False, True])
+def test_what_is_left_is_the_same_bits_whenever_it_is_computed(codec: str, fed_back: bool) -> None:
+    wire = WireFormat(codec, 300_000, 777).drawn(5)
+    reference, local, before = (noise(wire.count, seed, 1.0) for seed in range(3))
+    feedback, beta = before if fed_back else None, np.float32(0.95)
+    data, left, norm = encoded(wire, reference, local.__getitem__, feedback, beta)
+    assert left is not None
+    later, none, same = encoded(wire, reference, local.__getitem__, feedback, beta, keep_left=False)
+    assert (bytes(later), none, same) == (bytes(data), None, norm)
+    out = before if fed_back else np.empty_like(before)
+    left_by(wire, later, reference, local.__getitem__, feedback, beta, out)
+    np.testing.assert_array_equal(out.view(np.uint32), left.view(np.uint32))
+
+
+@pytest.mark.parametrize("how", ["applied", "kept", "rebased", "given way"])
+def test_feedback_is_that_of_the_boundary_whatever_happens_to_the_round(how: str) -> None:
+    """Next to a replica that keeps the model as it was at the boundary, and so computes it at once."""
+    pair = [replica_of(model(), "int8") for _ in range(2)]
+    contributions = []
+    for number in range(4):
+        for replica, stays in zip(pair, (True, False), strict=True):
+            work(replica, noise(replica.theta.size, number))
+            boundary = replica._contribution(finishing=False, stays=stays)()
+            if stays:
+                assert replica._sent.feedback is None
+            contributions.append(bytes(boundary.encoded))
+            theta = replica.theta + noise(replica.theta.size, 10 + number)
+            if how == "kept":
+                work(replica, noise(replica.theta.size, 20 + number))
+            elif how == "rebased":
+                replica.rebase(replica.round + 1, theta, replica.momentum, f"between {number}")
+                theta = theta + noise(theta.size, 30 + number)
+            elif how == "given way" and stays:
+                replica.give_way()
+                replica.theta[:] = theta
+                theta = replica.theta
+            apply(replica, replica.round + 1, theta, replica.momentum, f"after {number}")
+        assert contributions[-1] == contributions[-2]
+        np.testing.assert_array_equal(pair[0]._feedback[0], pair[1]._feedback[0])
+        np.testing.assert_array_equal(pair[0].parameters.read(), pair[1].parameters.read())
+
+
+@pytest.mark.parametrize("needs", ["steps", "mix", "not counted", "nothing"])
+def test_what_a_replica_still_needs_is_not_written_to(needs: str) -> None:
+    replica = replica_of(model(), mix=0.5 if needs == "mix" else None)
+    work(replica, noise(replica.theta.size, 1))
+    replica.contribution(finishing=False)
+    if needs == "steps":
+        work(replica, noise(replica.theta.size, 2))
+    found = replica.references(replica, "theta", needs != "not counted")
+    assert found == (2 if needs == "nothing" else None)
+
+
+def test_parts_are_what_is_read_whatever_the_tensors() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(7, 3), "b": nn.BatchNorm1d(5), "c": nn.Linear(3, 70_000).bfloat16()})
+    module["a"].weight.data = torch.randn(7, 3).t()  # not contiguous
+    module.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    parameters = TorchParameters(module)
+    whole, parts = parameters.read(), parameters.parts()
+    for start, stop in [(0, whole.size), (5, 30), (0, 1), (whole.size - 3, whole.size), (20, 70_100)]:
+        np.testing.assert_array_equal(parts(slice(start, stop)), whole[start:stop])

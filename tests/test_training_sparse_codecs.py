@@ -28,10 +28,12 @@ from notebook_cluster.rounds.numerics.weighted_mean import (
 )
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.torch_parameters import TorchParameters
-from tests.cluster_in_process import POINTS, Cluster, Node
+from tests.cluster_in_process import POINTS, Cluster, Node, stepped  # noqa: F401
 from tests.test_training import assert_equal_models, batch, flat, loss_of, train
 from tests.test_training_replica import apply
 from tests.test_training_sparse import NODES, vectors, wide
+
+pytestmark = pytest.mark.usefixtures("stepped")
 
 CODECS = ["topk", "randomk-256"]
 SIZE = 9_855

@@ -13,9 +13,11 @@ from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Applied, Commit, Seal
 from notebook_cluster.rounds.numerics.outer import bits_float
 from notebook_cluster.training.settings.schedule import Schedule, interval
-from tests.cluster_in_process import Cluster, Node
+from tests.cluster_in_process import Cluster, Node, stepped  # noqa: F401
 from tests.conftest import wait_until
 from tests.test_training import assert_equal_models, batch, build, flat, train
+
+pytestmark = pytest.mark.usefixtures("stepped")
 
 
 class Clock:

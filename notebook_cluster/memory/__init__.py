@@ -78,6 +78,21 @@ class ArrayPool:
                 del self._kept[next(unused, 0)]
         return found.view(kind)
 
+    def references(self, holder: Any, name: str) -> int | None:
+        """How many references there are to the array ``holder.name``, or to the memory it lies in, beside the one that
+        ``holder`` has; views count. None: this Python cannot say."""
+        import numpy
+
+        if not _counts_tell_use():
+            return None
+        count = sys.getrefcount(getattr(holder, name)) - _UNUSED
+        if isinstance(getattr(holder, name).base, numpy.ndarray):
+            # the array's own reference to its memory is that of a holder, the pool's is none
+            with self._lock:
+                pooled = any(array is getattr(holder, name).base for array in self._kept)
+            count += sys.getrefcount(getattr(holder, name).base) - _UNUSED - pooled
+        return count
+
     def keep_up_to(self, most: int) -> None:
         """Keep up to ``most`` bytes, where that is more than now."""
         with self._lock:

@@ -80,8 +80,9 @@ class Runtime(Protocol):
     def at_cell_end(self, callback: Callable[[str], None]) -> None:
         """Call once, on the main thread, when the running cell ends, with ``ok``, ``error: ...`` or ``interrupted``."""
 
-    def deferred_interrupts(self) -> AbstractContextManager[None]:
-        """SIGINT waits until the block ends: for the moment in which a round is applied (main thread only)."""
+    def deferred_interrupts(self) -> AbstractContextManager[Callable[[], bool]]:
+        """SIGINT waits until the block ends: for the moment in which a round is applied (main thread only). The block
+        gets what says whether one waits."""
 
     def in_round(self, job: str, round: int) -> None:
         """The calling thread waits for ``round`` of ``job``; 0: it goes on. A wait that cannot end, because another

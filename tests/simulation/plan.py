@@ -10,6 +10,8 @@ from notebook_cluster.rounds.member import machine as member_machine
 from notebook_cluster.rounds.member.state import MemberSettings
 from notebook_cluster.training.background import worker
 
+_IN_PLACE = 300_000
+"""The first seed in which a small model may be stepped where it is, as large ones are."""
 _OWN_THREADS = 100_000
 """The first seed in which a job's background may have a thread of its own: earlier ones found something without."""
 
@@ -89,6 +91,7 @@ class Sizes:
         self.chunk_bytes = rng.choice((700, 256 * 1024))
         self.slices = rng.choice((None, RoundsSettings(one_owner_blocks=2, slices_each=2, slice_blocks=1)))
         self.large = rng.choice((worker.LARGE, 0)) if seed >= _OWN_THREADS else worker.LARGE
+        self.in_place_from = rng.choice((1 << 20, 0, 0)) if seed >= _IN_PLACE else 1 << 20
 
     def of_coordinator(self, made):
         """Of a coordinator that was just made."""
@@ -99,7 +102,8 @@ class Sizes:
 
     def of_members(self, patches):
         """Of every node."""
-        make, settings = member_machine.new_member, MemberSettings(chunk_bytes=self.chunk_bytes)
+        make = member_machine.new_member
+        settings = MemberSettings(chunk_bytes=self.chunk_bytes, in_place_from=self.in_place_from)
         patches.attribute(
             member_machine, "new_member", lambda job, node, incarnation: make(job, node, incarnation, settings)
         )

@@ -244,11 +244,11 @@ def _threads(patches, world):
     def deferred_interrupts():
         thread = schedule.current
         if thread is None or thread is not thread.process.main:
-            yield
+            yield lambda: False
             return
         before, thread.deferring = thread.deferring, True
         try:
-            yield
+            yield lambda: bool(thread.interrupts)
         finally:
             thread.deferring = before
         thread.raise_interrupt()

@@ -200,7 +200,7 @@ class NodeRuntime:
         """TCP ports of the nodes' mesh, this one's too."""
         return {self._mesh.port} | {node.mesh_port for node in (self.roster.nodes if self.roster is not None else ())}
 
-    def deferred_interrupts(self) -> AbstractContextManager[None]:
+    def deferred_interrupts(self) -> AbstractContextManager[Callable[[], bool]]:
         return deferred_interrupts()
 
     def report(

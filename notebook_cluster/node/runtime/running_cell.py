@@ -121,19 +121,20 @@ def interrupt_main_thread() -> None:
 
 
 @contextmanager
-def deferred_interrupts() -> Iterator[None]:
-    """SIGINT waits until the block ends and then does what it would have done at once.
+def deferred_interrupts() -> Iterator[Callable[[], bool]]:
+    """SIGINT waits until the block ends and then does what it would have done at once. The block gets what says whether
+    one waits.
 
     On another thread than the main one this does nothing: Python delivers signals to the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: False
         return
     waiting: list[tuple[int, FrameType | None]] = []
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
     try:
-        yield
+        yield lambda: bool(waiting)
     finally:
         # None: a handler that was not set from Python; it cannot be put back, so the usual one is.
         signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)

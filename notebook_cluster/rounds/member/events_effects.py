@@ -75,9 +75,13 @@ class Stepped(msgspec.Struct, frozen=True):
 
 
 class FromLeader(msgspec.Struct, frozen=True):
-    """A :mod:`notebook_cluster.protocol.rounds` message from the coordinator."""
+    """A :mod:`notebook_cluster.protocol.rounds` message from the coordinator.
+
+    ``alone``: nobody else has theta and momentum of the state that it meets, nor that state itself, so COMMIT may write
+    to them."""
 
     message: Message
+    alone: bool = False
 
 
 class Frame(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from notebook_cluster.rounds.member.events_effects import (
     Stepped,
     TakeStep,
 )
-from notebook_cluster.rounds.member.next_state import computed, step_slices
+from notebook_cluster.rounds.member.next_state import computed, is_large, next_hash, step_slices
 from notebook_cluster.rounds.member.retransmission import on_sent, on_want, request_missing, stalled
 from notebook_cluster.rounds.member.state import Exchange, MemberState
 from notebook_cluster.rounds.numerics.outer import bits_float, flushes_subnormals
@@ -146,7 +146,8 @@ def advance(state: MemberState, effects: list[Effect]) -> None:
             if mean is None:
                 return
             exchange = _send_mean(state, exchange, index, mean, effects)
-    if exchange.means.keys() - exchange.stepped and state.fragments is not None and state.fragments.by_slice:
+    by_slice = state.fragments is not None and state.fragments.by_slice and not is_large(state)
+    if by_slice and exchange.means.keys() - exchange.stepped:
         exchange = state.exchange = copy(exchange)
         try:
             step_slices(state, exchange)
@@ -180,13 +181,17 @@ def on_stepped(state: MemberState, event: Stepped, effects: list[Effect]) -> Non
 
 
 def _prepare(state: MemberState, effects: list[Effect]) -> None:
-    """Compute the new state aside and say PREPARED."""
+    """Compute the new state, aside or of a large model its hash alone, and say PREPARED."""
     assert state.exchange is not None
     exchange = state.exchange = copy(state.exchange)
     seal = exchange.seal
     assert state.fragments is not None
     try:
-        exchange.theta, exchange.momentum = computed(state, exchange)
+        if is_large(state) and seal.slices:
+            state_hash = next_hash(state, exchange)
+        else:
+            exchange.theta, exchange.momentum = computed(state, exchange)
+            state_hash = state.fragments.state_hash(exchange.theta, exchange.momentum)
     except DamagedError as error:
         _ask_again(state, exchange, error, effects)
         return
@@ -203,7 +208,7 @@ def _prepare(state: MemberState, effects: list[Effect]) -> None:
         incarnation=state.incarnation,
         fragment=seal.fragment,
         slice_hashes=[xxhash.xxh3_128_hexdigest(exchange.means[index]) for index in range(len(seal.slices))],
-        state_hash=state.fragments.state_hash(exchange.theta, exchange.momentum),
+        state_hash=state_hash,
         flushes=flushes,
     )
     state.phase = "prepared"

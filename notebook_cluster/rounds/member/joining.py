@@ -224,7 +224,7 @@ def _fetch_whole(state: MemberState, effects: list[Effect]) -> None:
 def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
     """The means of the missed rounds follow on the state held here and are fewer bytes than theta and momentum."""
     fragments = state.fragments
-    if not missed or fragments is None or fragments.gradients or missed[0].round != state.round + 1:
+    if not (missed and state.holds) or fragments is None or fragments.gradients or missed[0].round != state.round + 1:
         return False
     copies = [row.senders if fragments.all_gather else 1 for row in missed]
     sizes = [fragments.wire(row.round).size for row in missed]

@@ -2,9 +2,9 @@
 
 No sockets, threads, clock or model: :mod:`notebook_cluster.training.background.job` feeds it what arrives and does
 what it asks for. The order of a round is that of docs/: a Boundary is said as ARRIVED; SEAL begins the exchange
-(:mod:`.exchange`); with every mean in hand the new state is computed aside and PREPARED is said; only COMMIT changes
-(theta, momentum). Whatever is repeated, late, or meant for another state changes nothing. The old state stays valid
-after ``apply``: nothing it holds is written to.
+(:mod:`.exchange`); with every mean in hand the new state is computed (:mod:`.next_state`) and PREPARED is said; only
+COMMIT changes (theta, momentum). Whatever is repeated, late, or meant for another state changes nothing. The old state
+stays valid after ``apply``: nothing it holds is written to, but where FromLeader says that nobody else has it.
 
 A contribution is encoded once and kept as bytes until a COMMIT counted it. A node whose round went on without it
 takes the newer state and arrives again with the same bytes: theta_m moves with theta, so theta - theta_m, and what
@@ -47,6 +47,7 @@ from notebook_cluster.rounds.member.events_effects import (
     Frame,
     FromLeader,
     LeaveRounds,
+    Log,
     Pass,
     SendControl,
     StateFetched,
@@ -67,8 +68,9 @@ from notebook_cluster.rounds.member.joining import (
     on_tick_catching_up,
     out_of_rounds,
 )
-from notebook_cluster.rounds.member.next_state import kept_mean
+from notebook_cluster.rounds.member.next_state import ChangedError, kept_mean, step_in_place
 from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, most_kept
+from notebook_cluster.rounds.numerics import vectors
 
 
 def new_member(job: str, node: str, incarnation: int, settings: MemberSettings | None = None) -> MemberState:
@@ -95,7 +97,7 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
             else:
                 exchange.on_tick(state, effects)
         case FromLeader():
-            _control(state, event.message, effects)
+            _control(state, event.message, event.alone, effects)
         case Boundary():
             on_boundary(state, event, effects)
         case BeginRun():
@@ -112,12 +114,12 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
         case FetchFailed():
             on_fetch_failed(state, effects)
         case LeaveRounds():
-            state.left = True
+            _leave(state)
             effects.append(SendControl(LeftRounds(job=state.job, reason=event.reason)))
     return state, effects
 
 
-def _control(state: MemberState, message: Message, effects: list[Effect]) -> None:
+def _control(state: MemberState, message: Message, alone: bool, effects: list[Effect]) -> None:
     match message:
         case Seal():
             if not state.left:
@@ -125,7 +127,7 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
         case CompleteAttempt():
             exchange.on_complete(state, message, effects)
         case Commit():
-            _commit(state, message, effects)
+            _commit(state, message, alone, effects)
         case Registered():
             on_registered(state, message, effects)
         case RegisterRefused() if answers(state, message.run) and state.phase != "idle":
@@ -141,8 +143,8 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
         case Void():
             _void(state, message, effects)
         case Finished():
-            state.phase, state.left, state.contribution = "training", True, None
-            state.exchange, state.catching = None, ()
+            _leave(state)
+            state.phase, state.contribution, state.exchange, state.catching = "training", None, None, ()
             effects.append(Finish(state.round))
         case RoundQuery():
             _status(state, effects)
@@ -154,23 +156,21 @@ def _control(state: MemberState, message: Message, effects: list[Effect]) -> Non
 # ---- the end of a round --------------------------------------------------------------------------------------
 
 
-def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
-    """Swap in what was computed aside. A node that was not PREPARED for exactly this says ARRIVED again: the
-    coordinator answers whether its work was counted and where the state is."""
+def _commit(state: MemberState, message: Commit, alone: bool, effects: list[Effect]) -> None:
+    """Swap in what was computed aside, or compute it. A node that was not PREPARED for exactly this says ARRIVED again:
+    the coordinator answers whether its work was counted and where the state is."""
     if message.round <= state.round:
         return
     exchange = state.exchange
     prepared = exchange.prepared if exchange is not None else None
-    wanted = (message.round, message.attempt, message.state_hash)
-    if exchange is None or prepared is None or (prepared.round, prepared.attempt, prepared.state_hash) != wanted:
+    if exchange is None or prepared is None or not is_prepared(state, message) or not _take(state, alone, effects):
         arrived = current_arrival(state) if state.phase != "fetching" else None
         if arrived is not None:
             effects.append(SendControl(arrived))
         return
-    assert exchange.theta is not None
-    assert exchange.momentum is not None
+    assert state.theta is not None
+    assert state.momentum is not None
     steps = state.contribution.steps if state.contribution is not None else 0
-    state.theta, state.momentum = exchange.theta, exchange.momentum
     state.round, state.state_hash = message.round, message.state_hash
     state.advanced = state.fragments is None or not state.fragments.advances
     state.left = state.left or message.last
@@ -194,6 +194,43 @@ def _commit(state: MemberState, message: Commit, effects: list[Effect]) -> None:
             exchange.seal.gradients,
         )
     )
+
+
+def is_prepared(state: MemberState, message: Commit) -> bool:
+    """Whether this COMMIT is of what the node said PREPARED for."""
+    prepared = state.exchange.prepared if state.exchange is not None else None
+    wanted = (message.round, message.attempt, message.state_hash)
+    return prepared is not None and (prepared.round, prepared.attempt, prepared.state_hash) == wanted
+
+
+def _take(state: MemberState, alone: bool, effects: list[Effect]) -> bool:
+    """theta and momentum become those that the node is PREPARED for; False: its memory was damaged, and what it holds
+    may be neither state."""
+    exchange = state.exchange
+    assert exchange is not None
+    if not exchange.in_place:
+        state.theta, state.momentum = exchange.theta, exchange.momentum
+        return True
+    assert state.theta is not None
+    assert state.momentum is not None
+    if not alone:
+        state.theta, state.momentum = vectors.copy(state.theta), vectors.copy(state.momentum)
+    try:
+        step_in_place(state, exchange)
+    except ChangedError as error:
+        state.holds, state.exchange, state.phase = False, None, "arrived"
+        state.state_hash = ""
+        text = (
+            f"round {exchange.seal.round}: what this node had in memory has changed ({error}): it takes the state anew"
+        )
+        effects.append(Log("error", text))
+        return False
+    return True
+
+
+def _leave(state: MemberState) -> None:
+    state.left = True
+    state.kept = _bounded(state, state.kept)
 
 
 def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, ...]:

@@ -31,11 +31,14 @@ class MemberSettings(msgspec.Struct, frozen=True):
     stalled_after: float = 2.5
     """Without a new chunk: tell the coordinator who is waited for."""
     chunk_bytes: int = 256 * 1024
+    in_place_from: int = 1 << 20
+    """Elements of a model whose next state is not kept aside until COMMIT: what that would hold is known by its hash
+    before, and computed where the state is."""
     kept_rounds: int = 4
     kept_bytes: int = 256 * 1024 * 1024
     """Mean slices of the last rounds, kept for nodes that were late."""
     kept_anyway: int = 64 * 1024 * 1024
-    """Of those, what is kept though the whole state may be less: rounds go on while a late node asks for a mean."""
+    """Of those, what is kept of any model: rounds go on while a late node asks for a mean."""
     kept_commits: int = 512
     """Rounds of which the COMMIT is kept where every step is one: more than a journal may lose."""
     held_bytes: int = 256 * 1024 * 1024
@@ -93,6 +96,10 @@ class Exchange(msgspec.Struct):
     momentum: "Vector | None" = None
     """As they will be, in the slices that are in ``stepped``: computed aside, swapped at COMMIT."""
     stepped: frozenset[int] = frozenset()
+    in_place: bool = False
+    """The next state is written where the state is: ``theta`` and ``momentum`` are the fragment's, or None."""
+    digests: tuple[int, ...] = ()
+    """In place of those: xxh3-64 of each group of the next state, in its order."""
 
 
 class KeptMean(msgspec.Struct, frozen=True):
@@ -159,5 +166,5 @@ def state_bytes(fragments: Fragments) -> int:
 
 
 def most_kept(settings: MemberSettings, fragments: Fragments) -> int:
-    """Bytes of means that are kept: of a large model no more than a late node would fetch rather than the state."""
-    return min(settings.kept_bytes, max(settings.kept_anyway, state_bytes(fragments) - 1))
+    """Bytes of means that are kept: of a large model one in int8, a few smaller ones, none in float32."""
+    return min(settings.kept_bytes, max(settings.kept_anyway, 3 * 4 * fragments.size // 10))

@@ -13,6 +13,7 @@ elements share chunks behind all others, so no padding makes a model larger on t
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -146,6 +147,18 @@ class Fragments:
             size = part.stop - part.start
             vector[part] = elements[position : position + size]
             position += size
+
+    def stripes(self, fragment: int, pairs: Sequence[tuple[Vector, Vector]]) -> Iterator[list[Vector]]:
+        """In order of the elements: of each pair (whole vector, elements of ``fragment`` as :meth:`take` gives them)
+        what is there when those are put to their places."""
+        ranges = sorted((part.start, part.stop, index) for index, parts in enumerate(self._ranges) for part in parts)
+        position = 0
+        for start, stop, index in ranges:
+            if index != fragment:
+                yield [whole[start:stop] for whole, _ in pairs]
+                continue
+            yield [elements[position : position + stop - start] for _, elements in pairs]
+            position += stop - start
 
     def pack(self, elements: Vector) -> Vector:
         """Elements of a fragment in the order in which they are sent."""

@@ -18,10 +18,12 @@ from notebook_cluster.rounds.numerics.bits import DEFAULT_MOMENTUM, bits_float, 
 __all__ = [
     "DEFAULT_MOMENTUM",
     "Descent",
+    "StateHash",
     "bits_float",
     "default_outer_lr",
     "float_bits",
     "flushes_subnormals",
+    "former_state_hash",
     "outer_step",
     "state_hash",
     "weighted_sum",
@@ -131,10 +133,32 @@ class Descent:
         return towards
 
 
+class StateHash:
+    """:func:`state_hash` of vectors that come in parts, in their order."""
+
+    def __init__(self) -> None:
+        self._theta, self._momentum = xxhash.xxh3_128(), xxhash.xxh3_128()
+
+    def add(self, theta: Vector, momentum: Vector) -> None:
+        """The next elements of both."""
+        self._theta.update(np.ascontiguousarray(theta, "<f4").data)
+        self._momentum.update(np.ascontiguousarray(momentum, "<f4").data)
+
+    def hexdigest(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self._theta.digest() + self._momentum.digest())
+
+
 def state_hash(theta: Vector, momentum: Vector) -> str:
-    """xxh3-128 of the bytes of theta, then of momentum, as 32 hex digits: what nodes compare after each round."""
-    digest = xxhash.xxh3_128()
-    digest.update(np.ascontiguousarray(theta, "<f4").data)
+    """xxh3-128 of the two xxh3-128 of the bytes of theta and of momentum, as 32 hex digits: what nodes compare after
+    each round."""
+    both = StateHash()
+    both.add(theta, momentum)
+    return both.hexdigest()
+
+
+def former_state_hash(theta: Vector, momentum: Vector) -> str:
+    """What checkpoints of before protocol 7 have instead: xxh3-128 of the bytes of theta, then of momentum."""
+    digest = xxhash.xxh3_128(np.ascontiguousarray(theta, "<f4").data)
     digest.update(np.ascontiguousarray(momentum, "<f4").data)
     return digest.hexdigest()
 

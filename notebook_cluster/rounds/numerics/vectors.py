@@ -5,6 +5,8 @@ they average is the layout: ``[trainable parameters | float buffers of normalisa
 order of names.
 """
 
+import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,11 @@ def copy(vector: Vector) -> Vector:
     new = empty(vector.size)
     new[...] = vector
     return new
+
+
+def references(holder: Any, name: str) -> int | None:
+    """How many there are to the vector ``holder.name`` beside that one; None: this Python cannot say."""
+    return _MEMORY.references(holder, name)
 
 
 def keep_up_to(size: int) -> None:
@@ -83,6 +90,16 @@ class TensorLayout:
     def hash(self, codec: str) -> str:
         """xxh3-128 of names, shapes, dtypes, buffers and the codec's name: equal on nodes that may average."""
         return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((self.schema, self.buffers, codec)))
+
+    def within(self, part: slice) -> Iterator[tuple[int, slice]]:
+        """(number of a tensor, which of its elements) of what ``part`` of the vector consists of, in order."""
+        position = part.start
+        while position < part.stop:
+            index = bisect.bisect_right(self.starts, position) - 1  # where several begin, the last is not empty
+            end = self.starts[index + 1] if index + 1 < len(self.starts) else self.size
+            stop, start = min(part.stop, end), self.starts[index]
+            yield index, slice(position - start, stop - start)
+            position = stop
 
     def tensors(
         self, vector: np.ndarray[Any, np.dtype[np.float32]]

@@ -17,7 +17,16 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.protocol.awake import AwakeClock
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import EndWait, NodeLog, Roster
-from notebook_cluster.protocol.rounds import Applied, CheckpointRequest, Close, PartMissing, RoundQuery, Save, Saved
+from notebook_cluster.protocol.rounds import (
+    Applied,
+    CheckpointRequest,
+    Close,
+    Commit,
+    PartMissing,
+    RoundQuery,
+    Save,
+    Saved,
+)
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.rounds.member import events_effects as types
@@ -26,7 +35,7 @@ from notebook_cluster.rounds.member.state import MemberState
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.training.background.state_transfers import StateTransfers
-from notebook_cluster.training.background.worker import BackgroundThread
+from notebook_cluster.training.background.worker import BackgroundThread, Notice, Resting
 from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.checkpointing.saving import (
@@ -38,24 +47,6 @@ from notebook_cluster.training.checkpointing.saving import (
     kept_writer,
 )
 from notebook_cluster.training.runtime import Runtime
-
-Notice = (
-    types.BeginTraining
-    | types.TakeStep
-    | types.Apply
-    | types.Rebase
-    | types.DiscardContribution
-    | types.ReleaseContribution
-    | types.Finish
-    | types.Fail
-    | types.Pass
-    | Close
-    | Save
-    | Saved
-    | StateRequest
-    | EndWait
-)
-"""What the main thread takes up at its next sync call."""
 
 
 class Job:
@@ -99,7 +90,7 @@ class Job:
         self._incarnations: dict[str, int] = {}
         self._arrived_at = 0.0
         self._clock = AwakeClock()
-        self._thread = BackgroundThread(runtime, name)
+        self._thread, self.resting = BackgroundThread(runtime, name), Resting()
         self._tick_waits = False
         self.dropped = 0
         """Frames of states and parts that could not be right."""
@@ -221,11 +212,15 @@ class Job:
                     self._requested.discard(message.name)
                 self.notify(message)
             case RoundQuery():  # a restarted coordinator knows of no request
-                self.apply_event(types.FromLeader(message=message))
+                self.apply_event(types.FromLeader(message))
                 for name in sorted(self._requested):
                     self.runtime.send_control(CheckpointRequest(job=self.name, name=name))
+            case Commit():
+                with self.resting.lock:
+                    alone = self.resting.gives_way(self._member, self.runtime.name, message)
+                    self.apply_event(types.FromLeader(message, alone))
             case _:
-                self.apply_event(types.FromLeader(message=message))
+                self.apply_event(types.FromLeader(message))
 
     def _on_mesh(self, sender: str, header: JobFrame, payload: memoryview) -> None:
         try:

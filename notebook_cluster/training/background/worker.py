@@ -4,15 +4,89 @@ There it computes means and outer steps while the runtime's thread only moves fr
 do not wait for numpy, which lets go of Python's lock meanwhile.
 """
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from typing import Protocol
 
-from notebook_cluster.protocol.node import NodeLog
+from notebook_cluster.protocol.node import EndWait, NodeLog
+from notebook_cluster.protocol.rounds import Close, Commit, Save, Saved
+from notebook_cluster.rounds.member import events_effects as types
+from notebook_cluster.rounds.member.machine import is_prepared
+from notebook_cluster.rounds.member.state import MemberState
+from notebook_cluster.rounds.numerics import vectors
+from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
 from notebook_cluster.training.runtime import Runtime
 
 _log = logging.getLogger(__name__)
+
+Notice = (
+    types.BeginTraining
+    | types.TakeStep
+    | types.Apply
+    | types.Rebase
+    | types.DiscardContribution
+    | types.ReleaseContribution
+    | types.Finish
+    | types.Fail
+    | types.Pass
+    | Close
+    | Save
+    | Saved
+    | StateRequest
+    | EndWait
+)
+"""What the main thread takes up at its next sync call."""
+
+
+class RefersToState(Protocol):
+    """A :class:`notebook_cluster.training.loop.replica.Replica`."""
+
+    def references(self, state: MemberState, name: str, counted: bool) -> int | None: ...
+
+    def give_way(self) -> None: ...
+
+
+class Resting:
+    """Whether the main thread waits and uses no vector of the state, so that the background may write to it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """The background holds it while it counts on that."""
+        self._replica: RefersToState | None = None
+
+    @contextlib.contextmanager
+    def of(self, replica: RefersToState) -> Iterator[None]:
+        """The main thread rests in this block; it ends when nothing is written any more."""
+        with self.lock:
+            self._replica = replica
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._replica = None
+
+    def gives_way(self, state: MemberState, node: str, commit: Commit) -> bool:
+        """Whether COMMIT may write to theta and momentum of ``state``: ``node`` is PREPARED for it, nobody but state
+        and replica has them (who does might be a joiner that is served, or a checkpoint), and the replica does not need
+        what they hold now, or not any more. With the lock held."""
+        replica = self._replica
+        if replica is None or not is_prepared(state, commit):
+            return False
+        for name in ("theta", "momentum"):
+            needed = replica.references(state, name, node in commit.members)
+            if needed is None or vectors.references(state, name) != needed:
+                return False
+        try:
+            if node in commit.members:
+                replica.give_way()
+        except Exception:
+            _log.exception("%s computes the error feedback of round %d when it applies it", node, commit.round)
+            return False
+        return True
+
 
 LARGE = 1 << 20
 """Elements of a model from which on a thread is worth the hand-over: what a round computes of fewer takes a few

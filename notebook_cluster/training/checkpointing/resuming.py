@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, FoundCheckpoint, find_newest, load, names
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.outer import state_hash
+from notebook_cluster.rounds.numerics.outer import former_state_hash, state_hash
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
 from notebook_cluster.training.models.parameters import Parameters
 
@@ -54,15 +55,16 @@ def start_of(
         momentum = parameters.layout.vector(checkpoint.momentum, where)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    hash = checkpoint.manifest.state_hash
-    if hash not in _hashes(fragments, theta, momentum):
+    hash = _hashes(fragments, theta, momentum).get(checkpoint.manifest.state_hash)
+    if hash is None:
         raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
+    manifest = structs.replace(checkpoint.manifest, state_hash=hash)
     return Start(
         found.round,
         theta,
         momentum,
         hash,
-        checkpoint=replace(checkpoint, parameters={}, momentum={}),
+        checkpoint=replace(checkpoint, manifest=manifest, parameters={}, momentum={}),
         manifest_hash=found.manifest_hash,
         warnings=(*found.warnings, *_elsewhere(found, directory)),
     )
@@ -76,10 +78,12 @@ def _elsewhere(found: FoundCheckpoint, directory: Path) -> list[str]:
     return [f"resumes from {found.path}, kept {when} after round {found.round}"]
 
 
-def _hashes(fragments: Fragments, theta: Vector, momentum: Vector) -> set[str]:
-    """By which a state may be known; of gradients that of their mean, or of both, in which mode it was saved."""
-    both = state_hash(theta, momentum)
-    return {both, state_hash(theta[:0], momentum)} if fragments.gradients else {both}
+def _hashes(fragments: Fragments, theta: Vector, momentum: Vector) -> dict[str, str]:
+    """By which a state may be known -> how it is called now; of gradients by their mean, or by both, in which mode it
+    was saved."""
+    states = [theta, theta[:0]] if fragments.gradients else [theta]
+    hashes = [(state_hash(state, momentum), former_state_hash(state, momentum)) for state in states]
+    return {known: now for now, former in hashes for known in (now, former)}
 
 
 def shared_optimizer(checkpoint: Checkpoint, state_hash: str) -> bytes | None:

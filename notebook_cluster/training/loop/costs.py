@@ -1,8 +1,9 @@
 """What rounds of a model take on each node, said before anything is computed: memory, disk and network.
 
 It is counted from the vectors that are there at once at the worst moment of a round: what is held all the time (theta,
-momentum, error feedback), what a boundary makes (the model as it was, the contribution), what comes in, the next state
-beside the one that is still good, and the means that late nodes may ask for.
+momentum, error feedback), what a boundary makes (the contribution), what comes in, and the means that late nodes may
+ask for. With overlap also the model as it was at the boundary, and the next state beside the one that is still good:
+without it only for a moment while the state is read for a checkpoint or a node that joins, which is not counted.
 """
 
 import os
@@ -60,12 +61,15 @@ class Costs:
         )
 
 
-def costs_of(fragments: Fragments, nodes: int, *, overlap: bool = False, exact: bool = True) -> Costs:
+def costs_of(
+    fragments: Fragments, nodes: int, *, overlap: bool = False, exact: bool = True, later: bool = True
+) -> Costs:
     """Of a job of DiLoCo, Local SGD or SparseLoCo on ``nodes`` nodes.
 
     Args:
         overlap: training goes on while a round is open.
         exact: the model holds float32, so that what it was loaded with need not be kept.
+        later: the error feedback is computed when a round is applied, where the one before is (of torch models).
     """
     whole, wire = 4 * fragments.size, max(one.size for one in fragments.wires)
     part = 4 * max(one.count for one in fragments.wires)
@@ -78,17 +82,17 @@ def costs_of(fragments: Fragments, nodes: int, *, overlap: bool = False, exact: 
         return min(settings.kept_rounds, most // mean) * mean
 
     kept_now = kept(most_kept(settings, fragments))
-    held = (2 + lossy + (not exact) + several) * whole  # of several fragments also the model that they are taken from
-    boundary = part + lossy * part
-    stepping = 2 * whole + several * 5 * part
+    held = (2 + lossy + (not exact)) * whole
+    boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
+    stepping = overlap * 2 * whole + several * 5 * part
     round_open = boundary + several * part + wire + wire * (nodes - 1) // nodes + mean + stepping
     late = overlap * (whole + 2 * part) + several * 2 * part + (not exact) * (1 + several) * whole
-    applied = boundary + mean + 2 * whole + late
+    applied = boundary + mean + overlap * 2 * whole + late
     sent = sum(one.size for one in fragments.wires) * (nodes - 1) // nodes
     return Costs(
         parameters=fragments.size,
         memory=held + kept_now + max(round_open, applied),
-        rest=held - several * whole + min(kept_now, kept(settings.kept_anyway)),
+        rest=held + min(kept_now, kept(settings.kept_anyway)),
         traffic=sent + (sent * nodes if fragments.all_gather else sent),
         checkpoint=2 * whole,
     )
@@ -96,22 +100,22 @@ def costs_of(fragments: Fragments, nodes: int, *, overlap: bool = False, exact: 
 
 def processor_seconds(fragments: Fragments, nodes: int) -> float:
     """How long one node computes for a round of all fragments, tried out on this machine with a million elements: to
-    encode its contribution, add up its part of those of all, and take the outer step."""
+    encode its contribution, add up its part of those of all, and take the outer step, once for its hash."""
     small = Fragments(fragments.codec.name, _TRIED, over_senders=fragments.over_senders)
     wire, zeros = small.made_for(1), np.zeros(_TRIED, np.float32)
     values = np.random.default_rng(0).normal(size=_TRIED).astype(np.float32)
-    data = encoded(wire, values, zeros, None, np.float32(1))[0]
-    decoded = nodes if fragments.all_gather else 2
+    data = encoded(wire, values, zeros.__getitem__, None, np.float32(1))[0]
+    decoded = (2 * nodes if fragments.all_gather else 3) + fragments.codec.lossy
 
     def encode() -> None:
-        encoded(wire, values, zeros, None, np.float32(1))
+        encoded(wire, values, zeros.__getitem__, None, np.float32(1))
 
     def step() -> None:
         stepped = outer_step(values, zeros, values, 0.6, 0.9, True)
         small.state_hash(*stepped)
 
     share = 1 if fragments.all_gather else 1 + 1 / nodes
-    seconds = share * _fastest(encode) + decoded * _fastest(lambda: wire.decode(data)) + _fastest(step)
+    seconds = share * _fastest(encode) + decoded * _fastest(lambda: wire.decode(data)) + 2 * _fastest(step)
     return seconds * fragments.size / _TRIED
 
 

@@ -64,27 +64,33 @@ class EncodingThread:
 
 
 def encoded(
-    wire: WireFormat, reference: Vector, local: Vector, feedback: Vector | None, beta: np.float32
+    wire: WireFormat,
+    reference: Vector,
+    local: Callable[[slice], Vector],
+    feedback: Vector | None,
+    beta: np.float32,
+    keep_left: bool = True,
 ) -> tuple[Buffer, Vector | None, float]:
-    """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec), and the norm
-    of ``reference - local``: what is fed back grows with the rounds that a node has been in. A group of blocks at a
-    time, while its elements are in the cache; as float32 it is computed where it is sent from.
+    """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec, and unless
+    :func:`left_by` is to compute it later), and the norm of ``reference - local``: what is fed back grows with the
+    rounds that a node has been in. A group of blocks at a time, while its elements are in the cache; as float32 it is
+    computed where it is sent from. ``local`` gives the elements of a range, at most CHUNK.
 
     Raises:
         NotFiniteError: a value is NaN or infinite.
     """
     encoded, squares = vectors.bytes_of(wire.size), 0.0
     exact = wire.is_float32
-    left = encoded.view("<f4") if exact else vectors.empty(local.size)
+    left = encoded.view("<f4") if exact else vectors.empty(wire.count if keep_left else wire.encoded_at_a_time)
     scratch = np.empty(CHUNK, np.float32)
     for group in wire.groups(elements=wire.encoded_at_a_time):
         first, end = group.elements.start, group.elements.stop
-        values = left[group.elements]
+        values = left[group.elements] if exact or keep_left else left[: end - first]
         for start in range(first, end, CHUNK):
             part = slice(start, min(start + CHUNK, end))
             work = values[part.start - first : part.stop - first]
             with np.errstate(all="ignore"):  # a diverged model is told when it is encoded
-                np.subtract(reference[part], local[part], out=work)
+                np.subtract(reference[part], local(part), out=work)
                 square = float(np.dot(work, work))
                 if feedback is not None:
                     work += np.multiply(feedback[part], beta, out=scratch[: work.size])
@@ -94,7 +100,31 @@ def encoded(
         if not exact:
             encoded[group.bytes] = wire.encode_from(values, group.first, group.end)
     encoded.flags.writeable = False
-    return encoded.data, None if exact else left, math.sqrt(squares)
+    return encoded.data, left if keep_left and not exact else None, math.sqrt(squares)
+
+
+def left_by(
+    wire: WireFormat,
+    data: Buffer,
+    reference: Vector,
+    local: Callable[[slice], Vector],
+    feedback: Vector | None,
+    beta: np.float32,
+    out: Vector,
+) -> None:
+    """What ``data`` do not say, bit for bit as :func:`encoded`, which made them of the other arguments, would have
+    returned it. ``out`` may be ``feedback``."""
+    scratch, view = np.empty((2, CHUNK), np.float32), memoryview(data)
+    for group in wire.groups(elements=wire.encoded_at_a_time):
+        said = wire.decode(view[group.bytes], group.first, group.end)
+        first, end = group.elements.start, group.elements.stop
+        for start in range(first, end, CHUNK):
+            part = slice(start, min(start + CHUNK, end))
+            work, fed_back = scratch[:, : part.stop - part.start]
+            np.subtract(reference[part], local(part), out=work)
+            if feedback is not None:
+                work += np.multiply(feedback[part], beta, out=fed_back)
+            np.subtract(work, said[part.start - first : part.stop - first], out=out[part])
 
 
 if TYPE_CHECKING:

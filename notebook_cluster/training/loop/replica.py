@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from notebook_cluster.codecs import NotFiniteError, Vector
+from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.vectors import copy, difference
-from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, on_host
+from notebook_cluster.rounds.numerics.vectors import copy, difference, empty
+from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, left_by, on_host
 from notebook_cluster.training.models.parameters import Parameters
 
 
@@ -40,11 +40,15 @@ class _Sent:
 
     fragment: int
     local: Any
-    """Elements of the fragment in theta_m at the boundary; like ``feedback`` a tensor where the model's GPU encodes."""
+    """Elements of the fragment in theta_m at the boundary; like ``feedback`` a tensor where the model's GPU encodes.
+    None: they are still in the model (see :meth:`Replica.keep_local`)."""
     until: _Count
     """All work up to this count is in the contribution."""
     feedback: Any = None
-    """The error feedback that the round will leave; it is known before the contribution is handed over."""
+    """The error feedback that the round will leave."""
+    unsaid: tuple[WireFormat, Buffer] | None = None
+    """Where that is still to be computed: how the contribution was encoded, and its bytes. The model, what it was based
+    on and the feedback before are as they were then."""
 
 
 class Replica:
@@ -112,24 +116,63 @@ class Replica:
         newer one, unless a contribution was under way (the newer state may contain it)."""
         same = self.started and state_hash == self.state_hash
         if self.started and not same and self._sent is None and any(map(self._steps, self._all())):
-            local = self.parameters.read()
-            self._place(theta, {fragment: self._work(fragment, local) for fragment in self._all()}, local)
+            self._place(theta, {fragment: self._work(fragment) for fragment in self._all()})
         elif not same:
             self._reset(theta)
         self._sent = None
         self._hold(round, theta, momentum, state_hash)
 
     def contribution(self, finishing: bool) -> Boundary:
-        """What this node adds to the next round, encoded once; a node without new samples only receives.
+        """What this node adds to the next round, encoded once; a node without new samples only receives. Before the
+        model changes :meth:`keep_local` has to be called, or the round applied.
 
         Raises:
             ValueError: the model's parameters were changed since it was made; names the first.
         """
-        return self.contribution_of_now(finishing)()
+        return self._contribution(finishing, stays=True)()
 
     def contribution_of_now(self, finishing: bool) -> Callable[[], Boundary]:
         """:meth:`contribution` in two parts: all that the model has to give is read now, and what is returned encodes
         it, on any thread, while the model trains on."""
+        return self._contribution(finishing, stays=False)
+
+    def keep_local(self) -> None:
+        """The model is about to change while the round of its contribution is open."""
+        self._settle_feedback(in_place=False)
+        if self._sent is not None and self._sent.local is None:
+            self._sent.local = self._in_model(self._sent.fragment)
+
+    def give_way(self) -> None:
+        """What the model was based on is about to become what the round makes of it, in which the contribution is
+        counted. On any thread, while this one rests."""
+        self._settle_feedback(in_place=True)
+
+    def _settle_feedback(self, in_place: bool) -> None:
+        """``in_place``: the one before is not needed any more."""
+        sent = self._sent
+        if sent is None or sent.unsaid is None:
+            return
+        wire, data = sent.unsaid
+        before = None if self._feedback[0] is None else on_host(self._feedback[0])
+        left = before if in_place and before is not None else empty(wire.count)
+        try:
+            left_by(wire, data, self._reference, self.parameters.parts(), before, self._beta, left)
+        except BaseException:
+            if left is before:  # neither the one nor the other
+                self._feedback[0], sent.unsaid = None, None
+            raise
+        sent.feedback, sent.unsaid = left, None
+
+    def references(self, state: Any, name: str, counted: bool) -> int | None:
+        """How often the replica refers to the vector ``state.name``, while it waits for the next round, in which its
+        contribution is ``counted`` or not; None: when it applies that round it needs what is in there now."""
+        sent = self._sent if counted and self._sent is not None and self._sent.fragment == self.fragment else None
+        until = self._counted[self.fragment] if sent is None else sent.until
+        if self._mix is not None or self._done.steps > until.steps:
+            return None
+        return [here is getattr(state, name) for here in (self.theta, self._reference, self.momentum)].count(True)
+
+    def _contribution(self, finishing: bool, stays: bool) -> Callable[[], Boundary]:
         self.parameters.check()
         fragment = self.fragment
         more = any(self._samples(other) for other in self._all() if other != fragment)
@@ -143,16 +186,19 @@ class Replica:
             if there is not None:
                 self._sent = _Sent(fragment, there.local, self._done, there.left)
                 return lambda: structs.replace(empty, encoded=there.data, norm=there.norm)
-        now = self.fragments.take(self.parameters.read(), fragment)
+        now = None if stays and self.fragments.count == 1 else self._in_model(fragment)
+        local = self.parameters.parts() if now is None else now.__getitem__
         before = self.fragments.take(self._reference, fragment)
         feedback = None if feedback is None else on_host(feedback)
         self._sent = sent = _Sent(fragment, now, self._done)
+        later = now is None and wire.codec.lossy and self.parameters.read_anywhere
 
         def encode() -> Boundary:
             try:
-                data, sent.feedback, norm = encoded(wire, before, now, feedback, self._beta)
+                data, sent.feedback, norm = encoded(wire, before, local, feedback, self._beta, not later)
             except NotFiniteError:
                 return structs.replace(empty, finite=False)
+            sent.unsaid = (wire, data) if later else None
             return structs.replace(empty, encoded=data, norm=norm)
 
         return encode
@@ -162,23 +208,24 @@ class Replica:
         round, theta = commit.round, commit.theta
         sent = self._sent if commit.counted else None
         if sent is not None:
+            self._settle_feedback(in_place=True)
             self._sent = None
             self._feedback[sent.fragment] = sent.feedback
             self._counted[sent.fragment] = sent.until
         changed = self.fragments.changed(self.round, round)
-        untouched = len(changed) == 1 and self.fragments.count == 1 and not self._steps(0) and not self._mix
-        local = theta if untouched else self.parameters.read()
-        self._place(theta, {fragment: self._left(fragment, sent, theta, local) for fragment in changed}, local)
+        self._place(theta, {fragment: self._left(fragment, sent, theta) for fragment in changed})
         self._hold(round, theta, commit.momentum, commit.state_hash)
 
     def rebase(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         """A round went on without this node: ``theta_m += theta_new - theta_old``; contribution and error feedback
         stay."""
-        local, sent = self.parameters.read(), self._sent
-        changed = self.fragments.changed(self.round, round)
-        take = self.fragments.take
-        done = difference(take(self._reference, sent.fragment), on_host(sent.local)) if sent is not None else None
-        self._place(theta, {fragment: self._work(fragment, local) for fragment in changed}, local)
+        self._settle_feedback(in_place=False)
+        changed, sent = self.fragments.changed(self.round, round), self._sent
+        take, done = self.fragments.take, None
+        if sent is not None:
+            at_boundary = self._in_model(sent.fragment) if sent.local is None else on_host(sent.local)
+            done = difference(take(self._reference, sent.fragment), at_boundary)
+        self._place(theta, {fragment: self._work(fragment) for fragment in changed})
         if sent is not None and done is not None:
             sent.local = difference(take(self._reference, sent.fragment), done)
         self._hold(round, theta, momentum, state_hash)
@@ -208,6 +255,17 @@ class Replica:
 
     # ---- the model ------------------------------------------------------------------------------------------
 
+    def _in_model(self, fragment: int) -> Vector:
+        """The elements of ``fragment`` in the model, as a new vector."""
+        if self.fragments.count == 1:
+            return self.parameters.read()
+        ranges, parts, position = self.fragments.ranges(fragment), self.parameters.parts(), 0
+        local = empty(sum(one.stop - one.start for one in ranges))
+        for one in ranges:
+            local[position : position + one.stop - one.start] = parts(one)
+            position += one.stop - one.start
+        return local
+
     def _all(self) -> range:
         return range(self.fragments.count)
 
@@ -217,35 +275,33 @@ class Replica:
     def _samples(self, fragment: int) -> float:
         return self._done.samples - self._counted[fragment].samples
 
-    def _work(self, fragment: int, local: Vector) -> Vector:
+    def _work(self, fragment: int) -> Vector:
         """Everything done in ``fragment`` since the reference, counted in an open contribution or not."""
-        return difference(self.fragments.take(self._reference, fragment), self.fragments.take(local, fragment))
+        return difference(self.fragments.take(self._reference, fragment), self._in_model(fragment))
 
-    def _left(self, fragment: int, sent: _Sent | None, theta: Vector, local: Vector) -> Vector | None:
+    def _left(self, fragment: int, sent: _Sent | None, theta: Vector) -> Vector | None:
         """The work that stays in ``fragment`` on top of its new parameters; None: none."""
-        take = self.fragments.take
         if sent is None or fragment != sent.fragment:
-            return self._work(fragment, local) if self._steps(fragment) else None
+            return self._work(fragment) if self._steps(fragment) else None
         if self._mix is not None:
-            return (take(theta, fragment) - take(local, fragment)) * self._mix if self._mix else None
-        return difference(on_host(sent.local), take(local, fragment)) if self._steps(fragment) else None
+            return (self.fragments.take(theta, fragment) - self._in_model(fragment)) * self._mix if self._mix else None
+        return difference(on_host(sent.local), self._in_model(fragment)) if self._steps(fragment) else None
 
     def _load(self, theta: Vector) -> None:
         """The model becomes theta."""
         self.parameters.load(theta)
         self._reference = theta if self.parameters.exact else self.parameters.read()
 
-    def _place(self, theta: Vector, work: dict[int, Vector | None], local: Vector) -> None:
-        """The fragments named in ``work`` become those of theta with their work still in them; the others stay as they
-        are in ``local``."""
+    def _place(self, theta: Vector, work: dict[int, Vector | None]) -> None:
+        """The fragments named in ``work`` become those of theta with their work still in them; the others stay."""
         take, put = self.fragments.take, self.fragments.put
-        if self.fragments.count == 1:
-            local = theta if work[0] is None else difference(theta, work[0])
-        else:
-            for fragment, left in work.items():
-                elements = take(theta, fragment)
-                put(local, fragment, elements if left is None else elements - left)
-        self.parameters.load(local)
+        for fragment, left in work.items():
+            elements = take(theta, fragment)
+            elements = elements if left is None else difference(elements, left)
+            if self.fragments.count == 1:
+                self.parameters.load(elements)
+            else:
+                self.parameters.put(self.fragments.ranges(fragment), elements)
         if self.parameters.exact:
             self._reference = theta
             return

@@ -8,6 +8,7 @@ has arrived. Waiting is done in short slices, so Stop works; what a round change
 interrupts deferred, so Stop leaves the state before the round or after it.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from notebook_cluster.protocol.node import EndWait
 from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
 from notebook_cluster.protocol.runs import run_number
 from notebook_cluster.rounds.member import events_effects as types
-from notebook_cluster.training.background.job import Job, Notice
+from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.background.worker import Notice
 from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
 from notebook_cluster.training.loop.encoding import EncodingThread
 from notebook_cluster.training.loop.optimizer_state import OptimizerState
@@ -51,6 +53,8 @@ class Round:
 
 WAIT_SLICE = 0.2
 """Seconds: how long an interrupt may go unnoticed on systems where it does not end a wait."""
+DEFERRED_SLICE = 0.05
+"""Seconds: how long one may go unnoticed that is deferred."""
 
 
 class RoundClient:
@@ -112,12 +116,35 @@ class RoundClient:
             else:
                 self._encoding.start(made, post)
 
-    def _wait_for_commit(self) -> Round | None:
-        """Wait for the open round and receive it; after an interrupted wait again. None: nothing was left to
-        exchange, or nothing is exchanged."""
-        began = time.monotonic()
+    def _exchange(self, finishing: bool) -> Round | None:
+        """Contribute and wait for the round. Meanwhile the model does not change, and COMMIT may write to the vectors
+        that the replica has."""
+        if self._strategy.overlap:
+            self._contribute(finishing)
+            return self._wait_for_commit()
+        with self._runtime.deferred_interrupts() as interrupted:
+            self._contribute(finishing)
+            began = time.monotonic()
+            try:
+                self._wait_until(lambda: self._is_over() or interrupted(), *self._next_round(), resting=True)
+            finally:
+                if self._round_open:
+                    self._replica.keep_local()
+        return self._wait_for_commit(began)
+
+    def _is_over(self) -> bool:
+        """The open round was committed, or there is none."""
+        return self._committed is not None or not self._round_open
+
+    def _next_round(self) -> tuple[str, int]:
         round = self._replica.round + 1
-        self._wait_until(lambda: self._committed is not None or not self._round_open, f"round {round}", round)
+        return f"round {round}", round
+
+    def _wait_for_commit(self, began: float | None = None) -> Round | None:
+        """Wait for the open round and receive it; after an interrupted wait again. None: nothing was left to
+        exchange, or nothing is exchanged. ``began``: when this node began to wait, if not now."""
+        began = time.monotonic() if began is None else began
+        self._wait_until(self._is_over, *self._next_round())
         self._receive_round()
         done, self._received = self._received, None
         return None if done is None else replace(done, wait=time.monotonic() - began)
@@ -149,8 +176,9 @@ class RoundClient:
 
     # ---- waiting --------------------------------------------------------------------------------------------
 
-    def _wait_until(self, done: Callable[[], bool], what: str, round: int = 0) -> None:
-        """Take up notices until ``done``; ``round``: the one that is waited for."""
+    def _wait_until(self, done: Callable[[], bool], what: str, round: int = 0, *, resting: bool = False) -> None:
+        """Take up notices until ``done``; ``round``: the one that is waited for. ``resting``: interrupts are deferred,
+        and the replica is not used meanwhile."""
         self._handle_notices()
         if done():
             return
@@ -160,7 +188,8 @@ class RoundClient:
             while not done():
                 if (error := self._encoding_error()) is not None:
                     raise error
-                self._job.wait_for_notice(WAIT_SLICE)
+                with self._job.resting.of(self._replica) if resting else contextlib.nullcontext():
+                    self._job.wait_for_notice(DEFERRED_SLICE if resting else WAIT_SLICE)
                 self._handle_notices()
         finally:
             self._tell_wait(0)

@@ -88,9 +88,10 @@ class RoundSync(RoundClient):
             return
         self._register_if_needed()
         while not (self._finished or self._passing):
-            if not self._round_open:
-                self._contribute(finishing=True)
-            self._wait_for_commit()
+            if self._round_open:
+                self._wait_for_commit()
+            else:
+                self._exchange(finishing=True)
         if not self._passed():
             self._out_of_rounds()
 
@@ -113,6 +114,7 @@ class RoundSync(RoundClient):
         self._check_usable()
         if not self._replica.started:
             raise TrainingError("the model is not on yet: call step() once before global_model()")
+        self._handle_notices()  # of an interrupted round the parameters may be here already
         self._evaluating = True
         try:
             with block.opened(self._runtime.send_control), self._replica.global_parameters():

@@ -12,7 +12,7 @@ import numpy as np
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout, shape_text
 from notebook_cluster.training.models import mlx_optimizer
-from notebook_cluster.training.models.parameters import first_difference
+from notebook_cluster.training.models.parameters import TensorParts, first_difference
 
 _HOW = "pass the second of what nn.value_and_grad(model, loss_function)(model, x, y) returns"
 
@@ -24,6 +24,8 @@ class MlxParameters:
     Raises:
         ValueError: nothing is trainable, or a trainable array is not real floating point.
     """
+
+    read_anywhere = False  # what is computed to read an array belongs to a thread's stream
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -45,6 +47,10 @@ class MlxParameters:
         """A new float32 vector with the values now."""
         return _joined(self._arrays())
 
+    def parts(self) -> TensorParts:
+        arrays = self._arrays()
+        return TensorParts(self.layout, lambda index: _joined([arrays[index]]))
+
     def load(self, vector: Vector) -> None:
         """Replace the arrays by the values of ``vector``, each in its own dtype."""
         import mlx.core as mx
@@ -54,6 +60,13 @@ class MlxParameters:
         tensors = self.layout.tensors(vector)
         arrays = parameters | buffers
         self._update({name: mx.array(tensors[name]).astype(array.dtype) for name, array in arrays.items()})
+
+    def put(self, ranges: list[slice], elements: Vector) -> None:
+        vector, position = self.read(), 0
+        for one in ranges:
+            vector[one] = elements[position : position + one.stop - one.start]
+            position += one.stop - one.start
+        self.load(vector)
 
     def add_gradients(self, grads: Any, samples: float) -> None:
         """Add a tree of gradients to those that are here.

@@ -4,6 +4,7 @@ The vector is ``[trainable parameters | float buffers of normalisation layers]``
 that two nodes that built the same model agree on every element. Tied parameters appear once, frozen ones not at all.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout, sh
 
 
 class Parameters(Protocol):
-    """Adapter between a framework's model and the vector. Methods are called on the main thread only."""
+    """Adapter between a framework's model and the vector. Methods are called on the main thread, or while it rests."""
 
     @property
     def layout(self) -> TensorLayout: ...
@@ -21,8 +22,15 @@ class Parameters(Protocol):
     def exact(self) -> bool:
         """True when the model stores float32 (or wider): what is loaded is what is read back."""
 
+    @property
+    def read_anywhere(self) -> bool:
+        """Whether other threads may use what :meth:`parts` gives."""
+
     def read(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """A new float32 vector of ``layout.size`` elements with the model's values now."""
+
+    def parts(self) -> Callable[[slice], np.ndarray[Any, np.dtype[np.float32]]]:
+        """What gives a range of the elements of :meth:`read`, only to be read, until the model changes."""
 
     def load(self, vector: np.ndarray[Any, np.dtype[np.float32]]) -> None:
         """Write ``vector`` into the model in place; dtypes and devices stay.
@@ -30,6 +38,9 @@ class Parameters(Protocol):
         Raises:
             ValueError: as :meth:`check`; nothing was written.
         """
+
+    def put(self, ranges: list[slice], elements: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        """:meth:`load` of some elements, those of ``ranges`` of the vector in their order."""
 
     def snapshot(self) -> Any:
         """A copy of the values in the framework's own dtypes, for :meth:`restore`."""
@@ -93,6 +104,23 @@ class WithGradients(Parameters, Protocol):
     def stepped_elsewhere(self, optimizer: Any, steps: int, forget: bool) -> None:
         """Another machine made so many steps for all: a schedule of learning rates goes on with them. ``forget``: what
         ``optimizer`` has gathered for each parameter is not of the newest step and is dropped."""
+
+
+class TensorParts:
+    """:meth:`Parameters.parts`: of the tensors of ``layout``, of which ``tensor(i)`` gives the ``i``-th one flat."""
+
+    def __init__(self, layout: TensorLayout, tensor: Callable[[int], np.ndarray[Any, np.dtype[np.float32]]]) -> None:
+        self._layout, self._tensor = layout, tensor
+        self._last: tuple[int, np.ndarray[Any, np.dtype[np.float32]]] | None = None
+
+    def __call__(self, part: slice) -> np.ndarray[Any, np.dtype[np.float32]]:
+        pieces = []
+        for index, here in self._layout.within(part):
+            if self._last is None or self._last[0] != index:
+                self._last = None  # its memory is free before the next one is read
+                self._last = index, self._tensor(index)
+            pieces.append(self._last[1][here])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def first_difference(now: list[SchemaRow], then: list[SchemaRow]) -> str | None:

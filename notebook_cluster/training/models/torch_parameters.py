@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout
-from notebook_cluster.training.models.parameters import first_difference
+from notebook_cluster.training.models.parameters import TensorParts, first_difference
 from notebook_cluster.training.models.torch_names import check_whole, former_name, is_distributed_tensor, plain_names
 from notebook_cluster.training.models.torch_optimizer import TorchOptimizerState
 
@@ -26,6 +26,8 @@ class TorchParameters:
     Raises:
         ValueError: nothing is trainable, or a parameter is lazy, on the meta device, not real, or not whole here.
     """
+
+    read_anywhere = True
 
     def __init__(self, model: "torch.nn.Module") -> None:
         self.model = model
@@ -57,6 +59,17 @@ class TorchParameters:
                 for tensor, start in zip(self._tensors(), self.layout.starts, strict=True):
                     flat[start : start + tensor.numel()].copy_(tensor.reshape(-1))
         return vector
+
+    def parts(self) -> TensorParts:
+        import torch
+
+        tensors = self._tensors()
+
+        def tensor(index: int) -> Vector:
+            values: Vector = tensors[index].detach().reshape(-1).to("cpu", torch.float32).numpy()
+            return values
+
+        return TensorParts(self.layout, tensor)
 
     def device(self) -> "torch.device | None":
         """The device of all tensors; None where they are on several."""
@@ -103,6 +116,24 @@ class TorchParameters:
         with torch.no_grad():
             for tensor, start in zip(tensors, self.layout.starts, strict=True):
                 tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+
+    def put(self, ranges: list[slice], elements: Vector) -> None:
+        import torch
+
+        self.check()
+        self._loaded = None
+        flat, tensors, position = _as_tensor(elements), self._tensors(), 0
+        with torch.no_grad():
+            for one in ranges:
+                for index, part in self.layout.within(one):
+                    new, tensor = flat[position : position + part.stop - part.start], tensors[index]
+                    position += part.stop - part.start
+                    if tensor.is_contiguous():
+                        tensor.view(-1)[part].copy_(new)
+                    else:
+                        whole = tensor.reshape(-1)  # a copy
+                        whole[part] = new.to(whole)
+                        tensor.copy_(whole.view(tensor.shape))
 
     def add_gradients(self, grads: Any, samples: float) -> None:
         """``loss.backward()`` has added them already.

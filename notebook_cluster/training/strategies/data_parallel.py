@@ -19,7 +19,7 @@ from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.training.background.job import Notice
+from notebook_cluster.training.background.worker import Notice
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync

@@ -51,9 +51,10 @@ class LocalSteps(RoundSync):
                 return None
             received = self._wait_for_commit()
         if self._at_boundary():
-            self._contribute(finishing=False)
-            if not self._strategy.overlap:
-                received = self._wait_for_commit()
+            if self._strategy.overlap:
+                self._contribute(finishing=False)
+            else:
+                received = self._exchange(finishing=False)
         return received
 
     @property
@@ -62,8 +63,9 @@ class LocalSteps(RoundSync):
         return self._costs(self._replica.fragments)
 
     def _costs(self, fragments: Fragments) -> Costs:
-        exact, overlap = self._replica.parameters.exact, self._strategy.overlap > 0
-        return costs_of(fragments, self._runtime.world_size(), overlap=overlap, exact=exact)
+        parameters, overlap = self._replica.parameters, self._strategy.overlap > 0
+        nodes, exact, later = self._runtime.world_size(), parameters.exact, parameters.read_anywhere
+        return costs_of(fragments, nodes, overlap=overlap, exact=exact, later=later)
 
     def _vectors_of_a_round(self) -> int:
         return self.memory.memory
