@@ -41,7 +41,7 @@ def next_hash(state: MemberState, exchange: Exchange) -> str:
     assert state.fragments is not None
     assert state.theta is not None
     assert state.momentum is not None
-    exchange.in_place = True
+    exchange.in_place, exchange.theta, exchange.momentum = True, None, None
     whole, digests = StateHash(), []
     if state.fragments.count > 1:
         exchange.theta, exchange.momentum = stepped = _stepped_fragment(state, exchange)
