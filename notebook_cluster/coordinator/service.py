@@ -38,6 +38,7 @@ from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.journal.reading import RecoveredRun
+from notebook_cluster.memory import give_back
 from notebook_cluster.peering.candidates import Trust, known_peers
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import views as v
@@ -258,6 +259,7 @@ class Coordinator:
         self._membership.restart_unsettled()
         self._runner.recover(self._round_records)
         self._round_records = ()
+        give_back()  # what reading a long journal took
         self._links.check_trust()
 
     async def _tick_until_stopped(self) -> None:
