@@ -25,7 +25,7 @@ def test_a_codec_sends_less_and_fragments_take_less_memory() -> None:
     assert exact.traffic == exact.checkpoint // 2 == 4e8
     assert 0.25 * exact.traffic < small.traffic < 0.26 * exact.traffic
     assert of("float32", 1e8, fragments=8).memory < 0.85 * exact.memory
-    assert small.rest < small.memory < 4 * 4e8
+    assert small.rest < small.memory < 4.2 * 4e8
     assert of("float32", 1e8, nodes=8).traffic == 4e8 * 2 * 7 / 8
     assert exact.seconds(1e8) == pytest.approx(8 * 4e8 / 1e8 / 0.94)
 
@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_refused_with_figures_and_what_fits(monkeypatch: py
     assert "1,000,000,000 parameters take up to 18 GB" in text
     assert "This machine has 64 GB for its node, of which 14 GB are free: use " in text
     assert text.count("(") > 1
-    assert text.endswith("use codec='int4' (13.3 GB) or nc.SparseLoCo (12.2 GB)")
+    assert text.endswith("use codec='int4' (13.8 GB) or nc.SparseLoCo (12.8 GB)")
     assert check_room(asked, asked.rest, 1, others) == ""  # it has some of it already
     monkeypatch.setattr(costs, "machine_memory", lambda: (3 * GB, 4 * GB))
     with pytest.raises(MemoryError, match="are free: use a smaller model, or a machine with more memory"):

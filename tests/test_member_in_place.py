@@ -10,9 +10,10 @@ from notebook_cluster.codecs import get_codec
 from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Member, Prepared, Seal, Slice
 from notebook_cluster.protocol.runs import Joined, Register, Registered
 from notebook_cluster.rounds.member import events_effects as m
+from notebook_cluster.rounds.member import joining, next_state
 from notebook_cluster.rounds.member import machine as member
-from notebook_cluster.rounds.member import next_state
 from notebook_cluster.rounds.member.state import MemberSettings, most_kept
+from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
 from tests.test_member import (
@@ -185,3 +186,50 @@ def test_who_leaves_gives_the_means_back() -> None:
     node.state.settings = MemberSettings(kept_anyway=100)
     node.feed(m.LeaveRounds("interrupted"))
     assert not node.state.kept
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_without_memory_at_commit_the_node_asks_for_the_state(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be PREPARED for ever otherwise. What was not written to is held and served still."""
+    node = prepared_node(in_place_from=0)
+    (prepared,) = messages(node.effects, Prepared)
+
+    def none(*arguments: object, **options: object) -> None:
+        raise MemoryError("none left")
+
+    if alone:
+        monkeypatch.setattr(next_state, "outer_step", none)
+    else:
+        monkeypatch.setattr(vectors, "copy", none)
+    effects = node.feed(m.FromLeader(commit(prepared.state_hash), alone))
+    assert "MemoryError: none left" in of(effects, m.Log)[0].text
+    (arrived,) = messages(effects, Arrived)
+    assert node.state.holds == (not alone)
+    assert (arrived.base_hash == BASE) == (not alone)
+    monkeypatch.undo()
+    behind = Behind(
+        job="model", round=1, state_hash=prepared.state_hash, source="b", source_incarnation=1, counted=True,
+        contribution=1,
+    )  # fmt: skip
+    assert of(node.control(behind), m.FetchState)
+    node.feed(m.StateFetched(1, *after_round("a", "b"), prepared.state_hash))
+    assert (node.state.round, node.state.holds, node.state.state_hash) == (1, True, prepared.state_hash)
+
+
+def test_means_are_asked_for_only_where_others_keep_them() -> None:
+    def asks(codec: str, parameters: int, rounds: int) -> bool:
+        state = member.new_member("model", "a", 1)
+        state.fragments, state.holds = Fragments(codec, parameters), True
+        slices = [Slice(owner="b", start=0, stop=state.fragments.wire(1).blocks)]
+        missed = tuple(
+            CatchUp(round=number, attempt=1, slices=slices, outer=OUTER, senders=2, state_hash="")
+            for number in range(1, rounds + 1)
+        )
+        return joining._is_shorter(state, missed)
+
+    assert asks("float32", 1_000_000, 1)
+    assert not asks("float32", 30_000_000, 1)
+    assert asks("int8", 100_000_000, 1)
+    assert not asks("int8", 100_000_000, 2)
+    assert asks("float32", 10_000, 4)
+    assert not asks("float32", 10_000, 5)

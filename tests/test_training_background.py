@@ -344,6 +344,59 @@ def test_who_reads_the_state_keeps_what_it_read(tmp_path: Path, monkeypatch: pyt
     assert len({before for _, before in held}) == 4
 
 
+def test_a_checkpoint_of_a_cluster_that_ends_is_not_taken_in_the_middle_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "MemberSettings", partial(MemberSettings, in_place_from=0))
+    writers: list[Any] = []
+
+    def cell(node: Node) -> None:
+        model = wide(node.rank())
+        sync = nc.DiLoCo(model, every=EVERY)
+        steps(node, sync, model, range(EVERY))
+        job: Any = node.handlers["model"]
+        with job.resting.lock:  # as while the background writes
+            keeper = threading.Thread(target=lambda: writers.append(job.keep()))
+            keeper.start()
+            keeper.join(0.1)
+            assert keeper.is_alive()
+        keeper.join(60)
+        sync.finish()
+
+    with Cluster(["a"], tmp_path) as cluster:
+        results = cluster.run(cell)
+        assert results == {"a": None}
+    assert len(writers) == 1
+    assert writers[0] is not None
+
+
+def test_a_signal_that_raises_does_not_let_the_main_thread_go_while_its_vectors_are_written() -> None:
+    resting, written = worker.Resting(), threading.Event()
+
+    class Interrupted(Exception):
+        pass
+
+    class Lock:
+        """Of which the first two attempts to take it are interrupted."""
+
+        attempts = 0
+
+        def __enter__(self) -> None:
+            self.attempts += 1
+            if self.attempts <= 2:
+                raise Interrupted
+            written.set()
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    resting.lock = Lock()  # type: ignore[assignment]
+    with pytest.raises(Interrupted), resting.of(None):  # type: ignore[arg-type]
+        resting._replica = object()  # type: ignore[assignment]
+    assert written.is_set()
+    assert resting._replica is None
+
+
 class Said:
     """What a background needs of a runtime whose thread is the test's."""
 

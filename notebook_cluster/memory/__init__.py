@@ -90,7 +90,7 @@ class ArrayPool:
             # the array's own reference to its memory is that of a holder, the pool's is none
             with self._lock:
                 pooled = any(array is getattr(holder, name).base for array in self._kept)
-            count += sys.getrefcount(getattr(holder, name).base) - _UNUSED - pooled
+                count += sys.getrefcount(getattr(holder, name).base) - _UNUSED - pooled
         return count
 
     def keep_up_to(self, most: int) -> None:

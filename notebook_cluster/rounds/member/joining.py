@@ -25,7 +25,7 @@ from notebook_cluster.rounds.member.events_effects import (
 )
 from notebook_cluster.rounds.member.next_state import computed
 from notebook_cluster.rounds.member.retransmission import request_missing
-from notebook_cluster.rounds.member.state import Exchange, MemberState, state_bytes
+from notebook_cluster.rounds.member.state import Exchange, MemberState, most_kept, state_bytes
 
 # ---- joining and arriving ------------------------------------------------------------------------------------
 
@@ -229,7 +229,9 @@ def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
     copies = [row.senders if fragments.all_gather else 1 for row in missed]
     sizes = [fragments.wire(row.round).size for row in missed]
     needed = sum(size * times for size, times, row in zip(sizes, copies, missed, strict=True) if row.slices)
-    return needed < state_bytes(fragments)
+    settings = state.settings
+    kept = needed <= most_kept(settings, fragments) and len(missed) <= settings.kept_rounds  # there, too
+    return kept and needed < state_bytes(fragments)
 
 
 def _next_missed(state: MemberState, effects: list[Effect]) -> None:

@@ -204,8 +204,8 @@ def is_prepared(state: MemberState, message: Commit) -> bool:
 
 
 def _take(state: MemberState, alone: bool, effects: list[Effect]) -> bool:
-    """theta and momentum become those that the node is PREPARED for; False: its memory was damaged, and what it holds
-    may be neither state."""
+    """theta and momentum become those that the node is PREPARED for; False: there is no memory for that, or it was
+    damaged, and what it holds may be neither state."""
     exchange = state.exchange
     assert exchange is not None
     if not exchange.in_place:
@@ -213,16 +213,18 @@ def _take(state: MemberState, alone: bool, effects: list[Effect]) -> bool:
         return True
     assert state.theta is not None
     assert state.momentum is not None
-    if not alone:
-        state.theta, state.momentum = vectors.copy(state.theta), vectors.copy(state.momentum)
+    begun = False
     try:
+        if not alone:
+            state.theta, state.momentum = vectors.copy(state.theta), vectors.copy(state.momentum)
+        begun = True
         step_in_place(state, exchange)
-    except ChangedError as error:
-        state.holds, state.exchange, state.phase = False, None, "arrived"
-        state.state_hash = ""
-        text = (
-            f"round {exchange.seal.round}: what this node had in memory has changed ({error}): it takes the state anew"
-        )
+    except Exception as error:  # whatever it is, the others have the round and wait for the next one
+        state.exchange, state.phase = None, "arrived"
+        if begun:
+            state.holds, state.state_hash = False, ""
+        what = "what it had in memory has changed" if isinstance(error, ChangedError) else type(error).__name__
+        text = f"round {exchange.seal.round}: {state.node!r} could not take it ({what}: {error}) and asks for the state"
         effects.append(Log("error", text))
         return False
     return True

@@ -324,7 +324,8 @@ class Job:
 
     def keep(self) -> Callable[[], Path] | None:
         """See ``runtime.JobHandler``: for a node that is about to end without its cluster."""
-        snapshot, resting = self._snapshot(), self.resting_optimizer_bytes
+        with self.resting.lock:  # nothing is written to what is taken here
+            snapshot, resting = self._snapshot(), self.resting_optimizer_bytes
         if snapshot is None:
             return None
         wanted = StateRequest()

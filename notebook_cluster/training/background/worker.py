@@ -59,14 +59,21 @@ class Resting:
 
     @contextlib.contextmanager
     def of(self, replica: RefersToState) -> Iterator[None]:
-        """The main thread rests in this block; it ends when nothing is written any more."""
-        with self.lock:
-            self._replica = replica
+        """The main thread rests in this block; it ends when nothing is written any more, also where the handler of a
+        signal raises."""
+        raised: BaseException | None = None
         try:
+            self._replica = replica
             yield
         finally:
-            with self.lock:
-                self._replica = None
+            while self._replica is not None:
+                try:
+                    with self.lock:
+                        self._replica = None
+                except BaseException as error:
+                    raised = error
+            if raised is not None:
+                raise raised
 
     def gives_way(self, state: MemberState, node: str, commit: Commit) -> bool:
         """Whether COMMIT may write to theta and momentum of ``state``: ``node`` is PREPARED for it, nobody but state

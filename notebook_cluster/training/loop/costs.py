@@ -21,6 +21,8 @@ from notebook_cluster.rounds.numerics.outer import outer_step
 from notebook_cluster.training.loop.encoding import encoded
 from notebook_cluster.training.settings.arguments import check_codec
 
+_TEMPORARY = 32 << 20
+"""Bytes, beside the mean of a slice in float32, of what encoding, adding up and decoding of groups takes."""
 _TRIED = 1 << 20
 """Elements with which the processor's time is tried out."""
 _TCP_SHARE = 0.94
@@ -84,7 +86,8 @@ def costs_of(
     kept_now = kept(most_kept(settings, fragments))
     held = (2 + lossy + (not exact)) * whole
     boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
-    stepping = overlap * 2 * whole + several * 5 * part
+    working = lossy * (part // (4 * nodes) + min(part, _TEMPORARY))
+    stepping = working + overlap * 2 * whole + several * 5 * part
     round_open = boundary + several * part + wire + wire * (nodes - 1) // nodes + mean + stepping
     late = overlap * (whole + 2 * part) + several * 2 * part + (not exact) * (1 + several) * whole
     applied = boundary + mean + overlap * 2 * whole + late

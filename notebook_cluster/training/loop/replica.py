@@ -170,7 +170,8 @@ class Replica:
         until = self._counted[self.fragment] if sent is None else sent.until
         if self._mix is not None or self._done.steps > until.steps:
             return None
-        return [here is getattr(state, name) for here in (self.theta, self._reference, self.momentum)].count(True)
+        held = self.theta, self._reference, self.momentum, self.parameters.loaded
+        return [here is getattr(state, name) for here in held].count(True)
 
     def _contribution(self, finishing: bool, stays: bool) -> Callable[[], Boundary]:
         self.parameters.check()

@@ -128,8 +128,7 @@ class RoundClient:
             try:
                 self._wait_until(lambda: self._is_over() or interrupted(), *self._next_round(), resting=True)
             finally:
-                if self._round_open:
-                    self._replica.keep_local()
+                self._replica.keep_local()
         return self._wait_for_commit(began)
 
     def _is_over(self) -> bool:

@@ -106,9 +106,8 @@ class RoundSync(RoundClient):
         Raises:
             TrainingError: the model is not on yet, or this block is inside another one of the same job.
         """
-        block = GlobalModelBlock(self._job.name, self._progress.run, self._replica.round, self._round_step)
         if self._idle():
-            with block.opened(lambda message: None):
+            with self._block().opened(lambda message: None):
                 yield
             return
         self._check_usable()
@@ -117,10 +116,13 @@ class RoundSync(RoundClient):
         self._handle_notices()  # of an interrupted round the parameters may be here already
         self._evaluating = True
         try:
-            with block.opened(self._runtime.send_control), self._replica.global_parameters():
+            with self._block().opened(self._runtime.send_control), self._replica.global_parameters():
                 yield
         finally:
             self._evaluating = False
+
+    def _block(self) -> GlobalModelBlock:
+        return GlobalModelBlock(self._job.name, self._progress.run, self._replica.round, self._round_step)
 
     def checkpoint(self, name: str) -> Path | None:
         """Save the state of the last round on disk, with every node's own part; blocks until it is durable.

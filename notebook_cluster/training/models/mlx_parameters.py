@@ -25,6 +25,7 @@ class MlxParameters:
         ValueError: nothing is trainable, or a trainable array is not real floating point.
     """
 
+    loaded = None
     read_anywhere = False  # what is computed to read an array belongs to a thread's stream
 
     def __init__(self, model: Any) -> None:

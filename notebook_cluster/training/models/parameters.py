@@ -23,6 +23,10 @@ class Parameters(Protocol):
         """True when the model stores float32 (or wider): what is loaded is what is read back."""
 
     @property
+    def loaded(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """The vector that is kept because the model was loaded with it, if one is."""
+
+    @property
     def read_anywhere(self) -> bool:
         """Whether other threads may use what :meth:`parts` gives."""
 

@@ -88,6 +88,10 @@ class TorchParameters:
 
         return [tensor.detach().reshape(-1).to(torch.float32) for tensor in self._tensors()]
 
+    @property
+    def loaded(self) -> Vector | None:
+        return None if self._loaded is None else self._loaded[0]
+
     def keep_loaded(self, keep: bool) -> None:
         """Whether :meth:`load` keeps its copy on the model's device for :meth:`on_device`."""
         self._keeps_loaded = keep
