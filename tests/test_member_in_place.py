@@ -231,5 +231,5 @@ def test_means_are_asked_for_only_where_others_keep_them() -> None:
     assert not asks("float32", 30_000_000, 1)
     assert asks("int8", 100_000_000, 1)
     assert not asks("int8", 100_000_000, 2)
-    assert asks("float32", 10_000, 4)
-    assert not asks("float32", 10_000, 5)
+    assert asks("int8", 10_000, 4)
+    assert not asks("int8", 10_000, 5)
