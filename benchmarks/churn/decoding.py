@@ -168,7 +168,8 @@ def _chunk_fits(data: bytes, work: Numbers, number: int) -> bool:
 
 def digest(theta: Numbers, momentum: Numbers) -> str:
     """What nodes and journal compare."""
-    return hash_bytes(theta.astype("<f4").tobytes() + momentum.astype("<f4").tobytes())
+    both = [xxhash.xxh3_128_digest(numbers.astype("<f4").tobytes()) for numbers in (theta, momentum)]
+    return hash_bytes(b"".join(both))
 
 
 def hash_bytes(data: bytes) -> str:
