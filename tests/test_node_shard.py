@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notebook_cluster.node.namespace.shard import Shard, epoch_indices, shard
+from notebook_cluster.node.namespace.shard import Shard, shard
+from notebook_cluster.node.namespace.shard_loops import epoch_indices
 from notebook_cluster.training.runtime import set_runtime
 
 

@@ -89,6 +89,62 @@ def test_parts_follow_the_measured_speed(kernels: NodeKernels, tmp_path: Path) -
     assert [len(got(tmp_path, name)) for name in ("mini", "desk")] == [450, 150]
 
 
+STOPPED = """
+import json, pathlib, sys, time
+from notebook_cluster.training import current_runtime
+root, shares = pathlib.Path({root!r}), current_runtime().shares
+kept = root / f"kept-{{nc.node()}}"
+if {resumes}:
+    shares.go_on(json.loads(kept.read_text()) if kept.exists() else None)
+with open(root / f"got-{{nc.node()}}", "a", buffering=1) as got:
+    for _ in zip(nc.shard(list(range(8)), seed=7), range(2)):
+        pass
+    try:
+        for number, batch in enumerate(nc.shard(list(range(600)), 5, epochs=2)):
+            got.write(json.dumps(batch) + "\\n")
+            if number == {stop}:
+                raise KeyboardInterrupt
+    finally:
+        kept.write_text(json.dumps(shares.positions()))
+"""
+
+
+def test_a_cell_that_was_stopped_goes_on_where_each_node_was(kernels: NodeKernels, tmp_path: Path) -> None:
+    """The second time without one of the three and with a new one, which has no position."""
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for root in (whole, stopped):
+        root.mkdir()
+    names = ("mini", "desk", "old")
+
+    def cell(root: Path, resumes: bool, stops: dict[str, int]) -> None:
+        metadata = kernels.metadata()
+        started = {
+            name: kernels.nodes[name].start(STOPPED.format(root=str(root), resumes=resumes, stop=stop), metadata)
+            for name, stop in stops.items()
+        }
+        for name, message_id in started.items():
+            reply = kernels.nodes[name].finish(message_id)
+            assert reply["status"] == ("ok" if stops[name] < 0 else "error"), reply
+            assert stops[name] < 0 or reply["ename"] == "KeyboardInterrupt", reply
+
+    kernels.publish(*names)
+    cell(whole, False, dict.fromkeys(names, -1))
+    cell(stopped, False, {"mini": 50, "desk": 59, "old": 45})
+    cell(stopped, True, {"mini": 4, "desk": 3, "old": 11})
+    cell(stopped, True, dict.fromkeys(names, -1))
+    for name in names:
+        assert got(stopped, name) == got(whole, name)
+
+    for path in stopped.glob("got-*"):
+        path.unlink()
+    cell(stopped, False, {"mini": 20, "desk": 12, "old": 30})
+    (stopped / "kept-old").unlink()
+    kernels.publish("mini", "desk")
+    kernels.publish(*names)
+    cell(stopped, True, dict.fromkeys(names, -1))
+    assert everything(stopped, names) == sorted([*range(600)] * 2)
+
+
 def test_the_part_of_a_node_killed_between_batches_goes_to_the_others(kernels: NodeKernels, tmp_path: Path) -> None:
     """In the second of three epochs."""
     kernels.publish("mini", "desk", "old")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from notebook_cluster.node.data import pieces as pieces_module
 from notebook_cluster.node.data import shares as shares_module
-from notebook_cluster.node.data.ledger import Ledger, deal
+from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, deal
 from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.protocol.mesh import JobFrame, ShardKey
 from notebook_cluster.protocol.node import NodeAddress, Roster
@@ -33,7 +34,7 @@ def roster(generation: int, names: list[str]) -> Roster:
 class World:
     """Nodes without sockets: who hears what next is drawn, in order between any two."""
 
-    def __init__(self, seed: int, key: ShardKey) -> None:
+    def __init__(self, seed: int, key: ShardKey, starters: tuple[str, ...] = STARTERS) -> None:
         self.draw = random.Random(seed)
         self.key = key
         self.frames: dict[tuple[str, str], deque[tuple[JobFrame, bytes]]] = {}
@@ -43,12 +44,14 @@ class World:
         self.ledgers: dict[str, Ledger] = {}
         self.given: dict[str, list[int]] = {}
         self.speeds: dict[str, float] = {}
+        self.kept: dict[str, KeptEpoch | None] = {}
+        """Nodes that go on from a position; None: they ask."""
         self.generation = 0
         self.now = 0.0
-        for name in STARTERS:
+        for name in starters:
             self.add(name)
         self.publish()
-        for name in STARTERS:
+        for name in starters:
             self.nodes[name].on_roster(self.rosters[name].popleft())
 
     def add(self, name: str) -> None:
@@ -96,7 +99,10 @@ class World:
         """One batch of the loop on ``name``, which begins if it has not; False when it would wait or has none."""
         if name not in self.ledgers:
             alike = name in STARTERS and not self.key.by_speed
-            self.ledgers[name] = self.nodes[name].begin(self.key, 1 if alike else None)
+            kept = self.kept.get(name)
+            self.ledgers[name] = self.nodes[name].begin(
+                self.key, 1 if alike else None, kept=kept, asks=name in self.kept
+            )
         ledger = self.ledgers[name]
         if ledger.pending or ledger.cut is None:
             return False
@@ -267,7 +273,7 @@ def test_a_node_whose_cell_is_over_gets_nothing() -> None:
 
 
 def test_states_larger_than_a_frame_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares_module, "_PIECE", 7)
+    monkeypatch.setattr(pieces_module, "PIECE", 7)
     world = World(1, key(count=500))
     for _ in range(30):
         world.happen()

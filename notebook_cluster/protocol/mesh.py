@@ -106,6 +106,15 @@ class ShardState(Message, frozen=True):
     """Samples per second; 0: not known yet."""
     want: bool = False
     """The receiver's state did not come: send it again."""
+    goes_on: bool = False
+    """The sender's loop goes on from a position that was kept: who has not come to this loop yet answers when it has,
+    since it may have a position too."""
+    cut: str = ""
+    """Hash of the division in which that position is; empty: the sender has none."""
+    receivers: tuple[str, ...] = ()
+    """Who got parts in that division."""
+    own: bytes = b""
+    """As ``taken``: what was taken before that division, and what the sender itself has given out of its part."""
 
 
 ShardBody = ShardTaken | ShardState

@@ -3,17 +3,23 @@
 The bits of ``taken`` only ever go from 0 to 1. With each roster every member freezes its part and sends all others what
 it knows (:class:`ShardState`). Who has the states of all members takes their union, and deals what is left out to the
 members whose loops go on. All have the same states, so all deal alike, and nobody decides. A member lost meanwhile
-means one more roster, and one more exchange. No threads and no sockets here: :class:`.shares.Shares` brings the
+means one more roster, and one more exchange.
+
+A loop that goes on from a kept position begins with an exchange as well. When all members have a position in the same
+cut, and are those of that cut, it comes into force again and each goes on where it was; otherwise what none of them is
+known to have taken is dealt anew. No threads and no sockets here: :class:`.shares.Shares` brings the
 messages and holds the lock.
 """
 
+import hashlib
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.protocol.mesh import ShardKey, ShardState
 from notebook_cluster.protocol.node import Roster
+from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +33,20 @@ class Cut:
 
     taken: bytes
     receivers: tuple[tuple[str, float], ...]
+
+    def hash(self) -> str:
+        """Equal on two nodes that hold the same cut."""
+        return hashlib.blake2b(repr((self.taken, self.receivers)).encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class KeptEpoch:
+    """Where a node was in one epoch: it had given out ``at`` positions of its part of ``cut``, and knew ``taken``."""
+
+    epoch: int
+    taken: bytes
+    cut: Cut | None
+    at: int
 
 
 @dataclass(eq=False)
@@ -49,6 +69,9 @@ class Ledger:
         alike: generation in which nodes began with equal parts and without an exchange; -1: none did.
         pending: no cut is in force: nothing may be taken.
         open: the loop of this node goes on, or will come to this epoch.
+        begun: the loop of this node has come to this epoch.
+        asks: it goes on from a kept position, or wants to know what those have taken that do.
+        kept: that position, until the first cut.
     """
 
     key: ShardKey
@@ -58,6 +81,9 @@ class Ledger:
     alike: int = -1
     pending: bool = False
     open: bool = True
+    begun: bool = False
+    asks: bool = False
+    kept: KeptEpoch | None = None
     cut: Cut | None = None
     part: ShardPart | None = None
     members: tuple[str, ...] = ()
@@ -78,9 +104,11 @@ class Ledger:
         """Take no more until all ``members`` of ``generation`` have told theirs; returns what to tell them."""
         self.generation, self.members, self.pending = generation, tuple(members), True
         self.heard = {name: state for name, state in self.heard.items() if state.generation >= generation}
+        known = bytes(self.taken) if self.kept is None else _either(self.taken, self.kept.taken)
         self.told = ShardState(
-            key=self.key, generation=generation, taken=zlib.compress(bytes(self.taken), 1), open=self.open, speed=speed
-        )
+            key=self.key, generation=generation, taken=zlib.compress(known, 1), open=self.open, speed=speed,
+            goes_on=self.asks, **self._told_of_kept(),
+        )  # fmt: skip
         self.heard[self.name] = self.told
         return self.told
 
@@ -102,27 +130,84 @@ class Ledger:
         if not self.pending or self.generation < 0 or self.missing():
             return False
         states = [self.heard[name] for name in self.members]
+        kept = self.kept.cut if self.kept is not None else None
+        together = {(state.cut, state.receivers) for state in states if state.cut}
+        hash, receivers = next(iter(together)) if len(together) == 1 else ("", ())
+        exact = bool(hash) and set(receivers) <= {name for name in self.members if self.heard[name].cut}
         known = 0
         for state in states:
-            known |= int.from_bytes(unpacked(state.taken, len(self.taken)), "little")
+            bits = state.own if exact and state.own else state.taken
+            known |= int.from_bytes(unpacked(bits, len(self.taken)), "little")
         union = known.to_bytes(len(self.taken), "little")
-        self.cut = Cut(
-            union,
-            tuple((name, state.speed) for name, state in zip(self.members, states, strict=True) if state.open),
-        )
+        if exact and kept is not None and receivers == self.members:
+            assert self.kept is not None
+            self.cut = kept
+            self.part = ShardPart(kept, part_of(kept, self.key, self.name), self.kept.at)
+        else:
+            self.cut = Cut(
+                union,
+                tuple((name, state.speed) for name, state in zip(self.members, states, strict=True) if state.open),
+            )
         self.mark_bits(union)
+        self.kept = None
         self.pending = False
         return True
 
+    def _told_of_kept(self) -> dict[str, Any]:
+        """What this node has given out itself. The others may know of more, that came after its position was kept."""
+        if self.kept is None or self.kept.cut is None:
+            return {}
+        cut = self.kept.cut
+        told = {"cut": cut.hash(), "receivers": tuple(name for name, _ in cut.receivers)}
+        if 2 * len(cut.taken) > MAX_MESSAGE_BYTES - (1 << 20):
+            return told  # both do not fit into a message
+        own = bytearray(cut.taken)
+        for position in part_of(cut, self.key, self.name)[: self.kept.at].tolist():
+            own[position >> 3] |= 1 << (position & 7)
+        return told | {"own": zlib.compress(bytes(own), 1)}
+
+    def go_on(self, kept: KeptEpoch | None) -> None:
+        """Begin where ``kept`` was, with an exchange; None: at what those have left that have such a position."""
+        self.asks, self.kept = True, kept
+
+    def keep(self) -> KeptEpoch:
+        """Where this node is; what :meth:`go_on` takes."""
+        if self.kept is not None:
+            return replace(self.kept, taken=_either(self.taken, self.kept.taken))
+        at = self.part.at if self.part is not None and self.part.cut is self.cut else 0
+        return KeptEpoch(self.key.epoch, bytes(self.taken), self.cut, at)
+
+    def waits_for_loop(self) -> bool:
+        """Others go on from kept positions, and this node's loop, which may have one too, has not come to it."""
+        return not self.begun and any(state.goes_on for state in self.heard.values())
+
     def mark_bits(self, bits: bytes) -> None:
-        known = int.from_bytes(self.taken, "little") | int.from_bytes(bits, "little")
-        self.taken[:] = known.to_bytes(len(self.taken), "little")
+        self.taken[:] = _either(self.taken, bits)
 
     def mark(self, positions: Sequence[int]) -> None:
         """These are taken; those out of range are ignored."""
         for position in positions:
             if 0 <= position < self.key.count:
                 self.taken[position >> 3] |= 1 << (position & 7)
+
+    def mark_all(self) -> None:
+        self.taken[:] = ((1 << self.key.count) - 1).to_bytes(len(self.taken), "little")
+
+    def next_of(self, part: ShardPart, size: int) -> "tuple[Positions, int]":
+        """The next ``size`` positions of ``part``, without those that are taken all the same (by a joiner that came
+        before this node had told its kept position); and where the part goes on then."""
+        import numpy
+
+        found, at = part.positions[:0], part.at
+        while len(found) < size and at < len(part.positions):
+            more = part.positions[at : at + size - len(found)]
+            at += len(more)
+            free = more[[not self.is_taken(position) for position in more.tolist()]]
+            found = numpy.concatenate([found, free]) if len(found) else free
+        return found, at
+
+    def is_taken(self, position: int) -> bool:
+        return bool(self.taken[position >> 3] >> (position & 7) & 1)
 
     def all_taken(self) -> bool:
         return int.from_bytes(self.taken, "little").bit_count() >= self.key.count
@@ -131,6 +216,11 @@ class Ledger:
         """This node has given out its whole part of the cut in force."""
         part = self.part
         return not self.pending and part is not None and part.cut is self.cut and part.done
+
+
+def _either(bits: bytes | bytearray, others: bytes | bytearray) -> bytes:
+    known = int.from_bytes(bits, "little") | int.from_bytes(others, "little")
+    return known.to_bytes(len(bits), "little")
 
 
 def unpacked(compressed: bytes, size: int) -> bytes:

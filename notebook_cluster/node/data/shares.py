@@ -4,16 +4,28 @@ The main thread takes from its part under a lock and asks nobody; the I/O thread
 answers them also while no loop of this node runs.
 """
 
+import sys
 import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.node.data.ledger import Ledger, ShardPart, members_of, part_of
-from notebook_cluster.protocol.mesh import SHARD_JOB, JobFrame, ShardBody, ShardKey, ShardState, ShardTaken
+import msgspec
+
+from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart, members_of, part_of
+from notebook_cluster.node.data.pieces import Pieces
+from notebook_cluster.node.data.position import (
+    Fetched,
+    Identity,
+    LoopPosition,
+    ShardProgress,
+    identity_of,
+    read_position,
+)
+from notebook_cluster.protocol.mesh import JobFrame, ShardBody, ShardKey, ShardTaken
 from notebook_cluster.protocol.node import Roster
 from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, Message, decode, encode
 
@@ -23,12 +35,10 @@ if TYPE_CHECKING:
 MAX_COUNT = 8 * (MAX_MESSAGE_BYTES - (1 << 20))
 """Elements of a data set that is followed: one bit for each must fit into a message. A larger one is divided once."""
 
-_PIECE = 128 << 10
 _ASK_AGAIN = 1.0
 """Seconds after which a state that did not come is asked for."""
 _MAX_UNASKED = 64 << 20
 """Bytes of ledgers that other nodes may make this one keep."""
-_MAX_PARTS = 256
 _SPEED_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 """A node that does not answer and is not taken out of the cluster for so long ends the loops that wait for it."""
@@ -55,35 +65,87 @@ class Shares:
         self._name, self._incarnation = name, incarnation
         self._send, self._call_soon, self._told_speed = send, call_soon, speed
         self._measured = (0, 0.0)
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
         self._ledgers: dict[ShardKey, Ledger] = {}
         self._roster: Roster | None = None
         self._loops: Counter[Any] = Counter()
         self._ended_cell = 0
-        self._tickets = 0
-        self._pieces: dict[tuple[str, int, int], dict[int, bytes]] = {}
+        self._pieces = Pieces()
+        self.loops: list[ShardProgress] = []
+        """Of the cell that runs, or ran last, in the order in which they began."""
+        self.activity = 0
+        """Counts what the loops have taken: a loop that is left before another goes on was left by the cell's code."""
+        self._kept: dict[Identity, tuple[LoopPosition, bool]] | None = {}
+        """Positions that loops of the running cell go on from; None: this node has none, others may."""
+        self._over: dict[Identity, tuple[int, set[int]]] = {}
+        """Epochs below this are over, but for these."""
         self._asked_at = 0.0
 
     # ---- the cell, on the main thread
 
     def begin_cell(self, cell: int) -> None:
         """What belongs to earlier cells is over."""
-        with self._changed:
+        with self.changed:
             self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key.cell >= cell}
             self._loops.clear()
+            self._over.clear()
+        self.loops, self._kept = [], {}
         self._measured = (0, 0.0)
 
     def end_cell(self, cell: int) -> None:
         """Loops of this cell take nothing more here, also those that were never reached."""
-        with self._changed:
+        with self.changed:
             self._ended_cell = max(self._ended_cell, cell)
             for ledger in self._ledgers.values():
                 ledger.open = ledger.open and ledger.key.cell > self._ended_cell
 
-    def next_loop(self, *what: Any) -> int:
-        """How many loops over ``what`` this cell began before."""
+    def next_loop(self, loop: ShardProgress | None, count: int, seed: int, shuffle: bool, by_speed: bool) -> Identity:
+        """Which loop this is of those over such data in this cell. ``loop`` is listed, see :attr:`loops`."""
+        what = count, seed, shuffle, by_speed
         self._loops[what] += 1
-        return self._loops[what] - 1
+        self.activity += 1
+        if loop is not None:
+            self.loops.append(loop)
+        return Identity(*what, self._loops[what] - 1)
+
+    def positions(self) -> list[dict[str, Any]]:
+        """Where the loops of this cell are, also after its end until the next begins: plain data for :meth:`go_on`."""
+        return [
+            {"loop": list(loop.identity), "left": loop.left, "position": loop.position().data()} for loop in self.loops
+        ]
+
+    def go_on(self, positions: Sequence[Mapping[str, Any]] | None) -> None:
+        """The loops of the running cell go on where those of another were, each where the one with its identity was.
+
+        Call it on all nodes of the cell before any of its loops begins.
+
+        Args:
+            positions: of :meth:`positions`. None on a node that has none, while others go on from theirs.
+
+        Raises:
+            ValueError: this is no such list.
+        """
+        if positions is None:
+            self._kept = None
+            return
+        kept = {}
+        for one in positions:
+            identity = Identity(*one["loop"])
+            kept[identity] = read_position(one["position"], identity[:3]), bool(one["left"])
+        self._kept = kept
+
+    def kept(self, identity: Identity) -> tuple[LoopPosition | None, bool, bool]:
+        """What :meth:`go_on` said of this loop: its position, whether it was left there, and whether others may have
+        one."""
+        if self._kept is None:
+            return None, False, True
+        position, left = self._kept.pop(identity, (None, False))
+        return position, left, False
+
+    def epochs_over(self, identity: Identity, position: LoopPosition) -> None:
+        """Epochs before those of ``position`` are over for this loop: a node that comes to one of them gets nothing."""
+        with self.changed:
+            self._over[identity] = position.epoch, {kept.epoch for kept in position.epochs}
 
     def measured(self, samples: int, seconds: float) -> None:
         """The loop came back after so long: what counts where training tells no speed."""
@@ -96,58 +158,84 @@ class Shares:
         samples, seconds = self._measured
         return self._told_speed() or (samples / seconds if samples and seconds > 0 else 0.0)
 
-    def begin(self, key: ShardKey, alike_from: int | None) -> Ledger:
+    def begin(
+        self, key: ShardKey, alike_from: int | None, *, kept: KeptEpoch | None = None, asks: bool = False
+    ) -> Ledger:
         """The ledger of an epoch that this node's loop has come to.
 
         Args:
             alike_from: generation with which all nodes began the cell: as long as it lasts the first parts need no
                 exchange. None: they do.
+            kept: where this node was in this epoch.
+            asks: others may have been in this epoch before.
         """
-        with self._changed:
-            ledger = self._ledgers.setdefault(key, Ledger.empty(key, self._name))
+        with self.changed:
+            ledger = self._ledgers.get(key)
+            if ledger is None:
+                ledger = self._ledgers[key] = self._ledger(key)
+            ledger.begun = True
+            if kept is not None or asks:
+                ledger.go_on(kept)
+            if ledger.cut is not None and kept is not None:  # joiners have divided it before this node came to it
+                ledger.mark_bits(kept.taken)
+                ledger.kept = None
             if ledger.cut is None and not ledger.pending:
-                if self._roster is not None and alike_from == self._roster.generation:
+                asks = ledger.asks or any(state.goes_on for state in ledger.heard.values())
+                if self._roster is not None and alike_from == self._roster.generation and not asks:
                     ledger.start_alike(alike_from, members_of(key, self._roster))
                 else:
                     ledger.pending = True
                     self._call_soon(lambda: self._exchange(ledger))
             return ledger
 
-    def take(self, ledger: Ledger, size: int, full_only: bool) -> "Positions | None":
+    def take(
+        self, ledger: Ledger, size: int, full_only: bool, fetched: Callable[[Fetched], None] | None = None
+    ) -> "Positions | None":
         """The next positions of this node's part, at most ``size``; None when there are no more (for now).
 
         Waits while parts are cut anew: for one answer of each member's I/O thread, whatever its loop is doing.
+
+        Args:
+            fetched: gets the batch before anything is changed, so that no Stop comes between.
 
         Raises:
             RuntimeError: a member has not answered for ANSWER_SECONDS.
         """
         while True:
             part = self._part(ledger)
-            with self._changed:
+            with self.changed:
                 if ledger.pending or ledger.cut is not part.cut:
                     continue
-                positions = part.positions[part.at : part.at + size]
+                positions, end = ledger.next_of(part, size)
                 if not len(positions) or (full_only and len(positions) < size):
                     part.done = True
                     return None
-                part.at += len(positions)
+                if fetched is not None:
+                    fetched(Fetched(ledger, part, end, positions))
+                part.at = end
                 ledger.mark(positions.tolist())
                 ledger.untold.append(positions.astype("<u4").tobytes())
+                self.activity += 1
                 if len(ledger.untold) == 1:
                     self._call_soon(lambda: self._tell_taken(ledger))
                 return positions
 
     def _part(self, ledger: Ledger) -> ShardPart:
         deadline = time.monotonic() + ANSWER_SECONDS
-        with self._changed:
+        with self.changed:
             while ledger.pending or ledger.cut is None:
-                self._changed.wait(0.2)
-                if time.monotonic() > deadline:
+                self.changed.wait(0.2)
+                if time.monotonic() < deadline:
+                    continue
+                who = ", ".join(ledger.missing()) or "the roster"
+                if not ledger.asks:
                     raise RuntimeError(
-                        f"shard: {', '.join(ledger.missing()) or 'the roster'} did not answer within "
-                        f"{ANSWER_SECONDS:g} s after the cluster changed, so the rest of the data cannot be divided: "
-                        "run the cell again, or %cluster remove what does not answer"
+                        f"shard: {who} did not answer within {ANSWER_SECONDS:g} s after the cluster changed, so "
+                        "the rest of the data cannot be divided: run the cell again, or %cluster remove what does not "
+                        "answer"
                     )
+                deadline = float("inf")
+                print(f"shard: waits for {who} to come to this loop, to go on together where all were", file=sys.stderr)
             cut = ledger.cut
         part = ledger.part
         if part is None or part.cut is not cut:
@@ -156,7 +244,7 @@ class Shares:
 
     def close(self, ledgers: Sequence[Ledger]) -> bool:
         """Say that this loop takes nothing more of these; False when it got something new to take, or may soon."""
-        with self._changed:
+        with self.changed:
             for ledger in ledgers:
                 if ledger.pending or ledger.part is None or ledger.part.cut is not ledger.cut:
                     return False
@@ -171,7 +259,7 @@ class Shares:
     # ---- on the I/O thread
 
     def on_roster(self, roster: Roster) -> None:
-        with self._changed:
+        with self.changed:
             self._roster = roster
             ledgers = list(self._ledgers.values())
         for ledger in ledgers:
@@ -183,11 +271,11 @@ class Shares:
         known = {row.name: row.incarnation for row in self._roster.nodes} if self._roster is not None else {}
         if header.incarnation < known.get(sender, 0):
             return
-        body = self._assembled(sender, header, payload)
+        body = self._pieces.assemble(sender, header, payload)
         if body is None:
             return
         message = decode(body, ShardBody)
-        with self._changed:
+        with self.changed:
             ledger = self._ledgers.get(message.key) or self._make(message.key)
             if ledger is None:
                 return
@@ -209,7 +297,7 @@ class Shares:
         for ledger in list(self._ledgers.values()):
             if ledger.pending and ledger.told is not None:
                 for name in ledger.missing():
-                    self._tell(name, _wanting(ledger.told))
+                    self._tell(name, msgspec.structs.replace(ledger.told, want=True))
 
     def on_control(self, message: Message) -> None:
         """Nothing of the coordinator's is for shards."""
@@ -222,8 +310,16 @@ class Shares:
         held = sum(len(ledger.taken) for ledger in self._ledgers.values())
         if not 0 < key.count <= MAX_COUNT or held + key.count // 8 > _MAX_UNASKED:
             return None
-        ledger = self._ledgers[key] = Ledger.empty(key, self._name)
+        ledger = self._ledgers[key] = self._ledger(key)
         ledger.open = key.cell > self._ended_cell
+        return ledger
+
+    def _ledger(self, key: ShardKey) -> Ledger:
+        ledger = Ledger.empty(key, self._name)
+        epoch, among = self._over.get(identity_of(key), (0, set()))
+        if key.epoch < epoch and key.epoch not in among:
+            ledger.mark_all()
+            ledger.begun = True  # this loop comes to it no more
         return ledger
 
     def _is_asked(self, ledger: Ledger) -> bool:
@@ -232,12 +328,12 @@ class Shares:
         return ledger.generation < generation and any(state.generation >= generation for state in ledger.heard.values())
 
     def _exchange(self, ledger: Ledger) -> None:
-        with self._changed:
+        with self.changed:
             roster = self._roster
             if roster is None or ledger.generation >= roster.generation:
                 return
             members = members_of(ledger.key, roster)
-            if self._name not in members:
+            if self._name not in members or (ledger.waits_for_loop() and ledger.key.cell > self._ended_cell):
                 return
             state = ledger.freeze(roster.generation, members, self._speed())
         for name in members:
@@ -246,12 +342,12 @@ class Shares:
         self._deal(ledger)
 
     def _deal(self, ledger: Ledger) -> None:
-        with self._changed:
+        with self.changed:
             if ledger.deal_anew():
-                self._changed.notify_all()
+                self.changed.notify_all()
 
     def _tell_taken(self, ledger: Ledger) -> None:
-        with self._changed:
+        with self.changed:
             untold, ledger.untold = ledger.untold, []
             others = [name for name in ledger.members if name != self._name]
         if others:
@@ -260,31 +356,5 @@ class Shares:
                 self._tell(name, taken)
 
     def _tell(self, name: str, message: ShardBody) -> None:
-        data = encode(message)
-        self._tickets += 1
-        for offset in range(0, len(data), _PIECE):
-            header = JobFrame(
-                job=SHARD_JOB, incarnation=self._incarnation, kind="shard", ticket=self._tickets, offset=offset,
-                total=len(data),
-            )  # fmt: skip
-            self._send(name, header, data[offset : offset + _PIECE])
-
-    def _assembled(self, sender: str, header: JobFrame, payload: memoryview) -> bytes | None:
-        if len(payload) == header.total:
-            return bytes(payload)
-        if header.total > MAX_MESSAGE_BYTES or len(self._pieces) >= _MAX_PARTS:
-            self._pieces.clear()  # of messages whose rest was lost: what is missing is asked for again
-            return None
-        which = (sender, header.incarnation, header.ticket)
-        pieces = self._pieces.setdefault(which, {})
-        pieces[header.offset] = bytes(payload)
-        if sum(map(len, pieces.values())) < header.total:
-            return None
-        del self._pieces[which]
-        return b"".join(pieces[offset] for offset in sorted(pieces))
-
-
-def _wanting(state: ShardState) -> ShardState:
-    return ShardState(
-        key=state.key, generation=state.generation, taken=state.taken, open=state.open, speed=state.speed, want=True
-    )
+        for header, piece in self._pieces.cut(encode(message), self._incarnation):
+            self._send(name, header, piece)

@@ -1,10 +1,10 @@
 """``nc.shard(data)``: this node's part of a data set, another part each epoch, nothing twice and nothing left out."""
 
-import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from notebook_cluster.node.data.position import LoopPosition, read_position
 from notebook_cluster.node.data.source import (
     ShardSource,
     dropped_sampler,
@@ -12,15 +12,12 @@ from notebook_cluster.node.data.source import (
     loader_batch_size,
     loader_batches,
 )
+from notebook_cluster.node.namespace.shard_loops import AloneLoop, EpochCounter, FollowedLoop, LoopOptions, ShardLoop
 from notebook_cluster.training.runtime import current_runtime
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from notebook_cluster.node.data.ledger import Ledger
+    from notebook_cluster.node.data.shares import Shares
     from notebook_cluster.node.runtime.node_runtime import NodeRuntime
-
-    Indices = NDArray[Any]
 
 
 def shard(
@@ -63,21 +60,6 @@ def shard(
     return Shard(data, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, epochs=epochs, weights=weights)
 
 
-def epoch_indices(count: int, seed: int, epoch: int, rank: int, world_size: int, shuffle: bool = True) -> "Indices":
-    """Indices of node ``rank`` in ``epoch``: int64, disjoint between ranks, together 0 to ``count`` - 1.
-
-    The order sorts PCG64's raw stream: numpy guarantees that stream in every version, but not its ``permutation``, and
-    nodes may have different numpys.
-    """
-    import numpy
-
-    if not shuffle:
-        return numpy.arange(count)[rank::world_size]
-    keys = numpy.random.PCG64(numpy.random.SeedSequence([seed, epoch])).random_raw(count)
-    order: Indices = numpy.argsort(keys, kind="stable")
-    return order[rank::world_size]
-
-
 class Shard:
     """What :func:`shard` returns; ``len()`` is what one iteration yields in equal parts with those that are in now."""
 
@@ -118,7 +100,9 @@ class Shard:
         self._full_only = drop_last and batch_size is not None
         self._epochs = epochs
         self._by_speed = weights == "speed"
-        self._epoch = 0
+        self._counter = EpochCounter()
+        self._kept: LoopPosition | None = None
+        self._loop: ShardLoop | None = None
 
     def __len__(self) -> int:
         rank, world_size = _share()
@@ -128,90 +112,54 @@ class Shard:
         return count * self._epochs
 
     def __iter__(self) -> Iterator[Any]:
+        what = self._source.count, self._seed, self._shuffle
+        options = LoopOptions(what, self._by_speed, self._batch_size or 1, self._full_only, self._epochs)
         runtime = _following(self._source.count)
-        batches = self._alone() if runtime is None else self._together(runtime)
+        loop: ShardLoop
+        if runtime is not None:
+            loop = FollowedLoop(options, self._counter, runtime)
+        else:
+            loop = AloneLoop(options, self._counter, _shares_of_cell(), _share)
+        return loop.hand_out(self._produced(loop))
+
+    def _produced(self, loop: ShardLoop) -> Iterator[Any]:
+        kept, self._kept = self._kept, None
+        self._loop = loop
+        batches = loop.begin(kept)
         if self._batch_size is None:
-            return (self._source.item(int(batch[0])) for batch in batches)
-        if self._loader is not None:
-            return loader_batches(self._loader, batches)
-        return (self._source.batch(batch) for batch in batches)
+            yield from (self._source.item(int(batch[0])) for batch in batches)
+        elif self._loader is not None:
+            yield from loader_batches(self._loader, batches)
+        else:
+            yield from (self._source.batch(batch) for batch in batches)
 
-    def _alone(self) -> "Iterator[Indices]":
-        """Batches of indices where nobody follows who took what: in a cell that is replayed, outside of cells."""
-        size = self._batch_size or 1
-        for _ in range(self._epochs):
-            epoch, self._epoch = self._epoch, self._epoch + 1
-            indices = epoch_indices(self._source.count, self._seed, epoch, *_share(), self._shuffle)
-            stop = len(indices) - len(indices) % size if self._full_only else len(indices)
-            for start in range(0, stop, size):
-                yield indices[start : start + size]
+    def position(self, in_hand: bool = True) -> dict[str, Any]:
+        """Where the newest loop over this shard is on this node, as plain data that JSON can hold.
 
-    def _together(self, runtime: "NodeRuntime") -> "Iterator[Indices]":
-        """Batches of indices out of the ledgers that all nodes keep of each epoch."""
-        loop = _Loop(self._source.count, self._seed, self._shuffle, self._batch_size or 1, self._full_only, runtime)
-        number = runtime.shares.next_loop(self._source.count, self._seed, self._shuffle, self._by_speed)
-        try:
-            for _ in range(self._epochs):
-                epoch, self._epoch = self._epoch, self._epoch + 1
-                loop.begin(epoch, number, self._by_speed)
-                yield from loop.batches()
-            while not loop.close():
-                yield from loop.batches()
-        finally:
-            loop.abandon()
+        All that the loop has got counts as given out, the batch in hand too; what a DataLoader's workers have fetched
+        and the loop has not got does not.
 
+        Args:
+            in_hand: False counts the batch in hand as one that the loop has not got: it comes again.
+        """
+        if self._kept is not None:
+            return self._kept.data()
+        loop = self._loop
+        if loop is None or loop.ended:
+            what = self._source.count, self._seed, self._shuffle
+            return LoopPosition(what, self._counter.next).data()
+        return loop.position(in_hand).data()
 
-class _Loop:
-    """One pass of the user's loop over its epochs. Those before the newest stay until nothing of them can come back."""
+    def go_on(self, position: Mapping[str, Any]) -> None:
+        """Let the next loop over this shard begin where ``position`` was on this node: see docs/training.md, "Data".
 
-    def __init__(
-        self, count: int, seed: int, shuffle: bool, size: int, full_only: bool, runtime: "NodeRuntime"
-    ) -> None:
-        self._count, self._seed, self._shuffle = count, seed, shuffle
-        self._size, self._full_only = size, full_only
-        self._runtime = runtime
-        self._ledgers: list[Ledger] = []
-        self._order: tuple[int, Indices] | None = None
+        Call it on all nodes before any of them begins that loop. With the members of then the rest comes in the order
+        in which it would have come; with others, nothing that any of them had is given out again.
 
-    def begin(self, epoch: int, number: int, by_speed: bool) -> None:
-        from notebook_cluster.protocol.mesh import ShardKey
-
-        info = self._runtime.cell_info()
-        assert info is not None
-        key = ShardKey(
-            cell=info.cell, loop=number, epoch=epoch, count=self._count, seed=self._seed, shuffle=self._shuffle,
-            by_speed=by_speed, among=tuple(sorted(self._runtime.shared_among())),
-        )  # fmt: skip
-        alike_from = None if info.joined or by_speed else info.generation
-        self._ledgers = [ledger for ledger in self._ledgers if not ledger.all_taken()]
-        self._ledgers.append(self._runtime.shares.begin(key, alike_from))
-
-    def batches(self) -> "Iterator[Indices]":
-        """Until this node's parts are empty, those of earlier epochs first."""
-        shares = self._runtime.shares
-        while True:
-            for ledger in self._ledgers:
-                if not ledger.read_through():
-                    positions = shares.take(ledger, self._size, self._full_only)
-                    if positions is not None:
-                        begun = time.monotonic()
-                        yield self._order_of(ledger.key.epoch)[positions]
-                        shares.measured(len(positions), time.monotonic() - begun)
-                        break
-            else:
-                return
-
-    def close(self) -> bool:
-        """End for good; False when there is something to take again."""
-        return self._runtime.shares.close(self._ledgers)
-
-    def abandon(self) -> None:
-        self._runtime.shares.abandon(self._ledgers)
-
-    def _order_of(self, epoch: int) -> "Indices":
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, epoch_indices(self._count, self._seed, epoch, 0, 1, self._shuffle)
-        return self._order[1]
+        Raises:
+            ValueError: it is no position, or one of other data.
+        """
+        self._kept = read_position(position, (self._source.count, self._seed, self._shuffle))
 
 
 def _following(count: int) -> "NodeRuntime | None":
@@ -227,6 +175,17 @@ def _following(count: int) -> "NodeRuntime | None":
         return None
     runtime.rank()  # raises where this node is not in the cluster
     return runtime
+
+
+def _shares_of_cell() -> "Shares | None":
+    """What lists the loops of the cell that runs; None outside of a cluster's cells."""
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
+
+    runtime = current_runtime()
+    if not isinstance(runtime, NodeRuntime):
+        return None
+    info = runtime.cell_info()
+    return None if info is None or info.replay else runtime.shares
 
 
 def _share() -> tuple[int, int]:

@@ -1,0 +1,153 @@
+"""A position of nc.shard is kept and gone on with: the rest comes as it would have come, and nothing twice."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notebook_cluster.node.data.ledger import KeptEpoch
+from notebook_cluster.node.data.position import LoopPosition, read_position
+from notebook_cluster.node.namespace.shard import shard
+from tests.test_node_shard import Place, place
+from tests.test_node_shares import STARTERS, World, key
+
+__all__ = ["place"]
+
+
+def kept_of(world: World) -> dict[str, KeptEpoch]:
+    """Where each node is, through JSON and back."""
+    kept = {}
+    for name, ledger in world.ledgers.items():
+        what = (world.key.count, world.key.seed, world.key.shuffle)
+        data = json.dumps(LoopPosition(what, 1, 1, (ledger.keep(),)).data())
+        kept[name] = read_position(json.loads(data), what).epochs[0]
+    return kept
+
+
+def run_again(world: World, kept: dict[str, KeptEpoch], names: tuple[str, ...], seed: int) -> World:
+    """The next cell, on nodes of these ``names``: those that have a position go on from it, the others ask."""
+    again = World(seed, key(cell=2, count=world.key.count, by_speed=world.key.by_speed), names)
+    again.kept = {name: kept.get(name) for name in names}
+    return again
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 120), st.integers(0, 60))
+def test_with_the_members_of_then_each_goes_on_where_it_was(seed: int, steps: int, more: int) -> None:
+    world = World(seed, key())
+    for name in STARTERS:
+        world.take(name, 1)
+    for _ in range(steps):
+        world.happen()
+    kept, before = kept_of(world), {name: list(given) for name, given in world.given.items()}
+    again = run_again(world, kept, STARTERS, seed + 1)
+    for _ in range(more):
+        again.happen()
+    again.finish()
+    world.finish()
+    assert {name: before[name] + again.given[name] for name in STARTERS} == world.given
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(0, 10**9), st.integers(0, 120), st.sampled_from(["abc", "ab", "bcd", "abcd", "de", "cbad"]),
+    st.booleans(), st.lists(st.sampled_from(["join", "lose"]), max_size=2),
+)  # fmt: skip
+def test_with_other_members_nothing_is_given_out_twice(
+    seed: int, steps: int, names: str, by_speed: bool, changes: list[str]
+) -> None:
+    world = World(seed, key(by_speed=by_speed))
+    for _ in range(steps):
+        world.happen()
+    for number, change in enumerate(changes):
+        if change == "join":
+            world.join("ef"[number])
+        elif may_die := world.may_die():
+            world.lose(world.draw.choice(may_die), said_all=True)
+        for _ in range(world.draw.randint(0, 25)):
+            world.happen()
+    kept, before = kept_of(world), world.all_given()
+    again = run_again(world, kept, tuple(names), seed + 1)
+    again.finish()
+    got = sorted(before + again.all_given())
+    assert len(set(again.all_given())) == len(again.all_given())
+    if set(world.ledgers) <= set(names):  # whoever took something tells it
+        assert got == list(range(60))
+
+
+def test_positions_of_different_moments_lose_nothing_and_repeat_only_what_came_after_each() -> None:
+    """As a checkpoint has them: b had told a of more than what is in b's own position."""
+    world = World(1, key())
+    for name in STARTERS:
+        world.take(name, 4)
+    kept = kept_of(world)
+    late = list(world.given["b"])
+    world.take("b", 4)
+    while world.happen(takes=False):
+        pass
+    kept |= {"a": kept_of(world)["a"]}
+    again = run_again(world, kept, (*STARTERS, "d"), 2)
+    again.finish()
+    assert sorted(world.given["a"] + late + world.given["c"] + again.all_given()) == list(range(60))
+
+
+def test_a_loop_goes_on_in_the_middle_of_an_epoch(place: Place) -> None:
+    whole = list(shard(range(50), 4, epochs=3))
+    first = shard(range(50), 4, epochs=3)
+    loop = iter(first)
+    before = [next(loop) for _ in range(17)]
+    position = json.loads(json.dumps(first.position()))
+    again = json.loads(json.dumps(first.position(in_hand=False)))
+    second, third = shard(range(50), 4, epochs=3), shard(range(50), 4, epochs=3)
+    second.go_on(position)
+    assert second.position() == position
+    third.go_on(again)
+    assert before + list(second) == before[:-1] + list(third) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_workers_have_fetched_ahead_comes_again(place: Place, workers: int) -> None:
+    loader = torch.utils.data.DataLoader(range(40), batch_size=3, num_workers=workers)  # type: ignore[arg-type]
+    whole = [batch.tolist() for batch in shard(loader, epochs=2)]
+    for number in (1, 5, 13, 14, 16):
+        first, second = shard(loader, epochs=2), shard(loader, epochs=2)
+        loop = iter(first)
+        before = [next(loop).tolist() for _ in range(number)]
+        second.go_on(first.position())
+        assert before + [batch.tolist() for batch in second] == whole
+
+
+def test_a_loop_at_its_end_goes_on_with_the_next_epoch(place: Place) -> None:
+    first, second = shard(range(9)), shard(range(9))
+    list(first)
+    second.go_on(first.position())
+    assert list(second) == list(first)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda data: None, "go_on takes what position"),
+        (lambda data: {"kind": "other"}, "go_on takes what position"),
+        (lambda data: data | {"what": [8, 0, True]}, "of data with count=8, here count=9"),
+        (lambda data: data | {"what": [9, 1, True]}, "of data with seed=1, here seed=0"),
+        (lambda data: data | {"epochs": [{}]}, "cannot be read"),
+        (lambda data: data | {"epochs": [{"epoch": 0, "taken": "AAAA", "cut": None, "at": 0}]}, "cannot be read"),
+    ],
+)
+def test_what_is_no_position_of_this_data_is_said(place: Place, change: Any, text: str) -> None:
+    data = shard(range(9))
+    with pytest.raises(ValueError, match=text):
+        data.go_on(change(data.position()))
+
+
+def test_a_position_is_small_and_quick(place: Place) -> None:
+    world = World(1, key(count=1_000_000))
+    draw = random.Random(1)
+    world.take("a", 5)
+    world.ledgers["a"].mark([draw.randrange(1_000_000) for _ in range(300_000)])
+    assert len(json.dumps(LoopPosition((1_000_000, 0, True), 1, 1, (world.ledgers["a"].keep(),)).data())) < 400_000
