@@ -149,5 +149,5 @@ def test_a_position_is_small_and_quick(place: Place) -> None:
     world = World(1, key(count=1_000_000))
     draw = random.Random(1)
     world.take("a", 5)
-    world.ledgers["a"].mark([draw.randrange(1_000_000) for _ in range(300_000)])
+    world.ledgers["a"].taken.mark([draw.randrange(1_000_000) for _ in range(300_000)])
     assert len(json.dumps(LoopPosition((1_000_000, 0, True), 1, 1, (world.ledgers["a"].keep(),)).data())) < 400_000

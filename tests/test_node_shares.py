@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from notebook_cluster.node.data import pieces as pieces_module
 from notebook_cluster.node.data import shares as shares_module
-from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, deal
+from notebook_cluster.node.data.dealing import deal
+from notebook_cluster.node.data.ledger import KeptEpoch, Ledger
 from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.protocol.mesh import JobFrame, ShardKey
 from notebook_cluster.protocol.node import NodeAddress, Roster

@@ -77,6 +77,7 @@ class ShardKey(Message, frozen=True):
     """Counts the loops over such data in this cell."""
     epoch: int
     count: int
+    """Elements; 0: a stream."""
     seed: int
     shuffle: bool
     by_speed: bool
@@ -85,12 +86,18 @@ class ShardKey(Message, frozen=True):
 
 
 class ShardTaken(Message, frozen=True):
-    """These positions of the epoch's order have been given to the sender's loop: 4 bytes each, little endian."""
+    """These positions of the epoch's order have been given to the sender's loop."""
 
     key: ShardKey
     positions: bytes
+    """Of each what it is more than ``base``: 4 bytes, little endian."""
+    base: int = 0
     alike: int = -1
     """The sender's first parts needed no exchange: those of this generation. -1: they did."""
+    end: int = -1
+    """How many items the stream turned out to have; -1: the sender has not come to its end."""
+    first: str = ""
+    """Hash of the stream's first item."""
 
 
 class ShardState(Message, frozen=True):
@@ -99,11 +106,15 @@ class ShardState(Message, frozen=True):
     key: ShardKey
     generation: int
     taken: bytes
-    """One bit for each position, the lowest bit of a byte first; zlib."""
+    """zlib of 8 bytes, little endian, below which all is taken, and one bit for each position from there on, the lowest
+    bit of a byte first."""
     open: bool
     """Its loop has not ended, so it can be given a part."""
     speed: float = 0.0
     """Samples per second; 0: not known yet."""
+    end: int = -1
+    first: str = ""
+    """As in :class:`ShardTaken`."""
     want: bool = False
     """The receiver's state did not come: send it again."""
     goes_on: bool = False

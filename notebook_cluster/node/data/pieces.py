@@ -9,7 +9,7 @@ PIECE = 128 << 10
 _MAX_PARTS = 256
 
 
-class Pieces:
+class ShardPieces:
     """Of all senders. Not for several threads at once."""
 
     def __init__(self) -> None:

@@ -1,12 +1,13 @@
 """Where a loop over ``nc.shard`` is, as plain data that is kept and read again."""
 
 import base64
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from notebook_cluster.node.data.ledger import Cut, KeptEpoch, Ledger, ShardPart
+from notebook_cluster.node.data.dealing import Cut
+from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart
+from notebook_cluster.node.data.taken import Taken, unpacked
 from notebook_cluster.protocol.mesh import ShardKey
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ What = tuple[int, int, bool]
 """Count, seed and shuffle of data that is divided."""
 
 
-class Identity(NamedTuple):
+class LoopIdentity(NamedTuple):
     """Which loop of a cell: the ``number``-th over data like this."""
 
     elements: int
@@ -29,8 +30,8 @@ class Identity(NamedTuple):
     number: int
 
 
-def identity_of(key: ShardKey) -> Identity:
-    return Identity(key.count, key.seed, key.shuffle, key.by_speed, key.loop)
+def identity_of(key: ShardKey) -> LoopIdentity:
+    return LoopIdentity(key.count, key.seed, key.shuffle, key.by_speed, key.loop)
 
 
 class ShardProgress(Protocol):
@@ -41,7 +42,7 @@ class ShardProgress(Protocol):
     """
 
     @property
-    def identity(self) -> Identity: ...
+    def identity(self) -> LoopIdentity: ...
 
     @property
     def left(self) -> bool: ...
@@ -107,7 +108,7 @@ def read_position(data: Any, what: What) -> LoopPosition:
             ahead=tuple((int(epoch), tuple(map(int, positions))) for epoch, positions in data["ahead"]),
             alone=None if data["alone"] is None else (*map(int, data["alone"]),),  # type: ignore[arg-type]
         )
-    except (KeyError, IndexError, TypeError, ValueError, zlib.error) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"shard: this position cannot be read ({error}): was it changed?") from None
     for name, theirs, ours in zip(("count", "seed", "shuffle"), position.what, what, strict=True):
         if theirs != ours:
@@ -122,14 +123,13 @@ def kept_epochs(ledgers: list[Ledger], ahead: list[Fetched]) -> tuple[KeptEpoch,
     epochs = []
     for ledger in ledgers:
         kept = ledger.keep()
-        at, taken = kept.at, bytearray(kept.taken)
+        at, taken = kept.at, kept.taken.copy()
         for batch in ahead:
             if batch.ledger is ledger:
-                for position in batch.positions.tolist():
-                    taken[position >> 3] |= 1 << (position & 7)
+                taken.mark(batch.positions.tolist())
                 if batch.part is ledger.part and batch.part is not None and batch.part.cut is kept.cut:
                     at = max(at, batch.end)
-        epochs.append(KeptEpoch(kept.epoch, bytes(taken), kept.cut, at))
+        epochs.append(KeptEpoch(kept.epoch, taken, kept.cut, at))
     return tuple(epochs)
 
 
@@ -147,17 +147,13 @@ def _kept_epoch(data: Any, count: int) -> KeptEpoch:
     cut = data["cut"]
     if cut is not None:
         receivers = tuple((str(name), float(speed)) for name, speed in cut["receivers"])
-        cut = Cut(_bits(cut["taken"], count), receivers)
-    return KeptEpoch(int(data["epoch"]), _bits(data["taken"], count), cut, max(int(data["at"]), 0))
+        cut = Cut(_taken(cut["taken"], count), receivers)
+    return KeptEpoch(int(data["epoch"]), _taken(data["taken"], count), cut, max(int(data["at"]), 0))
 
 
-def _text(bits: bytes) -> str:
-    return base64.b64encode(zlib.compress(bits, 1)).decode()
+def _text(taken: Taken) -> str:
+    return base64.b64encode(taken.packed()).decode()
 
 
-def _bits(text: str, count: int) -> bytes:
-    size = -(-count // 8)
-    bits = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)
-    if len(bits) != size:
-        raise ValueError(f"{len(bits)} bytes of bits for {count} elements")
-    return bits
+def _taken(text: str, count: int) -> Taken:
+    return unpacked(base64.b64decode(text), count)

@@ -8,32 +8,24 @@ import sys
 import threading
 import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart, members_of, part_of
-from notebook_cluster.node.data.pieces import Pieces
-from notebook_cluster.node.data.position import (
-    Fetched,
-    Identity,
-    LoopPosition,
-    ShardProgress,
-    identity_of,
-    read_position,
-)
+from notebook_cluster.node.data.dealing import part_of
+from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart, members_of
+from notebook_cluster.node.data.loop_registry import LoopRegistry
+from notebook_cluster.node.data.pieces import ShardPieces
+from notebook_cluster.node.data.position import Fetched
+from notebook_cluster.node.data.taken import MAX_COUNT
 from notebook_cluster.protocol.mesh import JobFrame, ShardBody, ShardKey, ShardTaken
 from notebook_cluster.protocol.node import Roster
-from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, Message, decode, encode
+from notebook_cluster.protocol.wire import Message, decode, encode
 
 if TYPE_CHECKING:
-    from notebook_cluster.node.data.ledger import Positions
-
-MAX_COUNT = 8 * (MAX_MESSAGE_BYTES - (1 << 20))
-"""Elements of a data set that is followed: one bit for each must fit into a message. A larger one is divided once."""
+    from notebook_cluster.node.data.taken import Positions
 
 _ASK_AGAIN = 1.0
 """Seconds after which a state that did not come is asked for."""
@@ -44,7 +36,7 @@ ANSWER_SECONDS = 60.0
 """A node that does not answer and is not taken out of the cluster for so long ends the loops that wait for it."""
 
 
-class Shares:
+class Shares(LoopRegistry):
     """Implements :class:`notebook_cluster.training.runtime.JobHandler` for ``SHARD_JOB``.
 
     Args:
@@ -62,23 +54,15 @@ class Shares:
         call_soon: Callable[[Callable[[], None]], None],
         speed: Callable[[], float],
     ) -> None:
+        super().__init__()
         self._name, self._incarnation = name, incarnation
         self._send, self._call_soon, self._told_speed = send, call_soon, speed
         self._measured = (0, 0.0)
         self.changed = threading.Condition()
         self._ledgers: dict[ShardKey, Ledger] = {}
         self._roster: Roster | None = None
-        self._loops: Counter[Any] = Counter()
         self._ended_cell = 0
-        self._pieces = Pieces()
-        self.loops: list[ShardProgress] = []
-        """Of the cell that runs, or ran last, in the order in which they began."""
-        self.activity = 0
-        """Counts what the loops have taken: a loop that is left before another goes on was left by the cell's code."""
-        self._kept: dict[Identity, tuple[LoopPosition, bool]] | None = {}
-        """Positions that loops of the running cell go on from; None: this node has none, others may."""
-        self._over: dict[Identity, tuple[int, set[int]]] = {}
-        """Epochs below this are over, but for these."""
+        self._pieces = ShardPieces()
         self._asked_at = 0.0
 
     # ---- the cell, on the main thread
@@ -87,9 +71,7 @@ class Shares:
         """What belongs to earlier cells is over."""
         with self.changed:
             self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key.cell >= cell}
-            self._loops.clear()
-            self._over.clear()
-        self.loops, self._kept = [], {}
+        self.forget_loops()
         self._measured = (0, 0.0)
 
     def end_cell(self, cell: int) -> None:
@@ -98,54 +80,6 @@ class Shares:
             self._ended_cell = max(self._ended_cell, cell)
             for ledger in self._ledgers.values():
                 ledger.open = ledger.open and ledger.key.cell > self._ended_cell
-
-    def next_loop(self, loop: ShardProgress | None, count: int, seed: int, shuffle: bool, by_speed: bool) -> Identity:
-        """Which loop this is of those over such data in this cell. ``loop`` is listed, see :attr:`loops`."""
-        what = count, seed, shuffle, by_speed
-        self._loops[what] += 1
-        self.activity += 1
-        if loop is not None:
-            self.loops.append(loop)
-        return Identity(*what, self._loops[what] - 1)
-
-    def positions(self) -> list[dict[str, Any]]:
-        """Where the loops of this cell are, also after its end until the next begins: plain data for :meth:`go_on`."""
-        return [
-            {"loop": list(loop.identity), "left": loop.left, "position": loop.position().data()} for loop in self.loops
-        ]
-
-    def go_on(self, positions: Sequence[Mapping[str, Any]] | None) -> None:
-        """The loops of the running cell go on where those of another were, each where the one with its identity was.
-
-        Call it on all nodes of the cell before any of its loops begins.
-
-        Args:
-            positions: of :meth:`positions`. None on a node that has none, while others go on from theirs.
-
-        Raises:
-            ValueError: this is no such list.
-        """
-        if positions is None:
-            self._kept = None
-            return
-        kept = {}
-        for one in positions:
-            identity = Identity(*one["loop"])
-            kept[identity] = read_position(one["position"], identity[:3]), bool(one["left"])
-        self._kept = kept
-
-    def kept(self, identity: Identity) -> tuple[LoopPosition | None, bool, bool]:
-        """What :meth:`go_on` said of this loop: its position, whether it was left there, and whether others may have
-        one."""
-        if self._kept is None:
-            return None, False, True
-        position, left = self._kept.pop(identity, (None, False))
-        return position, left, False
-
-    def epochs_over(self, identity: Identity, position: LoopPosition) -> None:
-        """Epochs before those of ``position`` are over for this loop: a node that comes to one of them gets nothing."""
-        with self.changed:
-            self._over[identity] = position.epoch, {kept.epoch for kept in position.epochs}
 
     def measured(self, samples: int, seconds: float) -> None:
         """The loop came back after so long: what counts where training tells no speed."""
@@ -177,7 +111,7 @@ class Shares:
             if kept is not None or asks:
                 ledger.go_on(kept)
             if ledger.cut is not None and kept is not None:  # joiners have divided it before this node came to it
-                ledger.mark_bits(kept.taken)
+                ledger.taken.join(kept.taken)
                 ledger.kept = None
             if ledger.cut is None and not ledger.pending:
                 asks = ledger.asks or any(state.goes_on for state in ledger.heard.values())
@@ -204,6 +138,11 @@ class Shares:
         while True:
             part = self._part(ledger)
             with self.changed:
+                if ledger.differing:
+                    raise ValueError(
+                        f"shard: the stream is not the same on every node: {ledger.differing}. Each reads all of it "
+                        "and keeps its own items, so it must come in the same order everywhere: seed what shuffles it"
+                    )
                 if ledger.pending or ledger.cut is not part.cut:
                     continue
                 positions, end = ledger.next_of(part, size)
@@ -213,11 +152,9 @@ class Shares:
                 if fetched is not None:
                     fetched(Fetched(ledger, part, end, positions))
                 part.at = end
-                ledger.mark(positions.tolist())
-                ledger.untold.append(positions.astype("<u4").tobytes())
+                ledger.taken.mark(positions.tolist())
+                self._will_tell(ledger, positions)
                 self.activity += 1
-                if len(ledger.untold) == 1:
-                    self._call_soon(lambda: self._tell_taken(ledger))
                 return positions
 
     def _part(self, ledger: Ledger) -> ShardPart:
@@ -241,6 +178,21 @@ class Shares:
         if part is None or part.cut is not cut:
             part = ledger.part = ShardPart(cut, part_of(cut, ledger.key, self._name))
         return part
+
+    def seen_of_stream(self, ledger: Ledger, end: int, first: str) -> None:
+        """This node has read the first item, or come to the end, of the stream of this epoch."""
+        with self.changed:
+            new = (end, first) != (ledger.end, ledger.first)
+            ledger.first = first or ledger.first
+            if end >= 0 > ledger.end:
+                ledger.end = end
+            if new:
+                self._will_tell(ledger, None)
+
+    def _will_tell(self, ledger: Ledger, positions: "Positions | None") -> None:
+        ledger.untold.append([] if positions is None else positions.tolist())
+        if len(ledger.untold) == 1:
+            self._call_soon(lambda: self._tell_taken(ledger))
 
     def close(self, ledgers: Sequence[Ledger]) -> bool:
         """Say that this loop takes nothing more of these; False when it got something new to take, or may soon."""
@@ -280,10 +232,12 @@ class Shares:
             if ledger is None:
                 return
             if isinstance(message, ShardTaken):
-                ledger.mark(array("I", message.positions))
+                ledger.taken.mark([message.base + position for position in array("I", message.positions)])
+                ledger.hear_of_stream(sender, message.end, message.first)
                 ledger.alike = max(ledger.alike, message.alike)
                 return
             ledger.hear(sender, message)
+            ledger.hear_of_stream(sender, message.end, message.first)
         if message.want and ledger.told is not None and ledger.generation == message.generation:
             self._tell(sender, ledger.told)
         if self._is_asked(ledger):
@@ -307,8 +261,8 @@ class Shares:
 
     def _make(self, key: ShardKey) -> Ledger | None:
         """A ledger for a loop that this node has not come to, perhaps never will."""
-        held = sum(len(ledger.taken) for ledger in self._ledgers.values())
-        if not 0 < key.count <= MAX_COUNT or held + key.count // 8 > _MAX_UNASKED:
+        held = sum(len(ledger.taken.bits) for ledger in self._ledgers.values())
+        if not 0 <= key.count <= MAX_COUNT or held + key.count // 8 > _MAX_UNASKED:
             return None
         ledger = self._ledgers[key] = self._ledger(key)
         ledger.open = key.cell > self._ended_cell
@@ -316,9 +270,8 @@ class Shares:
 
     def _ledger(self, key: ShardKey) -> Ledger:
         ledger = Ledger.empty(key, self._name)
-        epoch, among = self._over.get(identity_of(key), (0, set()))
-        if key.epoch < epoch and key.epoch not in among:
-            ledger.mark_all()
+        if self.is_over(key):
+            ledger.mark_over()
             ledger.begun = True  # this loop comes to it no more
         return ledger
 
@@ -351,7 +304,12 @@ class Shares:
             untold, ledger.untold = ledger.untold, []
             others = [name for name in ledger.members if name != self._name]
         if others:
-            taken = ShardTaken(key=ledger.key, positions=b"".join(untold), alike=ledger.alike)
+            positions = [position for some in untold for position in some]
+            base = min(positions, default=0) if not ledger.key.count else 0
+            taken = ShardTaken(
+                key=ledger.key, positions=array("I", [position - base for position in positions]).tobytes(), base=base,
+                alike=ledger.alike, end=ledger.end, first=ledger.first,
+            )  # fmt: skip
             for name in others:
                 self._tell(name, taken)
 

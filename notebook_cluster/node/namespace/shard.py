@@ -164,7 +164,7 @@ class Shard:
 
 def _following(count: int) -> "NodeRuntime | None":
     """The runtime, if this loop runs in a cell of a cluster and its data is small enough to follow each element."""
-    from notebook_cluster.node.data.shares import MAX_COUNT
+    from notebook_cluster.node.data.taken import MAX_COUNT
     from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
     runtime = current_runtime()

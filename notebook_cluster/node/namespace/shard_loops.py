@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger
-from notebook_cluster.node.data.position import Fetched, Identity, LoopPosition, What, kept_epochs
+from notebook_cluster.node.data.position import Fetched, LoopIdentity, LoopPosition, What, kept_epochs
 from notebook_cluster.node.data.shares import Shares
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ShardLoop:
     def __init__(self, options: LoopOptions, counter: EpochCounter, shares: Shares | None) -> None:
         self.options, self.counter = options, counter
         self.shares = shares
-        self.identity = Identity(*options.what, options.by_speed, -1)
+        self.identity = LoopIdentity(*options.what, options.by_speed, -1)
         self.ahead: list[Any] = []
         """The batch that the loop has in hand, if it has one, and those that were fetched after it."""
         self.in_hand = 0

@@ -1,0 +1,92 @@
+"""The ``nc.shard`` loops of the cell that runs: where each is, and where the cell before it was when it was stopped."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from notebook_cluster.node.data.position import LoopIdentity, LoopPosition, ShardProgress, identity_of, read_position
+from notebook_cluster.protocol.mesh import ShardKey
+
+
+class LoopRegistry:
+    """Loops are matched by :class:`.position.LoopIdentity`. Called on the main thread.
+
+    Attributes:
+        loops: of the cell that runs, or ran last, in the order in which they began. loops_before: of the one before it.
+        activity: counts what they have taken: a loop that is left before another goes on was left by the cell's code.
+    """
+
+    def __init__(self) -> None:
+        self.loops: list[ShardProgress] = []
+        self.loops_before: list[ShardProgress] = []
+        self.activity = 0
+        self._loops: Counter[Any] = Counter()
+        self._kept: dict[LoopIdentity, tuple[LoopPosition, bool]] | None = {}
+        """Positions that loops of the running cell go on from; None: this node has none, others may."""
+        self._over: dict[LoopIdentity, tuple[int, set[int]]] = {}
+        """Epochs below this are over, but for these."""
+
+    def forget_loops(self) -> None:
+        """A cell begins."""
+        self._loops.clear()
+        self.loops_before, self.loops, self._kept, self._over = self.loops, [], {}, {}
+
+    def next_loop(
+        self, loop: ShardProgress | None, count: int, seed: int, shuffle: bool, by_speed: bool
+    ) -> LoopIdentity:
+        """Which loop this is of those over such data in this cell. ``loop`` is listed, see :attr:`loops`."""
+        what = count, seed, shuffle, by_speed
+        self._loops[what] += 1
+        self.activity += 1
+        if loop is not None:
+            self.loops.append(loop)
+        return LoopIdentity(*what, self._loops[what] - 1)
+
+    def positions(self, before: bool = False) -> list[dict[str, Any]]:
+        """Where the loops of this cell are, also after its end until the next begins: plain data for :meth:`go_on`.
+
+        The later it is called after a Stop, the more it knows of what the others took last, which matters where one of
+        them does not come back.
+
+        Args:
+            before: those of the cell before.
+        """
+        loops = self.loops_before if before else self.loops
+        return [{"loop": list(loop.identity), "left": loop.left, "position": loop.position().data()} for loop in loops]
+
+    def go_on(self, positions: Sequence[Mapping[str, Any]] | None) -> None:
+        """The loops of the running cell go on where those of another were, each where the one with its identity was.
+
+        Call it on all nodes of the cell before any of its loops begins.
+
+        Args:
+            positions: of :meth:`positions`. None on a node that has none, while others go on from theirs.
+
+        Raises:
+            ValueError: this is no such list.
+        """
+        if positions is None:
+            self._kept = None
+            return
+        kept = {}
+        for one in positions:
+            identity = LoopIdentity(*one["loop"])
+            kept[identity] = read_position(one["position"], identity[:3]), bool(one["left"])
+        self._kept = kept
+
+    def kept(self, identity: LoopIdentity) -> tuple[LoopPosition | None, bool, bool]:
+        """What :meth:`go_on` said of this loop: its position, whether it was left there, and whether others may have
+        one."""
+        if self._kept is None:
+            return None, False, True
+        position, left = self._kept.pop(identity, (None, False))
+        return position, left, False
+
+    def epochs_over(self, identity: LoopIdentity, position: LoopPosition) -> None:
+        """Epochs before those of ``position`` are over for this loop: a node that comes to one of them gets nothing."""
+        self._over[identity] = position.epoch, {kept.epoch for kept in position.epochs}
+
+    def is_over(self, key: ShardKey) -> bool:
+        """On any thread: whether this node's loop comes to this epoch no more."""
+        epoch, among = self._over.get(identity_of(key), (0, set()))
+        return key.epoch < epoch and key.epoch not in among
