@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from notebook_cluster.node.data.samplers import epoch_order
 from notebook_cluster.node.namespace.shard import Shard, shard
-from notebook_cluster.node.namespace.shard_loops import epoch_indices
 from notebook_cluster.training.runtime import set_runtime
 
 
@@ -51,14 +51,14 @@ def on_each(place: Place, size: int, make: Any) -> list[Any]:
 def test_parts_are_disjoint_and_cover_everything(
     count: int, world_size: int, seed: int, epoch: int, shuffle: bool
 ) -> None:
-    parts = [epoch_indices(count, seed, epoch, rank, world_size, shuffle).tolist() for rank in range(world_size)]
+    parts = [epoch_order(count, seed, epoch, shuffle)[rank::world_size].tolist() for rank in range(world_size)]
     assert sorted(itertools.chain(*parts)) == list(range(count))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_the_order_is_the_same_for_every_version() -> None:
     """Nodes with different numpys must draw the same order: these numbers never change."""
-    assert epoch_indices(10, 0, 0, 0, 1).tolist() == [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
+    assert epoch_order(10, 0, 0).tolist() == [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
 
 
 def test_epochs_and_seeds_differ(place: Place) -> None:
@@ -144,7 +144,7 @@ def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: shard(iter([1])), "a list_iterator has no length and no"),
+        (lambda: shard(7), "a int has no length and no"),
         (lambda: shard({"x": 1}), r"a dict has no length and no .*, for example data\['x'\]"),
         (lambda: shard(pandas.DataFrame({"x": [1]})), r"a DataFrame is indexed by labels, .* data\.to_numpy\(\)"),
         (lambda: shard([1], weights="fast"), "weights='fast': use \"speed\""),  # type: ignore[arg-type]
@@ -231,30 +231,79 @@ def test_a_loader_with_batches_of_its_own_needs_a_batch_size(place: Place) -> No
     assert [len(batch[1]) for batch in shard(loader, batch_size=7)] == [7, 3]
 
 
-SAMPLERS = {
-    "WeightedRandomSampler": lambda data: torch.utils.data.WeightedRandomSampler([1.0] * len(data), 20),
-    "SubsetRandomSampler": lambda data: torch.utils.data.SubsetRandomSampler(range(5)),
-    "RandomSampler with replacement": lambda data: torch.utils.data.RandomSampler(data, replacement=True),
-    "RandomSampler of 4": lambda data: torch.utils.data.RandomSampler(data, num_samples=4),
-    "list": lambda data: [3, 1, 4],
-}
+data = torch.utils.data
+
+SAMPLERS: dict[str, tuple[Any, int, set[int]]] = {
+    "weighted": (lambda of: data.WeightedRandomSampler([0.0, 1, 0, 3, 0, 0, 0, 0, 2, 0], 40), 40, {1, 3, 8}),
+    "weighted without replacement": (
+        lambda of: data.WeightedRandomSampler([0.0, 1, 0, 3, 0, 0, 0, 0, 2, 0], 3, replacement=False), 3, {1, 3, 8},
+    ),
+    "subset": (lambda of: data.SubsetRandomSampler([2, 3, 5, 7]), 4, {2, 3, 5, 7}),
+    "with replacement": (lambda of: data.RandomSampler(of, replacement=True, num_samples=200), 200, set(range(10))),
+    "more than all": (lambda of: data.RandomSampler(of, num_samples=25), 25, set(range(10))),
+    "a list": (lambda of: [3, 1, 4, 1], 4, {1, 3, 4}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_that_is_dropped_is_named_with_the_way_out(place: Place, name: str) -> None:
-    data = Squares()
-    loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=SAMPLERS[name](data))
+def test_torchs_samplers_choose_and_the_nodes_divide_what_they_chose(
+    place: Place, recwarn: pytest.WarningsRecorder, name: str
+) -> None:
+    make, count, chosen = SAMPLERS[name]
+
+    def loader(seed: int = 0) -> Shard:
+        return shard(data.DataLoader(Squares(), batch_size=4, sampler=make(Squares())), seed=seed, epochs=2)
+
+    def numbers(batches: Any) -> list[int]:
+        return [number for batch in batches for number in batch[1].tolist()]
+
+    whole = numbers(loader())
+    assert len(whole) == 2 * count
+    assert set(whole) == chosen
+    assert sorted(number for part in on_each(place, 3, loader) for number in numbers(part)) == sorted(whole)
+    assert (whole[:count] == whole[count:]) == (numbers(loader(seed=1)) == whole) == (name == "a list")
+    place.size = 3
+    assert len(loader()) == len(list(loader()))
+    assert not recwarn.list
+
+
+def test_a_weighted_sampler_chooses_by_its_weights(place: Place) -> None:
+    weights = [1.0, 2, 3, 4, 0, 0, 0, 0, 0, 0]
+    loader = data.DataLoader(Squares(), batch_size=100, sampler=data.WeightedRandomSampler(weights, 100_000))
+    numbers = torch.cat([batch[1] for batch in shard(loader)])
+    assert [round(int((numbers == number).sum()) / 10_000) for number in range(5)] == [1, 2, 3, 4, 0]
+
+
+def test_a_sampler_that_chooses_more_than_all_takes_each_as_often(place: Place) -> None:
+    loader = data.DataLoader(Squares(), batch_size=5, sampler=data.RandomSampler(Squares(), num_samples=20))
+    assert sorted(number for batch in shard(loader) for number in batch[1].tolist()) == sorted([*range(10)] * 2)
+
+
+def test_a_weighted_sampler_without_enough_weights_is_named(place: Place) -> None:
+    sampler = data.WeightedRandomSampler([1.0] + [0.0] * 9, 2, replacement=False)
+    with pytest.raises(ValueError, match="draws 2 without replacement, but only 1 weights are above 0"):
+        shard(data.DataLoader(Squares(), sampler=sampler))
+
+
+class EveryOther(data.Sampler):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, 10, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"sampler": EveryOther()}, "EveryOther"), ({"batch_sampler": [[1, 2], [3]]}, "list"),
+     ({"batch_sampler": data.BatchSampler(EveryOther(), 5, drop_last=False)}, "EveryOther")],
+)  # fmt: skip
+def test_a_sampler_of_ones_own_class_is_named_with_the_way_out(
+    place: Place, options: dict[str, Any], name: str
+) -> None:
     with pytest.warns(UserWarning, match=rf"^shard: the {name} of this DataLoader is not used: .*Subset\(dataset, ind"):
-        assert sorted(number for batch in shard(loader) for number in batch[1].tolist()) == list(range(10))
-
-
-def test_a_sampler_inside_a_batch_sampler_is_named_too(place: Place) -> None:
-    weighted = torch.utils.data.WeightedRandomSampler([1.0] * 10, 20)
-    batches = torch.utils.data.BatchSampler(weighted, 5, drop_last=False)
-    with pytest.warns(UserWarning, match="^shard: the WeightedRandomSampler of this DataLoader is not used"):
-        shard(torch.utils.data.DataLoader(Squares(), batch_sampler=batches), batch_size=5)
-    with pytest.warns(UserWarning, match="^shard: the list of this DataLoader is not used"):
-        shard(torch.utils.data.DataLoader(Squares(), batch_sampler=[[1, 2], [3]]), batch_size=5)
+        batches = shard(data.DataLoader(Squares(), **options), batch_size=5)
+    assert sorted(number for batch in batches for number in batch[1].tolist()) == list(range(10))
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "batch_size": None}])

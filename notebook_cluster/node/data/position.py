@@ -71,6 +71,7 @@ class LoopPosition:
         begun: how many epochs it has begun; None: no loop goes on, the next one begins anew at ``epoch``.
         epochs: those that it has begun and of which something may come.
         ahead: (epoch, positions) of batches that were taken and that the loop has not got.
+        files: (lane, epoch, file, items that the loop has got) of those that are read, and the lane whose turn is next.
         alone: (rank, world_size, batches) in the newest epoch, where nobody follows who took what.
     """
 
@@ -79,6 +80,8 @@ class LoopPosition:
     begun: int | None = None
     epochs: tuple[KeptEpoch, ...] = ()
     ahead: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    files: tuple[tuple[int, int, int, int], ...] = ()
+    turn: int = 0
     alone: tuple[int, int, int] | None = None
 
     def data(self) -> dict[str, Any]:
@@ -87,6 +90,7 @@ class LoopPosition:
             "kind": _KIND, "what": list(self.what), "epoch": self.epoch, "begun": self.begun,
             "epochs": [_epoch_data(kept) for kept in self.epochs],
             "ahead": [[epoch, list(positions)] for epoch, positions in self.ahead],
+            "files": [list(file) for file in self.files], "turn": self.turn,
             "alone": None if self.alone is None else list(self.alone),
         }  # fmt: skip
 
@@ -106,6 +110,8 @@ def read_position(data: Any, what: What) -> LoopPosition:
             begun=None if data["begun"] is None else int(data["begun"]),
             epochs=tuple(_kept_epoch(kept, what[0]) for kept in data["epochs"]) if tuple(data["what"]) == what else (),
             ahead=tuple((int(epoch), tuple(map(int, positions))) for epoch, positions in data["ahead"]),
+            files=tuple((int(lane), int(epoch), int(file), int(at)) for lane, epoch, file, at in data["files"]),
+            turn=int(data["turn"]),
             alone=None if data["alone"] is None else (*map(int, data["alone"]),),  # type: ignore[arg-type]
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:

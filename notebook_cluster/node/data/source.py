@@ -2,7 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.node.data.stream_readers import BatchMaker, columns
+from notebook_cluster.node.data.streams import is_hugging_face
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,8 +26,6 @@ class ShardSource:
     def __init__(self, data: Any) -> None:
         self.item: Callable[[int], Any]
         self.batch: Callable[[Indices], Any]
-        if is_torch(data, "IterableDataset"):
-            raise TypeError(f"shard: an IterableDataset {_ITERABLE_ONLY}")
         if is_torch(data, "TensorDataset"):
             data = tuple(data.tensors)
         if isinstance(data, tuple) and data and all(_is_array(part) for part in data):
@@ -76,6 +78,73 @@ def loader_batches(loader: Any, batches: "Iterator[Indices]") -> Iterator[Any]:
     yield from ours
 
 
+def loader_reads(loader: Any, reader: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Answers of ``reader`` to requests, in one worker of the DataLoader's; without workers here."""
+    if loader is None or not loader.num_workers:
+        return lambda requests: (_pinned(reader[request], loader) for request in requests)
+
+    def reads(requests: Iterator[Any]) -> Iterator[Any]:
+        from torch.utils.data import DataLoader
+
+        class Requests:
+            def __iter__(self) -> Iterator[Any]:
+                return requests
+
+        ours: Any = DataLoader(
+            reader,
+            sampler=Requests(),
+            batch_size=None,
+            num_workers=1,
+            collate_fn=_as_it_is,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+        )
+        for answer in ours:
+            yield _pinned(answer, loader)
+
+    return reads
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
+
+
+def _pinned(answer: Any, loader: Any) -> Any:
+    if loader is None or not loader.pin_memory:
+        return answer
+    import torch
+
+    return replace(answer, batch=_pin(answer.batch)) if torch.cuda.is_available() else answer
+
+
+def _pin(batch: Any) -> Any:
+    if hasattr(batch, "pin_memory"):
+        return batch.pin_memory()
+    if isinstance(batch, dict):
+        return {name: _pin(value) for name, value in batch.items()}
+    if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
+        return type(batch)(map(_pin, batch))
+    return batch
+
+
+def batch_maker(data: Any, loader: Any, batch_size: int | None) -> BatchMaker:
+    """What makes a batch of a stream's items."""
+    if loader is not None:
+        return BatchMaker(loader.collate_fn, batch_size is None)
+    if batch_size is None:
+        return BatchMaker(None, True)
+    if is_hugging_face(data):
+        return BatchMaker(columns, False)
+    if is_torch(data, "IterableDataset"):
+        from torch.utils.data import default_collate
+
+        return BatchMaker(default_collate, False)
+    return BatchMaker(None, False)
+
+
 def loader_batch_size(loader: Any, batch_size: int | None) -> int | None:
     """``batch_size``, or the loader's own when that is None.
 
@@ -88,24 +157,6 @@ def loader_batch_size(loader: Any, batch_size: int | None) -> int | None:
             "divide them between nodes: pass batch_size= to shard"
         )
     return loader.batch_size if batch_size is None else batch_size
-
-
-def dropped_sampler(loader: Any) -> str:
-    """The sampler of ``loader`` that makes another choice than all elements once, in words; empty: none does."""
-    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
-
-    sampler, batches = loader.sampler, loader.batch_sampler
-    if batches is not None and type(batches) is not BatchSampler:
-        return type(batches).__name__
-    if batches is not None:
-        sampler = batches.sampler
-    kind = type(sampler)
-    if kind is RandomSampler:
-        if sampler.replacement:
-            return "RandomSampler with replacement"
-        count = len(loader.dataset)
-        return "" if sampler.num_samples == count else f"RandomSampler of {sampler.num_samples}"
-    return "" if kind is SequentialSampler else kind.__name__
 
 
 def _check_sequence(data: Any) -> None:

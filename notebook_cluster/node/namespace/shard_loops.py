@@ -8,28 +8,12 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger
 from notebook_cluster.node.data.position import Fetched, LoopIdentity, LoopPosition, What, kept_epochs
 from notebook_cluster.node.data.shares import Shares
+from notebook_cluster.node.data.stream_readers import NOTHING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
-
     Indices = NDArray[Any]
-
-
-def epoch_indices(count: int, seed: int, epoch: int, rank: int, world_size: int, shuffle: bool = True) -> "Indices":
-    """Indices of node ``rank`` in ``epoch``: int64, disjoint between ranks, together 0 to ``count`` - 1.
-
-    The order sorts PCG64's raw stream: numpy guarantees that stream in every version, but not its ``permutation``, and
-    nodes may have different numpys.
-    """
-    import numpy
-
-    if not shuffle:
-        return numpy.arange(count)[rank::world_size]
-    keys = numpy.random.PCG64(numpy.random.SeedSequence([seed, epoch])).random_raw(count)
-    order: Indices = numpy.argsort(keys, kind="stable")
-    return order[rank::world_size]
 
 
 @dataclass
@@ -40,10 +24,23 @@ class EpochCounter:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a loop runs: ``cell`` began with the roster of ``generation``, or this node ``joined`` it; the data is
+    divided ``among`` these nodes, all when empty."""
+
+    cell: int
+    generation: int
+    joined: bool = False
+    among: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class LoopOptions:
-    """What a loop is over. ``by_speed``: parts in proportion to speed; ``full_only``: no batch that is not full."""
+    """What a loop is over. ``by_speed``: parts in proportion to speed; ``full_only``: no batch that is not full;
+    ``order``: the data's indices in the order of an epoch, None for a stream."""
 
     what: What
+    order: "Callable[[int], Indices] | None"
     by_speed: bool
     size: int
     full_only: bool
@@ -72,9 +69,10 @@ class ShardLoop:
         self.ended = False
         self._left_at: int | None = None
         self._resuming: LoopPosition | None = None
+        self._order: tuple[int, Indices] | None = None
 
-    def begin(self, kept: LoopPosition | None) -> "Iterator[Indices]":
-        """Batches of indices; the first call of what this returns begins the loop."""
+    def begin(self, kept: LoopPosition | None) -> Iterator[Any]:
+        """Batches of indices of the data; of a stream (epoch, positions)."""
         asks = left = False
         if self.shares is not None:
             self.identity = self.shares.next_loop(self, *self.options.what, self.options.by_speed)
@@ -92,6 +90,9 @@ class ShardLoop:
         """``produced``, one for each of ``ahead``."""
         try:
             for batch in produced:
+                if batch is NOTHING:
+                    self.ahead = self.ahead[1:]
+                    continue
                 # No call between this line and the yield: Python runs signal handlers at calls, so a Stop finds the
                 # batch either counted and in the loop, or neither.
                 self.in_hand = 1
@@ -114,8 +115,15 @@ class ShardLoop:
     def _position(self, in_hand: bool) -> LoopPosition:
         raise NotImplementedError
 
-    def _batches(self, kept: LoopPosition | None, left: bool, asks: bool) -> "Iterator[Indices]":
+    def _batches(self, kept: LoopPosition | None, left: bool, asks: bool) -> Iterator[Any]:
         raise NotImplementedError
+
+    def _request(self, epoch: int, positions: "Indices") -> Any:
+        if self.options.order is None:
+            return epoch, positions.tolist()
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, self.options.order(epoch)
+        return self._order[1][positions]
 
     def _not_got(self, in_hand: bool) -> list[Any]:
         ahead, held = self.ahead, self.in_hand
@@ -155,6 +163,8 @@ class AloneLoop(ShardLoop):
             yield from self._epoch(epoch, at)
 
     def _epoch(self, epoch: int, at: tuple[int, int, int]) -> "Iterator[Indices]":
+        import numpy
+
         options = self.options
         rank, world_size, start = at
         if start and self._share() != (rank, world_size):
@@ -162,26 +172,36 @@ class AloneLoop(ShardLoop):
                 f"shard: part {rank} of {world_size} cannot be gone on with as part {self._share()[0]} of "
                 f"{self._share()[1]} here, where nobody follows who took what: begin the epoch anew, without go_on"
             )
-        count, seed, shuffle = options.what
-        indices = epoch_indices(count, seed, epoch, rank, world_size, shuffle)
-        stop = len(indices) - len(indices) % options.size if options.full_only else len(indices)
+        positions = numpy.arange(options.what[0])[rank::world_size]
+        stop = len(positions) - len(positions) % options.size if options.full_only else len(positions)
         for begin in range(start, stop, options.size):
             if self.shares is not None:
                 self.shares.activity += 1
             self.ahead.append((epoch, self.begun, (rank, world_size, begin)))
             self._at = rank, world_size, begin + options.size
-            yield indices[begin : begin + options.size]
+            yield self._request(epoch, positions[begin : begin + options.size])
 
 
 class FollowedLoop(ShardLoop):
     """Out of the ledgers that all nodes keep of each epoch. Those before the newest stay until nothing of them can come
-    back."""
+    back.
 
-    def __init__(self, options: LoopOptions, counter: EpochCounter, runtime: "NodeRuntime") -> None:
-        super().__init__(options, counter, runtime.shares)
-        self._shares, self._runtime = runtime.shares, runtime
+    Args:
+        place: of the cell that runs, see :class:`Place`.
+        listed: the shares list this loop.
+    """
+
+    def __init__(
+        self,
+        options: LoopOptions,
+        counter: EpochCounter,
+        shares: Shares,
+        place: Callable[[], Place],
+        listed: bool = True,
+    ) -> None:
+        super().__init__(options, counter, shares if listed else None)
+        self._shares, self._place = shares, place
         self._ledgers: list[Ledger] = []
-        self._order: tuple[int, Indices] | None = None
 
     def _position(self, in_hand: bool) -> LoopPosition:
         coming = self._not_got(in_hand)
@@ -214,15 +234,14 @@ class FollowedLoop(ShardLoop):
     def _ledger(self, epoch: int, kept: KeptEpoch | None, asks: bool = False) -> Ledger:
         from notebook_cluster.protocol.mesh import ShardKey
 
-        info = self._runtime.cell_info()
-        assert info is not None
+        place = self._place()
         count, seed, shuffle = self.options.what
         by_speed = self.options.by_speed
         key = ShardKey(
-            cell=info.cell, loop=self.identity.number, epoch=epoch, count=count, seed=seed, shuffle=shuffle,
-            by_speed=by_speed, among=tuple(sorted(self._runtime.shared_among())),
+            cell=place.cell, loop=self.identity.number, epoch=epoch, count=count, seed=seed, shuffle=shuffle,
+            by_speed=by_speed, among=place.among,
         )  # fmt: skip
-        alike_from = None if info.joined or by_speed else info.generation
+        alike_from = None if place.joined or by_speed else place.generation
         return self._shares.begin(key, alike_from, kept=kept, asks=asks)
 
     def _again(self, kept: LoopPosition, left: bool) -> "Iterator[Indices]":
@@ -237,7 +256,7 @@ class FollowedLoop(ShardLoop):
         self._ledgers, self.ahead, self._resuming = ledgers, ahead, None
         if not left:
             for batch in list(ahead):
-                yield self._order_of(batch.ledger.key.epoch)[batch.positions]
+                yield self._request(batch.ledger.key.epoch, batch.positions)
 
     def _taken(self) -> "Iterator[Indices]":
         """Until this node's parts are empty, those of earlier epochs first."""
@@ -248,7 +267,7 @@ class FollowedLoop(ShardLoop):
                     positions = self._shares.take(ledger, size, self.options.full_only, self._fetched)
                     if positions is not None:
                         begun = time.monotonic()
-                        yield self._order_of(ledger.key.epoch)[positions]
+                        yield self._request(ledger.key.epoch, positions)
                         self._shares.measured(len(positions), time.monotonic() - begun)
                         break
             else:
@@ -256,9 +275,3 @@ class FollowedLoop(ShardLoop):
 
     def _fetched(self, batch: Fetched) -> None:
         self.ahead.append(batch)
-
-    def _order_of(self, epoch: int) -> "Indices":
-        if self._order is None or self._order[0] != epoch:
-            count, seed, shuffle = self.options.what
-            self._order = epoch, epoch_indices(count, seed, epoch, 0, 1, shuffle)
-        return self._order[1]
