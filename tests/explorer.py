@@ -187,6 +187,15 @@ class Node:
             self.feed(m.LeaveRounds("interrupted"))
             self.phase = "training"
 
+    def leave(self):
+        """A Stop ends the cell here."""
+        if self.alive and self.phase != "done":
+            self.receive()
+            self.phase, self.to_step = "done", None
+            self.feed(m.LeaveRounds("interrupted"))
+            self.advance()
+            self.say("cell_left", "interrupted")
+
     def feed(self, event):
         if isinstance(event, m.FromLeader) and isinstance(event.message, Commit) and self.world.in_place:
             event = self.alone(event)
@@ -256,6 +265,9 @@ class Node:
                 self.world.released += 1
                 if self.world.gradients:
                     self.clear()
+            case m.Held():
+                self.world.held_back += 1
+                self.leave()
             case m.TakeStep():
                 self.to_step = effect
             case m.FetchState():
@@ -344,6 +356,7 @@ class World:
         self.records, self.log, self.bad, self.taken = [], [], set(), {}
         self.durable = []
         """Of each of ``records``: it is synced, and so is what was before it."""
+        self.held_back = 0
         self.power, self.starts, self.lost_records = random.Random(f"power {seed}"), 1, 0
         self.without_power, self.reported = False, {}
         """The journal may miss commits; node -> (round, state hash) of the newest COMMIT that it has said since."""
@@ -362,13 +375,16 @@ class World:
             self.coordinate(rounds.MemberUp(node.name, 1, node.rank))
         self.coordinate(rounds.CellBegan(1, tuple(self.nodes)))
         names = faults if faults is not None else rng.choices(FAULTS, k=rng.choice((0, 1, 2, 2, 3, 4)))
+        stops = random.Random(f"stop {seed}")
+        self.stops = stops if faults is None and stops.random() < 0.2 else None
+        """A Stop comes for the cell, and nodes leave it one after the other."""
         self.reachable = set(names) <= {"crash"}
         """No node is ever lost or out of reach."""
         self.faults = sorted(((rng.randint(1, 40 * count * self.turns), name) for name in names), reverse=True)
         self.timers = []
         self.again = rng.random() < 0.3
         """Nodes make their sync object again between two boundaries."""
-        self.calm = not self.faults and not self.loss and self.quorum is None
+        self.calm = not self.faults and not self.loss and self.quorum is None and self.stops is None
         self.actions = 0
         self.wrong = None
         """(node, share): that node gets this share of its next states wrong."""
@@ -635,6 +651,17 @@ class World:
 
     # ---- faults
 
+    def stop_cell(self):
+        """A Stop comes for the cell."""
+        stops, self.stops = self.stops, None
+        if not self.coordinator_up:
+            return
+        self.apart = True
+        self.coordinate(rounds.CellStopping(1))
+        for name in self.nodes:
+            later = self.now + stops.choice((0.0, 0.0, 2.0, 5.0))
+            self.timers.append((later, lambda name=name: self.nodes[name].leave()))
+
     def is_cut(self, one, other):
         return any({one, other} == pair for pair in self.cuts)
 
@@ -710,6 +737,8 @@ class World:
         self.actions += 1
         while self.faults and self.faults[-1][0] <= self.actions:
             self.fault(self.faults.pop()[1])
+        if self.stops is not None and self.log and self.stops.random() < 0.01:
+            self.stop_cell()
         choices = []
         for node in self.nodes.values():
             if node.linked and node.up and self.coordinator_up:

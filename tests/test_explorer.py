@@ -20,8 +20,8 @@ PATIENCE = max(300, SCHEDULES // 50)
 def explore(first):
     """Run a stretch of seeds. (what failed, committed rounds, schedules with a second attempt, with VOID, contributions
     that missed their fragment's turn, nodes that were left out because they stood still, records that were lost with a
-    machine's power)"""
-    failures, commits, retried, voided, released, left_out, lost = [], 0, 0, 0, 0, 0, 0
+    machine's power, contributions that a Stop held back)"""
+    failures, commits, retried, voided, released, left_out, lost, held = [], 0, 0, 0, 0, 0, 0, 0
     for seed in range(first, first + PER_TASK):
         try:
             world = World(seed).run()
@@ -37,7 +37,8 @@ def explore(first):
         released += world.released
         left_out += world.left_out
         lost += world.lost_records
-    return failures, commits, retried, voided, released, left_out, lost
+        held += world.held_back
+    return failures, commits, retried, voided, released, left_out, lost, held
 
 
 @pytest.mark.timeout(PATIENCE)
@@ -47,13 +48,15 @@ def test_every_schedule_ends_with_one_state_per_round_and_nobody_stuck():
     failures = [failure for result in results for failure in result[0]]
     assert not failures, f"{len(failures)} of {SCHEDULES} schedules, first: " + "; ".join(failures[:3])
     # the schedules are worth something: they do reach the paths that are rare
-    commits, retried, voided, released, left_out, lost = (sum(result[i] for result in results) for i in range(1, 7))
+    sums = (sum(result[i] for result in results) for i in range(1, 8))
+    commits, retried, voided, released, left_out, lost, held = sums
     assert commits > 2 * SCHEDULES
     assert retried > SCHEDULES // 20
     assert voided > SCHEDULES // 500
     assert released > SCHEDULES // 500
     assert left_out > SCHEDULES // 20
     assert lost > SCHEDULES // 100
+    assert held > SCHEDULES // 200
 
 
 def test_schedules_in_which_one_node_steps_for_all():

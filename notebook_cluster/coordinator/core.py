@@ -134,6 +134,9 @@ class CellWatcher(Protocol):
     def node_joined(self, cell: int, node: str) -> None:
         """``node`` runs ``cell``, which others have begun already, or runs it again."""
 
+    def cell_stopping(self, cell: int) -> None:
+        """A Stop has come for ``cell`` on all its nodes; told before they hear of it."""
+
     def node_left(self, cell: int, node: str, status: str) -> None:
         """``node`` has ended ``cell``."""
 

@@ -289,6 +289,7 @@ ToNodeBody = (
     | rounds.Void
     | rounds.Behind
     | rounds.Refused
+    | rounds.Hold
     | rounds.Finished
     | rounds.RoundQuery
     | rounds.CommitQuery

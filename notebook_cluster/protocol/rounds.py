@@ -71,6 +71,15 @@ class Close(Message, frozen=True):
     round: int
 
 
+class Hold(Message, frozen=True):
+    """Coordinator: a Stop came for the cell, and ``round`` is not sealed: ``contribution`` stays with the node, for a
+    round after the cell was run again."""
+
+    job: str
+    round: int
+    contribution: int
+
+
 class Member(Message, frozen=True):
     name: str
     incarnation: int

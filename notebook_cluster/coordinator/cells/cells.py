@@ -161,6 +161,7 @@ class Cells(MembershipWatcher):
         if running is None or number not in (0, running.id):
             return []
         self._executions.interrupted.add(running.id)
+        self._watcher.cell_stopping(running.id)
         busy = [run.node for run in self._executions.of_cell(running.id)]
         if force:
             for name in busy:

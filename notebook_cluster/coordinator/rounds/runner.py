@@ -146,6 +146,9 @@ class RoundRunner(MembershipWatcher, CellWatcher):
     def node_joined(self, cell: int, node: str) -> None:
         self._feed(jobs.NodeJoinedCell(cell, node))
 
+    def cell_stopping(self, cell: int) -> None:
+        self._feed(jobs.CellStopping(cell))
+
     def node_left(self, cell: int, node: str, status: str) -> None:
         self._feed(jobs.CellLeft(cell, node, status))
 

@@ -13,6 +13,7 @@ from msgspec import structs
 from notebook_cluster.protocol.rounds import (
     Arrived,
     Close,
+    Hold,
     Member,
     OuterChange,
     OuterSettings,
@@ -23,7 +24,15 @@ from notebook_cluster.protocol.rounds import (
 from notebook_cluster.protocol.runs import RegisterRefused
 from notebook_cluster.rounds.leader.registration import has_bits
 from notebook_cluster.rounds.leader.runs import is_in, is_over, tell_over
-from notebook_cluster.rounds.leader.state import JobState, RoundsState, Transition, change, is_current, live
+from notebook_cluster.rounds.leader.state import (
+    JobState,
+    RoundsState,
+    Transition,
+    change,
+    is_current,
+    is_reachable,
+    live,
+)
 from notebook_cluster.rounds.leader.unlike import refuse_stopped
 from notebook_cluster.rounds.numerics.bits import bits_float, byte_count, default_outer_lr, float_bits
 
@@ -213,6 +222,26 @@ def required(transition: Transition, job: JobState) -> list[str]:
     ]
 
 
+def some_left_at_stop(transition: Transition, job: JobState) -> bool:
+    """A Stop came for the cell, and has ended it on some node. Where code catches it on all of them, to finish, rounds
+    go on."""
+    return any(
+        not job.participants[name].active and is_reachable(transition, job, name)
+        for name in job.stopping & job.participants.keys()
+    )
+
+
+def hold_arrivals(transition: Transition, job: JobState) -> None:
+    """A Stop came: what is not sealed stays with its node. Were it sealed over those who happened to be there, the work
+    of the others would be in a later round than without the Stop."""
+    for name in live(transition, job):
+        participant = job.participants[name]
+        arrived = participant.arrived
+        if arrived is not None and is_current(job, participant):
+            transition.send_to(name, Hold(job=job.name, round=arrived.round, contribution=arrived.contribution))
+            change(job, name, arrived=None)
+
+
 def _is_on(job: JobState, name: str) -> bool:
     """It holds the last committed state, by its word or by what was sent to it, or took part in the last round and has
     not said anything since that shows it behind. Its sync object may just have been made again: the answer to that is
@@ -302,7 +331,7 @@ def gatherings(state: RoundsState) -> dict[str, Gathering]:
 def _gathering(transition: Transition, job: JobState) -> Gathering | None:
     """None where it is about to go on: an attempt is open, a grace runs, or it is not known yet who is there."""
     busy = job.awaited or job.registering or job.open is not None or job.quorum_since is not None
-    if busy or not job.has_state or job.orphan_since is not None:
+    if busy or some_left_at_stop(transition, job) or not job.has_state or job.orphan_since is not None:
         return None
     names = required(transition, job)
     here = frozenset(name for name in names if is_current(job, job.participants[name]))

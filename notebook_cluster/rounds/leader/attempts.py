@@ -19,7 +19,14 @@ from notebook_cluster.protocol.rounds import (
     Slice,
     fragment_of,
 )
-from notebook_cluster.rounds.leader.arrivals import gathered, is_there, outer_settings, refuse_out_of_scale
+from notebook_cluster.rounds.leader.arrivals import (
+    gathered,
+    hold_arrivals,
+    is_there,
+    outer_settings,
+    refuse_out_of_scale,
+    some_left_at_stop,
+)
 from notebook_cluster.rounds.leader.state import (
     JobState,
     OpenAttempt,
@@ -41,7 +48,9 @@ def settle_attempt(transition: Transition, job: JobState) -> None:
         return
     if job.open is not None:
         _settle_open(transition, job, job.open)
-    if job.open is None:
+    if job.open is None and some_left_at_stop(transition, job):
+        hold_arrivals(transition, job)
+    elif job.open is None:
         _settle_arrivals(transition, job)
 
 
@@ -146,6 +155,9 @@ def _settle_open(transition: Transition, job: JobState, attempt: OpenAttempt) ->
     # nodes that left still serve what they have, unless it turns out that they do not
     sources = tuple(transition.by_rank(n for n in there if n in attempt.prepared and (n in waiting or not reports)))
     lost = len(waiting) < len(seal.members)
+    if lost and not sources and some_left_at_stop(transition, job):
+        job.open = None  # what the others have contributed is held
+        return
     if lost and not sources:
         # nobody alive has all means, so nobody can come to have applied them: the same work, shared out anew
         _reseal(transition, job, transition.by_rank(waiting))

@@ -27,6 +27,12 @@ class NodeJoinedCell(msgspec.Struct, frozen=True):
     node: str
 
 
+class CellStopping(msgspec.Struct, frozen=True):
+    """A Stop came for the cell: each node leaves it at the end of its step, and no further round begins in it."""
+
+    cell: int
+
+
 class CellLeft(msgspec.Struct, frozen=True):
     """The cell ended on ``node``: ``ok``, ``error``, ``interrupted`` ..."""
 

@@ -31,6 +31,7 @@ from notebook_cluster.rounds.leader.attempts import settle_attempt
 from notebook_cluster.rounds.leader.events_effects import (
     CellBegan,
     CellLeft,
+    CellStopping,
     Effect,
     Event,
     FromMember,
@@ -61,11 +62,20 @@ from notebook_cluster.rounds.leader.registration import (
 from notebook_cluster.rounds.leader.runs import forget_later, missing_registrants
 from notebook_cluster.rounds.leader.saving import on_request, on_save_requested, on_saved, settle_saves
 from notebook_cluster.rounds.leader.silence import settle_silence
-from notebook_cluster.rounds.leader.state import JobState, RoundsSettings, RoundsState, Transition, change, is_current
+from notebook_cluster.rounds.leader.state import (
+    JobState,
+    RoundsSettings,
+    RoundsState,
+    Transition,
+    change,
+    is_current,
+    live,
+)
 
 __all__ = [
     "CellBegan",
     "CellLeft",
+    "CellStopping",
     "Effect",
     "Event",
     "FromMember",
@@ -148,6 +158,11 @@ def _membership(transition: Transition, event: Event) -> None:
         case NodeJoinedCell():
             if event.cell == state.cell:
                 state.running |= {event.node}
+        case CellStopping():
+            for name in state.jobs:
+                if state.jobs[name].cell == event.cell:
+                    job = transition.job(name)
+                    job.stopping = frozenset(live(transition, job))
         case CellLeft():
             _cell_left(transition, event)
         case MemberUp():

@@ -159,6 +159,8 @@ class JobState(msgspec.Struct):
     unlike: tuple[int, str] = (0, "")
     """(round, hash of the state before it) of the round of this run that was played again because its nodes computed
     different states."""
+    stopping: frozenset[str] = frozenset()
+    """Nodes that took part when a Stop came for its cell: once one of them has left, no round is sealed any more."""
     stopped: str = ""
     """Why the job goes on no more in its cell."""
     last_commit: Commit | None = None

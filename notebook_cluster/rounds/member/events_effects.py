@@ -220,6 +220,11 @@ class ReleaseContribution(msgspec.Struct, frozen=True):
     Its work, which is in theta_m still, goes into the fragment's next turn; error feedback stays."""
 
 
+class Held(msgspec.Struct, frozen=True):
+    """A Stop came before the round was sealed: the contribution is not used, and its work goes into the round that the
+    node exchanges first when the cell is run again."""
+
+
 class Finish(msgspec.Struct, frozen=True):
     """Nothing is left to exchange: finish() returns; the model holds theta of ``round``."""
 
@@ -254,6 +259,7 @@ Effect = (
     | CancelFetch
     | DiscardContribution
     | ReleaseContribution
+    | Held
     | Finish
     | Fail
     | Pass

@@ -21,6 +21,7 @@ from notebook_cluster.protocol.rounds import (
     CommittedRound,
     CompleteAttempt,
     Finished,
+    Hold,
     LeftRounds,
     Refused,
     RoundQuery,
@@ -46,6 +47,7 @@ from notebook_cluster.rounds.member.events_effects import (
     Finish,
     Frame,
     FromLeader,
+    Held,
     LeaveRounds,
     Log,
     Pass,
@@ -140,6 +142,9 @@ def _control(state: MemberState, message: Message, alone: bool, effects: list[Ef
             on_behind(state, message, effects)
         case Refused():
             _refused(state, message, effects)
+        case Hold() if _has_in_hand(state, message):
+            state.contribution, state.exchange, state.phase = None, None, "training"
+            effects.append(Held())
         case Void():
             _void(state, message, effects)
         case Finished():
@@ -255,6 +260,12 @@ def _refused(state: MemberState, message: Refused, effects: list[Effect]) -> Non
     if state.exchange is not None and state.exchange.senders.get(state.node, (0, 0.0))[1] > 0:
         state.exchange, state.phase = None, "arrived"
     effects.append(DiscardContribution(message.round, message.reason))
+
+
+def _has_in_hand(state: MemberState, message: Hold) -> bool:
+    """It is about the contribution in hand. No COMMIT of a round with that will come: who says this decides that too."""
+    at_boundary = state.contribution is not None and state.phase in ("arrived", "exchanging", "prepared")
+    return at_boundary and (message.round, message.contribution) == (state.round + 1, state.serial)
 
 
 def _void(state: MemberState, message: Void, effects: list[Effect]) -> None:
