@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from notebook_cluster.node.namespace.shard import shard
     from notebook_cluster.node.namespace.torch_group import torch_distributed
     from notebook_cluster.protocol.wire import VERSION as __version__
-    from notebook_cluster.training import DataParallel, DeMo, DiLoCo, LocalSGD, Seconds, SparseLoCo
+    from notebook_cluster.training import DataParallel, DeMo, DiLoCo, LocalSGD, Seconds, SparseLoCo, load_checkpoint
 
 _HOMES = {
     "DataParallel": "notebook_cluster.training",
@@ -46,6 +46,7 @@ _HOMES = {
     "Seconds": "notebook_cluster.training",
     "SparseLoCo": "notebook_cluster.training",
     "jax_distributed": "notebook_cluster.node.namespace.api",
+    "load_checkpoint": "notebook_cluster.training",
     "shard": "notebook_cluster.node.namespace.shard",
     "torch_distributed": "notebook_cluster.node.namespace.torch_group",
 } | dict.fromkeys(
@@ -72,6 +73,7 @@ __all__ = [
     "broadcast",
     "device",
     "jax_distributed",
+    "load_checkpoint",
     "load_ipython_extension",
     "node",
     "rank",

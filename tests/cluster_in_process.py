@@ -47,6 +47,22 @@ def stepped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(member, "MemberSettings", partial(MemberSettings, in_place_from=0))
 
 
+class NoLoops:
+    """These nodes have no ``nc.shard``."""
+
+    def step_taken(self) -> None:
+        pass
+
+    def positions(self) -> object:
+        return None
+
+    def go_on(self, positions: object) -> None:
+        pass
+
+    def before_next(self, callback: Callable[[], None]) -> None:
+        pass
+
+
 class Killed(BaseException):
     """Ends the main thread of a node that was killed."""
 
@@ -150,6 +166,10 @@ class Node:
 
     def at_cell_end(self, callback: Callable[[str], None]) -> None:
         self._ends.append(callback)
+
+    @property
+    def data(self) -> "NoLoops":
+        return NoLoops()
 
     @contextlib.contextmanager
     def deferred_interrupts(self) -> Iterator[Callable[[], bool]]:

@@ -137,6 +137,12 @@ class Checkpoint:
                 return self._read(entry)
         return None
 
+    def about(self) -> dict[str, str]:
+        """What the file with the parameters says of the model: which framework, what is tied to what."""
+        with (self.path / GLOBAL_FILE).open("rb") as file:
+            header = msgspec.json.decode(file.read(int.from_bytes(file.read(8), "little")))
+        return dict(header.get("__metadata__", {}))
+
     def parts(self) -> Iterator[bytes]:
         """The safetensors bytes of every node that saved some, read one after the other."""
         for entry in self.manifest.nodes:

@@ -60,6 +60,10 @@ class Contents:
     parts: list[Part] = field(default_factory=list)
     settings: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)
+    """What is to be known of the model when its parameters are read."""
+    files: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    """Further files (``*.safetensors``) and what writes each, given its path."""
 
 
 def save(directory: Path, name: str, contents: Contents, on_step: Step | None = None) -> tuple[Path, str]:
@@ -111,13 +115,13 @@ def _fill(folder: Path, home: Path, name: str, contents: Contents, step: Step) -
     step("global")
     tensors = {key: np.ascontiguousarray(value) for key, value in contents.parameters.items()}
     tensors |= {MOMENTUM_PREFIX + key: np.ascontiguousarray(value) for key, value in contents.momentum.items()}
-    about = {"job": contents.job, "round": str(contents.round), "state_hash": contents.state_hash}
-    try:
-        save_file(tensors, folder / GLOBAL_FILE, metadata=about)
-    except Exception as error:  # safetensors raises its own type for a full disk
-        raise error if isinstance(error, OSError) else OSError(str(error)) from error
-    _sync(folder / GLOBAL_FILE)
+    about = {**contents.about, "job": contents.job, "round": str(contents.round), "state_hash": contents.state_hash}
+    _written_by(lambda path: save_file(tensors, path, metadata=about), folder / GLOBAL_FILE)
     files = {GLOBAL_FILE: _entry(folder / GLOBAL_FILE)}
+    for file, write in contents.files.items():
+        step(file)
+        _written_by(write, folder / file)
+        files[file] = _entry(folder / file)
     nodes = []
     for part in contents.parts:
         step(f"node {part.node}")
@@ -137,6 +141,14 @@ def _fill(folder: Path, home: Path, name: str, contents: Contents, step: Step) -
     _write(folder / MANIFEST_FILE, data)
     _sync(folder)
     return digest(data)
+
+
+def _written_by(write: Callable[[Path], None], path: Path) -> None:
+    try:
+        write(path)
+    except Exception as error:  # safetensors raises its own type for a full disk
+        raise error if isinstance(error, OSError) else OSError(str(error)) from error
+    _sync(path)
 
 
 def _rename(temporary: Path, home: Path, round: int) -> Path:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.training.runtime import JobHandler, Runtime, current_runtime, set_runtime
 
 if TYPE_CHECKING:
+    from notebook_cluster.training.checkpointing.beside import load_checkpoint
     from notebook_cluster.training.loop.round_client import Round, TrainingError
     from notebook_cluster.training.settings.schedule import Seconds
     from notebook_cluster.training.strategies.data_parallel import DataParallel
@@ -36,6 +37,7 @@ __all__ = [
     "SparseLoCo",
     "TrainingError",
     "current_runtime",
+    "load_checkpoint",
     "set_runtime",
 ]
 
@@ -48,6 +50,7 @@ _LAZY = {
     "Seconds": "notebook_cluster.training.settings.schedule",
     "SparseLoCo": "notebook_cluster.training.strategies.sparse_loco",
     "TrainingError": "notebook_cluster.training.loop.round_client",
+    "load_checkpoint": "notebook_cluster.training.checkpointing.beside",
 }
 
 

@@ -32,6 +32,22 @@ class JobHandler(Protocol):
         there is no state. It raises what went wrong."""
 
 
+class DataLoops(Protocol):
+    """The loops over ``nc.shard`` of the running cell. Main thread only."""
+
+    def step_taken(self) -> None:
+        """A step was made with what the loops gave out last."""
+
+    def positions(self) -> object:
+        """Where those are in which a step was made, as plain data; None: there is none."""
+
+    def go_on(self, positions: object) -> None:
+        """Those that begin from now on in this cell go on where :meth:`positions` said; None: they begin as always."""
+
+    def before_next(self, callback: Callable[[], None]) -> None:
+        """Call once before the next batch of this cell is fetched."""
+
+
 class Runtime(Protocol):
     """The node's background runtime as training sees it. Methods may be called from any thread."""
 
@@ -79,6 +95,9 @@ class Runtime(Protocol):
 
     def at_cell_end(self, callback: Callable[[str], None]) -> None:
         """Call once, on the main thread, when the running cell ends, with ``ok``, ``error: ...`` or ``interrupted``."""
+
+    @property
+    def data(self) -> DataLoops: ...
 
     def deferred_interrupts(self) -> AbstractContextManager[Callable[[], bool]]:
         """SIGINT waits until the block ends: for the moment in which a round is applied (main thread only). The block

@@ -40,6 +40,7 @@ from notebook_cluster.link import tcp
 from notebook_cluster.protocol.peer import NodeSample
 from notebook_cluster.security import Gate, data_directory, identity, private_socket_directory, runtime_directory
 from notebook_cluster.training import runtime as training_runtime
+from notebook_cluster.training.loop import step_stops
 from tests.simulation import pump, sockets
 from tests.simulation.disk import DiskConnection, SimulatedWriter
 from tests.simulation.kernel import SimulatedKernelProcess
@@ -254,6 +255,7 @@ def _threads(patches, world):
         thread.raise_interrupt()
 
     patches.everywhere(running_cell.deferred_interrupts, deferred_interrupts)
+    patches.attribute(step_stops.StepStops, "install", lambda self, at_cell_end: None)
     patches.attribute(running_cell, "interrupt_main_thread", lambda: schedule.process.main.interrupt())
 
 

@@ -1,7 +1,7 @@
 """The ``nc.shard`` loops of the cell that runs: where each is, and where the cell before it was when it was stopped."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notebook_cluster.node.data.position import LoopIdentity, LoopPosition, ShardProgress, identity_of, read_position
@@ -13,6 +13,7 @@ class LoopRegistry:
 
     Attributes:
         loops: of the cell that runs, or ran last, in the order in which they began. loops_before: of the one before it.
+        before_batch: called before the next batch is fetched; None: nothing is.
         activity: counts what they have taken: a loop that is left before another goes on was left by the cell's code.
     """
 
@@ -20,6 +21,7 @@ class LoopRegistry:
         self.loops: list[ShardProgress] = []
         self.loops_before: list[ShardProgress] = []
         self.activity = 0
+        self.before_batch: Callable[[], None] | None = None
         self._loops: Counter[Any] = Counter()
         self._kept: dict[LoopIdentity, tuple[LoopPosition, bool]] | None = {}
         """Positions that loops of the running cell go on from; None: this node has none, others may."""
@@ -30,6 +32,7 @@ class LoopRegistry:
         """A cell begins."""
         self._loops.clear()
         self.loops_before, self.loops, self._kept, self._over = self.loops, [], {}, {}
+        self.before_batch = None
 
     def next_loop(
         self, loop: ShardProgress | None, count: int, seed: int, shuffle: bool, by_speed: bool

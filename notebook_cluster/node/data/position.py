@@ -39,7 +39,12 @@ class ShardProgress(Protocol):
 
     Attributes:
         left: the cell's code left it before its end, and went on with another loop.
+        in_hand: 1 while the loop has a batch and has not asked for the next.
+        trained: a step of a sync object was made with one of its batches.
     """
+
+    in_hand: int
+    trained: bool
 
     @property
     def identity(self) -> LoopIdentity: ...

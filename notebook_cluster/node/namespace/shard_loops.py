@@ -64,6 +64,7 @@ class ShardLoop:
         self.ahead: list[Any] = []
         """The batch that the loop has in hand, if it has one, and those that were fetched after it."""
         self.in_hand = 0
+        self.trained = False
         self.next_epoch = counter.next
         self.begun = 0
         self.ended = False
@@ -84,7 +85,13 @@ class ShardLoop:
             self.begun = kept.begun or 0
             if self.shares is not None:
                 self.shares.epochs_over(self.identity, kept)
-        return self._batches(kept, left, asks)
+        return self._with_callbacks(self._batches(kept, left, asks))
+
+    def _with_callbacks(self, batches: "Iterator[Indices]") -> "Iterator[Indices]":
+        for batch in batches:
+            if self.shares is not None and self.shares.before_batch is not None:
+                self.shares.before_batch()
+            yield batch
 
     def hand_out(self, produced: Iterator[Any]) -> Iterator[Any]:
         """``produced``, one for each of ``ahead``."""

@@ -16,6 +16,7 @@ from notebook_cluster.collectives import Collectives
 from notebook_cluster.mesh import Mesh
 from notebook_cluster.mesh.mesh import free_port
 from notebook_cluster.node.data.shares import Shares
+from notebook_cluster.node.data.training_loops import TrainingLoops
 from notebook_cluster.node.runtime import world
 from notebook_cluster.node.runtime.agent_socket import Control
 from notebook_cluster.node.runtime.blocked import BlockedWaits
@@ -102,9 +103,9 @@ class NodeRuntime:
             self.collectives, send=self.send_control, cell=self.cell, end_round=self._jobs.on_control
         )
         self._heard: set[str] = set()
-        self.shares = Shares(
-            name, incarnation, send=self.send_mesh, call_soon=self._loop.call_soon, speed=self._telemetry.speed
-        )
+        soon, speed = self._loop.call_soon, self._telemetry.speed
+        self.shares = Shares(name, incarnation, send=self.send_mesh, call_soon=soon, speed=speed)
+        self.data = TrainingLoops(self.shares)
         self._jobs.register(SHARD_JOB, self.shares)
         self._loop.every(0.1, self._tick)
         self._loop.every(_HEARTBEAT, self._beat)

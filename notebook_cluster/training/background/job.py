@@ -70,6 +70,9 @@ class Job:
         """What a strategy keeps on this node alone and the next sync object goes on with; main thread only."""
         self.made_with: tuple[Callable[[], object], Callable[[], object]] = (lambda: None, lambda: None)
         """Weak references to the model and the optimizer that the last sync object was given; main thread only."""
+        self.stopped: object | None = None
+        """What a Stop has left of the run of the last sync object, for the next one; main thread only."""
+        self.applied = (0, False)  # the last round committed here, and whether this node's work is in it
         self._runs = (0, 0)
         """The cell in which a sync object registered last, and how many did in it."""
         self._member = member.new_member(name, runtime.name, runtime.incarnation)
@@ -278,6 +281,7 @@ class Job:
             case types.Log():
                 self._log(effect.level, effect.text)
             case types.Apply():
+                self.applied = (effect.round, effect.counted)
                 self._say_applied(effect)
                 self.notify(effect)
             case _:
@@ -352,5 +356,5 @@ class Job:
         if not state.holds or state.theta is None or state.momentum is None or about is None:
             return None
         return TrainingSnapshot(
-            state.round, state.state_hash, state.theta, state.momentum, about.layout, about.settings
+            state.round, state.state_hash, state.theta, state.momentum, about.layout, about.settings, about.beside
         )

@@ -29,6 +29,7 @@ Notice = (
     | types.Rebase
     | types.DiscardContribution
     | types.ReleaseContribution
+    | types.Held
     | types.Finish
     | types.Fail
     | types.Pass

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -43,12 +44,21 @@ OPEN_TICKETS = 8
 """Saves whose parts are kept at the same time, ordered ones and ones to come; the oldest is dropped beyond that."""
 
 
+class Beside(Protocol):
+    """A :class:`notebook_cluster.training.checkpointing.beside.StateBeside`."""
+
+    def metadata(self) -> dict[str, str]: ...
+
+    def files(self) -> dict[str, Callable[[Path], None]]: ...
+
+
 @dataclass(frozen=True)
 class Description:
     """What does not change while a sync object lives: how to name the vector's elements, what to write beside them."""
 
     layout: TensorLayout
     settings: Settings
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,8 @@ class TrainingSnapshot:
     momentum: Vector
     layout: TensorLayout
     settings: Settings
+    beside: Beside | None = None
+    """What else the model consists of."""
 
     def contents(self, job: str, parts: list[Part]) -> Contents:
         """A checkpoint of ``job`` with this state and the ``parts`` of nodes."""
@@ -72,6 +84,8 @@ class TrainingSnapshot:
             momentum=self.layout.tensors(self.momentum),
             parts=parts,
             settings=self.settings,
+            about=self.beside.metadata() if self.beside is not None else {},
+            files=self.beside.files() if self.beside is not None else {},
         )
 
 

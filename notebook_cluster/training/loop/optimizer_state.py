@@ -5,15 +5,23 @@ from collections.abc import Callable
 from typing import Any
 
 from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing.beside import OTHER_BUFFERS, OtherBuffers
 from notebook_cluster.training.checkpointing.optimizer_bytes import (
     OptimizerBytesError,
     OtherFrameworkError,
     holds_state,
     pack,
+    positions_in,
     unpack,
+    unpack_extra,
 )
+from notebook_cluster.training.checkpointing.registered import SharedGenerators
 from notebook_cluster.training.loop.progress import TrainingProgress
+from notebook_cluster.training.loop.stopped_run import RegisteredObjects
 from notebook_cluster.training.models import mlx_optimizer, torch_optimizer
+from notebook_cluster.training.runtime import Runtime
+
+_RANDOM = "random numbers"
 
 
 class OptimizerState:
@@ -25,36 +33,56 @@ class OptimizerState:
 
     def __init__(
         self,
+        runtime: Runtime,
         job: Job,
-        optimizer: Any,
+        objects: RegisteredObjects,
         progress: TrainingProgress,
         restore: bool,
         warn: Callable[[str], None],
         shared: bool = False,
     ) -> None:
-        self._job, self._optimizer, self._progress = job, optimizer, progress
+        self._runtime, self._job, self._objects, self._progress = runtime, job, objects, progress
+        self._optimizer = objects.optimizer
+        self._positions: object = None
+        """Where the loops over data were when this thread came to rest."""
         self._restore, self._warn, self._shared = restore, warn, shared
         self.holds: Callable[[], bool] = lambda: True
         """False while another node has the optimiser's state, the only one there is."""
         self.restored = False
         """The optimiser has the state that was saved."""
+        self.restored_names: list[str] = []
+        """What else has the state that was saved."""
+        self.began_from_own_part = False
+        """The checkpoint that it began from has a part of this node."""
+        self.buffers: OtherBuffers | None = None
+        self.data_goes_on = False
+        """The loops over data go on where they were when it was saved."""
         self._young = True
         """No round has counted work of this node since its optimiser began, or began anew."""
 
     def as_bytes(self, round: int) -> bytes:
         """The part as bytes, on the state after ``round``."""
-        counters = {"step": self._progress.step, "round": round}
+        counters = {"step": self._progress.step, "round": round, "samples": self._progress.all_samples}
+        positions = self._runtime.data.positions() or self._positions
         try:
-            return pack(counters, self._optimizer if self.holds() else None)
+            beside = self._objects.beside | self._silent()
+            return pack(counters, self._optimizer if self.holds() else None, beside, positions)
         except OptimizerBytesError as error:
             self._warn(str(error))
             return pack(counters, None)
 
+    def _silent(self) -> dict[str, Any]:
+        """What is saved of each node without being asked."""
+        buffers = {OTHER_BUFFERS: self.buffers} if self.buffers is not None else {}
+        return {_RANDOM: SharedGenerators(), **buffers}
+
     def rest(self) -> None:
         """From now on another thread may ask for the part: what mlx has still to compute is computed here."""
-        if mlx_optimizer.is_mlx_optimizer(self._optimizer):
-            with contextlib.suppress(ValueError):  # :meth:`as_bytes` says it, where the state is wanted
-                mlx_optimizer.evaluate(self._optimizer)
+        self._positions = self._runtime.data.positions() or self._positions
+        for optimizer in self._objects.optimizers:
+            if mlx_optimizer.is_mlx_optimizer(optimizer):
+                with contextlib.suppress(ValueError):  # :meth:`as_bytes` says it, where the state is wanted
+                    mlx_optimizer.evaluate(optimizer)
 
     def restore(self, state_hash: str) -> None:
         """After a resume, once: this node's optimiser and step count, as they were saved; of a shared optimiser the
@@ -76,6 +104,16 @@ class OptimizerState:
             counters = unpack(own, None) if own else counters
             if counters:
                 self._progress.step = int(counters["step"])
+                self._progress.all_samples = float(counters.get("samples", 0.0))
+            if own:
+                self.began_from_own_part = True
+                self.restored_names, warnings = unpack_extra(own, self._objects.beside)
+                unpack_extra(own, self._silent())
+                positions = positions_in(own)
+                self.data_goes_on = positions is not None
+                self._runtime.data.go_on(positions)
+                for warning in warnings:
+                    self._warn(warning)
         except (OptimizerBytesError, KeyError, TypeError, ValueError, OverflowError) as error:
             self._warn(str(error))
 
@@ -123,15 +161,20 @@ class OptimizerState:
             What was done, for people; empty when there is no state of its own: the one that all share has made no step
             with that work.
         """
-        optimizer = self._optimizer
-        if optimizer is None or self._shared:
+        if self._optimizer is None or self._shared:
             return ""
-        of_mlx = mlx_optimizer.is_mlx_optimizer(optimizer)
-        if self._young and (mlx_optimizer if of_mlx else torch_optimizer).forget_direction(optimizer):
+        only_direction = self._young and all(map(_forget_direction, self._objects.optimizers))
+        if only_direction:
             return "the optimizer's momentum was cleared"
         self._young = True
-        if of_mlx:
-            mlx_optimizer.clear_state(optimizer)
-        else:
-            optimizer.state.clear()
+        for optimizer in self._objects.optimizers:
+            if mlx_optimizer.is_mlx_optimizer(optimizer):
+                mlx_optimizer.clear_state(optimizer)
+            else:
+                optimizer.state.clear()
         return "the optimizer's state was cleared"
+
+
+def _forget_direction(optimizer: Any) -> bool:
+    of_mlx = mlx_optimizer.is_mlx_optimizer(optimizer)
+    return mlx_optimizer.forget_direction(optimizer) if of_mlx else torch_optimizer.forget_direction(optimizer)

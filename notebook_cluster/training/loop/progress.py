@@ -25,6 +25,8 @@ class TrainingProgress:
 
     def __init__(self, runtime: Runtime, job: str = "", run: int = 0) -> None:
         self.step = 0
+        self.all_samples = 0.0
+        """Of all steps, as the sync object was told."""
         self.job, self.run = job, run
         self._runtime = runtime
         self._read_at = 0.0
@@ -39,6 +41,7 @@ class TrainingProgress:
         """
         self.step += 1
         self._samples += samples
+        self.all_samples += samples
         now = time.monotonic()
         value = self._value(loss, now)
         elapsed = now - self._rate_from

@@ -8,16 +8,21 @@ import contextlib
 import platform
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from notebook_cluster.protocol.runs import Register
-from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing.registered import check_extra
 from notebook_cluster.training.checkpointing.resuming import Start
-from notebook_cluster.training.settings.arguments import Strategy
+from notebook_cluster.training.loop.round_client import TrainingError
+from notebook_cluster.training.loop.stopped_run import RegisteredObjects
+from notebook_cluster.training.models import check_optimizer
+from notebook_cluster.training.runtime import Runtime
+from notebook_cluster.training.settings.arguments import SERVER, Strategy
 
 
 def registration(
@@ -103,11 +108,23 @@ class GoingOn:
         self._scheduler = [] if "mlx" in frameworks else ["the scheduler"]
 
     def line(
-        self, strategy: Strategy, round: int, checkpoint: str, *, lossy: bool, restored: bool, momentum: bool
+        self,
+        strategy: Strategy,
+        round: int,
+        checkpoint: str,
+        *,
+        lossy: bool,
+        restored: bool,
+        momentum: bool,
+        lost: int = 0,
+        beside: Sequence[str] = (),
+        data: bool = False,
     ) -> str:
         """``checkpoint``: where the state comes from; empty: it is held here. ``lossy``: the codec keeps error
         feedback. ``restored``: the optimizer has the state that was saved. ``momentum``: the one that is this node's
-        alone goes on, where the strategy has one in place of an optimizer."""
+        alone goes on, where the strategy has one in place of an optimizer. ``lost``: steps that a Stop has cost.
+        ``beside``: what was registered with it and has the state that was saved; ``data``: the loops over it have their
+        positions."""
         goes_on, anew, more = ["parameters"], list[str](), ""
         if strategy.descent is not None:
             (goes_on if momentum else anew).append("each node's momentum")
@@ -116,7 +133,7 @@ class GoingOn:
             anew += ["the error feedback"] if lossy else []
             if restored:
                 goes_on.append("the optimizer's state")
-                anew += self._scheduler
+                anew += [] if beside else self._scheduler
             elif self._given and self._same_optimizer:
                 goes_on.append("the optimizer")
             elif self._same_model and not self._given:
@@ -124,11 +141,31 @@ class GoingOn:
                 more = f", as do {_listed(makes)} that this cell makes"
             else:
                 anew += ["the optimizer", *self._scheduler]
+        goes_on += [*beside, *(["the data of nc.shard"] if data else [])]
+        anew += [] if data else ["the data"]
+        begin = f"; {_listed(anew)} begin anew" if anew else ""
+        if lost:
+            steps = "1 step since then is" if lost == 1 else f"{lost} steps since then are"
+            more += f"; the Stop came in the middle of a step: {steps} lost"
         where = f" of checkpoint {checkpoint!r}" if checkpoint else ""
         way_out = "" if checkpoint else " (fresh=True starts over)"
         return (
-            f"training {strategy.name!r} goes on at round {round}{where}: {_listed(goes_on)} go on; "
-            f"{_listed([*anew, 'the data'])} begin anew{more}{way_out}"
+            f"training {strategy.name!r} goes on at round {round}{where}: {_listed(goes_on)} go on"
+            f"{begin}{more}{way_out}"
+        )
+
+    def stopped_line(self, strategy: Strategy, round: int, names: Sequence[str], edited: Sequence[str]) -> str:
+        """``names``: the optimizers and what else was registered that go on where the Stop came."""
+        goes_on = ["the model with its work since then", *(["outer momentum"] if strategy.outer_momentum else [])]
+        goes_on += ["the " + name if name.startswith("optimizer") else name for name in names]
+        goes_on += ["random numbers", "the data of nc.shard"]
+        more = f"; set anew by this cell: {_listed(edited)}" if edited else ""
+        if strategy.mode != SERVER and not any(name.startswith("optimizer") for name in names):
+            makes = _listed(["an optimizer", *(word.replace("the ", "a ") for word in self._scheduler)])
+            more += f"; {makes} that this cell makes begin anew: optimizer= and extra= let them go on"
+        return (
+            f"training {strategy.name!r} goes on where it was stopped, after round {round}: {_listed(goes_on)} go on"
+            f"{more} (fresh=True starts over)"
         )
 
 
@@ -150,3 +187,50 @@ def _nothing() -> object:
 
 
 _NOTHING = object()
+
+
+# ---- what a sync object is made of ------------------------------------------------------------------------------
+
+
+def registered_objects(optimizer: Any, extra: Mapping[str, Any] | None) -> RegisteredObjects:
+    """``optimizer=``, one or several, and ``extra=``.
+
+    Raises:
+        TypeError: one of them has no state that could be kept; names it.
+    """
+    several = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    return RegisteredObjects([one for one in several if check_optimizer(one) is not None], check_extra(extra))
+
+
+def fragments_of(strategy: Strategy, layout: TensorLayout) -> Fragments:
+    """How a model with this layout is cut and sent."""
+    return Fragments(
+        strategy.codec,
+        layout.size - layout.buffers,
+        layout.buffers,
+        strategy.fragments,
+        over_senders=strategy.over_senders,
+        gradients=strategy.gradients,
+        central_optimizer=strategy.mode == SERVER,
+        exact_every=strategy.exact_every,
+        tiles=tiles_of(layout) if strategy.descent is not None else None,
+        descent=strategy.descent,
+    )
+
+
+def job_of(runtime: Runtime, name: str) -> Job:
+    """The job that a new sync object is for.
+
+    Raises:
+        TrainingError: another one of this cell has not finished it.
+    """
+    attached = runtime.job(name)
+    job = attached if isinstance(attached, Job) else Job(runtime, name)
+    if attached is None:
+        runtime.attach_job(name, job)
+    if getattr(job.owner, "unfinished", False):
+        raise TrainingError(
+            f"job {name!r} has a sync object in this cell that is not finished: call finish() on it before this one is "
+            "made, or give this one another name="
+        )
+    return job

@@ -107,6 +107,10 @@ class Replica:
         """A contribution was handed over and its round is still open."""
         return self._sent is not None
 
+    def global_vector(self) -> Vector:
+        """The global parameters, only to be read until the next round."""
+        return self.theta
+
     def count(self, samples: float) -> None:
         """One inner step on ``samples`` examples."""
         self._done = _Count(self._done.steps + 1, self._done.samples + samples)
@@ -234,6 +238,20 @@ class Replica:
     def release(self) -> None:
         """The contribution is not used, its work stays and goes into a later one."""
         self._sent = None
+
+    def hold_back(self) -> None:
+        """A Stop came before the round was sealed: the work is as it was before it was contributed."""
+        self._sent = None
+
+    def kept_work(self) -> Any:
+        """What of the model is in no round, for :meth:`go_on`."""
+        return self._done, list(self._counted), list(self._feedback)
+
+    def go_on(self, restore: Callable[[], None], work: Any) -> None:
+        """After :meth:`start`, on the state that this node had: ``restore`` puts the model back, with the ``work`` in
+        it that :meth:`kept_work` gave."""
+        restore()
+        self._done, self._counted, self._feedback = work[0], list(work[1]), list(work[2])
 
     def discard(self) -> None:
         """REFUSED: error feedback 0, theta_m = theta."""

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from msgspec import structs
 
@@ -29,6 +28,8 @@ from notebook_cluster.training.loop.encoding import EncodingThread
 from notebook_cluster.training.loop.optimizer_state import OptimizerState
 from notebook_cluster.training.loop.progress import TrainingProgress
 from notebook_cluster.training.loop.replica import Replica
+from notebook_cluster.training.loop.step_stops import SyncCall
+from notebook_cluster.training.loop.stopped_run import RegisteredObjects
 from notebook_cluster.training.runtime import Runtime
 from notebook_cluster.training.settings.arguments import Strategy
 from notebook_cluster.training.settings.schedule import Schedule
@@ -61,13 +62,18 @@ class RoundClient:
     """What a strategy needs of rounds; :class:`.sync.RoundSync` adds what people call."""
 
     _replica: Replica
+    _call: SyncCall
     _run: tuple[int, int]
     """The cell in which it registered last, and which of its sync objects under this name it was there."""
 
-    def __init__(self, runtime: Runtime, job: Job, strategy: Strategy, optimizer: Any, *, restore: bool) -> None:
+    def __init__(
+        self, runtime: Runtime, job: Job, strategy: Strategy, objects: RegisteredObjects, *, restore: bool
+    ) -> None:
         self._runtime, self._job, self._strategy = runtime, job, strategy
         self._progress = TrainingProgress(runtime, job.name, run_number(self._run[0], max(self._run[1] - 1, 0)))
-        self._optimizer_state = OptimizerState(job, optimizer, self._progress, restore, self._warn, strategy.gradients)
+        self._optimizer_state = OptimizerState(
+            runtime, job, objects, self._progress, restore, self._warn, strategy.gradients
+        )
         self._schedule = Schedule(strategy.every, strategy.fragments)
         self._encoding = EncodingThread()
         self._outer: OuterChange | None = None
@@ -83,6 +89,8 @@ class RoundClient:
         """The other nodes are done with this object: until its finish() or the cell's end it exchanges nothing."""
         self._quorum_waits = False
         """A quorum waits for the others: the next step is a boundary."""
+        self._held = False
+        """A Stop came before the open round was sealed: its work stays here."""
         self._failure = self._deadlock = ""
         """Why the job, or the wait, ends with an error."""
         self._awaited_round = 0
@@ -159,6 +167,7 @@ class RoundClient:
         if apply is None:
             return
         self._replica.apply(apply)
+        self._round_applied()
         if apply.counted:
             self._optimizer_state.counted()
         self._members, self._round_step = apply.members, self._progress.step
@@ -167,6 +176,9 @@ class RoundClient:
         self._schedule.applied()
         if apply.last:
             self._end_rounds()
+
+    def _round_applied(self) -> None:
+        """The model has received a round."""
 
     def _end_rounds(self) -> None:
         """Nothing is left to exchange: the model holds the global parameters."""
@@ -185,6 +197,7 @@ class RoundClient:
         self._tell_wait(round)
         try:
             while not done():
+                self._check_stop()
                 if (error := self._encoding_error()) is not None:
                     raise error
                 with self._job.resting.of(self._replica) if resting else contextlib.nullcontext():
@@ -193,6 +206,15 @@ class RoundClient:
         finally:
             self._tell_wait(0)
             self._progress.waiting("")
+
+    def _check_stop(self) -> None:
+        """Raises:
+        KeyboardInterrupt: a Stop came, and what is waited for is held until the cell is run again, or takes long.
+        """
+        held, self._held = self._held, False
+        if held:
+            self._call.stops.end()
+        self._call.stops.check()
 
     def _tell_wait(self, round: int) -> None:
         self._awaited_round, self._deadlock = round, ""
@@ -258,7 +280,17 @@ class RoundClient:
                 self._refused(notice.reason)
             case types.ReleaseContribution() if replica.started:
                 replica.release()
-            case types.Apply() | types.Rebase() | types.DiscardContribution() | types.ReleaseContribution():
+            case types.Held() if self._round_open:
+                replica.hold_back()
+                self._schedule.take_back()
+                self._round_open, self._held = False, True
+            case (
+                types.Apply()
+                | types.Rebase()
+                | types.DiscardContribution()
+                | types.ReleaseContribution()
+                | types.Held()
+            ):
                 pass  # for the sync object before this one
             case types.Finish():
                 if self._round_open:

@@ -5,7 +5,7 @@ The order in a cell: registered at construction (or at the first call in a later
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,24 +14,24 @@ from typing import Any
 from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.processors import free_memory
 from notebook_cluster.protocol.names import check_name
-from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
-from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
-from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.training.background.job import Job
+from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.training.checkpointing.beside import OtherBuffers, StateBeside
 from notebook_cluster.training.checkpointing.resuming import Start, shared_optimizer, start_of
 from notebook_cluster.training.checkpointing.saving import Description
 from notebook_cluster.training.loop.costs import nodes_here
+from notebook_cluster.training.loop.goes_on import GoesOn
 from notebook_cluster.training.loop.progress import GlobalModelBlock
-from notebook_cluster.training.loop.registration import GoingOn, registration
+from notebook_cluster.training.loop.registration import fragments_of, job_of, registered_objects, registration
 from notebook_cluster.training.loop.replica import Replica
-from notebook_cluster.training.loop.round_client import RoundClient, TrainingError
-from notebook_cluster.training.models import check_optimizer, parameters_of
+from notebook_cluster.training.loop.round_client import TrainingError
+from notebook_cluster.training.loop.stopped_run import LostSteps, RunKeeper, StoppedRun
+from notebook_cluster.training.models import parameters_of
 from notebook_cluster.training.models.parameters import WithGradients
-from notebook_cluster.training.runtime import Runtime, current_runtime
-from notebook_cluster.training.settings.arguments import SERVER, Strategy, check_samples
+from notebook_cluster.training.runtime import current_runtime
+from notebook_cluster.training.settings.arguments import Strategy, check_samples
 
 _VECTORS_OF_A_ROUND = 9
 """Float32 vectors of the model's size that are in use while a round is open, at most."""
@@ -40,25 +40,33 @@ _SHARE_OF_ROOM = 4
 """What of the free memory a node may keep them in: one part of so many, and all nodes of the machine half of it."""
 
 
-class RoundSync(RoundClient):
+class RoundSync(GoesOn):
     """Base of the strategies: what people call on each of them but ``step()``, and when it registers and leaves."""
 
-    def __init__(self, model: Any, strategy: Strategy, *, optimizer: Any, resume: str | None, fresh: bool) -> None:
-        optimizer = check_optimizer(optimizer)
+    def __init__(
+        self,
+        model: Any,
+        strategy: Strategy,
+        *,
+        optimizer: Any,
+        resume: str | None,
+        fresh: bool,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        objects = registered_objects(optimizer, extra)
         self._resume = check_name(resume, "checkpoint") if resume is not None else ""
         self._fresh = fresh
         runtime = current_runtime()
-        job = _job_of(runtime, strategy.name)
+        job = job_of(runtime, strategy.name)
         self._run = runtime.cell(), 0 if runtime.replaying() else job.next_run(runtime.cell())
         parameters = parameters_of(model)
         job.owner = self
-        self._going_on: GoingOn | None = GoingOn(job, model, optimizer)
-        super().__init__(runtime, job, strategy, optimizer, restore=bool(self._resume))
-        self._replica = self._make_replica(parameters, _fragments_of(strategy, parameters.layout))
-        self._description = Description(parameters.layout, strategy.as_settings())
+        super().__init__(runtime, job, strategy, objects, model, restore=bool(self._resume))
+        self._replica = self._make_replica(parameters, fragments_of(strategy, parameters.layout))
+        self._description = Description(parameters.layout, strategy.as_settings(), StateBeside(parameters))
+        self._optimizer_state.buffers = OtherBuffers(parameters)
         self._evaluating = False
-        self._held_hash = ""
-        """The hash of the state that was held here when this object registered; empty: none was."""
+        self._keeper = RunKeeper(runtime, job, self._replica, self._progress, self._schedule)
         if not runtime.replaying():
             self._check_memory()
             self._register()
@@ -86,6 +94,10 @@ class RoundSync(RoundClient):
         """Exchange what is left and wait until every node has finished; then the model holds the global parameters."""
         if self._runtime.replaying():
             return
+        with self._call:
+            self._finish()
+
+    def _finish(self) -> None:
         self._register_if_needed()
         while not (self._finished or self._passing):
             if self._round_open:
@@ -155,9 +167,12 @@ class RoundSync(RoundClient):
     def _count_step(self, loss: Any, samples: float) -> None:
         """What every step begins with."""
         self._register_if_needed()
+        if self._again:
+            self._train_on()
         self._replica.count(check_samples(samples))
         self._schedule.count()
         self._progress.count(loss, samples)
+        self._step_taken()
         if self._job.has_notices():
             self._handle_notices()
 
@@ -199,7 +214,7 @@ class RoundSync(RoundClient):
                 self._keep_vectors()
                 self._job.register(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._wait_until(lambda: self._ready or self._passing, f"{self._job.name} to start")
-        self._say_what_goes_on()
+        self._say_what_goes_on(self._go_on())
         self._fresh, self._resume = False, ""
 
     def _keep_vectors(self) -> None:
@@ -211,28 +226,6 @@ class RoundSync(RoundClient):
     def _vectors_of_a_round(self) -> int:
         """Bytes of those that are in use at most while a round is open."""
         return _VECTORS_OF_A_ROUND * 4 * self._replica.fragments.size
-
-    def _say_what_goes_on(self) -> None:
-        """Tell once what goes on, where this object begins with a state of before. In a later cell the object is as it
-        was, so there is nothing to tell."""
-        going_on, self._going_on = self._going_on, None
-        replica, state_hash = self._replica, self._held_hash
-        held = bool(state_hash) and replica.state_hash == state_hash
-        if going_on is None or not replica.started or not replica.round or not (held or self._resume):
-            return
-        text = going_on.line(
-            self._strategy,
-            replica.round,
-            self._resume,
-            lossy=replica.fragments.codec.lossy,
-            restored=self._optimizer_state.restored,
-            momentum=self._momentum_goes_on(),
-        )
-        self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
-
-    def _momentum_goes_on(self) -> bool:
-        """Whether a momentum that is this node's own goes on, in a strategy that has one."""
-        return self._optimizer_state.restored
 
     def _start(self) -> Start:
         """The state that this node would begin from: the one held here, a checkpoint, or the model as it is."""
@@ -270,6 +263,8 @@ class RoundSync(RoundClient):
                 self._leave(f"error: {error}")
                 raise
         else:
+            if status == "interrupted" and not isinstance(self._job.stopped, StoppedRun):
+                self._job.stopped = LostSteps(self._replica.steps)
             self._leave("finished" if status == "ok" else status)
 
     def _leave(self, reason: str) -> None:
@@ -314,37 +309,3 @@ class RoundSync(RoundClient):
             raise TrainingError(f"job {self._job.name!r} has a newer sync object: use that one, or pass another name=")
         if self._evaluating:
             raise TrainingError("inside global_model() the model holds the global parameters: leave the block first")
-
-
-def _fragments_of(strategy: Strategy, layout: TensorLayout) -> Fragments:
-    """How a model with this layout is cut and sent."""
-    return Fragments(
-        strategy.codec,
-        layout.size - layout.buffers,
-        layout.buffers,
-        strategy.fragments,
-        over_senders=strategy.over_senders,
-        gradients=strategy.gradients,
-        central_optimizer=strategy.mode == SERVER,
-        exact_every=strategy.exact_every,
-        tiles=tiles_of(layout) if strategy.descent is not None else None,
-        descent=strategy.descent,
-    )
-
-
-def _job_of(runtime: Runtime, name: str) -> Job:
-    """The job that a new sync object is for.
-
-    Raises:
-        TrainingError: another one of this cell has not finished it.
-    """
-    attached = runtime.job(name)
-    job = attached if isinstance(attached, Job) else Job(runtime, name)
-    if attached is None:
-        runtime.attach_job(name, job)
-    if isinstance(job.owner, RoundSync) and job.owner.unfinished:
-        raise TrainingError(
-            f"job {name!r} has a sync object in this cell that is not finished: call finish() on it before this one is "
-            "made, or give this one another name="
-        )
-    return job

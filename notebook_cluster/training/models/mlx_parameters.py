@@ -5,6 +5,7 @@ the tree and evaluates it. Its gradients are another tree, which ``nn.value_and_
 round has counted yet is kept here, in float32.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class MlxParameters:
     """
 
     loaded = None
+    framework = "mlx"
     read_anywhere = False  # what is computed to read an array belongs to a thread's stream
 
     def __init__(self, model: Any) -> None:
@@ -100,6 +102,11 @@ class MlxParameters:
             trained = np.zeros(self.layout.size - self.layout.buffers, np.float32)
         return np.concatenate([trained, *([_joined(buffers)] if buffers else [])])
 
+    def put_gradients(self, vector: Vector, there: list[bool]) -> None:
+        """The buffers are in the model already, wherever it was restored."""
+        trained = self.layout.size - self.layout.buffers
+        self._gradients = vector[:trained].copy() if any(there[: len(there) - len(self._named()[1])]) else None
+
     def gradients_there(self) -> list[bool]:
         """mlx has no None: a parameter that the loss does not depend on has a gradient of zeros."""
         parameters, buffers = self._named()
@@ -166,6 +173,50 @@ class MlxParameters:
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         self._update(snapshot)
+
+    def whole_snapshot(self) -> dict[str, Any]:
+        """What is in no round is frozen, and made by the cell."""
+        return self.snapshot()
+
+    def restore_whole(self, snapshot: dict[str, Any]) -> None:
+        self.restore(snapshot)
+
+    def other_buffers(self) -> dict[str, Any]:
+        """mlx has none beside parameters."""
+        return {}
+
+    def put_other_buffers(self, state: dict[str, Any]) -> None:
+        pass
+
+    def frozen(self) -> dict[str, Any]:
+        from mlx.utils import tree_flatten
+
+        sent = {row[0] for row in self.layout.schema} | self._twins.keys()
+        return {name: array for name, array in tree_flatten(self.model.parameters()) if name not in sent}
+
+    def tied(self) -> dict[str, str]:
+        return dict(self._twins)
+
+    def marks_of(self, arrays: dict[str, Any]) -> Any:
+        return [(name, id(array)) for name, array in arrays.items()]
+
+    def save_arrays(self, arrays: dict[str, Any], path: Path) -> None:
+        import mlx.core as mx
+
+        mx.save_safetensors(str(path), arrays)
+
+    def put_whole_state(self, state: dict[str, Any], left_out: list[str]) -> None:
+        from mlx.utils import tree_flatten, tree_unflatten
+
+        here, own = dict(tree_flatten(self.model.parameters())), set(left_out)
+        for name in sorted(state.keys() | here.keys()):
+            if name not in here:
+                raise ValueError(f"it has {name!r}, which this model has not")
+            if name not in state and name not in own:
+                raise ValueError(f"it lacks {name!r} of this model")
+            if name in state and state[name].shape != here[name].shape:
+                raise ValueError(f"{name!r} is {list(state[name].shape)} in it and {list(here[name].shape)} here")
+        self.model.update(tree_unflatten(list(state.items())))
 
     def check(self) -> None:
         parameters, buffers = self._named()

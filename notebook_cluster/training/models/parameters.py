@@ -5,6 +5,7 @@ that two nodes that built the same model agree on every element. Tied parameters
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,6 +53,41 @@ class Parameters(Protocol):
     def restore(self, snapshot: Any) -> None:
         """The values of ``snapshot`` again, bit for bit."""
 
+    @property
+    def framework(self) -> str:
+        """``torch`` or ``mlx``."""
+
+    def other_buffers(self) -> dict[str, Any]:
+        """Name -> buffer of the ``state_dict`` that is in no round."""
+
+    def put_other_buffers(self, state: dict[str, Any]) -> None:
+        """What :meth:`other_buffers` gave, where this model has it in the same shape."""
+
+    def frozen(self) -> dict[str, Any]:
+        """Name -> parameter that is not trained."""
+
+    def tied(self) -> dict[str, str]:
+        """Further name of a parameter -> the name that :attr:`layout` or :meth:`frozen` has for it."""
+
+    def marks_of(self, arrays: dict[str, Any]) -> Any:
+        """Equal as long as ``arrays`` are the same, unchanged."""
+
+    def save_arrays(self, arrays: dict[str, Any], path: Path) -> None:
+        """As a safetensors file, each in its dtype."""
+
+    def put_whole_state(self, state: dict[str, Any], left_out: list[str]) -> None:
+        """A whole ``state_dict`` with names as in :attr:`layout`; ``left_out``: those that the model keeps as they are.
+
+        Raises:
+            ValueError: one is missing, left over or of another shape; names it. Nothing was changed.
+        """
+
+    def whole_snapshot(self) -> Any:
+        """:meth:`snapshot`, and buffers that are in no round, such as counters of batches."""
+
+    def restore_whole(self, snapshot: Any) -> None:
+        """What :meth:`whole_snapshot` gave, in this model or another one that is built alike."""
+
     def check(self) -> None:
         """Raises:
         ValueError: the model's parameters are no longer those of ``layout``; names the first that differs.
@@ -75,6 +111,9 @@ class WithGradients(Parameters, Protocol):
 
     def read_gradients(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """A new float32 vector: gradients (zeros where there is none) and, behind them, the buffers' values."""
+
+    def put_gradients(self, vector: np.ndarray[Any, np.dtype[np.float32]], there: list[bool]) -> None:
+        """What :meth:`read_gradients` and :meth:`gradients_there` gave becomes the gradients, and the buffers."""
 
     def gradients_there(self) -> list[bool]:
         """For each tensor of ``layout`` whether it has a gradient, be it 0; True for buffers. A framework without None

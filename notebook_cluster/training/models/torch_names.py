@@ -99,3 +99,24 @@ def _wrapped(module: Any) -> str | None:
 
 def _class(home: str, name: str) -> Any:
     return getattr(sys.modules.get(home), name, None)
+
+
+def check_usable(name: str, tensor: "torch.Tensor") -> None:
+    """Raises:
+    ValueError: ``tensor`` cannot be averaged; says why.
+    """
+    from torch.nn.parameter import is_lazy
+
+    if is_lazy(tensor):
+        raise ValueError(
+            f"parameter {name!r} has no shape yet: run one batch through the model before making the sync object"
+        )
+    if tensor.is_meta:
+        raise ValueError(f"parameter {name!r} is on the meta device: give it values before making the sync object")
+    if is_distributed_tensor(tensor):
+        raise ValueError(
+            f"parameter {name!r} is a DTensor, of which each node has only a part: give the sync object a model with "
+            "ordinary tensors (without fully_shard or parallelize_module)"
+        )
+    if not tensor.is_floating_point():
+        raise ValueError(f"parameter {name!r} is {tensor.dtype}: only real floating point parameters can be averaged")

@@ -10,14 +10,15 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout
 from notebook_cluster.training.models.parameters import TensorParts, first_difference
-from notebook_cluster.training.models.torch_names import check_whole, former_name, is_distributed_tensor, plain_names
+from notebook_cluster.training.models.torch_names import check_usable, check_whole, former_name, plain_names
 from notebook_cluster.training.models.torch_optimizer import TorchOptimizerState
+from notebook_cluster.training.models.torch_state import TorchState
 
 if TYPE_CHECKING:
     import torch
 
 
-class TorchParameters:
+class TorchParameters(TorchState):
     """Adapter of one module.
 
     Trainable parameters (``requires_grad``) are sent, tied ones once. Of the buffers only the running statistics of
@@ -176,7 +177,7 @@ class TorchParameters:
         ]
         return pieces + [tensor.detach().reshape(-1) for tensor in buffers.values()]
 
-    def load_gradients(self, vector: Vector, there: list[bool]) -> None:
+    def put_gradients(self, vector: Vector, there: list[bool]) -> None:
         """Write what :meth:`read_gradients` gave, averaged over nodes. A gradient that is not ``there`` becomes None,
         on every node alike: the optimiser leaves such parameters alone."""
         import torch
@@ -230,7 +231,7 @@ class TorchParameters:
 
     def optimizer_step(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> None:
         """The step of all nodes with their ``mean`` gradient and ``factor`` times the learning rate of each group."""
-        self.load_gradients(mean, there)
+        self.put_gradients(mean, there)
         groups = optimizer.param_groups
         rates = [group["lr"] for group in groups]
         if factor != 1:
@@ -290,7 +291,7 @@ class TorchParameters:
         parameters, buffers = self._by_own_name()
         plain = plain_names(self.model, [*parameters, *buffers])
         for name, tensor in parameters.items():
-            _check_usable(plain[name], tensor)
+            check_usable(plain[name], tensor)
         return _sorted(parameters, plain), _sorted(buffers, plain)
 
     def _by_own_name(self) -> tuple[dict[str, "torch.Tensor"], dict[str, "torch.Tensor"]]:
@@ -331,21 +332,3 @@ def _as_tensor(vector: Vector) -> "torch.Tensor":
 
 def _rows(tensors: dict[str, "torch.Tensor"]) -> list[SchemaRow]:
     return [(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()]
-
-
-def _check_usable(name: str, tensor: "torch.Tensor") -> None:
-    from torch.nn.parameter import is_lazy
-
-    if is_lazy(tensor):
-        raise ValueError(
-            f"parameter {name!r} has no shape yet: run one batch through the model before making the sync object"
-        )
-    if tensor.is_meta:
-        raise ValueError(f"parameter {name!r} is on the meta device: give it values before making the sync object")
-    if is_distributed_tensor(tensor):
-        raise ValueError(
-            f"parameter {name!r} is a DTensor, of which each node has only a part: give the sync object a model with "
-            "ordinary tensors (without fully_shard or parallelize_module)"
-        )
-    if not tensor.is_floating_point():
-        raise ValueError(f"parameter {name!r} is {tensor.dtype}: only real floating point parameters can be averaged")

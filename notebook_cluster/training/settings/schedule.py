@@ -37,6 +37,7 @@ class Schedule:
         """Since the last boundary."""
         self._every, self._fragments, self._clock = every, fragments, clock
         self._from = clock()
+        self._before = 0
 
     def count(self) -> None:
         """One inner step."""
@@ -50,8 +51,17 @@ class Schedule:
 
     def boundary(self) -> None:
         """The contribution was handed over: steps count towards the next one."""
-        self.steps = 0
+        self._before, self.steps = self.steps, 0
         self._from = self._clock()
+
+    def take_back(self) -> None:
+        """The contribution came back: the node is at that boundary still."""
+        self.steps += self._before
+        self._before = 0
+
+    def since_boundary(self, is_open: bool) -> int:
+        """Steps since the last boundary, or where its round ``is_open`` since the one before."""
+        return self.steps + (self._before if is_open else 0)
 
     def applied(self) -> None:
         """A round changed the model: seconds count from here, at nearly the same moment on all nodes."""

@@ -11,6 +11,7 @@ In the order in which it happens:
    to all (:mod:`.central_optimizer`).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class DataParallel(RoundSync):
         resend: int | None = 100,
         mode: str = ALLREDUCE,
         patience: float = PATIENCE,
+        extra: Mapping[str, Any] | None = None,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
@@ -107,7 +109,7 @@ class DataParallel(RoundSync):
             mode=mode,
             patience=patience,
         )
-        super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
+        super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
 
     def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
         """After ``loss.backward()``: the optimiser's step with the mean gradient of all nodes. ``grads``: those of an
@@ -124,6 +126,10 @@ class DataParallel(RoundSync):
         """
         if self._idle():
             return None
+        with self._call:
+            return self._take_step(loss, samples, grads)
+
+    def _take_step(self, loss: Any, samples: float, grads: Any) -> Round | None:
         self._replica.parameters.add_gradients(grads, check_samples(samples))
         if self._registering_drops_gradients():
             samples = 0
@@ -132,11 +138,17 @@ class DataParallel(RoundSync):
             return self._wait_for_commit()
         if self._replica.steps < self._accumulate:
             return None
+        return self._exchange_due()
+
+    def _exchange_due(self) -> Round | None:
         done = None
         while self._replica.steps and not self._passing:  # a round of parameters leaves them for the next one
             self._contribute(finishing=False)
             done = self._wait_for_commit()
         return done
+
+    def _at_boundary(self) -> bool:
+        return self._replica.steps >= self._accumulate
 
     def _registering_drops_gradients(self) -> bool:
         """In a new cell: whether a round that was still open in the last one has made the gradients at hand stale."""

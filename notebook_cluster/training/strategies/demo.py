@@ -11,6 +11,7 @@ In the order in which it happens:
    moves nowhere else, so a round that is aborted or done again changes nothing here.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ class DeMo(RoundSync):
         quorum: int | float | None = None,
         grace: float | None = None,
         patience: float = PATIENCE,
+        extra: Mapping[str, Any] | None = None,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
@@ -98,7 +100,7 @@ class DeMo(RoundSync):
             descent=descent,
             patience=patience,
         )
-        super().__init__(model, strategy, optimizer=self._momentum, resume=resume, fresh=fresh)
+        super().__init__(model, strategy, optimizer=self._momentum, extra=extra, resume=resume, fresh=fresh)
 
     def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
         """After ``loss.backward()``: the step of all nodes. ``grads``: an mlx model's gradients, as
@@ -123,12 +125,19 @@ class DeMo(RoundSync):
                 "no parameter has a gradient: call loss.backward() before sync.step(), and leave optimizer.step() and "
                 "zero_grad() out, or say samples=0 for an empty batch"
             )
+        with self._call:
+            return self._take_step(loss, samples)
+
+    def _take_step(self, loss: Any, samples: float) -> Round | None:
         self._count_step(loss, samples)
         received = self._wait_for_commit() if self._round_open else None  # a wait that was interrupted
         if self._at_boundary():
-            self._contribute(finishing=False)
-            received = self._wait_for_commit()
+            received = self._exchange_due()
         return received
+
+    def _exchange_due(self) -> Round | None:
+        self._contribute(finishing=False)
+        return self._wait_for_commit()
 
     @property
     def lr(self) -> float:
@@ -233,6 +242,20 @@ class MomentumReplica(Replica):
     def release(self) -> None:
         """The contribution is not used; its gradients stay and go into a later one."""
         self._open, self._local.left = False, None
+
+    def hold_back(self) -> None:
+        self.release()
+
+    def kept_work(self) -> Any:
+        has = self.parameters.has_gradients() and self.steps > 0
+        gradients = (self.parameters.read_gradients(), self.parameters.gradients_there()) if has else None
+        return self._done, list(self._counted), gradients
+
+    def go_on(self, restore: Callable[[], None], work: Any) -> None:
+        restore()
+        self._done, self._counted = work[0], list(work[1])
+        if work[2] is not None:
+            self.parameters.put_gradients(*work[2])
 
     def discard(self) -> None:
         """REFUSED: momentum 0, the gradients are dropped, theta_m = theta."""

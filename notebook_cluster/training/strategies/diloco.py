@@ -15,6 +15,7 @@ order in which it happens:
    trained since the boundary stays on top of it (:meth:`.Replica.apply`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
@@ -44,6 +45,10 @@ class LocalSteps(RoundSync):
         """
         if self._idle():
             return None
+        with self._call:
+            return self._take_step(loss, samples)
+
+    def _take_step(self, loss: Any, samples: float) -> Round | None:
         self._count_step(loss, samples)
         received = None
         if self._round_open:
@@ -51,11 +56,14 @@ class LocalSteps(RoundSync):
                 return None
             received = self._wait_for_commit()
         if self._at_boundary():
-            if self._strategy.overlap:
-                self._contribute(finishing=False)
-            else:
-                received = self._exchange(finishing=False)
+            received = self._exchange_due() or received
         return received
+
+    def _exchange_due(self) -> Round | None:
+        if not self._strategy.overlap:
+            return self._exchange(finishing=False)
+        self._contribute(finishing=False)
+        return None
 
     @property
     def memory(self) -> Costs:
@@ -138,7 +146,11 @@ class DiLoCo(OuterRate):
             work of these steps stays on top of the new parameters and is in the next round.
         mix: with overlap ``theta_m <- mix theta_m + (1 - mix) theta`` instead (the paper: 0.5, which cost 2 to 3 % of
             the loss in our comparison, docs/training.md).
-        optimizer: a torch.optim or mlx.optimizers optimizer whose state checkpoints should hold; None leaves it out.
+        optimizer: the torch.optim or mlx.optimizers optimizer, or a list of several, whose state checkpoints hold and
+            which goes on when the cell is run again after a Stop; None leaves it out.
+        extra: what else goes with the run, by name: ``{"scheduler": scheduler, "ema": average, "rng": generator}``.
+            Whatever has ``state_dict()`` and ``load_state_dict()``, a random generator of torch, numpy or Python, or an
+            mlx.nn.Module. Each node has its own.
         resume: name of a checkpoint to begin from, when the cluster does not hold the job already.
         fresh: forget what the cluster holds for this job.
 
@@ -166,6 +178,7 @@ class DiLoCo(OuterRate):
         overlap: int = 0,
         mix: float | None = None,
         optimizer: Any = None,
+        extra: Mapping[str, Any] | None = None,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
@@ -184,7 +197,7 @@ class DiLoCo(OuterRate):
             mix=mix,
             patience=patience,
         )
-        super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
+        super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
         if strategy.overshoots and not self._runtime.replaying():
             self._warn(strategy.overshoots)
 
@@ -219,6 +232,7 @@ class LocalSGD(LocalSteps):
         grace: float | None = None,
         patience: float = PATIENCE,
         optimizer: Any = None,
+        extra: Mapping[str, Any] | None = None,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
@@ -234,4 +248,4 @@ class LocalSGD(LocalSteps):
             grace=grace,
             patience=patience,
         )
-        super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
+        super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)

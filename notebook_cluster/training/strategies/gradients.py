@@ -116,6 +116,26 @@ class GradientReplica(Replica):
         """The contribution was computed on another state than this one."""
         self._clear()
 
+    def global_vector(self) -> Vector:
+        """What the optimizer made of the last round."""
+        return self.parameters.read()
+
+    def hold_back(self) -> None:
+        """A Stop came before the round was sealed: the gradients wait."""
+        self._next_error = self._error
+
+    def kept_work(self) -> Any:
+        has = self.parameters.has_gradients() and self.steps > 0
+        gradients = (self.parameters.read_gradients(), self.parameters.gradients_there()) if has else None
+        return self._done, list(self._counted), self._error, gradients
+
+    def go_on(self, restore: Callable[[], None], work: Any) -> None:
+        restore()
+        self._done, self._counted, self._error = work[0], list(work[1]), work[2]
+        self._next_error = self._error
+        if work[3] is not None:
+            self.parameters.put_gradients(*work[3])
+
     def discard(self) -> None:
         """REFUSED: its gradients are dropped; the parameters are those of all."""
         self._error = self._next_error = None

@@ -9,6 +9,7 @@ Inner steps and the round are those of :mod:`.diloco`. In its order, what is ano
 3. Outer step: without momentum, ``theta <- theta - lr * mean``.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from notebook_cluster.codecs import codec_name
@@ -58,6 +59,7 @@ class SparseLoCo(OuterRate):
         overlap: int = 0,
         mix: float | None = None,
         optimizer: Any = None,
+        extra: Mapping[str, Any] | None = None,
         resume: str | None = None,
         fresh: bool = False,
     ) -> None:
@@ -79,4 +81,4 @@ class SparseLoCo(OuterRate):
             beta=beta,
             patience=patience,
         )
-        super().__init__(model, strategy, optimizer=optimizer, resume=resume, fresh=fresh)
+        super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)

@@ -1,0 +1,168 @@
+"""How a sync object goes on with what was there before it: a cell that Stop has ended, a run that the nodes hold, a
+checkpoint. And what people are told of it."""
+
+from typing import Any
+
+from notebook_cluster.protocol.node import NodeLog
+from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing.optimizer_bytes import extra_in
+from notebook_cluster.training.loop.average import GlobalAverage, check_decay
+from notebook_cluster.training.loop.registration import GoingOn
+from notebook_cluster.training.loop.round_client import Round, RoundClient
+from notebook_cluster.training.loop.step_stops import SyncCall
+from notebook_cluster.training.loop.stopped_run import GoneOn, LostSteps, RegisteredObjects, RunKeeper, StoppedRun
+from notebook_cluster.training.runtime import Runtime
+from notebook_cluster.training.settings.arguments import Strategy
+
+
+class GoesOn(RoundClient):
+    """What :class:`.sync.RoundSync` needs for that."""
+
+    _resume: str
+    _fresh: bool
+    _keeper: RunKeeper
+
+    def __init__(
+        self, runtime: Runtime, job: Job, strategy: Strategy, objects: RegisteredObjects, model: Any, *, restore: bool
+    ) -> None:
+        super().__init__(runtime, job, strategy, objects, restore=restore)
+        self._objects = objects
+        self._going_on: GoingOn | None = GoingOn(job, model, objects.optimizer)
+        self._call = SyncCall(runtime.at_cell_end, self._keep_run)
+        self._step_taken = runtime.data.step_taken
+        self._averages: dict[str, GlobalAverage] = {}
+        self._lost = 0
+        """Steps since the last round that a Stop in the middle of a step has cost."""
+        self._again = False
+        """Nothing was computed yet since the run went on."""
+        self._owes = False
+        """A Stop came when this node was at a boundary, and what it contributed there is still to be exchanged."""
+        self._held_hash = ""
+        """The hash of the state that was held here when this object registered; empty: none was."""
+
+    @property
+    def global_step(self) -> int:
+        """Steps that this node has taken in this run, those before a Stop or in the checkpoint too. A loop over fixed
+        data goes on from here: ``for step in range(sync.global_step, 1000):``."""
+        self._settle_stop()
+        return self._progress.step
+
+    @property
+    def samples(self) -> float:
+        """Samples that this node has said to ``step()`` in this run, counted like :attr:`global_step`."""
+        return self._progress.all_samples
+
+    def ema(self, decay: float = 0.99) -> GlobalAverage:
+        """An exponential moving average of the global parameters: a step of it at each round (not at each step of the
+        optimizer, so a smaller ``decay`` than usual is right: 0.99 looks back about 100 rounds). It begins with the
+        global parameters as they are, is in this node's part of checkpoints, and goes on after a Stop. A node that
+        joins later begins where it joins.
+
+        ``with average.in_model():`` evaluates it; ``average.parameters()`` gives its values by name.
+
+        Raises:
+            ValueError: ``decay`` is not from 0 to below 1.
+            TrainingError: the model is not on yet.
+        """
+        name = f"ema {check_decay(decay):g}"
+        self._register_if_needed()
+        if name in self._averages:
+            return self._averages[name]
+        average = GlobalAverage(self._replica.parameters, decay, self._replica.global_vector())
+        state = self._keeper.left_of(name)
+        if state is None and self._optimizer_state.began_from_own_part:
+            state = extra_in(self._job.saved_optimizer_bytes(), name)
+        if state is not None:
+            average.load_state_dict(state)
+        self._averages[name] = average
+        self._objects.add(name, average)
+        return average
+
+    def _register_if_needed(self) -> None:
+        raise NotImplementedError
+
+    def _round_applied(self) -> None:
+        for average in self._averages.values():
+            average.update(self._replica.global_vector())
+
+    def _keep_run(self) -> None:
+        """A Stop ends the cell here: keep what the next run of it goes on with."""
+        with self._runtime.deferred_interrupts():
+            try:
+                self._handle_notices()
+                self._keeper.keep(self._objects, is_open=self._round_open)
+            except Exception as error:  # of an optimizer or a scheduler; the cell ends with the Stop all the same
+                self._warn(f"{type(error).__name__}: {error}: when the cell is run again, only the parameters go on")
+
+    def _settle_stop(self) -> None:
+        """Before anything new is computed after a Stop: what the code since then has moved, such as the scheduler of
+        epochs that are over, is as it was, and what was to be exchanged when the Stop came is."""
+        if self._again:
+            self._again = False
+            self._keeper.put_again(self._objects)
+        if self._owes:
+            self._owes = False
+            with self._call:
+                self._exchange_due()
+
+    def _train_on(self) -> None:
+        """The first step comes before anything asked for what was there: what is owed goes with its exchange."""
+        self._again = self._owes = False
+        self._keeper.forget(self._objects)
+
+    def _exchange_due(self) -> Round | None:
+        """The exchange of a boundary, as ``step()`` makes it."""
+        raise NotImplementedError
+
+    def _go_on(self) -> GoneOn | None:
+        """Where a Stop has left the run of the sync object before this one."""
+        stopped, self._job.stopped = self._job.stopped, None
+        self._lost = stopped.steps if isinstance(stopped, LostSteps) else 0
+        if self._going_on is None or self._fresh or self._resume or not self._ready or self._runtime.replaying():
+            return None
+        gone_on = None
+        with self._runtime.deferred_interrupts():
+            if isinstance(stopped, StoppedRun):
+                gone_on = self._keeper.go_on(stopped, self._objects)
+            if gone_on is None and self._replica.round:
+                self._runtime.data.go_on(None)
+        if gone_on is not None:
+            self._again = True
+            self._owes = self._replica.steps > 0 and self._at_boundary()
+            self._runtime.data.before_next(self._settle_stop)
+        return gone_on
+
+    def _say_what_goes_on(self, gone_on: GoneOn | None) -> None:
+        """Tell once what goes on, where this object begins with a state of before. In a later cell the object is as it
+        was, so there is nothing to tell."""
+        going_on, self._going_on = self._going_on, None
+        replica, state_hash = self._replica, self._held_hash
+        held = bool(state_hash) and replica.state_hash == state_hash
+        if going_on is None or not replica.started or not (gone_on or (replica.round and (held or self._resume))):
+            return
+        if gone_on is not None:
+            for warning in gone_on.warnings:
+                self._warn(warning)
+            text = going_on.stopped_line(self._strategy, replica.round, gone_on.names, gone_on.edited)
+            self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
+            return
+        text = going_on.line(
+            self._strategy,
+            replica.round,
+            self._resume,
+            lossy=replica.fragments.codec.lossy,
+            restored=self._optimizer_state.restored,
+            momentum=self._momentum_goes_on(),
+            lost=self._lost,
+            beside=self._optimizer_state.restored_names,
+            data=self._optimizer_state.data_goes_on,
+        )
+        self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
+
+    def _momentum_goes_on(self) -> bool:
+        """Whether a momentum that is this node's own goes on, in a strategy that has one."""
+        return self._optimizer_state.restored
+
+    def _at_boundary(self) -> bool:
+        """Whether this node contributes now."""
+        raise NotImplementedError

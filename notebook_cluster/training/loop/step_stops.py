@@ -1,0 +1,146 @@
+"""A Stop that falls between two steps: SIGINT in a training loop waits for the end of the step that is going on.
+
+There nothing is half done: the optimizer has made its step or not begun it, the batch is counted, and what belongs to
+the run can be kept, so that the cell goes on bit for bit when it is run again. A step that takes longer than
+:data:`PATIENCE_SECONDS` is not waited for, nor is one after a second Stop; a wait for other nodes ends as soon as it
+is known what became of the open round. Python delivers signals to the main thread only: on another one all of this
+does nothing.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+PATIENCE_SECONDS = 2.0
+"""How long a Stop waits for the end of a step."""
+
+
+class StepStops:
+    """One in a process, for there is one SIGINT. The main thread calls it, but for :meth:`_insist`.
+
+    Attributes:
+        inside: the main thread is in a sync call, which a Stop leaves at safe points only (:meth:`check`).
+        ended: when the last one ended.
+        installed: SIGINT waits for the end of a step.
+        came: when the Stop came that waits; None: none does.
+    """
+
+    def __init__(self) -> None:
+        self.inside = False
+        self.installed = False
+        self.ended = 0.0
+        self.came: float | None = None
+        self._insisted = False
+        self._safe = False
+        self._timer: threading.Timer | None = None
+
+    def install(self, at_cell_end: Callable[[Callable[[str], None]], None]) -> None:
+        """From now on, until the cell ends, SIGINT waits for the end of a step. Where the code has set a handler of its
+        own for it (a cell with a top-level await has ipykernel's) it stays."""
+        if self.installed or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._on_signal)
+            self.installed = True
+            at_cell_end(lambda status: self.uninstall())
+
+    def uninstall(self) -> None:
+        """SIGINT is Python's own again; a Stop that waits is forgotten, for the code it was for is over."""
+        if self.installed:
+            if signal.getsignal(signal.SIGINT) == self._on_signal:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.installed = False
+        self._forget()
+
+    def check(self) -> None:
+        """Call where a sync call waits for others.
+
+        Raises:
+            KeyboardInterrupt: a Stop came, and it has waited long enough.
+        """
+        if self.came is not None and (self._insisted or time.monotonic() - self.came >= PATIENCE_SECONDS):
+            self.end()
+
+    def end(self) -> None:
+        """Raises:
+        KeyboardInterrupt: always; the Stop that waited is over with it.
+        """
+        self._forget()
+        self._safe = True
+        raise KeyboardInterrupt
+
+    def take_safe(self) -> bool:
+        """Whether the KeyboardInterrupt that ends a sync call came at a safe point."""
+        safe, self._safe = self._safe, False
+        self._forget()  # the same Stop may have been noted once more on the way
+        return safe
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.came is not None:
+            self._insisted = True
+        elif self.inside or time.monotonic() - self.ended < PATIENCE_SECONDS:
+            self.came, self._insisted = time.monotonic(), False
+            self._timer = threading.Timer(PATIENCE_SECONDS, self._insist)
+            self._timer.daemon = True
+            self._timer.start()
+            return
+        if not self.inside:
+            self._forget()
+            signal.default_int_handler(number, frame)
+
+    def _insist(self) -> None:
+        """The step takes long: what Ctrl-C does, so that a blocking call of the main thread ends too."""
+        main = threading.main_thread().ident
+        if self.came is not None and main is not None:
+            if hasattr(signal, "pthread_kill"):
+                signal.pthread_kill(main, signal.SIGINT)
+            else:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def _forget(self) -> None:
+        self.came, self._insisted = None, False
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+
+_OF_MAIN_THREAD = StepStops()
+
+
+def stops_of_this_thread() -> StepStops:
+    """On the main thread always the same one. On another, where SIGINT never comes, a new one."""
+    return _OF_MAIN_THREAD if threading.current_thread() is threading.main_thread() else StepStops()
+
+
+class SyncCall:
+    """``with`` it, what is in the block is a sync call: at its end a Stop that waits raises KeyboardInterrupt, after
+    ``keep`` was called, because all that belongs to the run is whole there. ``keep`` is called too where the block
+    itself raises KeyboardInterrupt at a safe point.
+
+    Attributes:
+        stops: those of the thread on which it was made.
+    """
+
+    def __init__(self, at_cell_end: Callable[[Callable[[str], None]], None], keep: Callable[[], None]) -> None:
+        self.stops = stops_of_this_thread()
+        self._at_cell_end, self._keep = at_cell_end, keep
+
+    def __enter__(self) -> None:  # at every step: no call that is not needed
+        stops = self.stops
+        stops.inside = True
+        if not stops.installed:
+            stops.install(self._at_cell_end)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        stops = self.stops
+        stops.inside, stops.ended = False, time.monotonic()
+        if kind is None and stops.came is None:
+            return
+        if kind is None:
+            self._keep()
+            stops.end()
+        if kind is KeyboardInterrupt and stops.take_safe():
+            self._keep()

@@ -1,0 +1,332 @@
+"""Stop in the middle of a round, and the cell again: losses and parameters are those of a run that nobody stopped, bit
+for bit."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.client import Cluster
+from tests.cluster import Watcher, mend, run, shared_cluster, text_of
+from tests.conftest import wait_until
+
+pytest.importorskip("torch")
+
+SETUP = """
+import json, pathlib, random, time
+import numpy as np, torch
+from torch import nn
+torch.set_num_threads(1)
+
+def note(name, loss):
+    with open(f"{name}-{nc.node()}.txt", "a") as file:
+        file.write(repr(float(loss)) + chr(10))
+
+def the_end(name, arrays):
+    arrays = {k: np.asarray(v).tolist() for k, v in arrays.items()}
+    pathlib.Path(f"{name}-{nc.node()}.json").write_text(json.dumps(arrays))
+
+def some_data(count=160):
+    draw = np.random.default_rng(5)
+    return draw.standard_normal((count, 6), dtype=np.float32), draw.standard_normal((count, 1), dtype=np.float32)
+"""
+TORCH = """
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Dropout(0.3), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+noise = torch.Generator().manual_seed(nc.rank())
+{sync}
+x, y = map(torch.from_numpy, some_data())
+for bx, by in nc.shard((x, y), 4, epochs=3):
+    loss = nn.functional.mse_loss(model(bx + 0.01 * torch.randn(bx.shape, generator=noise)), by)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    note(NAME, loss)
+    sync.step(loss=loss, samples=len(bx))
+    time.sleep(0.01)
+sync.finish()
+the_end(NAME, {{k: v.numpy() for k, v in model.state_dict().items()}} | {{"lr": scheduler.get_last_lr()}})
+"""
+GRADIENTS = """
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Dropout(0.3), nn.Linear(64, 1))
+{sync}
+x, y = map(torch.from_numpy, some_data())
+for bx, by in nc.shard((x, y), 4, epochs=3):
+    loss = nn.functional.mse_loss(model(bx), by)
+    loss.backward()
+    note(NAME, loss)
+    sync.step(loss, samples=len(bx))
+    time.sleep(0.01)
+sync.finish()
+the_end(NAME, {{k: v.numpy() for k, v in model.state_dict().items()}})
+"""
+MLX = """
+import mlx.core as mx, mlx.nn as mnn, mlx.optimizers as optimizers
+from mlx.utils import tree_flatten
+mx.random.seed(1)
+model = mnn.Sequential(mnn.Linear(6, 64), mnn.Tanh(), mnn.Dropout(0.3), mnn.Linear(64, 1))
+optimizer = optimizers.AdamW(optimizers.cosine_decay(0.01, 60))
+def loss_function(model, x, y):
+    return ((model(x) - y) ** 2).mean()
+gradients = mnn.value_and_grad(model, loss_function)
+{sync}
+x, y = map(mx.array, some_data())
+for bx, by in nc.shard((x, y), 4, epochs=3):
+    loss, grads = gradients(model, bx, by)
+    optimizer.update(model, grads)
+    mx.eval(model.parameters(), optimizer.state)
+    note(NAME, loss.item())
+    sync.step(loss=loss, samples=len(bx))
+    time.sleep(0.01)
+sync.finish()
+the_end(NAME, dict(tree_flatten(model.parameters())))
+"""
+EXTRA = 'extra={"scheduler": scheduler, "noise": noise}'
+ADAM = "optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)"
+CASES = {
+    "diloco": (TORCH, f"sync = nc.DiLoCo(model, every=5, optimizer=optimizer, {EXTRA}, name=NAME)"),
+    "int8": (TORCH, f'sync = nc.DiLoCo(model, every=5, codec="int8", optimizer=optimizer, {EXTRA}, name=NAME)'),
+    "sparse": (TORCH, f"sync = nc.SparseLoCo(model, every=5, optimizer=optimizer, {EXTRA}, name=NAME)"),
+    "fragments": (TORCH, f"sync = nc.DiLoCo(model, every=6, fragments=2, optimizer=optimizer, {EXTRA}, name=NAME)"),
+    "gradients": (GRADIENTS, f"{ADAM}\nsync = nc.DataParallel(model, optimizer, name=NAME)"),
+    "demo": (GRADIENTS, "sync = nc.DeMo(model, lr=0.01, k=8, name=NAME)"),
+    "mlx": (MLX, "sync = nc.DiLoCo(model, every=5, optimizer=optimizer, name=NAME)"),
+}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Cluster]:
+    with shared_cluster(nodes=2) as cluster:
+        run(cluster, SETUP)
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Cluster:
+    mend(shared)
+    return shared
+
+
+def losses(cluster: Cluster, name: str) -> dict[str, list[str]]:
+    """What each node has noted."""
+    found = {}
+    for row in cluster.state().nodes:
+        file = Path(f"{name}-{row.name}.txt")
+        found[row.name] = file.read_text().splitlines() if file.exists() else []
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stop_in_the_middle_of_a_round_and_the_cell_again_is_as_if_nobody_had_stopped(
+    cluster: Cluster, case: str
+) -> None:
+    if case == "mlx":
+        pytest.importorskip("mlx.core")
+    text, sync = CASES[case]
+    cell = text.format(sync=sync)
+    run(cluster, f"NAME = {case + '-whole'!r}\n" + cell)
+    stopped = f"NAME = {case + '-stopped'!r}\n" + cell
+    told = []
+    for at in (13, 27, 43):
+        told.append(stop_at(cluster, stopped, f"{case}-stopped", at))
+    run(cluster, stopped)
+    whole, again = losses(cluster, f"{case}-whole"), losses(cluster, f"{case}-stopped")
+    for name, row in whole.items():
+        first = next((at for at, pair in enumerate(zip(row, again[name], strict=False)) if pair[0] != pair[1]), None)
+        assert (first, len(again[name])) == (None, 60), (name, first, whole[name], again[name], told)
+    for name in whole:
+        results = [json.loads(Path(f"{case}-{which}-{name}.json").read_text()) for which in ("whole", "stopped")]
+        assert results[0] == results[1]
+
+
+EPOCHS = """
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.3), nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+sync = nc.DiLoCo(model, every=4, optimizer=optimizer, extra={"scheduler": scheduler}, name=NAME)
+x, y = map(torch.from_numpy, some_data())
+part, checked = nc.shard((x, y), 4), 0
+for epoch in range(3):
+    for bx, by in part:
+        loss = nn.functional.mse_loss(model(bx), by)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        note(NAME, loss)
+        sync.step(loss=loss, samples=len(bx))
+        time.sleep(0.01)
+    scheduler.step()
+    checked += sum(len(vx) for vx, vy in nc.shard((x[:30], y[:30]), 10))
+sync.finish()
+print("checked", checked)
+the_end(NAME, {k: v.numpy() for k, v in model.state_dict().items()} | {"lr": scheduler.get_last_lr()})
+"""
+
+
+def stop_at(cluster: Cluster, cell: str, name: str, steps: int) -> str:
+    """Run ``cell`` and stop it when a node has noted so many steps; what was printed."""
+    watcher = Watcher(cluster.execute(cell))
+    wait_until(lambda: any(len(row) >= steps for row in losses(cluster, name).values()), what=f"step {steps}")
+    cluster.interrupt()
+    ended = watcher.wait_end()
+    assert ended.status == "interrupted", text_of(watcher.outputs)
+    return text_of(watcher.outputs)
+
+
+def test_epochs_in_a_loop_of_ones_own_go_on_and_what_is_not_training_is_done_again(cluster: Cluster) -> None:
+    run(cluster, "NAME = 'epochs-whole'\n" + EPOCHS)
+    cell = "NAME = 'epochs-stopped'\n" + EPOCHS
+    stop_at(cluster, cell, "epochs-stopped", 27)  # in the second of three epochs
+    printed = run(cluster, cell)
+    assert losses(cluster, "epochs-whole") == losses(cluster, "epochs-stopped")
+    for name, text in printed.items():
+        assert "checked 45" in text  # 15 of 30 after each epoch: the first one's again
+        results = [json.loads(Path(f"epochs-{which}-{name}.json").read_text()) for which in ("whole", "stopped")]
+        assert results[0] == results[1]
+
+
+FIXED = """
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr={rate})
+sync = nc.DiLoCo(model, every=5, optimizer={optimizers}, name=NAME{more})
+x, y = map(torch.from_numpy, some_data())
+for step in range(sync.global_step, 30):
+    at = 4 * (step % 20) + 80 * nc.rank()
+    loss = nn.functional.mse_loss(model(x[at:at + 4]), y[at:at + 4])
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    note(NAME, loss)
+    sync.step(loss=loss, samples=4)
+    time.sleep({pause})
+sync.finish()
+print("steps", sync.global_step, "samples", sync.samples, "rate", optimizer.param_groups[0]["lr"])
+print("adam", {{int(state["step"]) for state in optimizer.state.values()}})
+the_end(NAME, {{k: v.numpy() for k, v in model.state_dict().items()}})
+"""
+
+
+def told(cluster: Cluster) -> str:
+    """What people were told so far."""
+    return "\n".join(event.text for event in cluster.state().events)
+
+
+def fixed(name: str, rate: float = 0.01, more: str = "", optimizers: str = "optimizer", pause: float = 0.01) -> str:
+    return f"NAME = {name!r}\n" + FIXED.format(rate=rate, more=more, optimizers=optimizers, pause=pause)
+
+
+def test_a_loop_over_steps_goes_on_at_global_step(cluster: Cluster) -> None:
+    run(cluster, fixed("fixed-whole"))
+    stop_at(cluster, fixed("fixed-stopped"), "fixed-stopped", 12)
+    printed = run(cluster, fixed("fixed-stopped"))
+    assert losses(cluster, "fixed-whole") == losses(cluster, "fixed-stopped")
+    for text in printed.values():
+        assert "steps 30 samples 120" in text
+        assert "adam {30}" in text
+
+
+def test_what_the_cell_sets_anew_counts_and_is_said(cluster: Cluster) -> None:
+    stop_at(cluster, fixed("edited"), "edited", 12)
+    printed = run(cluster, fixed("edited", rate=0.001))
+    for text in printed.values():
+        assert "rate 0.001" in text
+        assert "adam {30}" in text
+    assert "set anew by this cell: optimizer lr" in told(cluster)
+
+
+def test_fresh_starts_over_after_a_stop(cluster: Cluster) -> None:
+    stop_at(cluster, fixed("fresh"), "fresh", 12)
+    printed = run(cluster, fixed("fresh", more=", fresh=True"))
+    for text in printed.values():
+        assert "steps 30" in text
+        assert "adam {30}" in text
+    assert all(len(row) > 40 for row in losses(cluster, "fresh").values())
+
+
+def test_an_optimizer_that_was_not_registered_begins_anew_and_that_is_said(cluster: Cluster) -> None:
+    stop_at(cluster, fixed("left-out", optimizers="None"), "left-out", 12)
+    printed = run(cluster, fixed("left-out", optimizers="None"))
+    for text in printed.values():
+        assert "steps 30" in text
+        assert "adam {30}" not in text
+    assert "begin anew: optimizer= and extra= let them go on" in told(cluster)
+
+
+def test_a_step_that_takes_long_is_not_waited_for_and_what_is_lost_is_said(cluster: Cluster) -> None:
+    slow = fixed("slow").replace("    sync.step(", "    time.sleep(60 if step == 7 else 0)\n    sync.step(")
+    watcher = Watcher(cluster.execute(slow))
+    wait_until(lambda: all(len(row) >= 8 for row in losses(cluster, "slow").values()), what="the slow step")
+    cluster.interrupt()
+    assert watcher.wait_end().status == "interrupted"
+    run(cluster, fixed("slow"))
+    assert "goes on at round 1" in told(cluster)
+    assert "in the middle of a step: 2 steps" in told(cluster)
+
+
+def test_two_optimizers_go_on(cluster: Cluster) -> None:
+    cell = """
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 1))
+first = torch.optim.Adam(model[0].parameters(), lr=0.01)
+second = torch.optim.SGD(model[2].parameters(), lr=0.01, momentum=0.9)
+sync = nc.DiLoCo(model, every=5, optimizer=[first, second], name=NAME)
+x, y = map(torch.from_numpy, some_data())
+for step in range(sync.global_step, 30):
+    loss = nn.functional.mse_loss(model(x[step:step + 4]), y[step:step + 4])
+    for optimizer in (first, second): optimizer.zero_grad()
+    loss.backward()
+    for optimizer in (first, second): optimizer.step()
+    note(NAME, loss)
+    sync.step(loss=loss, samples=4)
+    time.sleep(0.01)
+"""
+    run(cluster, "NAME = 'two-whole'\n" + cell)
+    stop_at(cluster, "NAME = 'two-stopped'\n" + cell, "two-stopped", 12)
+    run(cluster, "NAME = 'two-stopped'\n" + cell)
+    assert losses(cluster, "two-whole") == losses(cluster, "two-stopped")
+
+
+def test_code_that_catches_the_stop_on_all_nodes_may_finish(cluster: Cluster) -> None:
+    caught = fixed("caught").replace("for step in", "try:\n  for step in").replace("\n    ", "\n      ")
+    caught = caught.replace("\nsync.finish()", "\nexcept KeyboardInterrupt:\n    print('caught')\nsync.finish()")
+    watcher = Watcher(cluster.execute(caught))
+    wait_until(lambda: any(len(row) >= 12 for row in losses(cluster, "caught").values()), what="step 12")
+    cluster.interrupt()
+    watcher.wait_end()
+    assert watcher.text().count("caught") == 2
+    texts = [Path(f"caught-{row.name}.json").read_text() for row in cluster.state().nodes]
+    assert texts[0] == texts[1]
+
+
+SLOW = """
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+sync = nc.DiLoCo(model, every=5, optimizer=optimizer, name=NAME)
+x, y = map(torch.from_numpy, some_data())
+for step in range(sync.global_step, 20):
+    at = 4 * (step % 20) + 80 * nc.rank()
+    loss = nn.functional.mse_loss(model(x[at:at + 4]), y[at:at + 4])
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    note(NAME, loss)
+    if PAUSES and nc.rank() == 1: time.sleep(0.4)
+    sync.step(loss=loss, samples=4)
+sync.finish()
+the_end(NAME, {k: v.numpy() for k, v in model.state_dict().items()})
+"""
+
+
+def test_a_stop_while_a_fast_node_waits_for_a_slow_one(cluster: Cluster) -> None:
+    run(cluster, "NAME, PAUSES = 'slow-whole', False\n" + SLOW)
+    watcher = Watcher(cluster.execute("NAME, PAUSES = 'slow-stopped', True\n" + SLOW))
+    wait_until(lambda: sorted(map(len, losses(cluster, "slow-stopped").values())) == [7, 10], what="a node that waits")
+    cluster.interrupt()
+    assert watcher.wait_end().status == "interrupted"
+    run(cluster, "NAME, PAUSES = 'slow-stopped', False\n" + SLOW)
+    assert losses(cluster, "slow-whole") == losses(cluster, "slow-stopped")
+    for row in cluster.state().nodes:
+        texts = [Path(f"slow-{which}-{row.name}.json").read_text() for which in ("whole", "stopped")]
+        assert texts[0] == texts[1]
