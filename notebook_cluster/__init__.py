@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         send,
         world_size,
     )
+    from notebook_cluster.node.namespace.decisions import mean_metrics, should_stop
     from notebook_cluster.node.namespace.shard import shard
     from notebook_cluster.node.namespace.torch_group import torch_distributed
     from notebook_cluster.protocol.wire import VERSION as __version__
@@ -47,7 +48,9 @@ _HOMES = {
     "SparseLoCo": "notebook_cluster.training",
     "jax_distributed": "notebook_cluster.node.namespace.api",
     "load_checkpoint": "notebook_cluster.training",
+    "mean_metrics": "notebook_cluster.node.namespace.decisions",
     "shard": "notebook_cluster.node.namespace.shard",
+    "should_stop": "notebook_cluster.node.namespace.decisions",
     "torch_distributed": "notebook_cluster.node.namespace.torch_group",
 } | dict.fromkeys(
     (
@@ -75,6 +78,7 @@ __all__ = [
     "jax_distributed",
     "load_checkpoint",
     "load_ipython_extension",
+    "mean_metrics",
     "node",
     "rank",
     "recv",
@@ -82,6 +86,7 @@ __all__ = [
     "report",
     "send",
     "shard",
+    "should_stop",
     "torch_distributed",
     "unload_ipython_extension",
     "world_size",

@@ -190,6 +190,9 @@ class Node:
     def in_round(self, job: str, round: int) -> None:
         pass
 
+    def in_finish(self) -> None:
+        pass
+
     def report(self, **values: Any) -> None:
         if self.dead:
             raise Killed

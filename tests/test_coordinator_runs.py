@@ -47,7 +47,17 @@ class FakeCoordinator:
         fake: Any = self
         executions = Executions(core, delivery, stdin=fake, collected=fake, on_ended=self.ended.append)
         executions.resume(1, "mini")
-        others = ("links", "membership", "measurements", "relay", "deadlocks", "runner", "stdin", "notices")
+        others = (
+            "links",
+            "membership",
+            "measurements",
+            "relay",
+            "deadlocks",
+            "decisions",
+            "runner",
+            "stdin",
+            "notices",
+        )
         more = ("inspections", "variables", "transfers", "examination", "signs", "comms", "streaming")
         parts: dict[str, Any] = dict.fromkeys((*others, *more), self)
         self.inbox = AgentInbox(core, delivery=delivery, executions=executions, **parts)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from notebook_cluster.coordinator.rounds.progress import Deadlocks, circles, text_of
+from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks, circles, text_of
 from notebook_cluster.protocol.node import Blocked
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.leader.arrivals import Gathering, gatherings

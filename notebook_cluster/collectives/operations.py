@@ -4,7 +4,7 @@ Every operation has a number, counted alike on every node of the cell, so frames
 """
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,8 @@ class Collectives:
         self.receiver = CellReceiver(transport, self._settings)
         self._world: CellWorld | None = None
         self._operation = 0
+        self.on_operation: Callable[[], None] = lambda: None
+        """Called when an operation of all nodes of the cell begins."""
         share = int(psutil.virtual_memory().total * self._settings.scratch_share)
         self._scratch = Scratch(min(self._settings.scratch_bytes, share))
         self._memory = SharedMemory(())
@@ -255,6 +257,7 @@ class Collectives:
         still read what was sent, and nobody may take what is in shared memory for finished."""
         world = self._in_cell(name.partition("(")[0])
         self._operation += 1
+        self.on_operation()
         steps = self._steps(world, name, self._operation)
         try:
             yield steps

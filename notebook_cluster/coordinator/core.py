@@ -136,9 +136,33 @@ class CellWatcher(Protocol):
 
     def cell_stopping(self, cell: int) -> None:
         """A Stop has come for ``cell`` on all its nodes; told before they hear of it."""
+        return
 
     def node_left(self, cell: int, node: str, status: str) -> None:
         """``node`` has ended ``cell``."""
+
+
+class CellWatchers(CellWatcher):
+    """Several that are told, in this order."""
+
+    def __init__(self, *watchers: CellWatcher) -> None:
+        self._watchers = watchers
+
+    def cell_started(self, cell: int, nodes: list[str]) -> None:
+        for watcher in self._watchers:
+            watcher.cell_started(cell, nodes)
+
+    def node_joined(self, cell: int, node: str) -> None:
+        for watcher in self._watchers:
+            watcher.node_joined(cell, node)
+
+    def cell_stopping(self, cell: int) -> None:
+        for watcher in self._watchers:
+            watcher.cell_stopping(cell)
+
+    def node_left(self, cell: int, node: str, status: str) -> None:
+        for watcher in self._watchers:
+            watcher.node_left(cell, node, status)
 
 
 class Disk:

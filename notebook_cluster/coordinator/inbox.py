@@ -14,6 +14,7 @@ from notebook_cluster.coordinator.cells.executions import Executions, StdinQuest
 from notebook_cluster.coordinator.cells.notices import Notices
 from notebook_cluster.coordinator.cells.streaming import OutputStreaming
 from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.decisions.host import Decisions
 from notebook_cluster.coordinator.delivery import Delivery, PeerLink, read_content, read_headers
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.kernels.comms import Comms
@@ -23,10 +24,12 @@ from notebook_cluster.coordinator.nodes.measurements import Measurements
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.coordinator.peers.links import PeerLinks
-from notebook_cluster.coordinator.rounds.progress import Deadlocks, SignsOfLife
+from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
+from notebook_cluster.coordinator.rounds.progress import SignsOfLife
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.journal.state import Node
 from notebook_cluster.link import Dialer, Drops
+from notebook_cluster.protocol import decisions as d
 from notebook_cluster.protocol import decode
 from notebook_cluster.protocol import node as n
 from notebook_cluster.protocol import peer as p
@@ -80,6 +83,7 @@ class AgentInbox:
         relay: FrameRelay,
         signs: SignsOfLife,
         deadlocks: Deadlocks,
+        decisions: Decisions,
         runner: RoundRunner,
         executions: Executions,
         stdin: StdinQuestions,
@@ -141,6 +145,10 @@ class AgentInbox:
             ),
             t.ValuePart: lambda source, message: transfers.on_node(source.of_node, message),
             t.PartWritten: lambda source, message: transfers.on_node(source.of_node, message),
+            **dict.fromkeys(
+                (d.Ask, d.Withdrawn, d.PlaceReached, d.DecisionState),
+                lambda source, message: decisions.on_message(source.of_node.name, message),
+            ),
             **dict.fromkeys(
                 ROUND_MESSAGES,
                 lambda source, message: runner.from_member(

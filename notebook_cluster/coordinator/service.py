@@ -2,20 +2,21 @@
 
 import asyncio
 import logging
-import secrets
 import signal
 import time
 from typing import Any
 
 import zmq
 
+from notebook_cluster.coordinator import startup
 from notebook_cluster.coordinator.cells.cells import Cells
 from notebook_cluster.coordinator.cells.executions import Executions, StdinQuestions
 from notebook_cluster.coordinator.cells.notices import Notices
 from notebook_cluster.coordinator.cells.replay import Replay
 from notebook_cluster.coordinator.cells.streaming import Collected, OutputStreaming
 from notebook_cluster.coordinator.cluster_view import ClusterViews, ViewPersistence
-from notebook_cluster.coordinator.core import Core, Disk
+from notebook_cluster.coordinator.core import CellWatchers, Core, Disk
+from notebook_cluster.coordinator.decisions.host import Decisions
 from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.inbox import AgentInbox
@@ -31,9 +32,9 @@ from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner, OwnAgent
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
 from notebook_cluster.coordinator.requests import Requests
-from notebook_cluster.coordinator.rounds.progress import Deadlocks, SignsOfLife
+from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
+from notebook_cluster.coordinator.rounds.progress import SignsOfLife
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
-from notebook_cluster.coordinator.startup import Settings, StartProgress, open_journal, write_connection_file
 from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.curves import SeriesStore
@@ -57,7 +58,7 @@ STATE_PERIOD = 0.25
 class Coordinator:
     """The process of one cluster: its parts, and its life from the first view to the last."""
 
-    def __init__(self, settings: Settings, progress: StartProgress | None = None) -> None:
+    def __init__(self, settings: startup.Settings, progress: startup.StartProgress | None = None) -> None:
         """Made inside the running loop. ``progress`` hears how far reading the journal is, and until views can
         dial also of an error.
 
@@ -65,7 +66,7 @@ class Coordinator:
             ValueError: the journal is damaged; one line.
             OSError: the folder cannot be written.
         """
-        self._progress = progress = progress or StartProgress()
+        self._progress = progress = progress or startup.StartProgress()
         self._settings = settings
         self._stopping = asyncio.Event()
         self._stop_reason = ""
@@ -74,7 +75,7 @@ class Coordinator:
 
         identity = load_identity(data_directory())
         self._announcement = announce("coordinator", identity.public_key, settings.cluster)
-        journal, recovered = open_journal(settings, progress)
+        journal, recovered = startup.open_journal(settings, progress)
         before = recovered or RecoveredRun()
         self._round_records = before.rounds
         self._core = Core(journal, before.state)
@@ -83,16 +84,7 @@ class Coordinator:
             self._persistence.recall()
         else:
             self._streaming.discard_old()
-        # An id is a name as well: what is put after a long name must not make it too long.
-        cluster_id = self._core.state.cluster_id or f"{settings.cluster[:40]}-{secrets.token_hex(8)}"
-        # Epochs also grow over fresh starts, so an agent never obeys a coordinator that was replaced.
-        epoch = max(self._core.state.epoch + 1, time.time_ns() // 1_000_000)
-        self._core.record(
-            e.ClusterStarted(
-                cluster=settings.cluster, cluster_id=cluster_id, epoch=epoch, directory=settings.directory,
-                time=time.time(),
-            )
-        )  # fmt: skip
+        self._core.record(startup.cluster_started(settings, self._core.state))
         error = journal.flush(START_PATIENCE)
         if error is not None:
             raise self._cannot_start(error)
@@ -137,7 +129,12 @@ class Coordinator:
         self._deadlocks = Deadlocks(
             core, delivery, gatherings=self._runner.gatherings,
             was_interrupted=lambda cell: self._executions.was_interrupted(cell),
+            undecided=lambda node: self._decisions.missing(node),
         )  # fmt: skip
+        self._decisions = Decisions(
+            core, delivery, is_silent=lambda node: bool(self._signs.trouble(node)), in_rounds=self._deadlocks.in_rounds
+        )
+        self._cell_watchers = CellWatchers(self._runner, self._decisions)
         self._global_models = GlobalModels(core, self._series, committed=self._runner.committed)
         self._measurements = Measurements(
             core, self._series, self._global_models, committed=self._runner.committed,
@@ -160,12 +157,12 @@ class Coordinator:
         )
         self._replay = Replay(
             core, membership=self._membership, executions=self._executions, notices=self._notices,
-            watcher=self._runner, on_ended=lambda: self._cells.look(),
+            watcher=self._cell_watchers, on_ended=lambda: self._cells.look(),
         )  # fmt: skip
         self._cells = Cells(
             core, delivery=delivery, views=views, membership=self._membership, executions=self._executions,
             replay=self._replay, notices=self._notices, streaming=self._streaming, collected=collected,
-            watcher=self._runner,
+            watcher=self._cell_watchers,
         )  # fmt: skip
 
     def _make_peers(self, identity: Identity, received: dict[str, int]) -> None:
@@ -211,9 +208,9 @@ class Coordinator:
         self._inbox = AgentInbox(
             self._core, delivery=self._delivery, links=self._links, membership=self._membership,
             measurements=self._measurements, relay=self._relay, signs=self._signs, deadlocks=self._deadlocks,
-            runner=self._runner, executions=self._executions, stdin=self._stdin, streaming=self._streaming,
-            notices=self._notices, comms=self._comms, inspections=self._inspections, variables=self._variables,
-            transfers=self._transfers, examination=examination,
+            decisions=self._decisions, runner=self._runner, executions=self._executions, stdin=self._stdin,
+            streaming=self._streaming, notices=self._notices, comms=self._comms, inspections=self._inspections,
+            variables=self._variables, transfers=self._transfers, examination=examination,
         )  # fmt: skip
         self._requests = Requests(
             core=self._core, disk=self._disk, views=self._views, shown=self._shown, series=self._series,
@@ -233,7 +230,7 @@ class Coordinator:
         # An error up to here ends this process alone: the agents keep what they have for the next one.
         address = self._views.start()
         try:
-            write_connection_file(self._settings, self._core, self._views, address)
+            startup.write_connection_file(self._settings, self._core, self._views, address)
         except OSError as error:
             raise self._cannot_start(error) from error
         self._progress.close()
@@ -256,6 +253,7 @@ class Coordinator:
         self._links.redial(received)
         self._membership.recover()
         self._cells.recover()
+        self._decisions.recover()
         self._membership.restart_unsettled()
         self._runner.recover(self._round_records)
         self._round_records = ()
@@ -288,6 +286,7 @@ class Coordinator:
         self._runner.tick(self._signs.tick(), self._signs.silent())
         if not self._core.journal.holding:
             self._deadlocks.tick(now)
+        self._decisions.tick(now)
         self._links.note_received(now)
         self._core.journal.snapshot_if_due(self._core.state)
         self._views.drop_silent()

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import math
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -15,9 +16,11 @@ import msgspec
 
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.view_server import ViewServer
+from notebook_cluster.journal import events as e
 from notebook_cluster.journal.kept_runs import import_old, let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.journal.reading import RecoveredRun, recover
+from notebook_cluster.journal.state import State
 from notebook_cluster.journal.store import LOCK_FILE, journal_path
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.views import ConnectionFile, RequestError
@@ -184,3 +187,14 @@ async def start_private_agent(
         return msgspec.json.decode(line, type=PrivateAgent), process
     except msgspec.DecodeError:
         raise RequestError(f"the agent of this machine did not start: see {log_path}") from None
+
+
+def cluster_started(settings: Settings, before: State) -> e.ClusterStarted:
+    """What a coordinator records first; ``before`` is the state that it begins with."""
+    # An id is a name as well: what is put after a long name must not make it too long.
+    cluster_id = before.cluster_id or f"{settings.cluster[:40]}-{secrets.token_hex(8)}"
+    # Epochs also grow over fresh starts, so an agent never obeys a coordinator that was replaced.
+    epoch = max(before.epoch + 1, time.time_ns() // 1_000_000)
+    return e.ClusterStarted(
+        cluster=settings.cluster, cluster_id=cluster_id, epoch=epoch, directory=settings.directory, time=time.time()
+    )

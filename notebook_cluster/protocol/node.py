@@ -5,7 +5,7 @@ On the hop between kernel and agent (ipc, DEALER -> ROUTER) a message is one fra
 
 from typing import Literal
 
-from notebook_cluster.protocol import interaction, rounds, runs, transfers
+from notebook_cluster.protocol import decisions, interaction, rounds, runs, transfers
 from notebook_cluster.protocol.wire import Message
 
 
@@ -232,9 +232,11 @@ class Blocked(Message, frozen=True):
     operations: int = 0
     """Collectives of the cell that the node has begun."""
     operation: int = 0
-    """The collective that it waits in; 0: it waits for a round."""
+    """The collective that it waits in; 0: it waits for a round, or in a decision."""
+    decision: int = 0
+    """The number of the ``should_stop`` or ``mean_metrics`` that it waits in."""
     name: str = ""
-    """``all_reduce``"""
+    """``all_reduce``, ``should_stop``"""
     missing: list[str] = []
     """Nodes of which nothing has come that the collective needs next."""
     job: str = ""
@@ -279,6 +281,9 @@ ToNodeBody = (
     | transfers.WritePart
     | transfers.ForgetTicket
     | interaction.FetchVariables
+    | decisions.Decided
+    | decisions.AnswersMissing
+    | decisions.DecisionQuery
     | runs.Registered
     | runs.RegisterRefused
     | runs.RunOver
@@ -313,6 +318,10 @@ FromNodeBody = (
     | transfers.ValuePart
     | transfers.PartWritten
     | interaction.Variables
+    | decisions.Ask
+    | decisions.Withdrawn
+    | decisions.PlaceReached
+    | decisions.DecisionState
     | runs.Register
     | runs.Joined
     | rounds.Arrived

@@ -107,6 +107,10 @@ class Runtime(Protocol):
         """The calling thread waits for ``round`` of ``job``; 0: it goes on. A wait that cannot end, because another
         node waits for this one elsewhere, is ended with an EndWait to the job's handler."""
 
+    def in_finish(self) -> None:
+        """The cell's code has come to the finish of a sync object, where all nodes wait for each other: what others
+        decide before theirs, they decide without this node."""
+
     def report(
         self,
         *,

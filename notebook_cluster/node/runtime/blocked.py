@@ -16,6 +16,7 @@ from types import FrameType
 from msgspec.structs import replace
 
 from notebook_cluster.collectives import Collectives, Deadlock
+from notebook_cluster.node.runtime.decisions import DecisionClient
 from notebook_cluster.protocol.node import Blocked, EndWait
 
 TELL_AFTER = 1.0
@@ -23,6 +24,7 @@ TELL_AGAIN = 1.0
 _MOST_SOURCE = 60
 """Characters of a line of code that are shown."""
 
+_MOST_FILE = 100
 _OURS = __name__.partition(".")[0]
 
 
@@ -40,13 +42,14 @@ class BlockedWaits:
     def __init__(
         self,
         collectives: Collectives,
+        decisions: DecisionClient,
         *,
         send: Callable[[Blocked], None],
         cell: Callable[[], int],
         end_round: Callable[[str, EndWait], None],
     ) -> None:
         """``end_round`` raises in the wait for the open round of a job."""
-        self._collectives = collectives
+        self._collectives, self._decisions = collectives, decisions
         self._send, self._cell, self._end_round = send, cell, end_round
         self._round: _RoundWait | None = None
         self._told: object = None
@@ -83,6 +86,8 @@ class BlockedWaits:
             return
         if self._message.job:
             self._end_round(self._message.job, order)
+        elif self._message.decision:
+            self._decisions.fail(self._message.decision, Deadlock(order.reason))
         else:
             self._collectives.receiver.fail(self._message.operation, Deadlock(order.reason))
 
@@ -98,10 +103,16 @@ class BlockedWaits:
                 missing=missing,
             )  # fmt: skip
             return (wait, tuple(missing)), message
+        operations = self._collectives.operations
+        decision = self._decisions.blocked()
+        if decision is not None:
+            name, number, started = decision
+            if now - started < TELL_AFTER:
+                return None
+            return number, Blocked(cell=self._cell(), serial=0, operations=operations, decision=number, name=name)
         round = self._round
         if round is None or round.thread != threading.main_thread().ident or now - round.started < TELL_AFTER:
             return None
-        operations = self._collectives.operations
         return round, Blocked(cell=self._cell(), serial=0, operations=operations, job=round.job, round=round.round)
 
     def _complete(self, message: Blocked) -> Blocked:
@@ -114,19 +125,33 @@ class BlockedWaits:
             self._told = None
             self._send(Blocked(cell=self._cell(), serial=0))
 
-    def _place(self) -> tuple[str, bool]:
-        """``cell 7, line 12: nc.all_reduce(metric)``, and whether the cell's code is over."""
+    def site(self) -> str:
+        """``cell 7, line 12``: where the user's code is, which the main thread runs."""
+        frame = self._frame()
+        return self._site_of(frame) if frame is not None else f"at the end of cell {self._cell()}"
+
+    def _frame(self) -> FrameType | None:
+        """The innermost frame of the user's code on the main thread; None: that is over."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and _is_ours(frame):
             frame = frame.f_back
-        if frame is None or str(frame.f_globals.get("__name__", "")).partition(".")[0] == "IPython":
-            return f"at the end of cell {self._cell()}", True
-        filename, line = frame.f_code.co_filename, frame.f_lineno
+        over = frame is None or str(frame.f_globals.get("__name__", "")).partition(".")[0] == "IPython"
+        return None if over else frame
+
+    def _site_of(self, frame: FrameType) -> str:
+        filename = frame.f_code.co_filename
         cell = self.cell_of_file(filename)
         where = f"cell {cell}" if cell is not None else filename.rpartition("/")[2]
-        source = linecache.getline(filename, line).strip()
+        return f"{where[-_MOST_FILE:]}, line {frame.f_lineno}"
+
+    def _place(self) -> tuple[str, bool]:
+        """``cell 7, line 12: nc.all_reduce(metric)``, and whether the cell's code is over."""
+        frame = self._frame()
+        if frame is None:
+            return self.site(), True
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         source = source if len(source) <= _MOST_SOURCE else source[:_MOST_SOURCE] + " ..."
-        return f"{where}, line {line}" + (f": {source}" if source else ""), False
+        return self._site_of(frame) + (f": {source}" if source else ""), False
 
 
 def _is_ours(frame: FrameType) -> bool:

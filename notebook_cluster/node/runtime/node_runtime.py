@@ -20,34 +20,17 @@ from notebook_cluster.node.data.training_loops import TrainingLoops
 from notebook_cluster.node.runtime import world
 from notebook_cluster.node.runtime.agent_socket import Control
 from notebook_cluster.node.runtime.blocked import BlockedWaits
+from notebook_cluster.node.runtime.decisions import DecisionClient
 from notebook_cluster.node.runtime.jobs import Jobs
 from notebook_cluster.node.runtime.output_backpressure import OutputGate
 from notebook_cluster.node.runtime.running_cell import RunningCell, deferred_interrupts
 from notebook_cluster.node.runtime.telemetry import TelemetryKeeper
 from notebook_cluster.node.runtime.world import Rosters
+from notebook_cluster.protocol import node as n
 from notebook_cluster.protocol.cell_mark import CELL_MARK
+from notebook_cluster.protocol.decisions import DECISIONS_JOB
 from notebook_cluster.protocol.interaction import FetchVariables
 from notebook_cluster.protocol.mesh import SHARD_JOB, CellFrame, JobFrame, MeshHeader
-from notebook_cluster.protocol.node import (
-    CellDone,
-    EndWait,
-    Heartbeat,
-    HoldOutput,
-    InterruptCell,
-    InterruptSeen,
-    KeepCheckpoint,
-    MeasurePair,
-    NodeAddress,
-    NodeHello,
-    NodeLog,
-    NodeLost,
-    NodeSilent,
-    RelayFrame,
-    RelayTaken,
-    Roster,
-    Unreachable,
-    UseRelay,
-)
 from notebook_cluster.protocol.transfers import ForgetTicket, ReadPart, WritePart
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.sockets import IOThread
@@ -67,6 +50,7 @@ class NodeRuntime:
 
     Attributes:
         collectives: of the cell that runs.
+        decisions: what its nodes decide together.
         roster: the newest one; None until the coordinator has sent it.
         lost: the cluster has ended this incarnation's part (it is in no roster any more).
     """
@@ -81,7 +65,7 @@ class NodeRuntime:
         self._directory = directory
         work = os.environ.get("NOTEBOOK_CLUSTER_WORK", "")
         self._work = Path(work) if work else None
-        self.roster: Roster | None = None
+        self.roster: n.Roster | None = None
         self.on_fetch_variables: Callable[[FetchVariables], None] = lambda message: None
         """Called on the I/O thread; answers with Variables."""
         self._rosters = Rosters(name)
@@ -90,7 +74,7 @@ class NodeRuntime:
         self._running = RunningCell(os.environ.get(CELL_MARK, ""))
         self._loop = IOThread("notebook-cluster-node")
         self._loop.start()
-        self._jobs = Jobs(lambda text: self.send_control(NodeLog(level="error", text=f"{name}: {text}")))
+        self._jobs = Jobs(lambda text: self.send_control(n.NodeLog(level="error", text=f"{name}: {text}")))
         self._mesh = Mesh(self._loop, name, incarnation, socket_directory=sockets, on_frame=self._on_frame)
         self._mesh.on_unreachable = self._on_unreachable
         self.collectives = Collectives(self._mesh)
@@ -99,8 +83,11 @@ class NodeRuntime:
         self._telemetry = TelemetryKeeper(self._device, self.send_control)
         self.collectives.receiver.on_waiting = self._telemetry.set_waiting
         self.collectives.receiver.on_lost = self._running.broken
+        self.decisions = DecisionClient(name, self.send_control, self._telemetry.set_waiting)
+        self.collectives.on_operation = self.decisions.enter_collective
+        self._jobs.register(DECISIONS_JOB, self.decisions)
         self.blocked = BlockedWaits(
-            self.collectives, send=self.send_control, cell=self.cell, end_round=self._jobs.on_control
+            self.collectives, self.decisions, send=self.send_control, cell=self.cell, end_round=self._jobs.on_control
         )
         self._heard: set[str] = set()
         soon, speed = self._loop.call_soon, self._telemetry.speed
@@ -110,7 +97,7 @@ class NodeRuntime:
         self._loop.every(0.1, self._tick)
         self._loop.every(_HEARTBEAT, self._beat)
         self.send_control(
-            NodeHello(
+            n.NodeHello(
                 node=name, incarnation=incarnation, pid=os.getpid(), mesh_key=self._mesh.key,
                 mesh_port=self._mesh.port, mesh_ipc=self._mesh.ipc, master_port=free_port(),
             )
@@ -225,6 +212,9 @@ class NodeRuntime:
     def in_round(self, job: str, round: int) -> None:
         self.blocked.in_round(job, round)
 
+    def in_finish(self) -> None:
+        self.decisions.enter_finish()
+
     # ---- the cell, on the main thread
 
     def begin_cell(self, info: world.CellInfo, timeout: float = 5.0) -> None:
@@ -243,6 +233,7 @@ class NodeRuntime:
         self._loop.call_soon(lambda: self._mark_missing(members), wake=False)
         if not info.replay:
             self.shares.begin_cell(info.cell)
+            self.decisions.begin_cell(info.cell, joined=info.joined)
         self._running.info = info
 
     def enter_cell(self) -> bool:
@@ -257,6 +248,7 @@ class NodeRuntime:
         failure = self._running.tell_end(status)
         self.collectives.end_cell()
         self.shares.end_cell(0 if self.replaying() else self.cell())
+        self.decisions.end_cell()
         self._running.info = None
         self._telemetry.flush()
         if failure is not None:
@@ -271,32 +263,32 @@ class NodeRuntime:
 
     def _on_control(self, message: Any) -> None:
         match message:
-            case Roster():
+            case n.Roster():
                 self._on_roster(message)
-            case NodeLost():
+            case n.NodeLost():
                 self._lost[message.node, message.incarnation] = f"was lost: {message.reason}"
                 self.collectives.receiver.lose(message.node, f"was lost: {message.reason}")
-            case NodeSilent():
+            case n.NodeSilent():
                 self.collectives.receiver.silent(message.node, message.incarnation, message.reason)
-            case InterruptCell():
+            case n.InterruptCell():
                 self._running.interrupt(message)
                 if not message.sent:
-                    self.send_control(InterruptSeen(cell=message.cell))
-            case CellDone():
+                    self.send_control(n.InterruptSeen(cell=message.cell))
+            case n.CellDone():
                 self.collectives.receiver.on_cell_done(message)
-            case EndWait():
+            case n.EndWait():
                 self.blocked.end(message)
-            case RelayFrame():
+            case n.RelayFrame():
                 self._mesh.relay_frame(message)
-            case RelayTaken():
+            case n.RelayTaken():
                 self._mesh.relay_taken(message)
-            case UseRelay():
+            case n.UseRelay():
                 self._mesh.use_relay(message)
-            case MeasurePair():
+            case n.MeasurePair():
                 self._mesh.measure(message, self.send_control)
-            case HoldOutput():
+            case n.HoldOutput():
                 self.output_backpressure.on_message(message)
-            case KeepCheckpoint():
+            case n.KeepCheckpoint():
                 self._jobs.keep(self.send_control)
             case FetchVariables():
                 self.on_fetch_variables(message)
@@ -305,7 +297,7 @@ class NodeRuntime:
             case _:
                 self._jobs.on_control(message.job, message)
 
-    def _on_roster(self, roster: Roster) -> None:
+    def _on_roster(self, roster: n.Roster) -> None:
         if self.roster is not None and roster.generation < self.roster.generation:
             return
         before, self.roster = self.roster, roster
@@ -343,11 +335,11 @@ class NodeRuntime:
             self._heard.add(sender)
 
     def _on_unreachable(self, node: str, incarnation: int, endpoint: str) -> None:
-        self.send_control(Unreachable(node=node, incarnation=incarnation, endpoint=endpoint))
+        self.send_control(n.Unreachable(node=node, incarnation=incarnation, endpoint=endpoint))
 
     def _beat(self, now: float) -> None:
         heard, self._heard = self._heard - {self._name}, set()
-        self.send_control(Heartbeat(heard=sorted(heard)))
+        self.send_control(n.Heartbeat(heard=sorted(heard)))
 
     def _tick(self, now: float) -> None:
         self.collectives.receiver.tick(now)
@@ -356,5 +348,5 @@ class NodeRuntime:
         self.blocked.tick(now)
         SHELF.tick()
 
-    def _row(self) -> NodeAddress:
+    def _row(self) -> n.NodeAddress:
         return world.own_row(self.roster, self._name)

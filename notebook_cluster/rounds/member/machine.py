@@ -263,7 +263,7 @@ def _refused(state: MemberState, message: Refused, effects: list[Effect]) -> Non
 
 
 def _has_in_hand(state: MemberState, message: Hold) -> bool:
-    """It is about the contribution in hand. No COMMIT of a round with that will come: who says this decides that too."""
+    """It is about the contribution in hand. No COMMIT of a round with it will come: who says this decides that."""
     at_boundary = state.contribution is not None and state.phase in ("arrived", "exchanging", "prepared")
     return at_boundary and (message.round, message.contribution) == (state.round + 1, state.serial)
 

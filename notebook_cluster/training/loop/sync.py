@@ -94,6 +94,7 @@ class RoundSync(GoesOn):
         """Exchange what is left and wait until every node has finished; then the model holds the global parameters."""
         if self._runtime.replaying():
             return
+        self._runtime.in_finish()
         with self._call:
             self._finish()
 
