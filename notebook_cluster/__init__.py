@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from notebook_cluster.collectives import Deadlock, PeerLost
+    from notebook_cluster.integrations import lightning as lightning
+    from notebook_cluster.integrations import transformers as transformers
+    from notebook_cluster.integrations.hooks import sync_every
     from notebook_cluster.node.namespace.api import (
         all_gather,
         all_reduce,
@@ -51,6 +54,7 @@ _HOMES = {
     "mean_metrics": "notebook_cluster.node.namespace.decisions",
     "shard": "notebook_cluster.node.namespace.shard",
     "should_stop": "notebook_cluster.node.namespace.decisions",
+    "sync_every": "notebook_cluster.integrations.hooks",
     "torch_distributed": "notebook_cluster.node.namespace.torch_group",
 } | dict.fromkeys(
     (
@@ -59,6 +63,12 @@ _HOMES = {
     ),
     "notebook_cluster.node.namespace.api",
 )  # fmt: skip
+_ROOMS = {
+    "lightning": "notebook_cluster.integrations.lightning",
+    "node": "notebook_cluster.node",
+    "transformers": "notebook_cluster.integrations.transformers",
+}
+"""Names that are modules; two of them need a library that is not always there."""
 
 __all__ = [
     "DataParallel",
@@ -87,6 +97,7 @@ __all__ = [
     "send",
     "shard",
     "should_stop",
+    "sync_every",
     "torch_distributed",
     "unload_ipython_extension",
     "world_size",
@@ -110,8 +121,8 @@ def unload_ipython_extension(ip: Any) -> None:
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "node":
-        return importlib.import_module("notebook_cluster.node")
+    if name in _ROOMS:
+        return importlib.import_module(_ROOMS[name])
     if name == "__version__":
         return importlib.import_module("notebook_cluster.protocol.wire").VERSION
     if name not in _HOMES:
@@ -122,4 +133,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -1,8 +1,10 @@
 """Where a job begins on this node: the state it holds, a checkpoint, or the model as it is."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -15,6 +17,12 @@ from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimize
 from notebook_cluster.training.models.parameters import Parameters
 
 MOST_NAMES = 20
+
+Momentum = Mapping[str, "np.ndarray[Any, np.dtype[np.float32]]"]
+"""Outer momentum by the names of the parameters."""
+
+Resume = str | Momentum | None
+"""The name of a checkpoint, or the outer momentum that goes with the parameters which the model has."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,20 @@ def start_of(
         manifest_hash=found.manifest_hash,
         warnings=(*found.warnings, *_elsewhere(found, directory)),
     )
+
+
+def start_with(parameters: Parameters, momentum: Momentum) -> Start:
+    """The model's own values with the outer momentum that belongs to them.
+
+    Raises:
+        CheckpointError: it is of another model.
+    """
+    theta = parameters.read()
+    try:
+        vector = parameters.layout.vector(dict(momentum), "the outer momentum in resume=")
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    return Start(0, theta, vector, state_hash(theta, vector))
 
 
 def _elsewhere(found: FoundCheckpoint, directory: Path) -> list[str]:

@@ -143,7 +143,7 @@ class GoesOn(RoundClient):
         if gone_on is not None:
             for warning in gone_on.warnings:
                 self._warn(warning)
-            text = going_on.stopped_line(self._strategy, replica.round, gone_on.names, gone_on.edited)
+            text = going_on.stopped_line(self._strategy, replica.round, gone_on.data, gone_on.names, gone_on.edited)
             self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
             return
         text = going_on.line(

@@ -52,6 +52,10 @@ class TrainingProgress:
         self._runtime.report(step=self.step, loss=value, samples_per_s=rate, of_run=(self.job, self.run))
         self._rate_from, self._samples = now, 0.0
 
+    def tell_loss(self, loss: float) -> None:
+        """The loss of the last step, where it is known only after :meth:`count`."""
+        self._runtime.report(step=self.step, loss=loss, of_run=(self.job, self.run))
+
     def waiting(self, what: str) -> None:
         """The main thread waits for ``what``; empty: it goes on, and the wait does not count as slow training."""
         self._runtime.report(waiting=what)

@@ -154,11 +154,13 @@ class GoingOn:
             f"{begin}{more}{way_out}"
         )
 
-    def stopped_line(self, strategy: Strategy, round: int, names: Sequence[str], edited: Sequence[str]) -> str:
-        """``names``: the optimizers and what else was registered that go on where the Stop came."""
+    def stopped_line(
+        self, strategy: Strategy, round: int, data: bool, names: Sequence[str], edited: Sequence[str]
+    ) -> str:
+        """``data``: loops over nc.shard go on. ``names``: the optimizers and what else was registered that go on where the Stop came."""
         goes_on = ["the model with its work since then", *(["outer momentum"] if strategy.outer_momentum else [])]
         goes_on += ["the " + name if name.startswith("optimizer") else name for name in names]
-        goes_on += ["random numbers", "the data of nc.shard"]
+        goes_on += ["random numbers", *(["the data of nc.shard"] if data else [])]
         more = f"; set anew by this cell: {_listed(edited)}" if edited else ""
         if strategy.mode != SERVER and not any(name.startswith("optimizer") for name in names):
             makes = _listed(["an optimizer", *(word.replace("the ", "a ") for word in self._scheduler)])

@@ -167,6 +167,8 @@ class GoneOn:
     names: list[str]
     edited: list[str]
     warnings: list[str]
+    data: bool
+    """Loops over ``nc.shard`` go on too."""
 
 
 class RunKeeper:
@@ -230,7 +232,7 @@ class RunKeeper:
         self._progress.step, self._progress.all_samples = stopped.step, stopped.samples
         put_random_states(stopped.random)
         self._runtime.data.go_on(stopped.positions)
-        return GoneOn(names, edited, [*warnings, *more])
+        return GoneOn(names, edited, [*warnings, *more], data=stopped.positions is not None)
 
     def left_of(self, name: str) -> Any:
         """The state of what was registered later than the sync object was made, under the same name now; None: none."""

@@ -19,7 +19,7 @@ from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.checkpointing.beside import OtherBuffers, StateBeside
-from notebook_cluster.training.checkpointing.resuming import Start, shared_optimizer, start_of
+from notebook_cluster.training.checkpointing.resuming import Resume, Start, shared_optimizer, start_of, start_with
 from notebook_cluster.training.checkpointing.saving import Description
 from notebook_cluster.training.loop.costs import nodes_here
 from notebook_cluster.training.loop.goes_on import GoesOn
@@ -49,13 +49,14 @@ class RoundSync(GoesOn):
         strategy: Strategy,
         *,
         optimizer: Any,
-        resume: str | None,
+        resume: Resume,
         fresh: bool,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         objects = registered_objects(optimizer, extra)
-        self._resume = check_name(resume, "checkpoint") if resume is not None else ""
-        self._fresh = fresh
+        self._resume = check_name(resume, "checkpoint") if isinstance(resume, str) else ""
+        self._given_momentum = None if resume is None or isinstance(resume, str) else resume
+        self._fresh = fresh or self._given_momentum is not None
         runtime = current_runtime()
         job = job_of(runtime, strategy.name)
         self._run = runtime.cell(), 0 if runtime.replaying() else job.next_run(runtime.cell())
@@ -216,7 +217,7 @@ class RoundSync(GoesOn):
                 self._job.register(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._wait_until(lambda: self._ready or self._passing, f"{self._job.name} to start")
         self._say_what_goes_on(self._go_on())
-        self._fresh, self._resume = False, ""
+        self._fresh, self._resume, self._given_momentum = False, "", None
 
     def _keep_vectors(self) -> None:
         """New pages cost more than what is computed in them: a round takes its vectors from those of the round before,
@@ -233,9 +234,11 @@ class RoundSync(GoesOn):
         held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
         if held is not None and not self._resume:
             return held
-        runtime = self._runtime
+        runtime, parameters = self._runtime, self._replica.parameters
+        if self._given_momentum is not None:
+            return start_with(parameters, self._given_momentum)
         start = start_of(
-            self._replica.parameters,
+            parameters,
             runtime.checkpoint_directory(),
             self._resume,
             self._replica.fragments,

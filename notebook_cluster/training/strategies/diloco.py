@@ -20,6 +20,7 @@ from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.training.checkpointing.resuming import Momentum, Resume
 from notebook_cluster.training.loop.costs import Costs, check_room, costs_of, nodes_here, ways_out
 from notebook_cluster.training.loop.encoding import encoder_of
 from notebook_cluster.training.loop.replica import Replica
@@ -69,6 +70,18 @@ class LocalSteps(RoundSync):
     def memory(self) -> Costs:
         """What its rounds take on this node: memory, disk and traffic, in bytes; prints as a line."""
         return self._costs(self._replica.fragments)
+
+    def outer_momentum_by_name(self) -> Momentum:
+        """What somebody else's checkpoint holds beside the global parameters, for ``resume=``: float32 arrays in the
+        shapes of the parameters; empty where the strategy has no outer momentum, and before it has begun."""
+        replica = self._replica
+        wanted = self._strategy.outer_momentum and replica.started
+        tensors = self._description.layout.tensors(replica.momentum) if wanted else {}
+        return {name: tensor.copy() for name, tensor in tensors.items()}
+
+    def report_loss(self, loss: float) -> None:
+        """Tell the loss of the last step, or the mean of the last steps, where it is known only after ``step()``."""
+        self._progress.tell_loss(loss)
 
     def _costs(self, fragments: Fragments) -> Costs:
         parameters, overlap = self._replica.parameters, self._strategy.overlap > 0
@@ -151,7 +164,8 @@ class DiLoCo(OuterRate):
         extra: what else goes with the run, by name: ``{"scheduler": scheduler, "ema": average, "rng": generator}``.
             Whatever has ``state_dict()`` and ``load_state_dict()``, a random generator of torch, numpy or Python, or an
             mlx.nn.Module. Each node has its own.
-        resume: name of a checkpoint to begin from, when the cluster does not hold the job already.
+        resume: name of a checkpoint to begin from; or the ``outer_momentum_by_name()`` of an earlier object, which goes
+            with the values that the model has.
         fresh: forget what the cluster holds for this job.
 
     Raises:
@@ -179,7 +193,7 @@ class DiLoCo(OuterRate):
         mix: float | None = None,
         optimizer: Any = None,
         extra: Mapping[str, Any] | None = None,
-        resume: str | None = None,
+        resume: Resume = None,
         fresh: bool = False,
     ) -> None:
         strategy = Strategy(
@@ -233,7 +247,7 @@ class LocalSGD(LocalSteps):
         patience: float = PATIENCE,
         optimizer: Any = None,
         extra: Mapping[str, Any] | None = None,
-        resume: str | None = None,
+        resume: Resume = None,
         fresh: bool = False,
     ) -> None:
         strategy = Strategy(

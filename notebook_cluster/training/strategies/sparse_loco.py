@@ -14,6 +14,7 @@ from typing import Any
 
 from notebook_cluster.codecs import codec_name
 from notebook_cluster.protocol.runs import PATIENCE
+from notebook_cluster.training.checkpointing.resuming import Resume
 from notebook_cluster.training.settings.arguments import Strategy, check_kept
 from notebook_cluster.training.settings.schedule import Seconds
 from notebook_cluster.training.strategies.diloco import OuterRate
@@ -60,7 +61,7 @@ class SparseLoCo(OuterRate):
         mix: float | None = None,
         optimizer: Any = None,
         extra: Mapping[str, Any] | None = None,
-        resume: str | None = None,
+        resume: Resume = None,
         fresh: bool = False,
     ) -> None:
         codec = codec_name("sparse", check_kept(k))
