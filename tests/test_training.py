@@ -334,7 +334,7 @@ def test_tied_frozen_and_batch_norm(tmp_path: Path) -> None:
             model = Model()
         frozen = model.last.weight.clone()
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
-        sync = nc.DiLoCo(model, every=2, codec="int8", outer_lr=0.7)
+        sync = nc.DiLoCo(model, every=2, codec="int8", outer_lr=0.7, check_frozen=False)
         for step in range(6):
             loss = train(model, optimizer, batch(step + 100 * node.rank()))
             means[step, node.name] = model.norm.running_var.clone()

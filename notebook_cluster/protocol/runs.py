@@ -28,6 +28,10 @@ def places(runs: Iterable[int]) -> dict[int, int]:
     return {run: place for place, run in enumerate(sorted(set(runs)), 1)}
 
 
+FrozenRow = tuple[str, list[int], str, str]
+"""(name, shape, dtype, hash of the values) of a parameter that is not trained; hash empty: it could not be read."""
+
+
 # ---- registration --------------------------------------------------------------------------------------------
 
 
@@ -91,6 +95,10 @@ class Register(Message, frozen=True):
     unlike."""
     run: int = 1
     """Which sync object of the cell under this name it is; nodes come to them in the same order."""
+    framework: str = ""
+    """``torch`` or ``mlx``."""
+    frozen: list[FrozenRow] | None = None
+    """The frozen parameters in sorted order, which do not travel and have to be equal; None: they are not compared."""
 
 
 class Registered(Message, frozen=True):

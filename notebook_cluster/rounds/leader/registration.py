@@ -5,6 +5,7 @@ import math
 from notebook_cluster.journal.records import BaseRecord, CellRecord, RegisterRecord
 from notebook_cluster.protocol.rounds import Behind, OuterChange, OuterSettings
 from notebook_cluster.protocol.runs import Joined, Register, Registered, RegisterRefused
+from notebook_cluster.rounds.leader.frozen import first_of_most, frozen_difference, not_compared
 from notebook_cluster.rounds.leader.runs import (
     begin_run,
     is_in,
@@ -82,7 +83,8 @@ def settle_registration(transition: Transition, job: JobState) -> None:
         return
     if waits_for_registrants(transition, job):
         return
-    reference = job.participants[nodes[0]].register
+    registers = [job.participants[node].register for node in nodes]
+    reference = registers[first_of_most(registers)]
     same_model = reference.schema == job.settings.schema
     job.settings, job.registering = reference, False
     accepted = [node for node in nodes if _accept(transition, job, node)]
@@ -205,6 +207,8 @@ def _accept(transition: Transition, job: JobState, node: str) -> bool:
     if reason:
         _refuse(transition, job, node, register, reason)
         transition.tell("error", reason)
+    elif rest := not_compared(register, job.settings, repr(node), _reference(transition, job)):
+        transition.tell("warning", rest)
     change(job, node, active=not reason, joining=not reason)
     return not reason
 
@@ -272,7 +276,7 @@ def difference(register: Register, reference: Register, node: str, reference_nod
         here, there = getattr(register, what), getattr(reference, what)
         if here != there:
             return f"{node} has {what}={here}, {reference_node} has {what}={there}: use the same on every node"
-    return ""
+    return frozen_difference(register, reference, node, reference_node)
 
 
 def _parameter(name: str, schema: dict[str, tuple[list[int], str]]) -> str:

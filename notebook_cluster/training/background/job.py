@@ -135,7 +135,8 @@ class Job:
             return None
         # without the optimiser's step that belongs to the last round it is another state than that of the others
         own = state.state_hash if state.advanced else state_hash(state.theta, state.momentum)
-        return Start(state.round, state.theta, state.momentum, own, held=True)
+        frozen = str(self._description.settings.get("frozen") or "") if self._description is not None else ""
+        return Start(state.round, state.theta, state.momentum, own, held=True, frozen=frozen)
 
     def fetched_optimizer_bytes(self) -> bytes | None:
         """The optimiser's state that came with the state this node fetched last; empty: none did. None: this node has

@@ -49,7 +49,7 @@ class StateBeside:
     def metadata(self) -> dict[str, str]:
         """For the file with the parameters: texts, as safetensors wants them."""
         parameters = self._parameters
-        frozen = parameters.frozen()
+        frozen = parameters.frozen_arrays()
         about = {
             "framework": parameters.framework,
             "tied": parameters.tied(),
@@ -61,7 +61,7 @@ class StateBeside:
 
     def files(self) -> dict[str, Any]:
         """File -> what writes it, given its path."""
-        frozen = self._parameters.frozen()
+        frozen = self._parameters.frozen_arrays()
         return {FROZEN_FILE: self._write} if frozen and self._is_small(frozen) else {}
 
     def _is_small(self, frozen: Mapping[str, Any]) -> bool:
@@ -70,7 +70,7 @@ class StateBeside:
         )
 
     def _write(self, path: Path) -> None:
-        frozen = self._parameters.frozen()
+        frozen = self._parameters.frozen_arrays()
         marks = self._parameters.marks_of(frozen)
         if self._written is not None and self._written[1] == marks:
             # the folder has been renamed since, and may be gone

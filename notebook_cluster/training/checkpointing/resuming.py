@@ -40,6 +40,8 @@ class Start:
     warnings: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     """Checkpoints that are here, where the one that is wanted is not."""
+    frozen: str = ""
+    """What was not trained then, see :func:`.frozen.frozen_name`; empty: that is not known."""
 
 
 def start_of(
@@ -75,6 +77,7 @@ def start_of(
         checkpoint=replace(checkpoint, manifest=manifest, parameters={}, momentum={}),
         manifest_hash=found.manifest_hash,
         warnings=(*found.warnings, *_elsewhere(found, directory)),
+        frozen=str(checkpoint.manifest.settings.get("frozen") or ""),
     )
 
 

@@ -8,11 +8,11 @@ import contextlib
 import platform
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from notebook_cluster.protocol.runs import Register
+from notebook_cluster.protocol.runs import FrozenRow, Register
 from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.job import Job
@@ -21,21 +21,26 @@ from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.loop.round_client import TrainingError
 from notebook_cluster.training.loop.stopped_run import RegisteredObjects
 from notebook_cluster.training.models import check_optimizer
+from notebook_cluster.training.models.frozen import frozen_name, frozen_rows, unread
+from notebook_cluster.training.models.parameters import Parameters
 from notebook_cluster.training.runtime import Runtime
-from notebook_cluster.training.settings.arguments import SERVER, Strategy
+from notebook_cluster.training.settings.arguments import SERVER, Settings, Strategy
 
 
 def registration(
     strategy: Strategy,
-    layout: TensorLayout,
+    parameters: Parameters,
     fragments: Fragments,
     run: tuple[int, int],
     start: Start,
     resume: str,
     fresh: bool,
+    warn: Callable[[str], None],
 ) -> Register:
     """What a node says when it makes a sync object and would begin from ``start``; ``run``: the cell, and which of its
-    sync objects it is."""
+    sync objects it is. ``warn`` is told of frozen parameters that nobody can compare, or that were others in ``start``.
+    """
+    layout = parameters.layout
     return Register(
         job=strategy.name,
         cell=run[0],
@@ -69,7 +74,36 @@ def registration(
         grace=strategy.grace_seconds if strategy.quorum is not None else 0.0,
         patience=float(strategy.patience),
         about=about_this_process(),
+        framework=parameters.framework,
+        frozen=_frozen(strategy, parameters, start, warn),
     )
+
+
+def _frozen(
+    strategy: Strategy, parameters: Parameters, start: Start, warn: Callable[[str], None]
+) -> list[FrozenRow] | None:
+    """None: it is not wanted."""
+    if not strategy.check_frozen:
+        return None
+    rows = frozen_rows(parameters.frozen())
+    names, now = unread(rows), frozen_name(parameters.framework, rows)
+    if names:
+        warn(
+            f"frozen parameters whose values cannot be read here ({names}): whether they are equal on all nodes is "
+            "not checked"
+        )
+    if start.frozen and now and start.frozen != now and start.frozen.partition(":")[0] == parameters.framework:
+        warn(
+            f"round {start.round} was trained over other frozen parameters than the model has now: load those, or "
+            "start over with fresh=True"
+        )
+    return rows
+
+
+def frozen_settings(register: Register) -> Settings:
+    """For a checkpoint's manifest: what was not trained."""
+    name = frozen_name(register.framework, register.frozen or [])
+    return {"frozen": name} if name else {}
 
 
 _PACKAGES = ("numpy", "torch", "mlx.core")
@@ -157,7 +191,7 @@ class GoingOn:
     def stopped_line(
         self, strategy: Strategy, round: int, data: bool, names: Sequence[str], edited: Sequence[str]
     ) -> str:
-        """``data``: loops over nc.shard go on. ``names``: the optimizers and what else was registered that go on where the Stop came."""
+        """``data``: loops over nc.shard go on. ``names``: optimizers and what else was registered that go on."""
         goes_on = ["the model with its work since then", *(["outer momentum"] if strategy.outer_momentum else [])]
         goes_on += ["the " + name if name.startswith("optimizer") else name for name in names]
         goes_on += ["random numbers", *(["the data of nc.shard"] if data else [])]

@@ -24,7 +24,13 @@ from notebook_cluster.training.checkpointing.saving import Description
 from notebook_cluster.training.loop.costs import nodes_here
 from notebook_cluster.training.loop.goes_on import GoesOn
 from notebook_cluster.training.loop.progress import GlobalModelBlock
-from notebook_cluster.training.loop.registration import fragments_of, job_of, registered_objects, registration
+from notebook_cluster.training.loop.registration import (
+    fragments_of,
+    frozen_settings,
+    job_of,
+    registered_objects,
+    registration,
+)
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import TrainingError
 from notebook_cluster.training.loop.stopped_run import LostSteps, RunKeeper, StoppedRun
@@ -60,7 +66,7 @@ class RoundSync(GoesOn):
         runtime = current_runtime()
         job = job_of(runtime, strategy.name)
         self._run = runtime.cell(), 0 if runtime.replaying() else job.next_run(runtime.cell())
-        parameters = parameters_of(model)
+        parameters = parameters_of(model, freeze_a=strategy.freeze_a)
         job.owner = self
         super().__init__(runtime, job, strategy, objects, model, restore=bool(self._resume))
         self._replica = self._make_replica(parameters, fragments_of(strategy, parameters.layout))
@@ -201,13 +207,15 @@ class RoundSync(GoesOn):
             self._held_hash = start.state_hash if start.held else ""
             register = registration(
                 self._strategy,
-                self._description.layout,
+                self._replica.parameters,
                 self._replica.fragments,
                 self._run,
                 start,
                 self._resume,
                 self._fresh,
+                self._warn,
             )
+            self._description.settings.update(frozen_settings(register))
             with self._runtime.deferred_interrupts():
                 self._finish_encoding()
                 self._cell, self._ready, self._passing = cell, False, False

@@ -6,6 +6,7 @@ everything above in ``training``.
 
 from typing import Any
 
+from notebook_cluster.training.models.lora import freeze_a_of_mlx, freeze_a_of_torch
 from notebook_cluster.training.models.mlx_optimizer import is_mlx_optimizer
 from notebook_cluster.training.models.parameters import WithGradients
 
@@ -23,19 +24,25 @@ def check_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def parameters_of(model: Any) -> WithGradients:
-    """The adapter for ``model``'s framework; neither framework is imported to find out.
+def parameters_of(model: Any, *, freeze_a: bool = False) -> WithGradients:
+    """The adapter for ``model``'s framework; neither framework is imported to find out. ``freeze_a``: the first factor
+    of every LoRA in it is frozen before.
 
     Raises:
         TypeError: neither a torch.nn.Module nor an mlx.nn.Module.
+        ValueError: nothing is trainable, or cannot be trained; names it.
     """
     frameworks = {base.__module__.partition(".")[0] for base in type(model).__mro__}
     if "torch" in frameworks and hasattr(model, "named_parameters"):
         from notebook_cluster.training.models.torch_parameters import TorchParameters
 
+        if freeze_a:
+            freeze_a_of_torch(model)
         return TorchParameters(model)
     if "mlx" in frameworks and hasattr(model, "trainable_parameters"):
         from notebook_cluster.training.models.mlx_parameters import MlxParameters
 
+        if freeze_a:
+            freeze_a_of_mlx(model)
         return MlxParameters(model)
     raise TypeError(f"model is a {type(model).__name__}: pass a torch.nn.Module or an mlx.nn.Module")

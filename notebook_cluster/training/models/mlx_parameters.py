@@ -5,6 +5,8 @@ the tree and evaluates it. Its gradients are another tree, which ``nn.value_and_
 round has counted yet is kept here, in float32.
 """
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout, shape_text
 from notebook_cluster.training.models import mlx_optimizer
+from notebook_cluster.training.models.frozen import PIECE, FrozenTensor
 from notebook_cluster.training.models.parameters import TensorParts, first_difference
 
 _HOW = "pass the second of what nn.value_and_grad(model, loss_function)(model, x, y) returns"
@@ -26,8 +29,8 @@ class MlxParameters:
         ValueError: nothing is trainable, or a trainable array is not real floating point.
     """
 
-    loaded = None
     framework = "mlx"
+    loaded = None
     read_anywhere = False  # what is computed to read an array belongs to a thread's stream
 
     def __init__(self, model: Any) -> None:
@@ -188,7 +191,7 @@ class MlxParameters:
     def put_other_buffers(self, state: dict[str, Any]) -> None:
         pass
 
-    def frozen(self) -> dict[str, Any]:
+    def frozen_arrays(self) -> dict[str, Any]:
         from mlx.utils import tree_flatten
 
         sent = {row[0] for row in self.layout.schema} | self._twins.keys()
@@ -217,6 +220,16 @@ class MlxParameters:
             if name in state and state[name].shape != here[name].shape:
                 raise ValueError(f"{name!r} is {list(state[name].shape)} in it and {list(here[name].shape)} here")
         self.model.update(tree_unflatten(list(state.items())))
+
+    def frozen(self) -> Iterator[FrozenTensor]:
+        """What mlx calls parameters and does not train, without running statistics, which travel. An array is never
+        written to: one that is still there has not changed."""
+        from mlx.utils import tree_flatten
+
+        trained = {name for name, _ in tree_flatten(self.model.trainable_parameters())}
+        for name, array in tree_flatten(self.model.parameters()):
+            if name not in trained and not name.rpartition(".")[2].startswith("running_"):
+                yield FrozenTensor(name, list(array.shape), _dtype(array), array, (), partial(_pieces, array))
 
     def check(self) -> None:
         parameters, buffers = self._named()
@@ -284,6 +297,16 @@ def _joined(arrays: list[Any]) -> Vector:
 
     flat = mx.concatenate([array.reshape(-1).astype(mx.float32) for array in arrays])
     return np.array(flat, dtype=np.float32)
+
+
+def _pieces(array: Any) -> Iterator[Any]:
+    import mlx.core as mx
+
+    if not array.size:
+        return
+    flat, step = array.reshape(-1), max(PIECE // array.itemsize, 1)
+    for start in range(0, array.size, step):
+        yield memoryview(flat[start : start + step].view(mx.uint8))
 
 
 def _dtype(array: Any) -> str:

@@ -4,13 +4,14 @@ The vector is ``[trainable parameters | float buffers of normalisation layers]``
 that two nodes that built the same model agree on every element. Tied parameters appear once, frozen ones not at all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout, shape_text
+from notebook_cluster.training.models.frozen import FrozenTensor
 
 
 class Parameters(Protocol):
@@ -18,6 +19,10 @@ class Parameters(Protocol):
 
     @property
     def layout(self) -> TensorLayout: ...
+
+    @property
+    def framework(self) -> str:
+        """``torch`` or ``mlx``."""
 
     @property
     def exact(self) -> bool:
@@ -53,21 +58,17 @@ class Parameters(Protocol):
     def restore(self, snapshot: Any) -> None:
         """The values of ``snapshot`` again, bit for bit."""
 
-    @property
-    def framework(self) -> str:
-        """``torch`` or ``mlx``."""
-
     def other_buffers(self) -> dict[str, Any]:
         """Name -> buffer of the ``state_dict`` that is in no round."""
 
     def put_other_buffers(self, state: dict[str, Any]) -> None:
         """What :meth:`other_buffers` gave, where this model has it in the same shape."""
 
-    def frozen(self) -> dict[str, Any]:
+    def frozen_arrays(self) -> dict[str, Any]:
         """Name -> parameter that is not trained."""
 
     def tied(self) -> dict[str, str]:
-        """Further name of a parameter -> the name that :attr:`layout` or :meth:`frozen` has for it."""
+        """Further name of a parameter -> the name that :attr:`layout` or :meth:`frozen_arrays` has for it."""
 
     def marks_of(self, arrays: dict[str, Any]) -> Any:
         """Equal as long as ``arrays`` are the same, unchanged."""
@@ -87,6 +88,9 @@ class Parameters(Protocol):
 
     def restore_whole(self, snapshot: Any) -> None:
         """What :meth:`whole_snapshot` gave, in this model or another one that is built alike."""
+
+    def frozen(self) -> Iterable[FrozenTensor]:
+        """What the model has beside the vector, and every node has to have alike: its frozen parameters."""
 
     def check(self) -> None:
         """Raises:

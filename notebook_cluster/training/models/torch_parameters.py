@@ -4,12 +4,15 @@ Names are looked up anew at each call, so ``model.to(device)`` after constructio
 replaced by another shape, frozen or cast is found and named instead of being averaged wrongly.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout
+from notebook_cluster.training.models.frozen import FrozenTensor
 from notebook_cluster.training.models.parameters import TensorParts, first_difference
+from notebook_cluster.training.models.torch_frozen import frozen_tensors
 from notebook_cluster.training.models.torch_names import check_usable, check_whole, former_name, plain_names
 from notebook_cluster.training.models.torch_optimizer import TorchOptimizerState
 from notebook_cluster.training.models.torch_state import TorchState
@@ -28,6 +31,7 @@ class TorchParameters(TorchState):
         ValueError: nothing is trainable, or a parameter is lazy, on the meta device, not real, or not whole here.
     """
 
+    framework = "torch"
     read_anywhere = True
 
     def __init__(self, model: "torch.nn.Module") -> None:
@@ -275,6 +279,9 @@ class TorchParameters(TorchState):
         with torch.no_grad():
             for tensor, value in zip(self._tensors(), snapshot, strict=True):
                 tensor.copy_(value)
+
+    def frozen(self) -> Iterator[FrozenTensor]:
+        return frozen_tensors(self.model)
 
     def check(self) -> None:
         parameters, buffers = self._named()

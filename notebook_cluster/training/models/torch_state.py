@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 class TorchState:
     """What :class:`.torch_parameters.TorchParameters` knows of its module beside what is in rounds."""
 
-    framework = "torch"
     model: "torch.nn.Module"
     layout: TensorLayout
 
@@ -38,7 +37,7 @@ class TorchState:
     def put_other_buffers(self, state: "dict[str, torch.Tensor]") -> None:
         put_buffers(self.model, state)
 
-    def frozen(self) -> "dict[str, torch.Tensor]":
+    def frozen_arrays(self) -> "dict[str, torch.Tensor]":
         return frozen_parameters(self.model)
 
     def tied(self) -> dict[str, str]:

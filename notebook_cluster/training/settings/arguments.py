@@ -68,6 +68,10 @@ class Strategy:
     """Rounds carry momenta, and this is made of their mean: there is no other optimiser."""
     patience: float = PATIENCE
     """Seconds that others wait for a node which makes no progress."""
+    freeze_a: bool = False
+    """The first factor of every LoRA is not trained."""
+    check_frozen: bool = True
+    """Nodes whose frozen parameters differ are refused."""
 
     def __post_init__(self) -> None:
         check_every(self.every)
@@ -79,6 +83,9 @@ class Strategy:
             raise ValueError(f"outer_momentum={momentum!r}: use a number from 0 to below 1 (DiLoCo: 0.9)")
         if not isinstance(self.nesterov, bool):
             raise ValueError(f"nesterov={self.nesterov!r}: use True or False")
+        for what in ("freeze_a", "check_frozen"):
+            if not isinstance(getattr(self, what), bool):
+                raise ValueError(f"{what}={getattr(self, what)!r}: use True or False")
         if self.over_senders:
             check_sparse(lr, self.beta)
         elif self.descent is None:

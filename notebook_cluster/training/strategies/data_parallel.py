@@ -54,7 +54,7 @@ class DataParallel(RoundSync):
     Args:
         model: a torch.nn.Module or mlx.nn.Module, the same on every node.
         optimizer: the torch.optim or mlx.optimizers optimizer of ``model``, made alike on every node.
-        name, codec, patience, resume, fresh: as for DiLoCo.
+        name, codec, patience, resume, fresh, check_frozen: as for DiLoCo.
         scale_lr: True multiplies the optimizer's learning rate, also one on a schedule, by the number of nodes in the
             step.
         accumulate: calls of ``step`` that make one step of the optimizer, with the mean of their gradients.
@@ -83,6 +83,7 @@ class DataParallel(RoundSync):
         extra: Mapping[str, Any] | None = None,
         resume: str | None = None,
         fresh: bool = False,
+        check_frozen: bool = True,
     ) -> None:
         if optimizer is None:
             raise TypeError(
@@ -108,6 +109,7 @@ class DataParallel(RoundSync):
             exact_every=0 if mode == SERVER else exact_every,
             mode=mode,
             patience=patience,
+            check_frozen=check_frozen,
         )
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
 

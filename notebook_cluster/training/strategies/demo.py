@@ -50,7 +50,8 @@ class DeMo(RoundSync):
     Args:
         model: a torch.nn.Module or mlx.nn.Module, the same on every node. All begin with its values on the lowest rank.
         lr: the size of a step of each parameter element; may be set in mid run (``sync.lr``).
-        name, quorum, grace, patience, resume, fresh: as for DiLoCo. Checkpoints hold each node's momentum.
+        name, quorum, grace, patience, resume, fresh, check_frozen: as for DiLoCo. Checkpoints hold each node's
+            momentum.
         decay: of the momentum.
         k: coefficients sent of each square, a multiple of 8 up to 128.
         sign: False takes Q itself instead of its sign; ``lr`` is then one as for SGD.
@@ -82,6 +83,7 @@ class DeMo(RoundSync):
         extra: Mapping[str, Any] | None = None,
         resume: str | None = None,
         fresh: bool = False,
+        check_frozen: bool = True,
     ) -> None:
         descent = check_descent(lr, decay, sign, weight_decay)
         codec, every = codec_name("dct", check_coefficients(k)), check_steps("accumulate", accumulate)
@@ -99,6 +101,7 @@ class DeMo(RoundSync):
             beta=decay,
             descent=descent,
             patience=patience,
+            check_frozen=check_frozen,
         )
         super().__init__(model, strategy, optimizer=self._momentum, extra=extra, resume=resume, fresh=fresh)
 

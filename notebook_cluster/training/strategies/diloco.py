@@ -167,10 +167,14 @@ class DiLoCo(OuterRate):
         resume: name of a checkpoint to begin from; or the ``outer_momentum_by_name()`` of an earlier object, which goes
             with the values that the model has.
         fresh: forget what the cluster holds for this job.
+        freeze_a: True freezes the first factor (A) of every LoRA in the model, for good: only B is trained (FFA-LoRA,
+            arXiv 2403.12313), and the mean of B is then that of the adapters. A has to be equal on all nodes.
+        check_frozen: False does not compare what is frozen, which does not travel, between the nodes: for bases that
+            are quantised differently on purpose.
 
     Raises:
         ValueError, TypeError: an argument, or the model, is not usable; says why.
-        TrainingError: another node's model or settings differ; names the first difference.
+        TrainingError: another node's model, frozen parameters or settings differ; names the first difference.
         CheckpointError: the checkpoint to resume from is damaged or of another model.
         MemoryError: this machine has not got what its rounds take; says how much that is, and what would fit.
     """
@@ -195,6 +199,8 @@ class DiLoCo(OuterRate):
         extra: Mapping[str, Any] | None = None,
         resume: Resume = None,
         fresh: bool = False,
+        freeze_a: bool = False,
+        check_frozen: bool = True,
     ) -> None:
         strategy = Strategy(
             "DiLoCo",
@@ -210,6 +216,8 @@ class DiLoCo(OuterRate):
             overlap=overlap,
             mix=mix,
             patience=patience,
+            freeze_a=freeze_a,
+            check_frozen=check_frozen,
         )
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
         if strategy.overshoots and not self._runtime.replaying():
@@ -249,6 +257,8 @@ class LocalSGD(LocalSteps):
         extra: Mapping[str, Any] | None = None,
         resume: Resume = None,
         fresh: bool = False,
+        freeze_a: bool = False,
+        check_frozen: bool = True,
     ) -> None:
         strategy = Strategy(
             "LocalSGD",
@@ -261,5 +271,7 @@ class LocalSGD(LocalSteps):
             quorum=quorum,
             grace=grace,
             patience=patience,
+            freeze_a=freeze_a,
+            check_frozen=check_frozen,
         )
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)

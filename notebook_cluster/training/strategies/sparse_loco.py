@@ -63,6 +63,8 @@ class SparseLoCo(OuterRate):
         extra: Mapping[str, Any] | None = None,
         resume: Resume = None,
         fresh: bool = False,
+        freeze_a: bool = False,
+        check_frozen: bool = True,
     ) -> None:
         codec = codec_name("sparse", check_kept(k))
         strategy = Strategy(
@@ -81,5 +83,7 @@ class SparseLoCo(OuterRate):
             over_senders=True,
             beta=beta,
             patience=patience,
+            freeze_a=freeze_a,
+            check_frozen=check_frozen,
         )
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)

@@ -1,0 +1,72 @@
+"""The frozen parameters of a torch module (see :mod:`.frozen`)."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from notebook_cluster.training.models.frozen import PIECE, FrozenTensor
+from notebook_cluster.training.models.torch_names import is_distributed_tensor, plain_names
+
+if TYPE_CHECKING:
+    import torch
+
+_SAMPLED = 256
+"""Elements of a tensor, evenly spread, that are looked at to see whether it is as it was."""
+
+
+def frozen_tensors(model: "torch.nn.Module") -> Iterator[FrozenTensor]:
+    """Each parameter without ``requires_grad``, under every name that it has. Buffers are not among them: running
+    statistics travel, and counters, masks and caches may be others on each node."""
+    frozen = {
+        name: tensor
+        for name, tensor in model.named_parameters(remove_duplicate=False)
+        if not tensor.requires_grad and not _unmade(tensor)
+    }
+    plain = plain_names(model, list(frozen))
+    for name, tensor in frozen.items():
+        here = not tensor.is_meta and not is_distributed_tensor(tensor)
+        yield FrozenTensor(
+            plain[name],
+            list(tensor.shape),
+            str(tensor.dtype).removeprefix("torch."),
+            tensor,
+            _mark(tensor) if here else None,
+            partial(_pieces, tensor) if here else None,
+        )
+
+
+def _unmade(tensor: "torch.Tensor") -> bool:
+    from torch.nn.parameter import is_lazy
+
+    return bool(is_lazy(tensor))
+
+
+def _mark(tensor: "torch.Tensor") -> tuple[Any, ...] | None:
+    """Writing through ``tensor.data`` counts no version, so some of the elements are looked at as well."""
+    import torch
+
+    try:
+        if not tensor.is_contiguous() or not tensor.numel():
+            return None
+        flat = tensor.detach().view(-1)
+        some = flat[:: max(flat.numel() // _SAMPLED, 1)].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return tensor.data_ptr(), tensor._version, str(tensor.device), tensor.dtype, tuple(tensor.shape), some
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _pieces(tensor: "torch.Tensor") -> Iterator[Any]:
+    """Some rows at a time: no more is copied of a tensor that does not lie in a row, or not in main memory."""
+    import torch
+
+    if not tensor.numel():
+        return
+    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    size = rows[0].numel() * rows.element_size()
+    if size > PIECE and rows.dim() > 1:
+        for row in rows:
+            yield from _pieces(row)
+        return
+    step = max(PIECE // max(size, 1), 1)
+    for start in range(0, rows.shape[0], step):
+        yield rows[start : start + step].cpu().contiguous().view(torch.uint8).numpy()
