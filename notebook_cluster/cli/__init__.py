@@ -6,7 +6,8 @@ May import: ``client``, ``agent``, ``doctor``, ``peering``, ``pairing``, ``disco
 - :mod:`.arguments`: what may be typed; :mod:`.values`: how each value is read, and where a code comes from
 - :mod:`.share`: offer this machine; :mod:`.terminal`, :mod:`.console`, :mod:`.picker`: what its person sees and types
 - :mod:`.trust`: ``pair`` and ``trust``, trust a peer, see who is trusted, take trust back
-- :mod:`.clusters`: ``peers``, ``status``, ``report``, ``runs``, ``stop``, ``detach``, ``skip``; :mod:`.doctor`
+- :mod:`.clusters`: ``peers``, ``status``, ``report``, ``export``, ``runs``, ``stop``, ``detach``, ``skip``
+- :mod:`.doctor`: ``doctor``
 
 Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.
 """

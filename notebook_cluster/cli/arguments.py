@@ -88,6 +88,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     report.add_argument("cluster", metavar="CLUSTER")
     report.add_argument("file", metavar="FILE.html")
     report.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    _export(_command(commands, "clusters", "export", "write the curves of a run as a table, or for TensorBoard"))
     _command(commands, "clusters", "runs", "list the runs that were kept")
     stop = _command(commands, "clusters", "stop", "end a cluster and every kernel of it")
     stop.add_argument("cluster", metavar="CLUSTER")
@@ -167,6 +168,17 @@ def _share_with(group: "argparse._ArgumentGroup") -> None:
     )  # fmt: skip
     group.add_argument("--join", action="store_true", help="choose a cluster of this network and join it")
     group.add_argument("--no-qr", action="store_true", help="do not draw the code as a QR picture")
+
+
+def _export(export: argparse.ArgumentParser) -> None:
+    export.add_argument(
+        "run", metavar="RUN", help="a cluster (as it is now, or its last run), or CLUSTER@STARTED of one that was kept"
+    )
+    export.add_argument(
+        "file", metavar="FILE.csv|FILE.parquet|DIR/", help="a table, or a folder for TensorBoard's event files"
+    )
+    export.add_argument("--job", default=None, metavar="NAME", help="only the curves of this training job")
+    export.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 
 def _trust(trust: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""``notebook-cluster peers``, ``status``, ``report``, ``runs``, ``stop``, ``detach`` and ``skip``."""
+"""``notebook-cluster peers``, ``status``, ``report``, ``export``, ``runs``, ``stop``, ``detach`` and ``skip``."""
 
 import argparse
 from collections import Counter
@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.console import print_table
-from notebook_cluster.client import Cluster, ClusterError, find_peers, read_last_run, running_clusters, runs_table
+from notebook_cluster.client import (
+    Cluster,
+    ClusterError,
+    export_run,
+    find_peers,
+    find_run,
+    read_last_run,
+    read_run,
+    running_clusters,
+    runs_table,
+)
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.security import fingerprint
 from notebook_cluster.widgets.report import write_report
@@ -86,11 +96,28 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def export(options: argparse.Namespace) -> int:
+    """Write the curves of a cluster, of its last run or of one that was kept, and print what was written."""
+    choice = {"job": options.job, "overwrite": options.overwrite}
+    if options.run in running_clusters():
+        with Cluster.attach(options.run, kind="cli", live=False) as cluster:
+            written = export_run(cluster, options.file, **choice)
+    else:
+        try:
+            kept = find_run(options.run)
+        except ClusterError as error:
+            raise UsageError(str(error)) from None
+        written = export_run(read_run(kept.folder), options.file, **choice)
+    print("\n".join(written.lines()))
+    return 0
+
+
 def runs(options: argparse.Namespace) -> int:
     """Print a table of the runs that were kept, the newest first."""
     heads, rows = runs_table(Cluster.runs())
     if rows:
         print_table(heads, rows)
+        print("notebook-cluster export CLUSTER@STARTED FILE.csv writes the curves of one, as lesson@2026-11-19T14:03")
     else:
         print("no run was kept yet: in a notebook, %load_ext notebook_cluster and %cluster start")
     return 0

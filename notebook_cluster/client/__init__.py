@@ -6,8 +6,9 @@ Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``As
 
 from notebook_cluster.client.cluster import AsyncCluster, Cluster
 from notebook_cluster.client.connection import ClusterError
+from notebook_cluster.client.export import Exported, export_run
 from notebook_cluster.client.files import Destination, find_sources, send_files
-from notebook_cluster.client.past import Frames, Run, runs_table
+from notebook_cluster.client.past import Frames, Run, find_run, read_run, run_name, runs_table
 from notebook_cluster.client.requests import how_to_join
 from notebook_cluster.client.start import (
     PeerWatch,
@@ -38,13 +39,16 @@ __all__ = [
     "Cluster",
     "ClusterError",
     "Destination",
+    "Exported",
     "Frames",
     "Packed",
     "PeerWatch",
     "Pulled",
     "Run",
+    "export_run",
     "find_clusters",
     "find_peers",
+    "find_run",
     "find_sources",
     "give_source",
     "how_to_join",
@@ -52,7 +56,9 @@ __all__ = [
     "new_ticket",
     "pack",
     "read_last_run",
+    "read_run",
     "read_values",
+    "run_name",
     "running_clusters",
     "runs_table",
     "send_files",

@@ -1,4 +1,4 @@
-"""Runs that are over, and what a run has measured as pandas frames."""
+"""Runs that are over, how one is named, and what a run has measured: as pandas frames and as files."""
 
 import math
 import time
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from notebook_cluster.client.connection import ClusterError
+from notebook_cluster.client.export import Exported, export_run, frame_of
 from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, last_run
 from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
@@ -59,14 +60,16 @@ class Run(NamedTuple):
         """
         return frames_of(self._read(), self.job or None)
 
+    def to_pandas(self) -> Any:
+        """As :meth:`Past.to_pandas`; with a job its own curves only."""
+        return frame_of(self._read(), self.job or None)
+
+    def export(self, path: str, *, overwrite: bool = False) -> Exported:
+        """As :meth:`Past.export`; with a job its own curves only."""
+        return export_run(self._read(), path, job=self.job or None, overwrite=overwrite)
+
     def _read(self) -> LastRun:
-        try:
-            found = last_run(self.folder)
-        except (ValueError, OSError) as error:
-            raise ClusterError(str(error)) from None
-        if found is None:
-            raise ClusterError(f"the run in {self.folder} is gone")
-        return found
+        return read_run(self.folder)
 
 
 class Past(RunningCluster):
@@ -84,6 +87,27 @@ class Past(RunningCluster):
             ClusterError: pandas is not installed, or no job has this name.
         """
         return frames_of(self, job)
+
+    def to_pandas(self, job: str | None = None) -> Any:
+        """The curves so far, of ``job`` or of all, as one pandas frame in long form: a row for each point, with columns
+        cluster, started, job, run, cell, node (empty: the model that all share), metric, step, round, time (seconds
+        since 1970), utc, value; :class:`.curve_rows.CurveRow` says what each is.
+
+        Raises:
+            ClusterError: pandas is not installed, or no job has this name.
+        """
+        return frame_of(self, job)
+
+    def export(self, path: str, *, job: str | None = None, overwrite: bool = False) -> Exported:
+        """Write the curves so far, of ``job`` or of all, to ``path`` on this machine: a ``.csv`` or ``.parquet`` file
+        in the form of :meth:`to_pandas`, or for TensorBoard a folder (``/`` at its end, or there already) of event
+        files. It appears whole or not at all.
+
+        Raises:
+            ClusterError: it is there already (without ``overwrite``), its folder is not, the disk is full, nothing was
+                measured, no job has this name, or a library is missing; one line.
+        """
+        return export_run(self, path, job=job, overwrite=overwrite)
 
 
 def frames_of(run: Looked, job: str | None = None) -> Frames:
@@ -123,6 +147,48 @@ def frames_of(run: Looked, job: str | None = None) -> Frames:
         frame("job run node name step time value", points),
         frame("name job round time path", saved),
     )  # fmt: skip
+
+
+_STARTED = "%Y-%m-%dT%H:%M:%S"
+
+
+def run_name(run: KeptRun) -> str:
+    """``lesson@2026-11-19T14:03:10``: how people name a run that was kept."""
+    return f"{run.cluster}@{time.strftime(_STARTED, time.localtime(run.view.started))}"
+
+
+def find_run(text: str) -> KeptRun:
+    """The run that ``text`` names: ``lesson`` (the newest of this cluster), or ``lesson@2026-11-19T14:03`` with as much
+    of its start, local time, as tells it from others.
+
+    Raises:
+        ClusterError: there is none, or several; names those that there are.
+    """
+    cluster, _, started = text.strip().partition("@")
+    started = started.strip().replace(" ", "T")
+    every = kept_runs(runtime_directory() / "clusters")
+    of_cluster = [run for run in every if run.cluster == cluster]
+    found = [run for run in of_cluster if run_name(run).startswith(f"{cluster}@{started}")]
+    if not of_cluster:
+        known = ", ".join(dict.fromkeys(run.cluster for run in every))
+        raise ClusterError(f"no run of a cluster {cluster!r} was kept here: {known or 'there is none of any'}")
+    if not found or (started and len(found) > 1):
+        names = [run_name(run) for run in found or of_cluster]
+        more = f" and {len(names) - 6} more: %cluster runs" if len(names) > 6 else ""
+        what = "names several runs" if found else "names no run"
+        raise ClusterError(f"{text!r} {what}; there are {', '.join(names[:6])}{more}")
+    return found[0]
+
+
+def read_run(folder: Path) -> LastRun:
+    """All that the run in ``folder`` has left. ClusterError: it is damaged, or gone."""
+    try:
+        found = last_run(folder)
+    except (ValueError, OSError) as error:
+        raise ClusterError(str(error)) from None
+    if found is None:
+        raise ClusterError(f"the run in {folder} is gone")
+    return found
 
 
 def runs_table(runs: list[Run]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

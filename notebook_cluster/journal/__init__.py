@@ -1,6 +1,6 @@
 """All that a run wrote down: one SQLite file for what decides, one for its curves and its last view.
 
-May import: ``protocol``. Called by: ``coordinator``, which writes it, and ``client``, for runs that are over.
+May import: ``protocol``. Called by: ``coordinator``, which writes it, and ``client`` and ``tracking``, which read it.
 
 - :mod:`.events` and :mod:`.state`: what happened to the cluster, and the pure reducer ``apply(state, event)``
 - :mod:`.records`: what the training rounds write down, and a record as a row

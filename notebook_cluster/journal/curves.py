@@ -101,7 +101,7 @@ class LastView(Message, frozen=True):
 
 
 class _Piece(msgspec.Struct, array_like=True):
-    """Points of one curve; a value that is not finite is null."""
+    """Points of one curve; a value that is not finite is null. ``above``, ``below``: which of those are infinite."""
 
     node: str
     job: str
@@ -111,6 +111,16 @@ class _Piece(msgspec.Struct, array_like=True):
     value: list[float | None]
     seen: int = 0
     run: int = 0
+    above: list[int] = []
+    below: list[int] = []
+
+    def values(self) -> list[float]:
+        found = [math.nan if one is None else one for one in self.value]
+        for places, infinite in ((self.above, math.inf), (self.below, -math.inf)):
+            for place in places:
+                if 0 <= place < len(found):
+                    found[place] = infinite
+        return found
 
 
 _decoder = msgspec.json.Decoder(list[_Piece])
@@ -118,16 +128,26 @@ _decoder = msgspec.json.Decoder(list[_Piece])
 
 def pack(series: list[Series]) -> bytes:
     """Pieces of curves as bytes."""
+
+    def infinite(values: list[float], sign: float) -> list[int]:
+        return [place for place, value in enumerate(values) if math.isinf(value) and value * sign > 0]
+
     return msgspec.json.encode(
-        [_Piece(s.node, s.job, s.name, s.step, s.time, list(s.value), s.seen, s.run) for s in series]
-    )
+        [
+            _Piece(
+                s.node, s.job, s.name, s.step, s.time, list(s.value), s.seen, s.run,
+                infinite(s.value, 1.0), infinite(s.value, -1.0),
+            )
+            for s in series
+        ]
+    )  # fmt: skip
 
 
 def unpack(data: bytes) -> list[Series]:
     """The inverse of :func:`pack`. msgspec.DecodeError: it is none."""
     return [
         Series(node=piece.node, job=piece.job, name=piece.name, step=piece.step, time=piece.time,
-               value=[math.nan if one is None else one for one in piece.value], seen=piece.seen, run=piece.run)
+               value=piece.values(), seen=piece.seen, run=piece.run)
         for piece in _decoder.decode(data)
     ]  # fmt: skip
 

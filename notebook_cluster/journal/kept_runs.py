@@ -44,6 +44,9 @@ from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
 log = logging.getLogger(__name__)
 
 RUNS = "runs"
+TRACKED, EVENT_FILES = "track-", "tensorboard"
+"""With which the names of files begin that a tracker of the run has left in its folder, and TensorBoard's folder there.
+"""
 MOST_RUNS, MOST_MEGABYTES = 50, 1000
 RUNS_VARIABLE, MEGABYTES_VARIABLE = "NOTEBOOK_CLUSTER_KEEP_RUNS", "NOTEBOOK_CLUSTER_KEEP_MB"
 """How many runs of all clusters of this user are kept, and how many megabytes of them."""
@@ -75,6 +78,8 @@ def set_aside(folder: Path) -> Path | None:
         for name in names:
             if (where / name).exists():
                 shutil.move(where / name, target / name)
+    for tracked in (*folder.glob(f"{TRACKED}*"), *folder.glob(EVENT_FILES)):
+        shutil.move(tracked, target / tracked.name)
         for name in (JOURNAL_FILE, CURVES_FILE):
             (where / f"{name}-shm").unlink(missing_ok=True)
     return target
@@ -137,7 +142,7 @@ def let_old_runs_go(clusters: Path) -> None:
     runs = sorted(clusters.glob(f"*/{RUNS}/*/"), key=lambda folder: (folder.name, str(folder)), reverse=True)
     room = megabytes * 1_000_000
     for number, folder in enumerate(runs):
-        room -= sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        room -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if number >= most or room < 0:
             for name in (JOURNAL_FILE, CURVES_FILE):
                 remove(folder / name)
@@ -225,7 +230,7 @@ def import_old(
         ValueError: a line of the run log is not readable; names the file, the number and the way out.
         OSError: the journal cannot be written; the old files are as they were.
     """
-    if not (folder / LOG_FILE).exists() or (folder / JOURNAL_FILE).exists() or (not locked and _is_locked(folder)):
+    if not (folder / LOG_FILE).exists() or (folder / JOURNAL_FILE).exists() or (not locked and is_locked(folder)):
         return False
     made = []
     try:
@@ -255,8 +260,8 @@ def import_old(
             partial.unlink(missing_ok=True)
 
 
-def _is_locked(folder: Path) -> bool:
-    """True while a coordinator lives here."""
+def is_locked(folder: Path) -> bool:
+    """True while a coordinator lives in ``folder``, which a cluster has."""
     try:
         with open(folder / LOCK_FILE, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,13 +1,14 @@
 """IPython magics: parse what was typed, ask the client, show what the nodes put out.
 
-May import: ``client``, ``values``, ``widgets``, ``protocol``. Called by: IPython, through
+May import: ``client``, ``tracking``, ``values``, ``widgets``, ``protocol``. Called by: IPython, through
 ``%load_ext notebook_cluster``.
 
 Its files and folders import downward, in this order:
 
 - :mod:`.extension`: the magics as functions, and how they come into a shell.
 - :mod:`.cluster_command`: what ``%cluster`` does; :mod:`.transfer_commands`: ``%push``, ``%pull`` and
-  ``%cluster send``; :mod:`.completion`: completion and inspection.
+  ``%cluster send``; :mod:`.curve_commands`: ``%cluster export`` and ``track``; :mod:`.completion`: completion and
+  inspection.
 - :mod:`.session`: which cluster this notebook means, and cells without a magic.
 - :mod:`.execution`: a cell on the nodes, with its errors, values, questions and Stop.
 - :mod:`.display`: output, within what a Jupyter server lets through.

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from notebook_cluster.magics.curve_commands import export, track
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.execution.cells import watch_cell
 from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
@@ -194,7 +195,8 @@ def _runs(session: NotebookSession, call: Invocation) -> None:
         _say("no run was kept yet: %cluster start")
         return
     table = [heads, *rows]
-    _display(session, render_table(table), render_table(table, html=True))
+    after = "%cluster export FILE.csv --run CLUSTER@STARTED writes the curves of one, as --run lesson@2026-11-19T14:03"
+    _display(session, render_table(table, "", after), render_table(table, "", after, html=True))
 
 
 def _estimate(session: NotebookSession, call: Invocation) -> None:
@@ -337,6 +339,8 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "panel": _panel,
     "report": _report,
     "estimate": _estimate,
+    "export": export,
+    "track": track,
     "runs": _runs,
     "vars": _vars,
     "logs": _logs,

@@ -132,6 +132,7 @@ def _parameters(text: str) -> str:
 
 
 _LARGE = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_RUN = "a run that was kept (see runs), as lesson@2026-11-19T14:03; default: this notebook's"
 _NO_REPLAY = "do not run the cluster's earlier cells on it first"
 
 COMMANDS: dict[str, Command] = {
@@ -207,6 +208,25 @@ COMMANDS: dict[str, Command] = {
                 Option("fragments", "the model is sent in", "N", _whole(1, 1024)),
             ),
             read_argument=_parameters,
+        ),
+        Command(
+            "export",
+            "write the curves: a table, or event files for TensorBoard into DIR/",
+            "FILE.csv|FILE.parquet|DIR/",
+            (
+                Option("job", "only those of this training job", "NAME", str),
+                Option("run", _RUN, "NAME[@STARTED]", str),
+                Option("overwrite", "replace what is there"),
+            ),
+        ),
+        Command(
+            "track",
+            "log the run's curves once, for all nodes; alone: say how it is",
+            "[wandb|mlflow|tensorboard|off]",
+            (
+                Option("project", "default: the cluster's name", "NAME", str),
+                Option("run", _RUN, "NAME[@STARTED]", str),
+            ),
         ),
         Command("runs", "the runs that were kept: strategy, nodes, rounds, final loss"),
         Command(

@@ -36,6 +36,7 @@ class NotebookSession:
         """Cells without a magic run on all nodes: ``%cluster cells all``."""
         self.handles: list[CellHandle] = []
         """Of cells that run with ``--async``."""
+        self._after_cells: Callable[[], None] | None = None
         atexit.register(self.close)
 
     @property
@@ -84,6 +85,14 @@ class NotebookSession:
         self.handles = [handle for handle in self.handles if not handle.done]
         return next((handle for handle in self.handles if handle.cell == cell), None)
 
+    def after_cells(self, look: Callable[[], None] | None) -> None:
+        """Call ``look`` after each cell of the notebook, in place of what was given before; None: nothing any more."""
+        if self._after_cells is not None:
+            _unregister(self.shell.events, "post_run_cell", self._after_cells)
+        self._after_cells = None if look is None else lambda *result: look()
+        if self._after_cells is not None:
+            self.shell.events.register("post_run_cell", self._after_cells)
+
     def let_go(self) -> None:
         """Leave the notebook's cluster; it goes on, a panel of it becomes a still picture."""
         cluster, self.cluster, self.sticky = self.cluster, None, False
@@ -103,6 +112,7 @@ class NotebookSession:
 
     def end(self) -> None:
         """The extension is unloaded."""
+        self.after_cells(None)
         atexit.unregister(self.close)
         self.let_go()
 
@@ -242,7 +252,7 @@ def show_mark(session: NotebookSession, cluster: "Cluster") -> None:
     session.shell.display_pub.publish(data={"text/plain": text, "text/html": html}, metadata={})
 
 
-def _unregister(events: Any, event: str, hook: Callable[[], None]) -> None:
+def _unregister(events: Any, event: str, hook: Callable[..., None]) -> None:
     try:
         events.unregister(event, hook)
     except ValueError:
