@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ def kept_of(world: World) -> dict[str, KeptEpoch]:
 
 def run_again(world: World, kept: dict[str, KeptEpoch], names: tuple[str, ...], seed: int) -> World:
     """The next cell, on nodes of these ``names``: those that have a position go on from it, the others ask."""
-    again = World(seed, key(cell=2, count=world.key.count, by_speed=world.key.by_speed), names)
+    again = type(world)(seed, msgspec.structs.replace(world.key, cell=2), names)
     again.kept = {name: kept.get(name) for name in names}
     return again
 

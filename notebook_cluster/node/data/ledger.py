@@ -185,12 +185,12 @@ class Ledger:
         found, at = part.positions[:0], part.at
         while len(found) < size and at < len(part.positions):
             more = part.positions[at : at + size - len(found)]
+            if self.end >= 0:
+                more = more[more < self.end]
+                if not len(more):
+                    break
             at += len(more)
             free = more[[position not in self.taken for position in more.tolist()]]
-            if self.end >= 0:
-                free = free[free < self.end]
-                if more[-1] >= self.end:
-                    at = len(part.positions)
             found = numpy.concatenate([found, free]) if len(found) else free
         return found, at
 

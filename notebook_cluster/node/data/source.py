@@ -168,7 +168,9 @@ def _check_sequence(data: Any) -> None:
             f"shard: a {type(data).__name__} is indexed by labels, not by position: pass data.to_numpy(), or a tuple "
             "of its columns as arrays"
         )
-    if isinstance(data, (str, bytes, set)) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+    if isinstance(data, (str, bytes, set, frozenset, type)) or not (
+        hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    ):
         raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}")
 
 

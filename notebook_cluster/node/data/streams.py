@@ -99,7 +99,7 @@ def _source(data: Any, mode: Mode | None) -> StreamSource | None:
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.IterableDataset):
         return StreamSource(_Whole(data))
-    if isinstance(data, (str, bytes, dict, set, frozenset)) or (hasattr(data, "__len__") and _has_index(data)):
+    if isinstance(data, (str, bytes, dict, set, frozenset, type)) or (hasattr(data, "__len__") and _has_index(data)):
         return None
     if hasattr(data, "__iter__") or _is_function(data):
         return StreamSource(_Whole(data), once=_is_once(data))
