@@ -10,6 +10,7 @@ import pytest
 from notebook_cluster.client import Cluster
 from tests.cluster import Watcher, mend, run, shared_cluster, text_of
 from tests.conftest import wait_until
+from tests.practice.recipes import recipe
 
 pytest.importorskip("torch")
 
@@ -330,3 +331,30 @@ def test_a_stop_while_a_fast_node_waits_for_a_slow_one(cluster: Cluster) -> None
     for row in cluster.state().nodes:
         texts = [Path(f"slow-{which}-{row.name}.json").read_text() for which in ("whole", "stopped")]
         assert texts[0] == texts[1]
+
+
+def test_the_recipe(cluster: Cluster) -> None:
+    ready = "inputs, targets = map(torch.from_numpy, some_data())\n"
+    cell = recipe("Stop, and run the cell again")
+    noted = cell.replace("    sync.step(", "    note(NAME, loss)\n    time.sleep(0.01)\n    sync.step(")
+    named = noted.replace("every=10,", "every=10, name=NAME,")
+    run(cluster, f"NAME = 'recipe-whole'\n{ready}{named}")
+    stopped = f"NAME = 'recipe-stopped'\n{ready}{named}"
+    stop_at(cluster, stopped, "recipe-stopped", 25)
+    run(cluster, stopped)
+    assert losses(cluster, "recipe-whole") == losses(cluster, "recipe-stopped")
+
+
+def test_the_recipe_of_a_checkpoint(cluster: Cluster) -> None:
+    import torch
+
+    import notebook_cluster
+
+    ready = "inputs, targets = map(torch.from_numpy, some_data())\n"
+    run(cluster, f"{ready}{recipe('Stop, and run the cell again')}\nsync.checkpoint('digits')")
+    folder = max(Path.cwd().rglob("digits/round-*")).parent.parent
+    scope = {"nc": notebook_cluster, "torch": torch}
+    cell = recipe("A checkpoint in plain PyTorch")
+    exec(cell.replace('directory="checkpoints"', f"directory={str(folder)!r}"), scope)
+    printed = run(cluster, "print(float(model[0].weight.sum()))")
+    assert {float(text) for text in printed.values()} == {float(scope["model"][0].weight.sum())}

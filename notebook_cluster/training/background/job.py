@@ -70,8 +70,7 @@ class Job:
         """What a strategy keeps on this node alone and the next sync object goes on with; main thread only."""
         self.made_with: tuple[Callable[[], object], Callable[[], object]] = (lambda: None, lambda: None)
         """Weak references to the model and the optimizer that the last sync object was given; main thread only."""
-        self.stopped: object | None = None
-        """What a Stop has left of the run of the last sync object, for the next one; main thread only."""
+        self.stopped: object | None = None  # what a Stop has left of its run for the next one; main thread only
         self.applied = (0, False)  # the last round committed here, and whether this node's work is in it
         self._runs = (0, 0)
         """The cell in which a sync object registered last, and how many did in it."""
