@@ -124,3 +124,22 @@ def test_cells_notebook_shows_what_a_cell_on_several_nodes_looks_like(
     assert "local-2 · rank 1: ValueError: local-2 has no data" in failing.outputs[-1].evalue
     assert "has ended" in text_of(notebook, "stop")
     assert len(nbformat.writes(notebook)) < 60_000
+
+
+@pytest.mark.timeout(400)
+def test_the_finetuned_adapter_of_three_nodes_is_better_than_the_base_and_any_single_node(
+    jupyter_dirs: Path, no_processes_left: str
+) -> None:
+    pytest.importorskip("peft")
+    sizes = "LAYERS, WIDTH, BATCH, BASE_STEPS, STEPS, RATE = "
+    smaller = (f"{sizes}6, 256, 8, 240, 120", f"{sizes}2, 64, 16, 200, 160")  # five million parameters take minutes
+    notebook = run("05_finetune.ipynb", jupyter_dirs, instead=smaller)
+    assert_plain(notebook)
+    base = number_after(text_of(notebook, "base"), "held-out documentation: ")
+    together = number_after(text_of(notebook, "together"), "held-out documentation: ")
+    best = number_after(text_of(notebook, "alone"), "the best single node: ")
+    assert together <= 0.9 * base
+    assert together <= best
+    assert text_of(notebook, "together").startswith("[all 3 nodes]")
+    assert number_after(text_of(notebook, "traffic"), "a round of the adapter: ") < 0.2
+    assert "held-out loss as before: True" in text_of(notebook, "save")
