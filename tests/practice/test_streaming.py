@@ -93,7 +93,7 @@ def numbers():
 
 seen = []
 try:
-    with open(f"lines-{again}-{{nc.node()}}-{{os.getpid()}}", "a", buffering=1) as lines:
+    with open(f"lines-{again}@{{nc.node()}}@{{os.getpid()}}", "a", buffering=1) as lines:
         for batch in nc.shard(numbers, 8):
             seen.append(batch)
             lines.write(json.dumps(batch) + "\\n")
@@ -107,7 +107,7 @@ finally:
 
 
 def lines(work: Path, node: str) -> int:
-    return sum(len(path.read_text().splitlines()) for path in work.glob(f"lines-0-{node}-*"))
+    return sum(len(path.read_text().splitlines()) for path in work.glob(f"lines-0@{node}@*"))
 
 
 def seen(work: Path, again: int, node: str) -> list[int]:
@@ -117,15 +117,17 @@ def seen(work: Path, again: int, node: str) -> list[int]:
 def test_ten_thousand_samples_with_one_node_killed_one_joined_and_a_stop(work: Path) -> None:
     with running_cluster(local=3) as cluster:
         watcher = Watcher(cluster.execute(MARATHON.format(again=0, pause=0.005)))
-        wait_until(lambda: all(lines(work, node) == 40 for node in ("local", "local-2", "local-3")))
-        (path,) = work.glob("lines-0-local-3-*")
-        kill(int(path.name.rpartition("-")[2]))
+        wait_until(
+            lambda: all(lines(work, node) == 40 for node in ("local", "local-2", "local-3")), 60, watcher.text
+        )
+        (path,) = work.glob("lines-0@local-3@*")
+        kill(int(path.name.rpartition("@")[2]))
         wait_until(lambda: {row.name: row for row in cluster.state().nodes}["local-3"].condition == "dead")
         assert cluster.add("local", 1) == ["local-4"]
-        wait_until(lambda: lines(work, "local-4") == 40)
+        wait_until(lambda: lines(work, "local-4") == 40, 60, lambda: f"{cluster.state().nodes} {watcher.text()}")
         (work / "go").touch()
         members = ("local", "local-2", "local-4")
-        wait_until(lambda: all(lines(work, node) >= 120 for node in members))
+        wait_until(lambda: all(lines(work, node) >= 120 for node in members), 60, watcher.text)
         cluster.interrupt()
         assert watcher.wait_end().status == "interrupted"
         cluster.remove("local-3")
@@ -177,7 +179,7 @@ shares = current_runtime().shares
 if {again}:
     shares.go_on(shares.positions(before=True))
 data = nc.shard(n * n for n in range(30))
-kept = [n for n, _ in zip(data, range({count}))]
+kept = [n for _, n in zip(range({count}), data)]
 print(json.dumps(kept))
 if not {again}:
     raise KeyboardInterrupt
@@ -319,7 +321,7 @@ loader = DataLoader(torch.arange(100), batch_size=8, sampler=sampler)
 print(json.dumps(flat(nc.shard(loader))))
 """,
     )
-    assert [len(part) for part in got.values()] == [51, 50]
+    assert sorted(len(part) for part in got.values()) == [50, 51]
     assert min(itertools.chain(*got.values())) >= 50
     whole = printed(cluster, "print(json.dumps(flat(nc.shard(loader))))", targets=("local",))
     assert sorted(whole["local"]) == sorted(itertools.chain(*got.values()))

@@ -80,7 +80,8 @@ def default_mode(data: Any) -> Mode:
 
 def is_hugging_face(data: Any) -> bool:
     """A ``datasets.IterableDataset``."""
-    return type(data).__module__.partition(".")[0] == "datasets" and not hasattr(data, "__getitem__")
+    kinds = [kind.__module__.partition(".")[0] for kind in type(data).__mro__ if kind.__name__ == "IterableDataset"]
+    return "datasets" in kinds
 
 
 def _source(data: Any, mode: Mode | None) -> StreamSource | None:

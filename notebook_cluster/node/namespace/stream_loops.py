@@ -155,8 +155,9 @@ class FileLoop(FollowedLoop):
     def _comes(self, lane: int, answer: FileRead) -> bool:
         """Take note of an answer; False when no batch is in it."""
         which = {(file.epoch, file.number): file for file in self._files}
-        if answer.total >= 0:
-            which[answer.request.epoch, answer.request.file].total = answer.total
+        asked = which.get((answer.request.epoch, answer.request.file))
+        if asked is not None and answer.total >= 0:
+            asked.total = answer.total
         ended = {file for file in self._files if file.total >= 0 and self._read.get(file, 0) >= file.total}
         if answer.request.file < 0 and not answer.batch:  # what was left over of this lane is left out
             ended |= {file for file in self._files if file.lane == lane and file.total >= 0}
