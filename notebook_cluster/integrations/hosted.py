@@ -16,6 +16,7 @@ import xxhash
 
 from notebook_cluster.integrations.same_data import digest_of
 from notebook_cluster.node.namespace import api
+from notebook_cluster.protocol.decisions import SHOULD_STOP
 from notebook_cluster.training.runtime import current_runtime
 from notebook_cluster.training.settings.arguments import check_every
 
@@ -29,7 +30,8 @@ DIVIDED = "divided"
 
 
 class HostedSync:
-    """``divide``: the line of code that divides data in this library, for errors."""
+    """``divide``: the line of code that divides data in this library, for errors. ``together``: a node that is stopped
+    early stops all; only where the loops are none over nc.shard, in which nodes answer each other in one epoch only."""
 
     def __init__(
         self,
@@ -38,14 +40,17 @@ class HostedSync:
         settings: dict[str, Any],
         check_data: bool,
         divide: str,
+        together: bool = False,
     ) -> None:
         self._strategy, self._every, self._settings = hosted_strategy(strategy, every, settings), every, settings
-        self._check_data, self._divide = check_data, divide
+        self._check_data, self._divide, self._together = check_data, divide, together
         self.sync: LocalSteps | None = None
         self._shown: AbstractContextManager[None] | None = None
         self._finished = False
         self.left_alone = False
         """This node came while the cell ran, and the others have ended their loops meanwhile."""
+        self.stopping = False
+        """A node has stopped early, and so do all."""
 
     def begin(self, model: Any, optimizer: Any, data: Any, steps: int, momentum: "Momentum | None") -> None:
         """``data``: what this node trains on, or DIVIDED. ``steps``: those that a checkpoint has brought, and
@@ -63,7 +68,7 @@ class HostedSync:
         start: dict[str, Any] = {"resume": momentum} if momentum else {"fresh": True}
         if self._settings.keys() & {"resume", "fresh"}:
             start = {}
-        self._finished = self.left_alone = False
+        self._finished = self.left_alone = self.stopping = False
         self.sync = self._strategy(model, self._every, optimizer=optimizer, **start, **self._settings)
 
     def step(self, samples: float, loss: Any = None) -> "Round | None":
@@ -71,6 +76,7 @@ class HostedSync:
         assert self.sync is not None
         done = self.sync.step(loss=loss, samples=samples)
         self.left_alone = done is not None and done.members == (current_runtime().name,) and _has_joined()
+        self.stopping = self._together and done is not None and _stop_together(False)
         return done
 
     def show_global(self) -> None:
@@ -90,16 +96,18 @@ class HostedSync:
     def shows_global(self) -> bool:
         return self._shown is not None
 
-    def finish(self, steps: int = 0, planned: int = 0) -> None:
+    def finish(self, early: bool = False) -> None:
         """Exchange what is left and wait for the other nodes, once: then the model holds the global parameters.
-        ``steps`` of ``planned`` were taken."""
+        ``early``: something has stopped the loop here."""
         self.hide_global()
         if self.sync is None or self._finished:
             return
         self._finished = True
-        if steps < planned and not current_runtime().replaying():
-            who = f"{current_runtime().name!r} stops after step {steps} of {planned}"
-            print(f"{who}: it waits for the others, which go on to their own end, and takes over the global model")
+        if early and not (self.stopping or self.left_alone or current_runtime().replaying()):
+            others = "stop after their next round, too" if self._together else "go on to their own end"
+            print(f"{current_runtime().name!r} stops early; the others {others}, and then all have one model")
+            if self._together:
+                _stop_together(True)
         self.sync.finish()
 
     def momentum_for(
@@ -196,6 +204,14 @@ def fingerprint(model: Any) -> str:
         if parameter.requires_grad:
             seen.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return seen.hexdigest()
+
+
+def _stop_together(wanted: bool) -> bool:
+    """Whether all nodes stop, because one ``wanted`` to: nc.should_stop, the same call in all versions of a library."""
+    runtime = api.node_runtime(SHOULD_STOP)
+    if runtime.replaying():
+        return wanted
+    return runtime.decisions.ask(SHOULD_STOP, "SyncCallback", by="any", flag=wanted).stop
 
 
 def _has_joined() -> bool:

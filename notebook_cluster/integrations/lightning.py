@@ -129,7 +129,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
         self._hosted.show_global()  # those that save and compare come next
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._hosted.finish()
+        self._hosted.finish(early=trainer.should_stop)
 
     def state_dict(self) -> dict[str, Any]:
         import torch

@@ -46,9 +46,9 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
     Evaluation and checkpoints are of the global model of the last round. Each node saves in a folder of its own,
     ``output_dir/<node>``, where ``resume_from_checkpoint=True`` looks too; the checkpoint holds the outer momentum as
     well. Steps since the last round are not in a checkpoint: make ``save_steps`` a multiple of ``every``. What the
-    Trainer logs is shown in the panel. A node whose loop ends before the others (fewer batches, early stopping) waits
-    in the end of ``train()`` and takes part in rounds without work of its own. A node that joins, and is the last one
-    to train, ends its loop.
+    Trainer logs is shown in the panel. A node that has fewer batches than the others waits in the end of ``train()``
+    and takes part in rounds without work of its own. One that is stopped early, by whatever callback, stops all after
+    their next round. A node that joins, and is the last one to train, ends its loop.
 
     Args:
         every: steps of the optimizer in a round, or ``nc.Seconds(30)``.
@@ -72,7 +72,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         divide = "train_dataset=nc.transformers.shard(dataset)"
-        self._hosted = HostedSync(every, strategy, settings, check_data, divide)
+        self._hosted = HostedSync(every, strategy, settings, check_data, divide, together=True)
 
     @property
     def sync(self) -> "LocalSteps | None":
@@ -107,7 +107,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         self._hosted.step(args.train_batch_size * args.gradient_accumulation_steps)
-        if self._hosted.left_alone:
+        if self._hosted.left_alone or self._hosted.stopping:
             control.should_training_stop = True
         self._look(state, control, over=control.should_training_stop)
         return control
@@ -119,7 +119,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
     def _look(self, state: Any, control: Any, over: bool) -> None:
         """Before the Trainer evaluates and saves, which it does next."""
         if over:
-            self._hosted.finish(state.global_step, state.max_steps)
+            self._hosted.finish(early=state.global_step < state.max_steps)
         if control.should_evaluate or control.should_save:
             self._hosted.show_global()
 

@@ -103,7 +103,7 @@ def test_a_node_that_stops_early_or_has_less_data_waits_for_the_others(cluster: 
     source = """
 class StopsAt(Callback):
     def on_train_batch_end(self, trainer, module, *rest):
-        trainer.should_stop = rank == 1 and trainer.global_step == 4
+        trainer.should_stop = trainer.should_stop or rank == 1 and trainer.global_step == 4
 trainer = a_trainer(callbacks=[StopsAt()])
 """
     facts = trained(cluster, source + FIT)
