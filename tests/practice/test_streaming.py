@@ -117,9 +117,7 @@ def seen(work: Path, again: int, node: str) -> list[int]:
 def test_ten_thousand_samples_with_one_node_killed_one_joined_and_a_stop(work: Path) -> None:
     with running_cluster(local=3) as cluster:
         watcher = Watcher(cluster.execute(MARATHON.format(again=0, pause=0.005)))
-        wait_until(
-            lambda: all(lines(work, node) == 40 for node in ("local", "local-2", "local-3")), 60, watcher.text
-        )
+        wait_until(lambda: all(lines(work, node) == 40 for node in ("local", "local-2", "local-3")), 60, watcher.text)
         (path,) = work.glob("lines-0@local-3@*")
         kill(int(path.name.rpartition("@")[2]))
         wait_until(lambda: {row.name: row for row in cluster.state().nodes}["local-3"].condition == "dead")
@@ -241,6 +239,21 @@ rows = datasets.IterableDataset.from_generator(rows, gen_kwargs={"files": list(r
         for mode in ("stride", "file"):
             got = printed(cluster, f"print(json.dumps(flat(b['number'] for b in nc.shard({loader}, mode='{mode}'))))")
             assert sorted(itertools.chain(*got.values())) == list(range(60))
+    stopping = """
+shares = current_runtime().shares
+first, got = (got, []) if {again} else ([], [])
+if {again}:
+    shares.go_on(shares.positions(before=True))
+for batch in nc.shard(DataLoader(rows, batch_size=4, num_workers=2), mode="file", epochs=2):
+    got.extend(batch["number"].tolist())
+    if {stop} <= len(got):
+        raise KeyboardInterrupt
+print(json.dumps(first + got))
+"""
+    whole = printed(cluster, stopping.format(again=False, stop=10_000))
+    assert all(len({number // 10 for number in part[:8]}) == 2 for part in whole.values())  # each worker has its file
+    assert cluster.run(stopping.format(again=False, stop=32))[0].status == "interrupted"
+    assert printed(cluster, stopping.format(again=True, stop=10_000)) == whole
     shuffled = printed(
         cluster,
         """

@@ -168,9 +168,10 @@ def _check_sequence(data: Any) -> None:
             f"shard: a {type(data).__name__} is indexed by labels, not by position: pass data.to_numpy(), or a tuple "
             "of its columns as arrays"
         )
-    if isinstance(data, (str, bytes, set, frozenset, type)) or not (
-        hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    ):
+    if isinstance(data, type):
+        raise TypeError(f"shard: {data.__name__} is a class: pass one of its objects")
+    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if isinstance(data, (str, bytes, set, frozenset)) or not indexed:
         raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}")
 
 

@@ -1,7 +1,8 @@
 """What is in the namespace of a node: the ``nc`` names, and how people see the variables there.
 
 - :mod:`.api`: ``nc.rank()``, ``nc.all_reduce(x)``, ``nc.jax_distributed()`` ...; :mod:`.shard`: ``nc.shard(data)``;
-  :mod:`.shard_loops`: one pass over it; :mod:`.decisions`: ``nc.should_stop(flag)``, ``nc.mean_metrics(loss=x)``;
+  :mod:`.shard_loops`, :mod:`.stream_loops`: one pass over it; :mod:`.decisions`: ``nc.should_stop(flag)``,
+  ``nc.mean_metrics(loss=x)``;
   :mod:`.torch_group`: ``nc.torch_distributed()``, and how a wait inside it ends
 - :mod:`.variables`: the table of variables; :mod:`.last_value`: the value of a cell's last expression
 
