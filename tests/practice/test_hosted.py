@@ -6,6 +6,7 @@ from tests.cluster import Watcher, running_cluster
 from tests.practice.loops import ON_NODES, facts_of
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("no_processes_left", "folder")
 
 LOOP = """
 import time
