@@ -8,6 +8,9 @@ other; what a round does to them is the code that nodes run (``Replica``, ``Frag
 ``outer_step``, the codecs both ways). The loss is that of the global model on files that nobody trained on, in nats per
 character.
 
+``snoo`` is DiLoCo on one node: its outer step on top of the inner optimiser. ``muloco-*`` have Muon as inner optimiser
+and are compared with data-parallel training with Muon.
+
 One JSON line per arm: ``loss`` (mean over the seeds), ``sd`` of it, ``relative`` to the arm named by ``against``,
 ``most`` that is allowed, ``outer_lr``. Exits with 1 when an arm is above that, or data-parallel's loss above 1.40.
 One training takes more than ten minutes of one core. ``--keep FILE`` has a line for each that is done, and what it has
@@ -34,7 +37,7 @@ from notebook_cluster.training.strategies.sparse_loco import DEFAULT_BETA
 HIGHEST_LOSS = 1.40
 """Of data-parallel, nats per character: above it the comparison would be one of models that have not learned yet."""
 
-PLAIN, FOUR = "data-parallel", "diloco-4"
+PLAIN, FOUR, MUON = "data-parallel", "diloco-4", "data-parallel-muon"
 ARMS = {
     PLAIN: Arm(),
     "diloco-2": Arm(2, against=PLAIN, most=0.01),
@@ -44,6 +47,10 @@ ARMS = {
     "int4-4": Arm(4, "int4", against=FOUR, most=0.005),
     "fragments-4": Arm(4, fragments=3, against=FOUR, most=0.01),
     "streaming-4": Arm(4, fragments=3, overlap=5, against=FOUR, most=0.01),
+    MUON: Arm(inner="muon"),
+    "muloco-4": Arm(4, inner="muon", against=MUON, most=0.015),
+    "muloco-8": Arm(8, inner="muon", against=MUON, most=0.015),
+    "snoo": Arm(1, against=PLAIN, most=0.0),
     "sparse-4": Arm(4, "sparse", beta=DEFAULT_BETA, outer_lr=1.0, momentum=0.0, against=FOUR, most=0.06),
 }
 
@@ -56,7 +63,7 @@ def _changed(arm: Arm, **settings: float | None) -> Arm:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=[*ARMS, "sparse"], metavar="ARM")
     parser.add_argument("--lr", type=float, nargs="+", default=[12e-3], help="of the inner optimiser")
     parser.add_argument("--outer-lr", type=float, nargs="+", help="instead of each arm's own")
     parser.add_argument("--beta", type=float, nargs="+", help="of the error feedback, instead of each arm's own")
@@ -68,6 +75,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FILE", help="what is trained already; each training is added")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="trainings at a time, of one thread each")
     options = parser.parse_args()
+    options.arms = ["sparse-4" if name == "sparse" else name for name in options.arms]
     sweep = len(options.lr) > 1 or options.outer_lr is not None or options.beta is not None
     chosen = [
         (name, _changed(ARMS[name], outer_lr=outer, beta=beta), lr)

@@ -49,6 +49,9 @@ class Arm:
     beta: float = 1.0
     outer_lr: float | None = None
     momentum: float = DEFAULT_MOMENTUM
+    inner: str = "adamw"
+    """The members' own optimiser; ``muon``: torch's, for the matrices between embedding and output, with the rest in
+    AdamW (MuLoCo, arXiv 2505.23725)."""
     against: str = ""
     most: float = math.inf
     """Highest loss relative to that of ``against``: 0.01 is one per cent more."""
@@ -128,21 +131,36 @@ class Member:
     def __init__(self, run: Run) -> None:
         torch.manual_seed(run.seed)
         self.model = Transformer(run.width, run.layers)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=run.lr, betas=(0.9, 0.99), weight_decay=0.1)
+        self._optimizers = _optimizers(self.model, run)
         warm = max(1, run.steps * 3 // 100)
 
         def share(step: int) -> float:
             return min((step + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * min(step / run.steps, 1)))
 
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, share)
+        self._schedules = [torch.optim.lr_scheduler.LambdaLR(one, share) for one in self._optimizers]
 
     def step(self, batch: torch.Tensor) -> None:
         """One inner step."""
-        self._optimizer.zero_grad()
+        self.model.zero_grad()
         _loss(self.model, batch).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self._optimizer.step()
-        self._schedule.step()
+        for optimizer, schedule in zip(self._optimizers, self._schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+
+
+def _optimizers(model: nn.Module, run: Run) -> list[torch.optim.Optimizer]:
+    """Muon's steps are scaled to the size of AdamW's (``match_rms_adamw``), so one rate is right for both."""
+    parameters = dict(model.named_parameters())
+    if run.arm.inner == "adamw":
+        return [torch.optim.AdamW(parameters.values(), lr=run.lr, betas=(0.9, 0.99), weight_decay=0.1)]
+    matrices = [weight for name, weight in parameters.items() if name.startswith("layers.") and weight.ndim == 2]
+    inside = set(map(id, matrices))
+    others = [weight for weight in parameters.values() if id(weight) not in inside]
+    return [
+        torch.optim.Muon(matrices, lr=run.lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=run.lr, betas=(0.9, 0.99), weight_decay=0.1),
+    ]
 
 
 class Rounds:
@@ -261,6 +279,8 @@ def _key(run: Run) -> str:
     """All that the result depends on."""
     arm = {name: value for name, value in dataclasses.asdict(run.arm).items() if name not in ("against", "most")}
     arm["outer_lr"] = run.arm.rate
+    if arm["inner"] == "adamw":
+        del arm["inner"]  # as in files of before there was another one
     return json.dumps(dataclasses.asdict(run) | {"arm": arm, "torch": torch.__version__}, sort_keys=True)
 
 
