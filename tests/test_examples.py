@@ -126,7 +126,7 @@ def test_cells_notebook_shows_what_a_cell_on_several_nodes_looks_like(
     assert len(nbformat.writes(notebook)) < 60_000
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_finetuned_adapter_of_three_nodes_is_better_than_the_base_and_any_single_node(
     jupyter_dirs: Path, no_processes_left: str
 ) -> None:
