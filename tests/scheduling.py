@@ -19,7 +19,7 @@ SECONDS = Path(__file__).with_name("seconds.json")
 LEAST_SECONDS = 5
 EXAMPLES = ("test_cluster_cells", "test_browser_cells")
 """One file with a cluster, and one with a page in a browser, for who wants an answer in two minutes."""
-_LINE = re.compile(r"\s*([\d.]+)s (?:call|setup|teardown) +tests/(\w+)\.py::")
+_LINE = re.compile(r"\s*([\d.]+)s (?:call|setup|teardown) +tests/(?:\w+/)*(\w+)\.py::")
 
 
 class LongestFirst(OrderedDict[str, dict[str, bool]]):
