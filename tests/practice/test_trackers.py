@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from notebook_cluster.journal.curves import read_series
+from notebook_cluster.journal.store import curves_path
 from notebook_cluster.protocol.state import Series
 from notebook_cluster.security import cluster_directory
 from notebook_cluster.tracking.points import new_points, note_logged
@@ -246,8 +248,19 @@ def test_the_last_points_come_also_when_the_cluster_ends_and_the_run_of_before_c
 ) -> None:
     notebook.works("%cluster track mlflow")
     notebook.works("%%on_all\ntrain('last', losses=[0.3, 0.4])")
+
+    def is_written() -> bool:  # what a node measured last comes a moment after its cell has ended
+        found = [one for one in read_series(curves_path(cluster_directory("lesson"))) if one.job == "last"]
+        return {one.node for one in found if len(one.step) == 2} >= {"local", "local-2"}
+
+    wait_until(is_written, 60, "the last points in the journal")
     notebook.works("%cluster stop")
-    wait_until(lambda: mlflow_runs(notebook)[0].info.status == "FINISHED", 60, lambda: "the end of the run in MLflow")
+
+    def is_over() -> bool:  # the run of before was over too
+        come = "last/local/loss" in mlflow_points(notebook)
+        return come and mlflow_runs(notebook)[0].info.status == "FINISHED"
+
+    wait_until(is_over, 60, "the end of the run in MLflow")
     assert [value for _, value in mlflow_points(notebook)["last/local/loss"]] == [0.3, 0.4]
     notebook.works("%cluster start --local 1 --no-panel --fresh")
     before = len(wandb_points(notebook.work)["model/local/loss"])
