@@ -59,6 +59,18 @@ class NoLoops:
     def go_on(self, positions: object) -> None:
         pass
 
+    def loops_going_on(self) -> int:
+        return 0
+
+    def when_run_again(self, callback: Callable[[], None], still: Callable[[], bool]) -> None:
+        pass
+
+    def begin_anew(self) -> None:
+        pass
+
+    def tell_unclaimed(self, warn: Callable[[str], None]) -> None:
+        pass
+
     def before_next(self, callback: Callable[[], None]) -> None:
         pass
 

@@ -41,6 +41,19 @@ class DataLoops(Protocol):
     def positions(self) -> object:
         """Where those are in which a step was made, as plain data; None: there is none."""
 
+    def loops_going_on(self) -> int:
+        """How many of this cell's loops go on, because the cell is one that a Stop has ended."""
+
+    def when_run_again(self, callback: Callable[[], None], still: Callable[[], bool]) -> None:
+        """A Stop ends the cell. When the same code runs again, its loops go on where they are now, and ``callback`` is
+        called before the first batch is fetched; not when nothing that was stopped is so ``still``."""
+
+    def begin_anew(self) -> None:
+        """No loop goes on, whatever was said before."""
+
+    def tell_unclaimed(self, warn: Callable[[str], None]) -> None:
+        """Warn once of loops that were to go on and did not come, for they are over other data now."""
+
     def go_on(self, positions: object) -> None:
         """Those that begin from now on in this cell go on where :meth:`positions` said; None: they begin as always."""
 

@@ -214,7 +214,7 @@ for step in range(sync.global_step, {steps}):
             expected = [0.5 * e + 0.5 * p.detach().double() for e, p in zip(expected, model.parameters())]
 before = [p.clone() for p in model.parameters()]
 with average.in_model():
-    off = max(float((e - p).abs().max()) for e, p in zip(expected, model.parameters()))
+    off = max((e - p).abs().max().item() for e, p in zip(expected, model.parameters()))
 print(average.rounds == sync.round, off < 1e-6, all(map(torch.equal, before, model.parameters())))
 the_end(NAME, average.parameters())
 """
@@ -240,3 +240,51 @@ def test_the_average_of_the_global_parameters(cluster: Cluster, kind: str) -> No
         for again in ("", "again-")
     ]
     assert len(set(texts)) == 1
+
+
+def test_a_checkpoint_is_resumed_with_one_more_node() -> None:
+    """The new one has no place in the data, and the others do not wait for it in vain."""
+    cells = """
+sync = nc.DiLoCo(model, every=3, name="more", resume={resume})
+for bx, by in nc.shard((x, y), 4, epochs=2):
+    nn.functional.mse_loss(model(bx), by).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.01 * parameter.grad
+    model.zero_grad()
+    if sync.step(samples=len(bx)) and sync.round == {save}:
+        sync.checkpoint("more")
+        break
+sync.finish()
+"""
+    made = f"{SETUP}\nmodel = nn.Linear(6, 1)\nx, y = map(torch.from_numpy, some_data())\n"
+    with shared_cluster(nodes=1) as cluster:
+        run(cluster, made + cells.format(resume=None, save=15))
+        assert cluster.add("local", 1) == ["local-2"]
+        for name in ("local", "local-2"):
+            cluster.restart(name, replay=False)
+        ended, outputs = cluster.run(made + cells.format(resume="'more'", save=0))
+        assert ended.status == "ok", outputs
+
+
+def test_a_checkpoint_with_a_file_that_its_manifest_does_not_list_is_read_without_it(cluster: Cluster) -> None:
+    import numpy
+    from safetensors.numpy import save_file
+
+    import notebook_cluster as nc
+
+    run(cluster, WHOLE)
+    folder = max(Path.cwd().rglob("whole/round-*"))
+    text = (folder / "manifest.json").read_text()
+    manifest = json.loads(text)
+    kept = (folder / "frozen.safetensors").read_bytes()
+    del manifest["files"]["frozen.safetensors"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "frozen.safetensors").unlink()
+    save_file({"words.weight": numpy.zeros((11, 8), numpy.float32)}, folder / "frozen.safetensors")
+    state = nc.load_checkpoint(folder)
+    assert state["words.weight"].abs().sum() > 0
+    assert "base.weight" not in state
+    (folder / "frozen.safetensors").unlink()
+    (folder / "frozen.safetensors").write_bytes(kept)
+    (folder / "manifest.json").write_text(text)

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 def note(name, loss):
     with open(f"{name}-{nc.node()}.txt", "a") as file:
-        file.write(repr(float(loss)) + chr(10))
+        file.write(repr(loss.item() if hasattr(loss, "item") else loss) + chr(10))
 
 def the_end(name, arrays):
     arrays = {k: np.asarray(v).tolist() for k, v in arrays.items()}
@@ -356,5 +356,144 @@ def test_the_recipe_of_a_checkpoint(cluster: Cluster) -> None:
     scope = {"nc": notebook_cluster, "torch": torch}
     cell = recipe("A checkpoint in plain PyTorch")
     exec(cell.replace('directory="checkpoints"', f"directory={str(folder)!r}"), scope)
-    printed = run(cluster, "print(float(model[0].weight.sum()))")
-    assert {float(text) for text in printed.values()} == {float(scope["model"][0].weight.sum())}
+    printed = run(cluster, "print(model[0].weight.sum().item())")
+    assert {float(text) for text in printed.values()} == {scope["model"][0].weight.sum().item()}
+
+
+MADE = """
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.3), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+x, y = map(torch.from_numpy, some_data())
+"""
+SYNC = "sync = nc.DiLoCo(model, every=5, optimizer=optimizer, name=NAME, fresh={fresh})\n"
+LOOP = """
+for bx, by in nc.shard((x, y), 4, epochs=2):
+    loss = nn.functional.mse_loss(model(bx), by)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    note(NAME, loss)
+    sync.step(loss=loss, samples=len(bx))
+    time.sleep(0.01)
+sync.finish()
+the_end(NAME, {k: v.numpy() for k, v in model.state_dict().items()})
+"""
+
+
+def ends(cluster: Cluster, *names: str) -> list[set[str]]:
+    """What each node had in the end under each of these names."""
+    return [{Path(f"{name}-{row.name}.json").read_text() for name in names} for row in cluster.state().nodes]
+
+
+def test_a_sync_object_of_an_earlier_cell_goes_on(cluster: Cluster) -> None:
+    for name in ("earlier-whole", "earlier-stopped"):
+        run(cluster, f"NAME = {name!r}\n{MADE}{SYNC.format(fresh=False)}")
+        if name.endswith("stopped"):
+            for at in (13, 27):
+                stop_at(cluster, LOOP, name, at)
+        run(cluster, LOOP)
+    assert losses(cluster, "earlier-whole") == losses(cluster, "earlier-stopped")
+    assert all(len(texts) == 1 for texts in ends(cluster, "earlier-whole", "earlier-stopped"))
+    assert told(cluster).count("'earlier-stopped' goes on where it was stopped") == 2
+
+
+def test_two_sync_objects_of_one_cell_go_on_together(cluster: Cluster) -> None:
+    cell = f"""{MADE}
+other = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 1))
+second = torch.optim.SGD(other.parameters(), lr=0.01, momentum=0.9)
+one = nc.DiLoCo(model, every=5, optimizer=optimizer, name=NAME)
+two = nc.LocalSGD(other, every=3, optimizer=second, name=NAME + "-two")
+for bx, by in nc.shard((x, y), 4, epochs=2):
+    for sync, net, stepped in ((one, model, optimizer), (two, other, second)):
+        loss = nn.functional.mse_loss(net(bx), by)
+        stepped.zero_grad(); loss.backward(); stepped.step()
+        note(NAME, loss)
+        sync.step(loss=loss, samples=len(bx))
+        time.sleep(0.01)
+one.finish(); two.finish()
+the_end(NAME, {{k: v.numpy() for net in (model, other) for k, v in net.state_dict().items()}})
+"""
+    run(cluster, f"NAME = 'gan-whole'\n{cell}")
+    stop_at(cluster, f"NAME = 'gan-stopped'\n{cell}", "gan-stopped", 27)
+    run(cluster, f"NAME = 'gan-stopped'\n{cell}")
+    assert losses(cluster, "gan-whole") == losses(cluster, "gan-stopped")
+    assert all(len(texts) == 1 for texts in ends(cluster, "gan-whole", "gan-stopped"))
+
+
+def test_the_rates_of_an_optimizer_of_an_earlier_cell_go_on(cluster: Cluster) -> None:
+    cell = """
+rates = torch.optim.lr_scheduler
+scheduler = rates.SequentialLR(
+    optimizer, [rates.LinearLR(optimizer, 0.1, total_iters=8), rates.CosineAnnealingLR(optimizer, 40)], [8]
+)
+sync = nc.DiLoCo(model, every=5, optimizer=optimizer, extra={"scheduler": scheduler}, name=NAME)
+for bx, by in nc.shard((x, y), 4, epochs=2):
+    loss = nn.functional.mse_loss(model(bx), by)
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    scheduler.step()
+    note(NAME, scheduler.get_last_lr()[0])
+    sync.step(loss=loss, samples=len(bx))
+    time.sleep(0.01)
+"""
+    for name in ("rates-whole", "rates-stopped"):
+        run(cluster, f"NAME = {name!r}\n{MADE}")
+        if name.endswith("stopped"):
+            stop_at(cluster, cell, name, 15)
+        run(cluster, cell)
+    assert losses(cluster, "rates-whole") == losses(cluster, "rates-stopped")
+
+
+def test_an_error_before_the_first_step_loses_nothing(cluster: Cluster) -> None:
+    cell = MADE + SYNC.format(fresh=False) + LOOP
+    run(cluster, f"NAME = 'typo-whole'\n{cell}")
+    stop_at(cluster, f"NAME = 'typo'\n{cell}", "typo", 13)
+    wrong = cell.replace("for bx, by in", "no_such_name\nfor bx, by in")
+    assert cluster.run(f"NAME = 'typo'\n{wrong}")[0].status == "error"
+    run(cluster, f"NAME = 'typo'\n{cell}")
+    assert losses(cluster, "typo-whole") == losses(cluster, "typo")
+
+
+def test_a_run_that_was_finished_after_a_caught_stop_is_over(cluster: Cluster) -> None:
+    cell = MADE + SYNC.format(fresh=False) + LOOP
+    caught = cell.replace("\nfor bx", "\ntry:\n  for bx").replace("\n    ", "\n      ")
+    caught = caught.replace("\nsync.finish()", "\nexcept KeyboardInterrupt:\n    pass\nsync.finish()")
+    watcher = Watcher(cluster.execute(f"NAME = 'over'\n{caught}"))
+    wait_until(lambda: any(len(row) >= 13 for row in losses(cluster, "over").values()), what="step 13")
+    cluster.interrupt()
+    watcher.wait_end()
+    before = {name: len(row) for name, row in losses(cluster, "over").items()}
+    run(cluster, f"NAME = 'over'\n{cell}")
+    assert {name: len(row) - before[name] for name, row in losses(cluster, "over").items()} == dict.fromkeys(before, 40)
+
+
+def test_other_data_begin_anew_and_that_is_said(cluster: Cluster) -> None:
+    cell = MADE + SYNC.format(fresh=False) + LOOP
+    stop_at(cluster, f"NAME = 'other-data'\n{cell}", "other-data", 13)
+    watcher = Watcher(cluster.execute(f"NAME = 'other-data'\n{cell.replace('(x, y), 4', '(x[:120], y[:120]), 4')}"))
+    assert watcher.wait_end().status == "ok"
+    assert "a loop over 160 elements that was stopped did not go on" in watcher.text()
+
+
+def test_nodes_that_are_in_different_epochs_go_on(cluster: Cluster) -> None:
+    """The one with the larger batches has read through its part more often."""
+    cell = MADE + SYNC.format(fresh=False) + LOOP.replace("4, epochs=2", "2 + 6 * rank, epochs=3")
+    cell = cell.replace("note(NAME, loss)", "note(NAME, loss); seen = globals().get('seen', 0) + len(bx)")
+    run(cluster, f"NAME, seen = 'uneven-whole', 0\n{cell}")
+    stop_at(cluster, f"NAME = 'uneven-stopped'\n{cell}", "uneven-stopped", 17)
+    run(cluster, f"NAME = 'uneven-stopped'\n{cell}")
+    assert losses(cluster, "uneven-whole") == losses(cluster, "uneven-stopped")
+
+
+def test_a_module_in_extra_keeps_parameters_of_one_element() -> None:
+    import torch
+
+    from notebook_cluster.training.loop.stopped_run import RegisteredObjects, StoppedRun
+
+    trained = torch.nn.Linear(6, 1)
+    objects = RegisteredObjects([], {"ema": trained})
+    torch.nn.init.constant_(trained.bias, 7.0)
+    states, settings = objects.keep()
+    stopped = StoppedRun("", 1, "", 1, 1.0, None, None, 0, False, states, settings, {}, None)
+    again = torch.nn.Linear(6, 1)
+    names, edited, warnings = RegisteredObjects([], {"ema": again}).go_on(stopped)
+    assert (names, edited, warnings) == (["ema"], [], [])
+    assert again.bias.item() == 7.0

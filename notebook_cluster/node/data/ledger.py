@@ -166,6 +166,14 @@ class Ledger:
         """Begin where ``kept`` was, with an exchange; None: at what those have left that have such a position."""
         self.asks, self.kept = True, kept
 
+    def join_alike(self, members: Sequence[str]) -> None:
+        """Others go on in this epoch, of which this node has had nothing: had it come to it before, its part would have
+        been that of the first roster."""
+        going = any(state.goes_on for state in self.heard.values())
+        if going and self.kept is None and self.cut is None and not self.key.by_speed:
+            cut = Cut(Taken(self.key.count), tuple((name, 0.0) for name in members))
+            self.kept = KeptEpoch(self.key.epoch, Taken(self.key.count), cut, 0)
+
     def keep(self) -> KeptEpoch:
         """Where this node is; what :meth:`go_on` takes."""
         if self.kept is not None:

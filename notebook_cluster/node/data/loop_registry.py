@@ -27,12 +27,16 @@ class LoopRegistry:
         """Positions that loops of the running cell go on from; None: this node has none, others may."""
         self._over: dict[LoopIdentity, tuple[int, set[int]]] = {}
         """Epochs below this are over, but for these."""
+        self._going: dict[LoopIdentity, set[int]] | None = None
+        """Epochs of loops that go on in this cell; None: it was not said which."""
+        self._next: dict[LoopIdentity, int] = {}
+        """The first epoch that such a loop has not begun."""
 
     def forget_loops(self) -> None:
         """A cell begins."""
         self._loops.clear()
         self.loops_before, self.loops, self._kept, self._over = self.loops, [], {}, {}
-        self.before_batch = None
+        self.before_batch, self._going, self._next = None, None, {}
 
     def next_loop(
         self, loop: ShardProgress | None, count: int, seed: int, shuffle: bool, by_speed: bool
@@ -69,13 +73,32 @@ class LoopRegistry:
             ValueError: this is no such list.
         """
         if positions is None:
-            self._kept = None
+            self._kept, self._going = None, {}
             return
         kept = {}
         for one in positions:
             identity = LoopIdentity(*one["loop"])
             kept[identity] = read_position(one["position"], identity[:3]), bool(one["left"])
         self._kept = kept
+        self._next = {identity: position.epoch for identity, (position, _) in kept.items()}
+        self._going = {identity: {one.epoch for one in position.epochs} for identity, (position, _) in kept.items()}
+
+    def may_go_on(self, identity: LoopIdentity, epoch: int) -> bool:
+        """Whether this node may have a position in that epoch to go on from. On any thread."""
+        return self._going is None or epoch in self._going.get(identity, ())
+
+    def has_not_begun(self, identity: LoopIdentity, epoch: int) -> bool:
+        """Whether this node goes on with that loop, and will come to that epoch, of which it has had nothing. On any
+        thread."""
+        return epoch >= self._next.get(identity, epoch + 1)
+
+    def begin_anew(self) -> None:
+        """No loop of this cell goes on."""
+        self._kept, self._going, self._next = {}, {}, {}
+
+    def unclaimed(self) -> list[LoopIdentity]:
+        """Loops that were to go on, and have not come."""
+        return [identity for identity, (_, left) in (self._kept or {}).items() if not left]
 
     def kept(self, identity: LoopIdentity) -> tuple[LoopPosition | None, bool, bool]:
         """What :meth:`go_on` said of this loop: its position, whether it was left there, and whether others may have

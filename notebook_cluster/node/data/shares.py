@@ -18,7 +18,7 @@ from notebook_cluster.node.data.dealing import part_of
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart, members_of
 from notebook_cluster.node.data.loop_registry import LoopRegistry
 from notebook_cluster.node.data.pieces import ShardPieces
-from notebook_cluster.node.data.position import Fetched
+from notebook_cluster.node.data.position import Fetched, identity_of
 from notebook_cluster.node.data.taken import MAX_COUNT
 from notebook_cluster.protocol.mesh import JobFrame, ShardBody, ShardKey, ShardTaken
 from notebook_cluster.protocol.node import Roster
@@ -61,7 +61,7 @@ class Shares(LoopRegistry):
         self.changed = threading.Condition()
         self._ledgers: dict[ShardKey, Ledger] = {}
         self._roster: Roster | None = None
-        self._ended_cell = 0
+        self.cell = self._ended_cell = 0
         self._pieces = ShardPieces()
         self._asked_at = 0.0
 
@@ -69,6 +69,7 @@ class Shares(LoopRegistry):
 
     def begin_cell(self, cell: int) -> None:
         """What belongs to earlier cells is over."""
+        self.cell = cell
         with self.changed:
             self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key.cell >= cell}
         self.forget_loops()
@@ -280,19 +281,33 @@ class Shares(LoopRegistry):
         generation = self._roster.generation if self._roster is not None else -1
         return ledger.generation < generation and any(state.generation >= generation for state in ledger.heard.values())
 
+    def look_again(self) -> None:
+        """What this node goes on from was said: others may wait for that."""
+        with self.changed:
+            ledgers = list(self._ledgers.values())
+        for ledger in ledgers:
+            self._call_soon(lambda ledger=ledger: self._exchange(ledger))  # type: ignore[misc]
+
     def _exchange(self, ledger: Ledger) -> None:
         with self.changed:
             roster = self._roster
             if roster is None or ledger.generation >= roster.generation:
                 return
             members = members_of(ledger.key, roster)
-            if self._name not in members or (ledger.waits_for_loop() and ledger.key.cell > self._ended_cell):
+            if self._name not in members or self._waits_for_loop(ledger):
                 return
+            if self.has_not_begun(identity_of(ledger.key), ledger.key.epoch):
+                ledger.join_alike(members)
             state = ledger.freeze(roster.generation, members, self._speed())
         for name in members:
             if name != self._name:
                 self._tell(name, state)
         self._deal(ledger)
+
+    def _waits_for_loop(self, ledger: Ledger) -> bool:
+        """This node's loop may go on in this epoch, and has not said where."""
+        going = self.may_go_on(identity_of(ledger.key), ledger.key.epoch)
+        return going and ledger.waits_for_loop() and ledger.key.cell > self._ended_cell
 
     def _deal(self, ledger: Ledger) -> None:
         with self.changed:

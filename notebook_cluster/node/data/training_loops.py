@@ -12,6 +12,11 @@ class TrainingLoops:
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._waiting: list[Callable[[], None]] = []
+        self._code, self._given, self._loops_again = "", False, 0
+        self._joined, self._stopped_cell = False, 0
+        self._stopped: tuple[str, list[object] | None] = "", None
+        """Code and positions of the cell that a Stop has ended last, until it is run again."""
+        self._again: list[tuple[Callable[[], None], Callable[[], bool]]] = []
         self._seen: object = None
         """The newest loop when those with a batch in hand were looked at last."""
 
@@ -29,8 +34,54 @@ class TrainingLoops:
         return [kept for kept, one in zip(self._shares.positions(), trained, strict=True) if one] or None
 
     def go_on(self, positions: object) -> None:
-        """As :meth:`.Shares.go_on`; what is no list of positions is left alone."""
-        self._shares.go_on(positions if isinstance(positions, list) else None)
+        """As :meth:`.Shares.go_on`; None where positions were given in this cell already changes nothing."""
+        if isinstance(positions, list):
+            self._given = True
+            self._shares.go_on(positions)
+        elif not self._given and not self._joined:  # one that joins asks in any case
+            self._shares.go_on(None)
+        self._shares.look_again()
+
+    def loops_going_on(self) -> int:
+        return self._loops_again
+
+    def when_run_again(self, callback: Callable[[], None], still: Callable[[], bool]) -> None:
+        positions = self.positions()
+        if self._stopped_cell != self._shares.cell:  # of several sync objects all are kept at once
+            self._stopped_cell, self._again = self._shares.cell, []
+        self._stopped = self._code, positions if isinstance(positions, list) else None
+        self._again.append((callback, still))
+
+    def begin_anew(self) -> None:
+        self._given, self._loops_again = False, 0
+        self._shares.begin_anew()
+
+    def begin_cell(self, code: str, *, joined: bool) -> None:
+        """A cell with this ``code`` begins, which is no replay; after :meth:`.Shares.begin_cell`. ``joined``: this node
+        came while it was running."""
+        self._code, self._joined = code, joined
+        self._given, self._loops_again, self._waiting, self._seen = False, 0, [], None
+        before, positions = self._stopped
+        if not code or before != code or joined:
+            return
+        again, self._again, self._stopped = self._again, [], ("", None)
+        if not any(still() for _, still in again):
+            return
+        if positions is not None:
+            self._loops_again = len(positions)
+            self.go_on(positions)
+        for callback, _ in again:
+            self.before_next(callback)
+
+    def tell_unclaimed(self, warn: Callable[[str], None]) -> None:
+        unclaimed = self._shares.unclaimed() if self._given else []
+        if unclaimed:
+            one = unclaimed[0]
+            warn(
+                f"nc.shard: a loop over {one.elements:,} elements that was stopped did not go on, for this cell has "
+                "other data, another seed or shuffle=, or other loops: its data began anew"
+            )
+            self._given = False
 
     def before_next(self, callback: Callable[[], None]) -> None:
         """Call once before the next batch of this cell is fetched."""

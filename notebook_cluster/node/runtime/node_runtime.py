@@ -233,6 +233,7 @@ class NodeRuntime:
         self._loop.call_soon(lambda: self._mark_missing(members), wake=False)
         if not info.replay:
             self.shares.begin_cell(info.cell)
+            self.data.begin_cell(info.code, joined=info.joined)
             self.decisions.begin_cell(info.cell, joined=info.joined)
         self._running.info = info
 

@@ -74,10 +74,10 @@ class RunningCell:
         self._interruptible = False
         self._mark.set(0)
         self._stopped.discard(self.number)
-        callbacks, self._at_end = self._at_end, []
         self._on_broken = None
         failure: BaseException | None = None
-        for callback in callbacks:
+        while self._at_end:  # who is told may ask to be told of more: the last round of a sync object does
+            callback = self._at_end.pop(0)
             try:
                 callback(status)
             except (Exception, KeyboardInterrupt) as error:

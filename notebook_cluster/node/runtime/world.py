@@ -22,6 +22,7 @@ class CellInfo:
         replay: the cell ran before; this node repeats it alone to fill its namespace.
         silent: sent as a silent execute_request.
         widgets: somebody looks who is shown widgets.
+        code: its text.
     """
 
     cell: int
@@ -31,6 +32,7 @@ class CellInfo:
     replay: bool = False
     silent: bool = False
     widgets: bool = False
+    code: str = ""
 
 
 def cell_info(parent: Mapping[str, Any]) -> CellInfo | None:
@@ -53,6 +55,7 @@ def cell_info(parent: Mapping[str, Any]) -> CellInfo | None:
         replay=bool(said.get("replay")),
         silent=bool((parent.get("content") or {}).get("silent")),
         widgets=bool(said.get("widgets")),
+        code=str((parent.get("content") or {}).get("code", "")),
     )
 
 

@@ -98,18 +98,15 @@ def load_checkpoint(name: str | Path, into: Any = None, *, directory: str | Path
         CheckpointError: there is none, it is damaged, or ``into`` is another model; names the file or parameter.
     """
     checkpoint = load(_folder_of(name, directory))
-    about = checkpoint.about()
-    framework = about.get("framework", "torch")
-    state = _as_arrays(checkpoint, framework, json.loads(about.get("dtypes", "{}")))
-    left_out = json.loads(about.get("frozen", "[]")) if about.get("frozen_left_out") == "true" else []
-    if (checkpoint.path / FROZEN_FILE).exists():
-        state |= _read_with(framework, checkpoint.path / FROZEN_FILE)
-    for part in checkpoint.parts():
-        buffers = extra_in(part, OTHER_BUFFERS)
-        if buffers is not None:
-            state |= buffers
-            break
-    state |= {alias: state[own] for alias, own in json.loads(about.get("tied", "{}")).items() if own in state}
+    try:
+        state, left_out = _whole_state(checkpoint)
+    except CheckpointError:
+        raise
+    except Exception as error:  # json, safetensors and the frameworks each raise their own
+        raise CheckpointError(
+            f"{checkpoint.path} is not as it was written ({type(error).__name__}: {error}): copy it back, or delete it "
+            "to use the checkpoint before it"
+        ) from None
     if into is not None:
         from notebook_cluster.training.models import parameters_of
 
@@ -124,6 +121,28 @@ def load_checkpoint(name: str | Path, into: Any = None, *, directory: str | Path
             file=sys.stderr,
         )
     return state
+
+
+def _whole_state(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
+    """The ``state_dict``, and the names of frozen parameters that are not in it."""
+    about = checkpoint.about()
+    framework = about.get("framework", "torch")
+    if framework not in ("torch", "mlx"):
+        raise CheckpointError(f"{checkpoint.path} is of a model of {framework[:40]!r}: upgrade notebook-cluster")
+    state = _as_arrays(checkpoint, framework, json.loads(about.get("dtypes", "{}")))
+    left_out = json.loads(about.get("frozen", "[]")) if about.get("frozen_left_out") == "true" else []
+    others = [_read_with(framework, checkpoint.path / FROZEN_FILE)] if FROZEN_FILE in checkpoint.manifest.files else []
+    for part in checkpoint.parts():
+        buffers = extra_in(part, OTHER_BUFFERS)
+        if buffers is not None:
+            others.append(buffers)
+            break
+    for more in others:
+        for name in sorted(more.keys() & state.keys()):
+            raise CheckpointError(f"{checkpoint.path} has {name!r} twice: copy it back, or delete it")
+        state |= more
+    tied = json.loads(about.get("tied", "{}"))
+    return state | {alias: state[own] for alias, own in tied.items() if own in state}, list(left_out)
 
 
 def _folder_of(name: str | Path, directory: str | Path | None) -> Path:

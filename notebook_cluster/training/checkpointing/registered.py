@@ -99,21 +99,23 @@ def _remade(tree: Any) -> bool:
     return type(tree).__name__ in ("Counter", "OrderedDict")
 
 
-def settings_in(state: Any) -> Any:
-    """The numbers and texts of a state, as a tree; of arrays those with one element."""
-    return _settings(state, [_MOST_SETTINGS])
+def settings_in(state: Any, *, arrays: bool) -> Any:
+    """The numbers and texts of a state, as a tree; ``arrays``: and those that are in an array of one element."""
+    return _settings(state, arrays, [_MOST_SETTINGS])
 
 
-def _settings(tree: Any, left: list[int]) -> Any:
+def _settings(tree: Any, arrays: bool, left: list[int]) -> Any:
     left[0] -= 1
     if left[0] < 0:
         return _ABSENT
     if isinstance(tree, Mapping):
-        return {key: _settings(value, left) for key, value in tree.items()}
+        return {key: _settings(value, arrays, left) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_settings(value, left) for value in tree]
+        return [_settings(value, arrays, left) for value in tree]
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
+    if not arrays:
+        return _ABSENT
     if getattr(tree, "size", None) == 1 or (hasattr(tree, "numel") and tree.numel() == 1):
         return tree.item()
     return _ABSENT

@@ -1,6 +1,7 @@
 """How a sync object goes on with what was there before it: a cell that Stop has ended, a run that the nodes hold, a
 checkpoint. And what people are told of it."""
 
+import weakref
 from typing import Any
 
 from notebook_cluster.protocol.node import NodeLog
@@ -27,14 +28,17 @@ class GoesOn(RoundClient):
     ) -> None:
         super().__init__(runtime, job, strategy, objects, restore=restore)
         self._objects = objects
+        self._model = weakref.ref(model)
         self._going_on: GoingOn | None = GoingOn(job, model, objects.optimizer)
         self._call = SyncCall(runtime.at_cell_end, self._keep_run)
         self._step_taken = runtime.data.step_taken
         self._averages: dict[str, GlobalAverage] = {}
         self._lost = 0
         """Steps since the last round that a Stop in the middle of a step has cost."""
+        self._stopped: StoppedRun | None = None
+        """What the run goes on with, as long as nothing was computed since."""
         self._again = False
-        """Nothing was computed yet since the run went on."""
+        """Its states are to be put back once more before that."""
         self._owes = False
         """A Stop came when this node was at a boundary, and what it contributed there is still to be exchanged."""
         self._held_hash = ""
@@ -91,6 +95,7 @@ class GoesOn(RoundClient):
             try:
                 self._handle_notices()
                 self._keeper.keep(self._objects, is_open=self._round_open)
+                self._runtime.data.when_run_again(self._run_again, self._is_stopped)
             except Exception as error:  # of an optimizer or a scheduler; the cell ends with the Stop all the same
                 self._warn(f"{type(error).__name__}: {error}: when the cell is run again, only the parameters go on")
 
@@ -104,10 +109,23 @@ class GoesOn(RoundClient):
             self._owes = False
             with self._call:
                 self._exchange_due()
+            self._stopped = None
+
+    def _run_again(self) -> None:
+        """The cell that a Stop has ended is run again, and steps this very object: it takes part before the first batch
+        comes."""
+        if self._is_stopped():
+            with self._call:
+                self._register_if_needed()
+            self._settle_stop()
+
+    def _is_stopped(self) -> bool:
+        return self._job.owner is self and isinstance(self._job.stopped, StoppedRun)
 
     def _train_on(self) -> None:
-        """The first step comes before anything asked for what was there: what is owed goes with its exchange."""
+        """A step is counted: what a Stop has kept is over."""
         self._again = self._owes = False
+        self._stopped = self._job.stopped = None
         self._keeper.forget(self._objects)
 
     def _exchange_due(self) -> Round | None:
@@ -115,19 +133,25 @@ class GoesOn(RoundClient):
         raise NotImplementedError
 
     def _go_on(self) -> GoneOn | None:
-        """Where a Stop has left the run of the sync object before this one."""
+        """Where a Stop has left the run of the sync object before this one, or of this one."""
         stopped, self._job.stopped = self._job.stopped, None
         self._lost = stopped.steps if isinstance(stopped, LostSteps) else 0
-        if self._going_on is None or self._fresh or self._resume or not self._ready or self._runtime.replaying():
+        if self._fresh:
+            self._runtime.data.begin_anew()
+        if self._fresh or self._resume:
+            return None
+        if not self._ready or self._runtime.replaying():
             return None
         gone_on = None
         with self._runtime.deferred_interrupts():
             if isinstance(stopped, StoppedRun):
-                gone_on = self._keeper.go_on(stopped, self._objects)
-            if gone_on is None and self._replica.round:
+                gone_on = self._keeper.go_on(stopped, self._objects, same=self._going_on is None)
+            elsewhere = bool(self._replica.round) and not self._held_hash  # its state came from another node
+            if gone_on is None and (stopped is not None or elsewhere):
                 self._runtime.data.go_on(None)
         if gone_on is not None:
-            self._again = True
+            assert isinstance(stopped, StoppedRun)
+            self._stopped, self._again = stopped, True
             self._owes = self._replica.steps > 0 and self._at_boundary()
             self._runtime.data.before_next(self._settle_stop)
         return gone_on
@@ -136,6 +160,8 @@ class GoesOn(RoundClient):
         """Tell once what goes on, where this object begins with a state of before. In a later cell the object is as it
         was, so there is nothing to tell."""
         going_on, self._going_on = self._going_on, None
+        if going_on is None and gone_on is not None:
+            going_on = GoingOn(self._job, self._model(), self._objects.optimizer)
         replica, state_hash = self._replica, self._held_hash
         held = bool(state_hash) and replica.state_hash == state_hash
         if going_on is None or not replica.started or not (gone_on or (replica.round and (held or self._resume))):
@@ -143,7 +169,7 @@ class GoesOn(RoundClient):
         if gone_on is not None:
             for warning in gone_on.warnings:
                 self._warn(warning)
-            text = going_on.stopped_line(self._strategy, replica.round, gone_on.data, gone_on.names, gone_on.edited)
+            text = going_on.stopped_line(self._strategy, replica.round, gone_on.loops, gone_on.names, gone_on.edited)
             self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
             return
         text = going_on.line(

@@ -90,6 +90,7 @@ class OptimizerState:
         if not self._restore:
             return
         self._restore = False
+        self._runtime.data.begin_anew()
         own = optimizer = self._job.saved_optimizer_bytes()
         if self._shared:
             saved = self._job.fetched_optimizer_bytes() or self._job.restored_optimizer(state_hash)
@@ -114,6 +115,8 @@ class OptimizerState:
                 self._runtime.data.go_on(positions)
                 for warning in warnings:
                     self._warn(warning)
+            else:  # others may go on in the middle of their loops
+                self._runtime.data.go_on(None)
         except (OptimizerBytesError, KeyError, TypeError, ValueError, OverflowError) as error:
             self._warn(str(error))
 

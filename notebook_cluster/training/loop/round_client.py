@@ -264,7 +264,7 @@ class RoundClient:
             case types.BeginTraining():
                 replica.start(notice.round, notice.theta, notice.momentum, notice.state_hash)
                 self._ready, self._round_open, self._finished = True, False, False
-                self._quorum_waits = False
+                self._quorum_waits = self._held = False
                 self._schedule.keep(replica.steps)
                 self._optimizer_state.restore(notice.state_hash)
                 self._round_step = self._progress.step

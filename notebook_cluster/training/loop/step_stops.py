@@ -31,6 +31,8 @@ class StepStops:
     def __init__(self) -> None:
         self.inside = False
         self.installed = False
+        self.calls: list[SyncCall] = []
+        """Those of the sync objects that the running cell steps."""
         self.ended = 0.0
         self.came: float | None = None
         self._insisted = False
@@ -40,20 +42,21 @@ class StepStops:
     def install(self, at_cell_end: Callable[[Callable[[str], None]], None]) -> None:
         """From now on, until the cell ends, SIGINT waits for the end of a step. Where the code has set a handler of its
         own for it (a cell with a top-level await has ipykernel's) it stays."""
-        if self.installed or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._on_signal)
+            signal.signal(signal.SIGINT, self.on_signal)
             self.installed = True
             at_cell_end(lambda status: self.uninstall())
 
     def uninstall(self) -> None:
         """SIGINT is Python's own again; a Stop that waits is forgotten, for the code it was for is over."""
         if self.installed:
-            if signal.getsignal(signal.SIGINT) == self._on_signal:
+            if signal.getsignal(signal.SIGINT) == self.on_signal:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             self.installed = False
         self._forget()
+        self.calls.clear()
 
     def check(self) -> None:
         """Call where a sync call waits for others.
@@ -78,7 +81,7 @@ class StepStops:
         self._forget()  # the same Stop may have been noted once more on the way
         return safe
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.came is not None:
             self._insisted = True
         elif self.inside or time.monotonic() - self.ended < PATIENCE_SECONDS:
@@ -117,16 +120,33 @@ def stops_of_this_thread() -> StepStops:
 
 class SyncCall:
     """``with`` it, what is in the block is a sync call: at its end a Stop that waits raises KeyboardInterrupt, after
-    ``keep`` was called, because all that belongs to the run is whole there. ``keep`` is called too where the block
-    itself raises KeyboardInterrupt at a safe point.
+    ``keep`` of all sync objects of the cell was called, because all that belongs to the run is whole there. Where a
+    cell steps several, it is whole when all have taken as many steps. ``keep`` is called too where the block itself
+    raises KeyboardInterrupt at a safe point.
 
     Attributes:
         stops: those of the thread on which it was made.
+        steps: that were counted in this cell.
     """
 
     def __init__(self, at_cell_end: Callable[[Callable[[str], None]], None], keep: Callable[[], None]) -> None:
         self.stops = stops_of_this_thread()
-        self._at_cell_end, self._keep = at_cell_end, keep
+        self.steps = 0
+        self._at_cell_end, self.keep = at_cell_end, keep
+
+    def begin_cell(self) -> None:
+        """The sync object takes part in a new cell."""
+        stops = self.stops
+        if stops.installed and signal.getsignal(signal.SIGINT) != stops.on_signal:
+            stops.uninstall()  # of a cell that has ended otherwise
+        self.steps = 0
+        if self not in stops.calls:
+            stops.calls.append(self)
+
+    def end_cell(self) -> None:
+        """It takes no part any more."""
+        if self in self.stops.calls:
+            self.stops.calls.remove(self)
 
     def __enter__(self) -> None:  # at every step: no call that is not needed
         stops = self.stops
@@ -139,8 +159,12 @@ class SyncCall:
         stops.inside, stops.ended = False, time.monotonic()
         if kind is None and stops.came is None:
             return
-        if kind is None:
-            self._keep()
+        if kind is None and len({call.steps for call in stops.calls}) < 2:
+            self._keep_all()
             stops.end()
         if kind is KeyboardInterrupt and stops.take_safe():
-            self._keep()
+            self._keep_all()
+
+    def _keep_all(self) -> None:
+        for call in self.stops.calls or [self]:
+            call.keep()

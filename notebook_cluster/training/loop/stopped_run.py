@@ -27,6 +27,7 @@ from notebook_cluster.training.checkpointing.registered import (
 )
 from notebook_cluster.training.loop.progress import TrainingProgress
 from notebook_cluster.training.loop.replica import Replica
+from notebook_cluster.training.models import mlx_optimizer
 from notebook_cluster.training.runtime import Runtime
 from notebook_cluster.training.settings.schedule import Schedule
 
@@ -83,6 +84,8 @@ class RegisteredObjects:
         self._settings = {name: self._settings_of(name) for name in self.by_name}
         self._put: dict[str, Any] = {}
         """The states that :meth:`go_on` has put."""
+        self._groups: dict[str, Any] = {}
+        """The settings that it has put into optimizers that have their states."""
 
     def add(self, name: str, thing: Any) -> None:
         """Register one more, which has its state already."""
@@ -102,9 +105,15 @@ class RegisteredObjects:
     def _settings_of(self, name: str) -> Any:
         thing = self.by_name[name]
         if hasattr(thing, "param_groups") and hasattr(thing, "state_dict"):
-            return {"param_groups": settings_in(thing.state_dict()["param_groups"])} if thing.param_groups else {}
+            return (
+                {"param_groups": settings_in(thing.state_dict()["param_groups"], arrays=True)}
+                if thing.param_groups
+                else {}
+            )
         access = state_access(name, thing)
-        return {} if access.generator else settings_in(access.read())
+        if access.generator or callable(getattr(thing, "parameters", None)):  # a position, or values
+            return {}
+        return settings_in(access.read(), arrays=mlx_optimizer.is_mlx_optimizer(thing))
 
     def bytes(self) -> int:
         """What their states take."""
@@ -117,14 +126,27 @@ class RegisteredObjects:
         }
         return states, self._settings
 
+    def _put_groups(self, name: str, optimizer: Any, state: Any, stopped: StoppedRun) -> list[str]:
+        """The settings of the groups of an optimizer that has its state still: a scheduler that this cell has made has
+        written to them."""
+        now = optimizer.state_dict()["param_groups"]
+        then, here = stopped.settings[name].get("param_groups", []), self._settings[name].get("param_groups", [])
+        groups, names = with_edits(state["param_groups"], then, here, now)
+        self._groups[name] = groups
+        _put_groups(optimizer, groups)
+        return names
+
     def put_again(self) -> None:
         """The states that :meth:`go_on` has put, once more, whatever was done to them since."""
         for name, state in self._put.items():
             state_access(name, self.by_name[name]).put(state)
-        self._put.clear()
+        for name, groups in self._groups.items():
+            _put_groups(self.by_name[name], groups)
+        self.forget()
 
     def forget(self) -> None:
         self._put.clear()
+        self._groups.clear()
 
     def go_on(self, stopped: StoppedRun, without_optimizer: bool = False) -> tuple[list[str], list[str], list[str]]:
         """Put the states back. A thing that was not made anew is as it was.
@@ -133,7 +155,7 @@ class RegisteredObjects:
             Names that go on, settings that this cell makes otherwise, and lines about what does not fit.
         """
         going, edited, warnings = list[str](), list[str](), list[str]()
-        self._put.clear()
+        self.forget()
         for name, thing in self.by_name.items():
             if without_optimizer and name == "optimizer":
                 continue
@@ -143,6 +165,8 @@ class RegisteredObjects:
             reference, state = stopped.objects[name]
             going.append(name)
             if reference() is thing:
+                if hasattr(thing, "param_groups"):
+                    edited += [f"{name} {_last(one)}" for one in self._put_groups(name, thing, state, stopped)]
                 continue
             access = state_access(name, thing)
             try:
@@ -167,8 +191,8 @@ class GoneOn:
     names: list[str]
     edited: list[str]
     warnings: list[str]
-    data: bool
-    """Loops over ``nc.shard`` go on too."""
+    loops: int
+    """Over ``nc.shard``, which go on too; all but the last are over."""
 
 
 class RunKeeper:
@@ -205,8 +229,9 @@ class RunKeeper:
             positions=self._runtime.data.positions(),
         )
 
-    def go_on(self, stopped: StoppedRun, objects: RegisteredObjects) -> GoneOn | None:
-        """After the job is on. None: the state is not the one that the run was stopped on, so it does not go on."""
+    def go_on(self, stopped: StoppedRun, objects: RegisteredObjects, *, same: bool) -> GoneOn | None:
+        """After the job is on. None: the state is not the one that the run was stopped on, so it does not go on.
+        ``same``: by the same sync object, which has all but the generators and the data."""
         replica, parameters = self._replica, self._replica.parameters
         there = (replica.round, replica.state_hash)
         counted = stopped.is_open and self._job.applied == (stopped.round + 1, True) and there[0] == stopped.round + 1
@@ -216,6 +241,11 @@ class RunKeeper:
             return None
         if counted and (replica.fragments.gradients or replica.fragments.count > 1):
             return None
+        if same:
+            self._random, data = stopped.random, self._runtime.data
+            loops = data.loops_going_on()
+            changed = "the cell is another than the one that was stopped: its loops over nc.shard began anew"
+            return GoneOn(list(stopped.objects), [], [changed] if stopped.positions and not loops else [], loops)
         warnings = list[str]()
         if not counted and stopped.model is not None:
             replica.go_on(lambda: parameters.restore_whole(stopped.model), stopped.work)
@@ -226,13 +256,15 @@ class RunKeeper:
             warnings.append(
                 "there was no memory to keep this node's model and optimizers: its work since the last round is lost"
             )
+        if stopped.model is None:
+            return GoneOn([], [], warnings, 0)
         self._left = {name: state for name, (_, state) in stopped.objects.items() if name not in objects.by_name}
         names, edited, more = objects.go_on(stopped, replica.fragments.central_optimizer)
         self._random = stopped.random
         self._progress.step, self._progress.all_samples = stopped.step, stopped.samples
         put_random_states(stopped.random)
         self._runtime.data.go_on(stopped.positions)
-        return GoneOn(names, edited, [*warnings, *more], data=stopped.positions is not None)
+        return GoneOn(names, edited, [*warnings, *more], len(stopped.positions or ()))
 
     def left_of(self, name: str) -> Any:
         """The state of what was registered later than the sync object was made, under the same name now; None: none."""
@@ -249,6 +281,11 @@ class RunKeeper:
         """Training has gone on: nothing is put again."""
         objects.forget()
         self._random = None
+
+
+def _put_groups(optimizer: Any, groups: Any) -> None:
+    for group, settings in zip(optimizer.param_groups, groups, strict=False):
+        group.update({key: value for key, value in settings.items() if key != "params"})
 
 
 def _last(path: str) -> str:

@@ -175,7 +175,8 @@ class RoundSync(GoesOn):
     def _count_step(self, loss: Any, samples: float) -> None:
         """What every step begins with."""
         self._register_if_needed()
-        if self._again:
+        self._call.steps += 1
+        if self._stopped is not None or self._job.stopped is not None:
             self._train_on()
         self._replica.count(check_samples(samples))
         self._schedule.count()
@@ -202,7 +203,9 @@ class RoundSync(GoesOn):
             self._run = cell, self._job.next_run(cell)
         if self._cell != cell:
             self._handle_notices()
+            self._held = False  # of the cell that the Stop has ended
             self._receive_round()
+            self._call.begin_cell()
             start = self._start()
             self._held_hash = start.state_hash if start.held else ""
             register = registration(
@@ -263,6 +266,10 @@ class RoundSync(GoesOn):
 
     def _cell_ended(self, status: str) -> None:
         """Called once by the runtime, on the main thread, when the cell in which this object registered ends."""
+        if self._job.owner is self:
+            self._runtime.data.tell_unclaimed(self._warn)
+            if status == "ok":
+                self._job.stopped = self._stopped = None
         if self._job.owner is not self or self._cell is None or self._passed():
             return
         if status == "ok" and self._ready:
@@ -275,7 +282,9 @@ class RoundSync(GoesOn):
                 self._leave(f"error: {error}")
                 raise
         else:
-            if status == "interrupted" and not isinstance(self._job.stopped, StoppedRun):
+            if self._stopped is not None:  # nothing was computed since
+                self._job.stopped = self._stopped
+            elif status == "interrupted" and not isinstance(self._job.stopped, StoppedRun):
                 self._job.stopped = LostSteps(self._replica.steps)
             self._leave("finished" if status == "ok" else status)
 
