@@ -164,6 +164,8 @@ def test_fidelity_compares_the_losses_of_all_arms_and_fails_when_one_is_above_it
     for name in set(arms) - {"data-parallel"}:
         line = found[name]
         assert line["loss"] != plain["loss"]
+        if name == "data-parallel-muon":  # others are compared with it
+            continue
         assert line["relative"] == pytest.approx(line["loss"] / found[line["against"]]["loss"] - 1, abs=1e-4)
 
 
