@@ -74,7 +74,9 @@ def test_stop_finds_the_step_made_or_not_made(tmp_path: Path, where: Any) -> Non
         assert isinstance(results["a"], KeyboardInterrupt)
         assert kept["a"][0].round in (2, 3)
         results = cluster.run(again)
-        assert cluster.told == []
+        (said,) = {text for _, text in cluster.told}
+        assert said.startswith("training 'model' goes on where it was stopped, after round ")
+        assert "afresh" not in said
     assert stepped == sorted(set(stepped))
     assert len(stepped) >= 6
     model = build(seed=0)

@@ -160,6 +160,7 @@ class GoesOn(RoundClient):
         """Tell once what goes on, where this object begins with a state of before. In a later cell the object is as it
         was, so there is nothing to tell."""
         going_on, self._going_on = self._going_on, None
+        same = going_on is None
         if going_on is None and gone_on is not None:
             going_on = GoingOn(self._job, self._model(), self._objects.optimizer)
         replica, state_hash = self._replica, self._held_hash
@@ -169,7 +170,9 @@ class GoesOn(RoundClient):
         if gone_on is not None:
             for warning in gone_on.warnings:
                 self._warn(warning)
-            text = going_on.stopped_line(self._strategy, replica.round, gone_on.loops, gone_on.names, gone_on.edited)
+            text = going_on.stopped_line(
+                self._strategy, replica.round, gone_on.loops, gone_on.names, gone_on.edited, same=same
+            )
             self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
             return
         text = going_on.line(

@@ -189,18 +189,26 @@ class GoingOn:
         )
 
     def stopped_line(
-        self, strategy: Strategy, round: int, loops: int, names: Sequence[str], edited: Sequence[str]
+        self,
+        strategy: Strategy,
+        round: int,
+        loops: int,
+        names: Sequence[str],
+        edited: Sequence[str],
+        *,
+        same: bool,
     ) -> str:
-        """``loops``: so many over nc.shard go on. ``names``: optimizers and what else was registered that go on."""
+        """``loops``: so many over nc.shard go on. ``names``: optimizers and what else was registered that go on.
+        ``same``: it is the sync object that was stopped, with all that it has."""
         goes_on = ["the model with its work since then", *(["outer momentum"] if strategy.outer_momentum else [])]
         goes_on += ["the " + name if name.startswith("optimizer") else name for name in names]
         over = f" ({loops - 1} of its loops are over and give no batches)" if loops > 1 else ""
         goes_on += ["random numbers", *([f"the data of nc.shard{over}"] if loops else [])]
         more = f"; set anew by this cell: {_listed(edited)}" if edited else ""
-        if strategy.mode != SERVER and not any(name.startswith("optimizer") for name in names):
+        if not same and strategy.mode != SERVER and not any(name.startswith("optimizer") for name in names):
             makes = _listed(["an optimizer", *(word.replace("the ", "a ") for word in self._scheduler)])
             more += f"; {makes} that this cell makes begin anew: optimizer= and extra= let them go on"
-        if strategy.mode == SERVER:
+        if not same and strategy.mode == SERVER:
             more += "; the optimizer's state begins afresh"
         if not loops:
             more += "; other data than those of nc.shard begin as this cell says: sync.global_step counts on"

@@ -135,7 +135,7 @@ class SyncCall:
         self._at_cell_end, self.keep = at_cell_end, keep
 
     def begin_cell(self) -> None:
-        """The sync object takes part in a new cell."""
+        """The sync object takes part in a new cell; :meth:`end_cell` follows in any case."""
         stops = self.stops
         if stops.installed and signal.getsignal(signal.SIGINT) != stops.on_signal:
             stops.uninstall()  # of a cell that has ended otherwise

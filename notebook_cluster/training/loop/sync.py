@@ -266,6 +266,7 @@ class RoundSync(GoesOn):
 
     def _cell_ended(self, status: str) -> None:
         """Called once by the runtime, on the main thread, when the cell in which this object registered ends."""
+        self._call.end_cell()
         if self._job.owner is self:
             self._runtime.data.tell_unclaimed(self._warn)
             if status == "ok":
