@@ -497,3 +497,20 @@ def test_a_module_in_extra_keeps_parameters_of_one_element() -> None:
     names, edited, warnings = RegisteredObjects([], {"ema": again}).go_on(stopped)
     assert (names, edited, warnings) == (["ema"], [], [])
     assert again.bias.item() == 7.0
+
+
+def test_a_later_turn_of_a_loop_over_settings_is_stopped_between_two_steps(cluster: Cluster) -> None:
+    """The sync objects of the turns before, which are finished, have taken other numbers of steps."""
+    turn = (SYNC.format(fresh="turn < 2") + LOOP).replace("epochs=2", "epochs=1 + turn").replace("\n", "\n    ")
+    cell = f"{MADE}\nfor turn in range(3):\n    {turn}"
+    stop_at(cluster, f"NAME = 'turns'\n{cell}", "turns", 75)
+    run(cluster, f"NAME = 'turns'\n{MADE}{SYNC.format(fresh=False)}")
+    assert "'turns' goes on where it was stopped" in told(cluster)
+
+
+def test_an_error_before_the_loop_does_not_speak_of_other_data(cluster: Cluster) -> None:
+    cell = MADE + SYNC.format(fresh=False) + LOOP
+    stop_at(cluster, f"NAME = 'quiet'\n{cell}", "quiet", 13)
+    ended, outputs = cluster.run(f"NAME = 'quiet'\n{MADE}{SYNC.format(fresh=False)}no_such_name")
+    assert ended.status == "error"
+    assert "did not go on" not in text_of(outputs)

@@ -71,9 +71,8 @@ def check_extra(extra: Any) -> dict[str, Any]:
 def copied(tree: Any) -> Any:
     """The tree with containers and arrays of its own; what never changes is shared."""
     if isinstance(tree, dict):
-        # a Counter and the like stay what they are
         made = {key: copied(value) for key, value in tree.items()}
-        return made if type(tree) in (dict,) or not _remade(tree) else type(tree)(made)
+        return type(tree)(made) if _remade(tree) else made
     if isinstance(tree, list):
         return [copied(value) for value in tree]
     if isinstance(tree, tuple):
@@ -96,6 +95,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def _remade(tree: Any) -> bool:
+    """Whether a copy of it is of its own type; other kinds of dict may want more than their items."""
     return type(tree).__name__ in ("Counter", "OrderedDict")
 
 

@@ -114,6 +114,7 @@ class RoundSync(GoesOn):
                 self._exchange(finishing=True)
         if not self._passed():
             self._out_of_rounds()
+        self._call.end_cell()
 
     @contextlib.contextmanager
     def global_model(self) -> Iterator[None]:
@@ -267,10 +268,9 @@ class RoundSync(GoesOn):
     def _cell_ended(self, status: str) -> None:
         """Called once by the runtime, on the main thread, when the cell in which this object registered ends."""
         self._call.end_cell()
-        if self._job.owner is self:
+        if self._job.owner is self and status == "ok":
             self._runtime.data.tell_unclaimed(self._warn)
-            if status == "ok":
-                self._job.stopped = self._stopped = None
+            self._job.stopped = self._stopped = None
         if self._job.owner is not self or self._cell is None or self._passed():
             return
         if status == "ok" and self._ready:
