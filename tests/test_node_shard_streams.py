@@ -20,7 +20,7 @@ from notebook_cluster.node.data.taken import Taken, unpacked
 from notebook_cluster.node.namespace.shard import Shard, shard
 from tests.test_node_shard import Place, on_each, place
 from tests.test_node_shard_positions import kept_of, run_again
-from tests.test_node_shares import STARTERS, World, key
+from tests.test_node_shares import STARTERS, World, all_is_given_once, key
 
 __all__ = ["place"]
 
@@ -230,17 +230,7 @@ class StreamWorld(World):
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**9), st.lists(st.sampled_from(["join", "lose"]), max_size=4), st.booleans())
 def test_each_item_is_given_out_once_whoever_comes_and_goes(seed: int, changes: list[str], by_speed: bool) -> None:
-    world = StreamWorld(seed, stream_key(by_speed=by_speed))
-    world.speeds = {name: world.draw.choice([0.0, 10.0, 35.0]) for name in "abcdefgh"}
-    for number, change in enumerate(changes):
-        for _ in range(world.draw.randint(0, 25)):
-            world.happen()
-        if change == "join":
-            world.join("defgh"[number])
-        elif may_die := world.may_die():
-            world.lose(world.draw.choice(may_die), said_all=True)
-    world.finish()
-    assert world.all_given() == list(range(60))
+    all_is_given_once(StreamWorld(seed, stream_key(by_speed=by_speed)), changes)
 
 
 @settings(max_examples=200, deadline=None)

@@ -155,10 +155,8 @@ def key(count: int = 60, **fields: Any) -> ShardKey:
     )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 10**9), st.lists(st.sampled_from(["join", "lose"]), max_size=4), st.booleans())
-def test_each_is_given_out_once_whoever_comes_and_goes(seed: int, changes: list[str], by_speed: bool) -> None:
-    world = World(seed, key(by_speed=by_speed))
+def all_is_given_once(world: World, changes: list[str]) -> None:
+    """Nodes of unlike speed come and go as ``changes`` say, and what all 60 are is given out once."""
     world.speeds = {name: world.draw.choice([0.0, 10.0, 35.0]) for name in "abcdefgh"}
     for number, change in enumerate(changes):
         for _ in range(world.draw.randint(0, 25)):
@@ -169,6 +167,12 @@ def test_each_is_given_out_once_whoever_comes_and_goes(seed: int, changes: list[
             world.lose(world.draw.choice(may_die), said_all=True)
     world.finish()
     assert world.all_given() == list(range(60))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**9), st.lists(st.sampled_from(["join", "lose"]), max_size=4), st.booleans())
+def test_each_is_given_out_once_whoever_comes_and_goes(seed: int, changes: list[str], by_speed: bool) -> None:
+    all_is_given_once(World(seed, key(by_speed=by_speed)), changes)
 
 
 @settings(max_examples=300, deadline=None)

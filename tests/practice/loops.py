@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from notebook_cluster.client import Cluster
 from tests import oracle
+from tests.cluster import run
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -45,6 +47,19 @@ EXAMPLES = 1
 def facts_of(said: dict[str, str]) -> dict[str, Any]:
     """Node -> what it said with ``say(...)``, the last time."""
     return {name: json.loads(text.rpartition("FACTS")[2].partition("END")[0]) for name, text in said.items()}
+
+
+def trained(cluster: Cluster, source: str) -> dict[str, Any]:
+    """What the nodes say after ``source``, which trains a model; it must be the same on all of them."""
+    facts = facts_of(run(cluster, source))
+    assert facts["local"]["theta"] == facts["local-2"]["theta"]
+    return facts
+
+
+def assert_expected(facts: dict[str, Any], **training: Any) -> None:
+    """The model is what comes of the batches that the nodes have seen; ``training`` as for :func:`expected`."""
+    wanted = expected({name: said["seen"] for name, said in sorted(facts.items())}, **training)
+    np.testing.assert_allclose(np.array(facts["local"]["theta"], np.float32), wanted, rtol=0, atol=2e-6)
 
 
 def examples(batches: list[list[int]]) -> list[int]:

@@ -1,14 +1,12 @@
 """``nc.sync_every``: any loop with a torch optimizer, on two nodes."""
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
 
 from notebook_cluster.client import Cluster
 from tests.cluster import mend, run, shared_cluster, text_of
-from tests.practice.loops import ON_NODES, expected, facts_of
+from tests.practice.loops import ON_NODES, assert_expected, trained
 from tests.practice.recipes import recipe
 
 pytest.importorskip("torch")
@@ -40,17 +38,6 @@ def shared() -> Iterator[Cluster]:
 def cluster(shared: Cluster) -> Iterator[Cluster]:
     yield shared
     mend(shared)
-
-
-def trained(cluster: Cluster, source: str) -> dict[str, Any]:
-    facts = facts_of(run(cluster, source))
-    assert facts["local"]["theta"] == facts["local-2"]["theta"]
-    return facts
-
-
-def assert_expected(facts: dict[str, Any], **training: Any) -> None:
-    wanted = expected({name: said["seen"] for name, said in sorted(facts.items())}, **training)
-    np.testing.assert_allclose(np.array(facts["local"]["theta"], np.float32), wanted, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -3,15 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from notebook_cluster.client import Cluster
 from tests.cluster import Watcher, mend, run, shared_cluster, text_of
 from tests.conftest import wait_until
-from tests.practice.loops import ON_NODES, examples, expected, facts_of
+from tests.practice.loops import ON_NODES, assert_expected, examples, facts_of, trained
 from tests.practice.recipes import recipe
 
 pytest.importorskip("transformers")
@@ -51,18 +49,6 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
     """That of all tests: libraries take seconds to load."""
     yield shared
     mend(shared)
-
-
-def trained(cluster: Cluster, source: str) -> dict[str, Any]:
-    """What the nodes say after ``source``, which makes a ``trainer``; all models must be the same."""
-    facts = facts_of(run(cluster, source))
-    assert facts["local"]["theta"] == facts["local-2"]["theta"]
-    return facts
-
-
-def assert_expected(facts: dict[str, Any], **training: Any) -> None:
-    wanted = expected({name: said["seen"] for name, said in sorted(facts.items())}, **training)
-    np.testing.assert_allclose(np.array(facts["local"]["theta"], np.float32), wanted, rtol=0, atol=2e-6)
 
 
 def test_each_node_trains_on_its_part_and_the_model_is_that_of_diloco(cluster: Cluster) -> None:

@@ -1,6 +1,5 @@
 """The cell that runs on the main thread, a Stop that is for it, and moments in which a Stop must wait."""
 
-import _thread
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import Any
 from notebook_cluster.node.runtime.world import CellInfo
 from notebook_cluster.protocol.cell_mark import CellMarkWriter
 from notebook_cluster.protocol.node import InterruptCell
+from notebook_cluster.training.loop.step_stops import interrupt_main_thread
 
 
 class RunningCell:
@@ -109,15 +109,6 @@ class RunningCell:
         if self.number == message.cell and self._interruptible:
             self._stopped.discard(message.cell)
             interrupt_main_thread()
-
-
-def interrupt_main_thread() -> None:
-    """What Ctrl-C does in a terminal, from another thread: a blocking call of the main thread ends too."""
-    main = threading.main_thread().ident
-    if main is not None and hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(main, signal.SIGINT)
-    else:
-        _thread.interrupt_main()
 
 
 @contextmanager

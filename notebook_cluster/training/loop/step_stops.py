@@ -7,7 +7,7 @@ is known what became of the open round. Python delivers signals to the main thre
 does nothing.
 """
 
-import os
+import _thread
 import signal
 import threading
 import time
@@ -16,6 +16,15 @@ from types import FrameType
 
 PATIENCE_SECONDS = 2.0
 """How long a Stop waits for the end of a step."""
+
+
+def interrupt_main_thread() -> None:
+    """What Ctrl-C does in a terminal, from another thread: a blocking call of the main thread ends too."""
+    main = threading.main_thread().ident
+    if main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 class StepStops:
@@ -95,13 +104,9 @@ class StepStops:
             signal.default_int_handler(number, frame)
 
     def _insist(self) -> None:
-        """The step takes long: what Ctrl-C does, so that a blocking call of the main thread ends too."""
-        main = threading.main_thread().ident
-        if self.came is not None and main is not None:
-            if hasattr(signal, "pthread_kill"):
-                signal.pthread_kill(main, signal.SIGINT)
-            else:
-                os.kill(os.getpid(), signal.SIGINT)
+        """The step takes long."""
+        if self.came is not None:
+            interrupt_main_thread()
 
     def _forget(self) -> None:
         self.came, self._insisted = None, False
