@@ -135,9 +135,11 @@ def _telemetry(rank: int, seconds: float, memory: int) -> Telemetry:
         (step, now - (last - step) / STEPS_PER_SECOND, 2.3 * math.exp(-step / 900) + 0.05 * math.sin(step + rank))
         for step in range(last - STEPS_PER_SECOND + 1, last + 1)
     ]
+    accuracy = 1 - math.exp(-last / 900)
     return Telemetry(
-        step=last, loss=history[-1][2], scalars={"accuracy": 1 - math.exp(-last / 900)}, samples_per_s=900.0 + rank,
-        memory_used=memory, memory_peak=int(2.5 * GB), history=history, waiting=f"round {last // 500}",
+        step=last, loss=history[-1][2], scalars={"accuracy": accuracy}, samples_per_s=900.0 + rank,
+        memory_used=memory, memory_peak=int(2.5 * GB), waiting=f"round {last // 500}",
+        history={"loss": history, "accuracy": [(last, now, accuracy)]}, sent=now,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -274,12 +275,28 @@ def test_the_sidebar_s_server_keeps_the_curves_of_two_jobs_apart() -> None:
     assert found == [("", "model", "loss", [2.0, 1.0]), ("", "other", "loss", [5.0])]
 
 
-def test_of_a_node_that_tells_thousands_of_numbers_a_few_are_taken() -> None:
+def numbers_of(node: str) -> tuple[Measurements, SeriesStore]:
     series, core = SeriesStore(), SimpleNamespace(dirty=lambda: None)
-    core.state = SimpleNamespace(nodes={"odd": SimpleNamespace(is_in=True)}, cells={})
+    core.state = SimpleNamespace(nodes={node: SimpleNamespace(is_in=True)}, cells={})
     nothing: Any = lambda *said: None  # noqa: E731 - takes whatever it is told
     unused: Any = core
-    numbers = Measurements(unused, series, unused, committed=nothing, on_waiting=nothing)
+    return Measurements(unused, series, unused, committed=nothing, on_waiting=nothing), series
+
+
+def test_of_a_node_that_tells_thousands_of_numbers_a_few_are_taken() -> None:
+    numbers, series = numbers_of("odd")
     told = {"x" * 1000: 1.0} | {f"number {index}": 1.0 for index in range(5000)}
-    numbers.on_telemetry("odd", Telemetry(step=1, scalars=told))
+    points = {name: [(1, time.time(), value)] for name, value in told.items()}
+    numbers.on_telemetry("odd", Telemetry(step=1, scalars=told, history=points, sent=time.time()))
     assert len(numbers.telemetry("odd").scalars) == len(series.all()) == MOST_VALUES - 1
+
+
+def test_what_a_node_has_kept_for_a_while_keeps_its_time() -> None:
+    numbers, series = numbers_of("mini")
+    clock = time.time() - 500.0  # the node's, which is behind
+    points = [(1, clock - 60, 0.5), (2, clock - 30, 0.25)]
+    numbers.on_telemetry("mini", Telemetry(step=2, history={"loss": points}, sent=clock))
+    (curve,) = series.all()
+    now = time.time()
+    assert [pytest.approx(now - moment, abs=10) for moment in (60, 30)] == list(curve.time)
+    assert list(curve.step) == [1, 2]

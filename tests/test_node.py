@@ -293,10 +293,30 @@ def test_reported_values_reach_the_coordinator(kernels: NodeKernels) -> None:
     told = [telemetry for telemetry in mini.said(Telemetry) if telemetry.step is not None]
     assert told[-1].loss == pytest.approx(1 / 500)
     assert told[-1].scalars == {"accuracy": 0.5}
-    history = [point for telemetry in told for point in telemetry.history]
+    history = [point for telemetry in told for point in telemetry.history.get("loss", [])]
     assert history[-1][0] == 499
-    assert all(len(telemetry.history) <= 50 for telemetry in told)
+    assert all(len(points) <= 50 for telemetry in told for points in telemetry.history.values())
     assert len(told) <= 20
+
+
+def test_each_reported_number_is_told_with_its_own_step(kernels: NodeKernels) -> None:
+    mini = kernels.nodes["mini"]
+    before = len(mini.said(Telemetry))
+    mini.run(
+        "nc.report(step=3, own=0.25)\nnc.report(step=4, other=1.5)\nnc.report(step=5, own=0.75, loss=2.0)",
+        kernels.metadata(),
+    )
+    told: dict[str, list[tuple[int, float]]] = {}
+
+    def points() -> int:
+        told.clear()
+        for telemetry in mini.said(Telemetry)[before:]:
+            for name, history in telemetry.history.items():
+                told.setdefault(name, []).extend((step, value) for step, _, value in history)
+        return sum(map(len, told.values()))
+
+    wait_until(lambda: points() == 4)
+    assert told == {"own": [(3, 0.25), (5, 0.75)], "other": [(4, 1.5)], "loss": [(5, 2.0)]}
 
 
 @pytest.mark.parametrize(

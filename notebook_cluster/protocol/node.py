@@ -179,10 +179,13 @@ class Telemetry(Message, frozen=True):
     memory_used: int | None = None
     """Bytes that torch or mlx hold on the accelerator; None on cpu."""
     memory_peak: int | None = None
-    history: list[tuple[int, float, float]] = []
-    """(step, time, loss) that nc.report() was told since the last Telemetry, thinned to at most 50 points."""
+    history: dict[str, list[tuple[int, float, float]]] = {}
+    """(step, time, value) that nc.report() was told since the last Telemetry, by name, the loss too; thinned to at most
+    50 points of a name."""
     losses: list[RunLosses] = []
-    """The same of sync.step()."""
+    """The same of the losses of sync.step()."""
+    sent: float = 0.0
+    """By the node's clock, as the times of all points are."""
     waiting: str = ""
     """``all_reduce #3 for desk``, ``round 12``: what the node's main thread waits for."""
     threads: int = 0

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,7 @@ WAIT = 3.0
 """Seconds after the first measurement of a round of the global model in which the other nodes may tell theirs."""
 MOST_VALUES = 64
 MOST_NAME = 64
+Told = TypeVar("Told")
 
 
 class _MeasuredRound(msgspec.Struct):
@@ -142,22 +144,19 @@ class Measurements(MembershipWatcher):
     def on_telemetry(self, name: str, new: Telemetry) -> None:
         """What a node's runtime says about its training, at most 4 times a second."""
         before = self._telemetry.get(name, Telemetry())
-        new = self._telemetry[name] = msgspec.structs.replace(new, scalars=_few(new.scalars))
+        self._telemetry[name] = msgspec.structs.replace(new, scalars=_few(new.scalars), history={}, losses=[])
         if not self._core.state.nodes[name].is_in:
             return
         if new.waiting != before.waiting:
             self._on_waiting(name, new.waiting)
-        for told in [RunLosses(job="", run=0, points=new.history), *new.losses[:MOST_RUNS]]:
-            if told.job and not self._is_run(told):
-                continue
-            ahead = self._clock_difference(name, told.points[-1][1]) if told.points else 0.0
-            for step, when, loss in told.points:
-                if math.isfinite(when):  # a loss that is not finite is a gap in the curve
-                    self._series.add(name, "loss", step, when + ahead, loss, job=told.job, run=told.run)
-        if new.step is not None:
-            for scalar, value in new.scalars.items():
-                if new.step != before.step or not _same(value, before.scalars.get(scalar)):
-                    self._series.add(name, scalar, new.step, time.time(), value)
+        # Not from its points: a node that computed for a minute tells them a minute late.
+        ahead = self._clock_difference(name, new.sent)
+        curves = [(reported, "", 0, points) for reported, points in _few(new.history).items()]
+        curves += [("loss", told.job, told.run, told.points) for told in new.losses[:MOST_RUNS] if self._is_run(told)]
+        for curve, job, run, points in curves:
+            for step, when, value in points:
+                if math.isfinite(when):  # a value that is not finite is a gap in the curve
+                    self._series.add(name, curve, step, when + ahead, value, job=job, run=run)
         self._core.dirty()
 
     def _is_run(self, told: RunLosses) -> bool:
@@ -230,14 +229,9 @@ class Measurements(MembershipWatcher):
         return self._devices.get(peer, {}).get(device)
 
 
-def _few(numbers: dict[str, float]) -> dict[str, float]:
+def _few(numbers: dict[str, Told]) -> dict[str, Told]:
     """As many as people look at, of what a node says under names of its own."""
     return {name: value for name, value in list(numbers.items())[:MOST_VALUES] if len(name) <= MOST_NAME}
-
-
-def _same(value: float, before: float | None) -> bool:
-    """NaN is the same as NaN."""
-    return value == before or (before is not None and math.isnan(value) and math.isnan(before))
 
 
 def finite(value: float | None) -> float | None:

@@ -7,6 +7,7 @@ others and keeps its rounds going while its cell computes.
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -252,6 +253,7 @@ class NodeRuntime:
         self.decisions.end_cell()
         self._running.info = None
         self._telemetry.flush()
+        self._loop.call_soon(lambda: self._telemetry.tick(time.monotonic()))
         if failure is not None:
             raise failure
 

@@ -15,11 +15,15 @@ from notebook_cluster.protocol.node import RunLosses, Telemetry
 PERIOD = 0.25
 """Seconds between two messages, and between two reads of a value that lies on an accelerator (a read waits for it)."""
 MAX_HISTORY = 50
+MAX_POINTS = 1_000
+"""Of all names of nc.report() in one message: with more than 20 each has fewer than MAX_HISTORY."""
 MAX_SCALARS = 64
 MAX_RUNS = 16
 """Of which losses are told at once."""
 Run = tuple[str, int]
 """A job and its run; ("", 0): what nc.report() says."""
+Point = tuple[int, float, float]
+"""Step, time, value."""
 _NO_RUN: Run = ("", 0)
 
 
@@ -59,12 +63,13 @@ class TelemetryKeeper:
         self._send = send
         self._step: int | None = None
         self._newest: dict[str, float] = {}
-        self._unread: dict[str, Any] = {}
+        self._unread: dict[str, tuple[int, Any]] = {}
         self._read_at = 0.0
         self._samples_per_s: float | None = None
         self._waiting = ""
         self._threads, self._threads_chosen = 0, False
-        self._histories: dict[Run, deque[tuple[int, float, float]]] = {}
+        self._histories: dict[Run, deque[Point]] = {}
+        self._reported: dict[str, deque[Point]] = {}
         self._unread_run = _NO_RUN
         self._memory: tuple[int | None, int | None] = (None, None)
         self._changed = False
@@ -104,10 +109,9 @@ class TelemetryKeeper:
             if isinstance(value, (int, float)):
                 self._newest[name] = value
                 self._unread.pop(name, None)
-                if name == "loss":
-                    self._note(run, float(value))
+                self._note(name, run, self._step or 0, float(value))
             else:
-                self._unread[name] = value
+                self._unread[name] = self._step or 0, value
                 self._unread_run = run if name == "loss" else self._unread_run
         if self._unread and now - self._read_at >= PERIOD:
             self._read_at = now
@@ -116,17 +120,21 @@ class TelemetryKeeper:
     def _read_waiting(self) -> None:
         """Read what lies on the accelerator; on the main thread, which alone may wait for it."""
         unread, self._unread = self._unread, {}
-        for name, value in unread.items():
+        for name, (step, value) in unread.items():
             number = self._newest[name] = _read(name, value)
-            if name == "loss":
-                self._note(self._unread_run, number)
+            self._note(name, self._unread_run, step, number)
 
-    def _note(self, run: Run, loss: float) -> None:
-        """A point of the curve of ``run``."""
-        history = self._histories.get(run)
+    def _note(self, name: str, run: Run, step: int, value: float) -> None:
+        """A point of a curve: the loss of ``run``, or what is reported under ``name``."""
+        of_run = name == "loss" and run != _NO_RUN
+        history = self._histories.get(run) if of_run else self._reported.get(name)
         if history is None:
-            history = self._histories[run] = deque(maxlen=10_000)
-        history.append((self._step or 0, time.time(), loss))
+            history = deque[Point](maxlen=10_000)
+            if of_run:
+                self._histories[run] = history
+            else:
+                self._reported[name] = history
+        history.append((step, time.time(), value))
 
     def set_waiting(self, text: str) -> None:
         """What the main thread waits for, or ``""`` (any thread)."""
@@ -159,35 +167,35 @@ class TelemetryKeeper:
         self._changed = False
         self._sent_at = now
         newest = dict(self._newest)
-        histories = self._take_histories()
         self._send(
             Telemetry(
                 step=self._step, loss=newest.pop("loss", None), scalars=newest, samples_per_s=self._samples_per_s,
                 memory_used=self._memory[0], memory_peak=self._memory[1], waiting=self._waiting,
                 threads=self._threads, threads_chosen=self._threads_chosen,
-                history=histories.pop(_NO_RUN, []),
-                losses=[RunLosses(job=job, run=run, points=points) for (job, run), points in histories.items()],
+                history=self._take_reported(), losses=self._take_losses(), sent=time.time(),
             )
         )  # fmt: skip
 
-    def _take_histories(self) -> dict[Run, list[tuple[int, float, float]]]:
+    def _take_losses(self) -> list[RunLosses]:
         """The points of the newest runs since the last call. The main thread may add a run meanwhile."""
-        found = {}
-        for run in list(self._histories)[-MAX_RUNS:]:
-            points = self._take_history(self._histories[run])
-            if points:
-                found[run] = points
-        for run in list(self._histories)[:-MAX_RUNS]:
+        runs = list(self._histories)
+        for run in runs[:-MAX_RUNS]:
             del self._histories[run]
-        return found
+        taken = ((run, _take(self._histories[run], MAX_HISTORY)) for run in runs[-MAX_RUNS:])
+        return [RunLosses(job=job, run=run, points=points) for (job, run), points in taken if points]
 
-    def _take_history(self, history: deque[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
-        points = [history.popleft() for _ in range(len(history))]
-        if len(points) <= MAX_HISTORY:
-            return points
-        # Evenly thinned; the newest point always stays.
-        stride = -(-len(points) // MAX_HISTORY)
-        return points[::-1][::stride][::-1]
+    def _take_reported(self) -> dict[str, list[Point]]:
+        """What nc.report() was told since the last call. The main thread may add a name meanwhile."""
+        filled = [name for name in list(self._reported) if self._reported[name]]
+        most = min(MAX_HISTORY, MAX_POINTS // max(1, len(filled)))
+        return {name: _take(self._reported[name], most) for name in filled}
+
+
+def _take(history: deque[Point], most: int) -> list[Point]:
+    """What ``history`` holds, which is empty then: evenly thinned to ``most``; the newest point always stays."""
+    points = [history.popleft() for _ in range(len(history))]
+    stride = max(1, -(-len(points) // most))
+    return points[::-1][::stride][::-1]
 
 
 def device_memory(device: str) -> tuple[int | None, int | None]:
