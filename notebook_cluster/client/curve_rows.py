@@ -4,14 +4,24 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from notebook_cluster.protocol.runs import IN_A_CELL, places
-from notebook_cluster.protocol.state import RoundView, Series
+from notebook_cluster.protocol.state import ClusterView, RoundView, RunHistory, Series
 
 GLOBAL_MODEL = "global model"
 REPORTED = "nc.report"
 """Where curves belong to no job: what ``nc.report`` says outside of a block of the global model, and memory."""
+
+
+class MeasuredRun(Protocol):
+    """A run of a cluster, over or not: what is exported, reported and made into frames."""
+
+    def state(self) -> ClusterView: ...
+
+    def series(self) -> list[Series]: ...
+
+    def history(self) -> RunHistory: ...
 
 
 class CurveRow(NamedTuple):

@@ -1,6 +1,5 @@
 """The curves of a run as a file: CSV, Parquet, TensorBoard's event files; and as a pandas frame."""
 
-import contextlib
 import csv
 import io
 import os
@@ -10,25 +9,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from notebook_cluster.client.connection import ClusterError
-from notebook_cluster.client.curve_rows import CurveRow, curve_rows, outside_name, place_of_curve
+from notebook_cluster.client.curve_rows import CurveRow, MeasuredRun, curve_rows, outside_name, place_of_curve
 from notebook_cluster.client.event_files import EVENT_FILE, EventFiles
-from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
+from notebook_cluster.client.whole_files import whole_file
+from notebook_cluster.protocol.state import Series
 
 COLUMNS = ("cluster", "started", "job", "run", "cell", "node", "metric", "step", "round", "time", "utc", "value")
 AXES = "step is that of the node (or of the global model) in this run of its job, round the rounds complete by then"
-
-
-class ExportedRun(Protocol):
-    """A run, over or not."""
-
-    def state(self) -> ClusterView: ...
-
-    def series(self) -> list[Series]: ...
-
-    def history(self) -> RunHistory: ...
 
 
 class Exported(NamedTuple):
@@ -61,7 +51,7 @@ class Exported(NamedTuple):
         return said
 
 
-def frame_of(run: ExportedRun, job: str | None = None) -> Any:
+def frame_of(run: MeasuredRun, job: str | None = None) -> Any:
     """The curves of ``run`` as a pandas frame in long form, with the columns of the CSV file; see
     :meth:`.past.Past.to_pandas`."""
     try:
@@ -78,7 +68,7 @@ def frame_of(run: ExportedRun, job: str | None = None) -> Any:
     return table
 
 
-def export_run(run: ExportedRun, path: str, *, job: str | None = None, overwrite: bool = False) -> Exported:
+def export_run(run: MeasuredRun, path: str, *, job: str | None = None, overwrite: bool = False) -> Exported:
     """Write the curves of ``run``, or of ``job`` alone, to ``path``: see :meth:`.past.Past.export`."""
     target = Path(os.path.abspath(os.path.expanduser(path)))
     write = _writer_for(path, target)
@@ -100,7 +90,7 @@ def export_run(run: ExportedRun, path: str, *, job: str | None = None, overwrite
     return Exported(target, count, len(series), thinned, sum(seen), all(one.name == "memory" for one in series))
 
 
-def _rows(run: ExportedRun, job: str | None) -> tuple[list[Series], Iterator[CurveRow]]:
+def _rows(run: MeasuredRun, job: str | None) -> tuple[list[Series], Iterator[CurveRow]]:
     every = run.series()
     known = sorted({one.job for one in every if one.job})
     if job is not None and job not in known:
@@ -110,7 +100,7 @@ def _rows(run: ExportedRun, job: str | None) -> tuple[list[Series], Iterator[Cur
     return chosen, curve_rows(chosen, run.history().rounds)
 
 
-Write = Callable[[Path, ExportedRun, str | None, Iterator[CurveRow], bool], int]
+Write = Callable[[Path, MeasuredRun, str | None, Iterator[CurveRow], bool], int]
 
 
 def _writer_for(typed: str, target: Path) -> Write:
@@ -145,10 +135,10 @@ def _check_place(target: Path, *, is_folder: bool, overwrite: bool) -> None:
         raise ClusterError(f"{target} holds event files already: --overwrite (overwrite=True) replaces them")
 
 
-def _write_csv(target: Path, run: ExportedRun, job: str | None, rows: Iterator[CurveRow], overwrite: bool) -> int:
+def _write_csv(target: Path, run: MeasuredRun, job: str | None, rows: Iterator[CurveRow], overwrite: bool) -> int:
     state, count = run.state(), 0
     started = _utc(state.started)
-    with _whole_file(target, overwrite) as file:
+    with whole_file(target, overwrite=overwrite) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)
@@ -160,7 +150,7 @@ def _write_csv(target: Path, run: ExportedRun, job: str | None, rows: Iterator[C
     return count
 
 
-def _write_parquet(target: Path, run: ExportedRun, job: str | None, rows: Iterator[CurveRow], overwrite: bool) -> int:
+def _write_parquet(target: Path, run: MeasuredRun, job: str | None, rows: Iterator[CurveRow], overwrite: bool) -> int:
     try:
         import pandas  # type: ignore[import-not-found, import-untyped, unused-ignore] # noqa: F401
         import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore] # noqa: F401
@@ -170,13 +160,13 @@ def _write_parquet(target: Path, run: ExportedRun, job: str | None, rows: Iterat
             "pyarrow, or write a .csv file"
         ) from None
     frame = frame_of(run, job)
-    with _whole_file(target, overwrite) as file:
+    with whole_file(target, overwrite=overwrite) as file:
         frame.to_parquet(file, engine="pyarrow", index=False)
     return len(frame)
 
 
 def _write_event_files(
-    target: Path, run: ExportedRun, job: str | None, rows: Iterator[CurveRow], overwrite: bool
+    target: Path, run: MeasuredRun, job: str | None, rows: Iterator[CurveRow], overwrite: bool
 ) -> int:
     partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
@@ -210,29 +200,6 @@ def _put_folder(made: Path, target: Path) -> None:
         os.rename(before, target)
         raise
     shutil.rmtree(before, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _whole_file(target: Path, overwrite: bool) -> Iterator[Any]:
-    """A binary file that appears as ``target`` at the end of the block, whole, or not at all."""
-    handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.chmod(partial, 0o644)
-        if overwrite:
-            os.replace(partial, target)
-        else:
-            try:
-                os.link(partial, target)  # unlike a rename it fails where somebody has made that file meanwhile
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without links
-                if target.exists():
-                    raise FileExistsError(str(target)) from None
-                os.replace(partial, target)
-    finally:
-        Path(partial).unlink(missing_ok=True)
 
 
 def _utc(time: float) -> str:

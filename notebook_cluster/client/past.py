@@ -3,13 +3,14 @@
 import math
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from notebook_cluster.client.connection import ClusterError
+from notebook_cluster.client.curve_rows import MeasuredRun
 from notebook_cluster.client.export import Exported, export_run, frame_of
 from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, last_run
-from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
+from notebook_cluster.protocol.state import ClusterView, JobView
 from notebook_cluster.security import runtime_directory
 
 
@@ -26,14 +27,6 @@ class Frames(NamedTuple):
     rounds: Any
     curves: Any
     checkpoints: Any
-
-
-class Looked(Protocol):
-    """A run, over or not."""
-
-    def series(self) -> list[Series]: ...
-
-    def history(self) -> RunHistory: ...
 
 
 class Run(NamedTuple):
@@ -110,7 +103,7 @@ class Past(RunningCluster):
         return export_run(self, path, job=job, overwrite=overwrite)
 
 
-def frames_of(run: Looked, job: str | None = None) -> Frames:
+def frames_of(run: MeasuredRun, job: str | None = None) -> Frames:
     """Of any run; see :meth:`Past.frames`."""
     try:
         from pandas import DataFrame, to_datetime  # type: ignore[import-not-found, import-untyped, unused-ignore]

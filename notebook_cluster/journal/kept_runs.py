@@ -262,8 +262,13 @@ def import_old(
 
 def is_locked(folder: Path) -> bool:
     """True while a coordinator lives in ``folder``, which a cluster has."""
+    return is_held(folder / LOCK_FILE)
+
+
+def is_held(lock: Path) -> bool:
+    """True while a process holds the lock on the file ``lock``, which need not be there."""
     try:
-        with open(folder / LOCK_FILE, "rb") as file:
+        with open(lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

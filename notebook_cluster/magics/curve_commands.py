@@ -10,7 +10,7 @@ from notebook_cluster.magics.session import NotebookSession
 from notebook_cluster.protocol.names import did_you_mean
 
 if TYPE_CHECKING:
-    from notebook_cluster.client.export import ExportedRun
+    from notebook_cluster.client.curve_rows import MeasuredRun
 
 
 def export(session: NotebookSession, call: Invocation) -> None:
@@ -29,7 +29,7 @@ def export(session: NotebookSession, call: Invocation) -> None:
     print("\n".join([f"{what}: {first}", *more]), flush=True)
 
 
-def _run_of(session: NotebookSession, named: str) -> "tuple[ExportedRun, str]":
+def _run_of(session: NotebookSession, named: str) -> "tuple[MeasuredRun, str]":
     from notebook_cluster.client import find_run, read_last_run, read_run, run_name
 
     cluster = session.cluster

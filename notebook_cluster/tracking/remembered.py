@@ -2,8 +2,6 @@
 
 import contextlib
 import fcntl
-import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +9,8 @@ from typing import IO, Literal
 
 import msgspec
 
-from notebook_cluster.journal.kept_runs import TRACKED
+from notebook_cluster.journal.kept_runs import TRACKED, is_held
+from notebook_cluster.security import write_private
 
 TRACKERS = ("wandb", "mlflow", "tensorboard")
 TITLES = {"wandb": "Weights & Biases", "mlflow": "MLflow", "tensorboard": "TensorBoard"}
@@ -70,16 +69,7 @@ def read_remembered(folder: Path, tracker: str) -> Remembered | None:
 
 def write_remembered(folder: Path, tracker: str, remembered: Remembered) -> None:
     """Keep it in the place of what was there; whole or not at all. OSError: the disk is full or the folder is gone."""
-    handle, partial = tempfile.mkstemp(dir=folder, prefix=f".{TRACKED}")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(remembered))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, _path(folder, tracker, "json"))
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    write_private(_path(folder, tracker, "json"), msgspec.json.encode(remembered))
 
 
 @contextlib.contextmanager
@@ -104,14 +94,7 @@ def _locks(file: IO[str]) -> bool:
 
 def is_tracked(folder: Path, tracker: str) -> bool:
     """True while a process holds the lock of :func:`only_tracker`."""
-    try:
-        with open(_path(folder, tracker, "lock")) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_held(_path(folder, tracker, "lock"))
 
 
 def log_path(folder: Path, tracker: str) -> Path:

@@ -4,14 +4,14 @@ its charts, the curves as pictures.
 
 import html
 import math
-import os
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from notebook_cluster.client.curve_rows import MeasuredRun
+from notebook_cluster.client.whole_files import whole_file
 from notebook_cluster.protocol.state import CellView, ClusterView, RoundView, RunHistory, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import Curves, Line, run_line, run_notes, svg_chart
@@ -33,17 +33,7 @@ ROUNDS_LISTED = 40
 _STYLE = Path(__file__).with_name("report.css")
 
 
-class ReportedRun(Protocol):
-    """What a report is about: a running cluster, or what one that is over has left."""
-
-    def state(self) -> ClusterView: ...
-
-    def series(self) -> list[Series]: ...
-
-    def history(self) -> RunHistory: ...
-
-
-def write_report(run: ReportedRun, path: str, *, overwrite: bool = False, ended: str = "") -> Path:
+def write_report(run: MeasuredRun, path: str, *, overwrite: bool = False, ended: str = "") -> Path:
     """Write the report of ``run`` as it is now to ``path``; returns the file. It appears whole or not at all.
 
     ``ended`` says why the cluster is no more, where that is so.
@@ -56,15 +46,10 @@ def write_report(run: ReportedRun, path: str, *, overwrite: bool = False, ended:
     check_place(file, overwrite=overwrite)
     page = render_report(run.state(), run.series(), run.history(), ended=ended)
     try:
-        handle, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
-                stream.write(page)
-            os.chmod(partial, 0o644)
-            os.replace(partial, file)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
+        with whole_file(file, overwrite=overwrite) as stream:
+            stream.write(page.encode("utf-8", errors="replace"))
+    except FileExistsError:
+        raise _there_already(file) from None
     except OSError as error:
         raise OSError(f"{file} cannot be written: {error.strerror or error}") from None
     return file
@@ -79,7 +64,11 @@ def check_place(file: Path, *, overwrite: bool) -> None:
     if not file.parent.is_dir():
         raise OSError(f"folder {file.parent} does not exist: make it first, or name another file")
     if file.exists() and not overwrite:
-        raise OSError(f"{file} exists already: --overwrite replaces it")
+        raise _there_already(file)
+
+
+def _there_already(file: Path) -> OSError:
+    return OSError(f"{file} exists already: --overwrite replaces it")
 
 
 def render_report(state: ClusterView, series: Sequence[Series], history: RunHistory, *, ended: str = "") -> str:
