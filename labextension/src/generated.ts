@@ -101,6 +101,9 @@ export interface NodeView {
   threads_chosen: boolean;
   replaying: string;
   left_out: string;
+  epoch: number;
+  epoch_share: number | null;
+  of_steps: number | null;
 }
 /**
  * One model that is trained.
@@ -121,6 +124,7 @@ export interface JobView {
   waits: RoundWait[];
   loss: number | null;
   loss_round: number | null;
+  cell: number;
 }
 /**
  * For whom a round was waited.

@@ -134,6 +134,7 @@ class ClusterViews:
             temperature=finite(last.temperature) if last is not None else None, step=telemetry.step,
             loss=telemetry.loss, scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
             waiting=telemetry.waiting, threads=telemetry.threads, threads_chosen=telemetry.threads_chosen,
+            epoch=telemetry.epoch, epoch_share=finite(telemetry.epoch_share), of_steps=telemetry.of_steps,
             replaying=self.replay.progress(node.name),
             left_out="" if condition == "dead" else describe_left_out(node.name, node.left_out),
             **{name: value for name, value in facts.items() if name != "refused"},

@@ -4,6 +4,7 @@ trainer = Trainer(devices=1, default_root_dir=nc.node(), callbacks=[nc.lightning
 trainer.fit(model, nc.shard(train_loader))
 """
 
+import math
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -96,6 +97,8 @@ class LightningCallback(Callback):  # type: ignore[misc]
             momentum = self._hosted.momentum_for(pl_module, saved.get("saved_with"), given, where)
         optimizer = own_optimizer(trainer.optimizers[0]) if len(trainer.optimizers) == 1 else None
         self._hosted.begin(pl_module, optimizer, _data_of(trainer.train_dataloader), self._seen, momentum)
+        if math.isfinite(trainer.estimated_stepping_batches):
+            current_runtime().report(of_steps=int(trainer.estimated_stepping_batches) - self._seen)
         if current_runtime().replaying():
             trainer.should_stop = True
 

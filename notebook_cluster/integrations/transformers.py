@@ -98,6 +98,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         momentum = self._saved_momentum(args, state, model) if state.global_step else None
         divided = DIVIDED if isinstance(data, _Part | _Stream) else data
         self._hosted.begin(model, own_optimizer(kwargs["optimizer"]), divided, state.global_step, momentum)
+        current_runtime().report(of_steps=state.max_steps - state.global_step)
         if current_runtime().replaying():
             control.should_training_stop = True
         return control

@@ -186,6 +186,12 @@ class Telemetry(Message, frozen=True):
     """The same of the losses of sync.step()."""
     sent: float = 0.0
     """By the node's clock, as the times of all points are."""
+    epoch: int = 0
+    """Of the ``nc.shard`` loop that trains, from 1; 0: there is none."""
+    epoch_share: float | None = None
+    """How much of this node's part of it was given out, 0 to 1; None: a stream has no length."""
+    of_steps: int | None = None
+    """How many steps the loop is going to take, where it says so."""
     waiting: str = ""
     """``all_reduce #3 for desk``, ``round 12``: what the node's main thread waits for."""
     threads: int = 0

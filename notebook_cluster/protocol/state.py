@@ -55,6 +55,12 @@ class NodeView(Message, frozen=True):
     """``replaying cell 2 of 3, 40 s``: it runs earlier cells before it joins the running one; or empty."""
     left_out: str = ""
     """``without cell 2, which was skipped: ...``, with the way out: earlier cells that it did not run; or empty."""
+    epoch: int = 0
+    """Of the ``nc.shard`` loop in which it trains, from 1; 0: none is known."""
+    epoch_share: float | None = None
+    """How much of its part of that epoch it has had, 0 to 1."""
+    of_steps: int | None = None
+    """How many steps its loop is going to take; None: it does not say."""
 
 
 def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
@@ -123,6 +129,8 @@ class JobView(Message, frozen=True):
     """Of the global model, as it was measured last; None: nobody has measured it."""
     loss_round: int | None = None
     """The round after which it was measured."""
+    cell: int = 0
+    """In which it is trained, or was trained last; 0: in none."""
 
 
 class CellView(Message, frozen=True):

@@ -131,11 +131,12 @@ class Runtime(Protocol):
         loss: float | None = None,
         samples_per_s: float | None = None,
         waiting: str | None = None,
+        of_steps: int | None = None,
         of_run: tuple[str, int] | None = None,
         **scalars: float,
     ) -> None:
         """Newest values for the panel; cheap enough for every step. ``of_run``: the job and its run that the loss
-        is of; None: what nc.report() says."""
+        is of; None: what nc.report() says. ``of_steps``: how many steps the loop of this cell is going to take."""
 
 
 _current: Runtime | None = None

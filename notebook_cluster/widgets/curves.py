@@ -138,31 +138,39 @@ class Line(NamedTuple):
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
 
-def svg_chart(title: str, horizontal: str, lines: Sequence[Line], *, from_zero: bool = False) -> str:
+def svg_chart(
+    title: str,
+    horizontal: str,
+    lines: Sequence[Line],
+    *,
+    from_zero: bool = False,
+    size: tuple[int, int] = (_WIDTH, _HEIGHT),
+) -> str:
     """One chart as an ``<svg>`` element with axes and a line per curve; empty when no value is finite.
 
     ``horizontal`` labels the x axis. A value that is not finite interrupts its line. With ``from_zero`` the
-    y axis begins at 0, for quantities that are never negative.
+    y axis begins at 0, for quantities that are never negative. ``size``: pixels where there is room for them.
     """
     finite = [point for line in lines for point in line.points if math.isfinite(point[1])]
     if not finite:
         return ""
-    across = _Axis(min(x for x, _ in finite), max(x for x, _ in finite), _LEFT, _WIDTH - _RIGHT)
+    width, height = size
+    across = _Axis(min(x for x, _ in finite), max(x for x, _ in finite), _LEFT, width - _RIGHT)
     low = 0.0 if from_zero else min(y for _, y in finite)
-    upward = _Axis(low, max(y for _, y in finite), _HEIGHT - _BOTTOM, _TOP)
+    upward = _Axis(low, max(y for _, y in finite), height - _BOTTOM, _TOP)
     parts = [
         # The width inline too: pages that show notebooks bring style sheets of their own.
-        f'<svg class="nbc-chart" style="max-width:{_WIDTH}px" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'<svg class="nbc-chart" style="max-width:{width}px" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{_escaped(title)}">',
         f'<text x="{_LEFT}" y="14" class="nbc-chart-title">{_escaped(title)}</text>',
-        f'<text x="{_WIDTH - _RIGHT}" y="14" text-anchor="end">{_escaped(horizontal)}</text>',
+        f'<text x="{width - _RIGHT}" y="14" text-anchor="end">{_escaped(horizontal)}</text>',
     ]
     for tick in upward.ticks():
         y = upward.place(tick)
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="nbc-chart-grid"/>')
+        parts.append(f'<line x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="nbc-chart-grid"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{_tick(tick)}</text>')
     for tick in across.ticks():
-        parts.append(f'<text x="{across.place(tick):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_tick(tick)}</text>')
+        parts.append(f'<text x="{across.place(tick):.1f}" y="{height - 8}" text-anchor="middle">{_tick(tick)}</text>')
     parts += [_path(line, across, upward) for line in sorted(lines, key=lambda line: not line.faint)]
     return "".join([*parts, "</svg>"])
 

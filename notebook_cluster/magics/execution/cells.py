@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.display.output import CellDisplay
 from notebook_cluster.magics.display.publishing import ShellPublisher, can_ask, is_headless
+from notebook_cluster.magics.display.training_strip import TrainingStrip
 from notebook_cluster.magics.errors import (
     CellInterrupted,
     CellSyntaxError,
@@ -158,6 +159,8 @@ class _Wait:
         self._forced_at: float | None = None
         self._ignored = 0
         display.text_file = functools.partial(cluster.text_file, stream.cell)
+        self._strip = TrainingStrip(cluster, stream.cell, shell, attached=watching)
+        self._status = "detached"
         stops.on_press = stream.wake
         if stops.count:
             stream.wake()  # pressed while the cell was being sent
@@ -175,7 +178,8 @@ class _Wait:
             while True:
                 event = self._next()
                 if isinstance(event, CellEnded):
-                    self._display.states({name: result.status for name, result in event.results.items()})
+                    self._tell({name: result.status for name, result in event.results.items()})
+                    self._status = event.status
                     return event
                 self._show(event)
                 if self._stops.count and self._on_stop(time.monotonic()):
@@ -183,6 +187,7 @@ class _Wait:
         finally:
             self._stream.close()
             self._display.finish()
+            self._strip.end(self._status)
 
     def _show(self, event: Any) -> None:
         handler = self._handlers.get(type(event))
@@ -198,8 +203,13 @@ class _Wait:
     def _on_changed(self, event: CellChanged) -> None:
         self._nodes.update(event.nodes)
         self._display.expect(len(self._nodes))
-        self._display.states(event.nodes)
+        self._tell(event.nodes)
         self._display.note(event.note)
+
+    def _tell(self, nodes: dict[str, str]) -> None:
+        """What nodes do, or how they ended."""
+        self._display.states(nodes)
+        self._strip.states(nodes)
 
     def _next(self) -> Any:
         due = self._display.due()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.display.output import CellDisplay
 from notebook_cluster.magics.display.publishing import ShellPublisher, is_headless
+from notebook_cluster.magics.display.training_strip import TrainingStrip
 from notebook_cluster.magics.errors import (
     CellInterrupted,
     CellTimeout,
@@ -69,7 +70,7 @@ def start_cell(
 def follow_cell(cluster: "Cluster", shell: Any, cell: int) -> "CellHandle":
     """A handle to a cell that runs already; its output so far is shown too."""
     stream = cluster.watch(cell, background=True)
-    return CellHandle(cluster, shell, stream, frozenset(visible_names(shell)))
+    return CellHandle(cluster, shell, stream, frozenset(visible_names(shell)), attached=True)
 
 
 class CellHandle:
@@ -79,7 +80,15 @@ class CellHandle:
         cell: its number in the cluster.
     """
 
-    def __init__(self, cluster: "Cluster", shell: Any, stream: "CellStream", names: frozenset[str]) -> None:
+    def __init__(
+        self,
+        cluster: "Cluster",
+        shell: Any,
+        stream: "CellStream",
+        names: frozenset[str],
+        *,
+        attached: bool = False,
+    ) -> None:
         self.cell = stream.cell
         self._cluster = cluster
         self._shell = shell
@@ -91,6 +100,7 @@ class CellHandle:
         self._live = self._publisher.live = self._publisher.live and not is_headless(shell)
         self._display = CellDisplay(self._publisher, cluster.name)
         self._display.text_file = functools.partial(cluster.text_file, stream.cell)
+        self._strip = TrainingStrip(cluster, stream.cell, shell, attached=attached) if self._live else None
         self._shown = self._live
         self._values = NodeValues()
         self._nodes: dict[str, str] = {}
@@ -276,6 +286,8 @@ class CellHandle:
             self._over.set()
         with contextlib.suppress(Exception):
             self._view.finish()
+        if self._strip is not None:
+            self._strip.end(self.status)
 
     def _take(self, event: Any) -> None:
         with self._lock:
@@ -286,14 +298,20 @@ class CellHandle:
                     self._nodes.update(event.nodes)
                     self._note = event.note
                     self._display.expect(len(self._nodes))
-                    self._display.states(event.nodes)
+                    self._tell(event.nodes)
                     self._display.note(event.note)
                 case NodeValue():
                     self._values.add(event)
                 case CellEnded():
-                    self._display.states({name: result.status for name, result in event.results.items()})
+                    self._tell({name: result.status for name, result in event.results.items()})
                     self._ended = event
         if isinstance(event, CellChanged):
             self._view.changed()
             self._placed.set()
             self._displayed.wait(_PLACED_SECONDS)  # the handle stands above the output
+
+    def _tell(self, nodes: dict[str, str]) -> None:
+        """What nodes do, or how they ended."""
+        self._display.states(nodes)
+        if self._strip is not None:
+            self._strip.states(nodes)

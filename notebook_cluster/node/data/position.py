@@ -41,16 +41,22 @@ class ShardProgress(Protocol):
         left: the cell's code left it before its end, and went on with another loop.
         in_hand: 1 while the loop has a batch and has not asked for the next.
         trained: a step of a sync object was made with one of its batches.
+        begun: epochs that it has begun.
     """
 
     in_hand: int
     trained: bool
+    begun: int
 
     @property
     def identity(self) -> LoopIdentity: ...
 
     @property
     def left(self) -> bool: ...
+
+    def progress(self) -> tuple[int, float | None]:
+        """Its epoch, from 1 (0: it has begun none), and how much of this node's part of it was given out, 0 to 1;
+        None: that has no length. On any thread."""
 
     def position(self, in_hand: bool = True) -> "LoopPosition":
         """``in_hand``: False counts the newest batch as one that the loop has not got."""

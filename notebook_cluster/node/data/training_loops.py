@@ -28,6 +28,16 @@ class TrainingLoops:
             for loop in loops:
                 loop.trained = loop.trained or loop.in_hand > 0
 
+    def progress(self) -> tuple[int, float | None]:
+        """Epoch (from 1; 0: none) of the newest loop in which a step was made, and how much of this node's part of it
+        was given out (0 to 1; None: it has no length). On any thread."""
+        loops = [loop for loop in self._shares.loops if loop.trained]
+        if not loops:
+            return 0, None
+        epoch, share = loops[-1].progress()
+        # A shard that is made anew for each epoch begins at its first each time.
+        return max(epoch, sum(loop.begun for loop in loops if loop.identity[:4] == loops[-1].identity[:4])), share
+
     def positions(self) -> object:
         """Where the loops are in which a step was made, as plain data; None: there is none."""
         trained = [loop.trained for loop in self._shares.loops]

@@ -124,6 +124,10 @@ class ShardLoop:
         at = self._left_at
         return not self.ended and at is not None and self.shares is not None and at < self.shares.activity
 
+    def progress(self) -> tuple[int, float | None]:
+        """See :class:`notebook_cluster.node.data.position.ShardProgress`."""
+        return 0, None
+
     def position(self, in_hand: bool = True) -> LoopPosition:
         """See :meth:`notebook_cluster.node.namespace.shard.Shard.position`."""
         return self._resuming if self._resuming is not None else self._position(in_hand)
@@ -164,6 +168,11 @@ class AloneLoop(ShardLoop):
         super().__init__(options, counter, shares)
         self._share = share
         self._at = (0, 1, 0)
+
+    def progress(self) -> tuple[int, float | None]:
+        rank, world_size, at = self._at
+        part = len(range(rank, self.options.what[0], world_size))
+        return self.next_epoch, min(1.0, at / part) if part else 1.0
 
     def _position(self, in_hand: bool) -> LoopPosition:
         what = self.options.what
@@ -227,6 +236,15 @@ class FollowedLoop(ShardLoop):
         super().__init__(options, counter, shares if listed else None)
         self._shares, self._place = shares, place
         self._ledgers: list[Ledger] = []
+
+    def progress(self) -> tuple[int, float | None]:
+        ledgers = self._ledgers
+        if not ledgers:
+            return 0, None
+        epoch, part = ledgers[-1].key.epoch + 1, ledgers[-1].part
+        if not self.options.what[0] or part is None:
+            return epoch, None
+        return epoch, min(1.0, part.at / len(part.positions)) if len(part.positions) else 1.0
 
     def _position(self, in_hand: bool) -> LoopPosition:
         coming = self._not_got(in_hand)

@@ -94,6 +94,7 @@ class NodeRuntime:
         soon, speed = self._loop.call_soon, self._telemetry.speed
         self.shares = Shares(name, incarnation, send=self.send_mesh, call_soon=soon, speed=speed)
         self.data = TrainingLoops(self.shares)
+        self._telemetry.progress = self.data.progress
         self._jobs.register(SHARD_JOB, self.shares)
         self._loop.every(0.1, self._tick)
         self._loop.every(_HEARTBEAT, self._beat)
@@ -199,12 +200,14 @@ class NodeRuntime:
         loss: float | None = None,
         samples_per_s: float | None = None,
         waiting: str | None = None,
+        of_steps: int | None = None,
         of_run: tuple[str, int] | None = None,
         **scalars: float,
     ) -> None:
         self._telemetry.report(
-            step=step, loss=loss, samples_per_s=samples_per_s, waiting=waiting, run=of_run, scalars=scalars
-        )
+            step=step, loss=loss, samples_per_s=samples_per_s, waiting=waiting, of_steps=of_steps, run=of_run,
+            scalars=scalars,
+        )  # fmt: skip
 
     def set_threads(self, threads: int, chosen: bool) -> None:
         """Tell how many threads libraries take here; see :meth:`.TelemetryKeeper.set_threads`."""
@@ -236,6 +239,7 @@ class NodeRuntime:
             self.shares.begin_cell(info.cell)
             self.data.begin_cell(info.code, joined=info.joined)
             self.decisions.begin_cell(info.cell, joined=info.joined)
+            self._telemetry.begin_cell()
         self._running.info = info
 
     def enter_cell(self) -> bool:

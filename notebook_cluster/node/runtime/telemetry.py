@@ -74,7 +74,9 @@ class TelemetryKeeper:
         self._memory: tuple[int | None, int | None] = (None, None)
         self._changed = False
         self._sent_at = 0.0
-        self._calls = 0
+        self._of_steps: int | None = None
+        self.progress: Callable[[], tuple[int, float | None]] = lambda: (0, None)
+        """Epoch of the loop that trains, and how much of this node's part of it is given out."""
 
     def report(
         self,
@@ -83,6 +85,7 @@ class TelemetryKeeper:
         loss: Any = None,
         samples_per_s: Any = None,
         waiting: str | None = None,
+        of_steps: int | None = None,
         run: Run | None = None,
         scalars: dict[str, Any] | None = None,
     ) -> None:
@@ -100,6 +103,8 @@ class TelemetryKeeper:
             self._samples_per_s = float(as_number("samples_per_s", samples_per_s))
         if waiting is not None:
             self._waiting = waiting
+        if of_steps is not None:
+            self._of_steps = of_steps
         self._keep(numbers, run or _NO_RUN)
         self._changed = True
 
@@ -136,6 +141,11 @@ class TelemetryKeeper:
                 self._reported[name] = history
         history.append((step, time.time(), value))
 
+    def begin_cell(self) -> None:
+        """How long the loop before was, and how fast, is not this cell's."""
+        self._of_steps = self._samples_per_s = None
+        self._changed = True
+
     def set_waiting(self, text: str) -> None:
         """What the main thread waits for, or ``""`` (any thread)."""
         self._waiting = text
@@ -167,12 +177,14 @@ class TelemetryKeeper:
         self._changed = False
         self._sent_at = now
         newest = dict(self._newest)
+        epoch, share = self.progress()
         self._send(
             Telemetry(
                 step=self._step, loss=newest.pop("loss", None), scalars=newest, samples_per_s=self._samples_per_s,
                 memory_used=self._memory[0], memory_peak=self._memory[1], waiting=self._waiting,
                 threads=self._threads, threads_chosen=self._threads_chosen,
                 history=self._take_reported(), losses=self._take_losses(), sent=time.time(),
+                epoch=epoch, epoch_share=share, of_steps=self._of_steps,
             )
         )  # fmt: skip
 

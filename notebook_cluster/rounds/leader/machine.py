@@ -305,4 +305,5 @@ def _view(transition: Transition, job: JobState) -> JobView:
         bytes_data_parallel=job.bytes_data_parallel,
         hash_mismatches=job.hash_mismatches,
         state_hash=job.state_hash,
+        cell=job.cell,
     )

@@ -32,6 +32,7 @@ class TrainingProgress:
         self._read_at = 0.0
         self._rate_from = self._waits_from = time.monotonic()
         self._samples = 0.0
+        runtime.report(step=0)  # those before are of another run
 
     def count(self, loss: Any, samples: float) -> None:
         """One step. ``loss``: a number or an array of one element, or None.
