@@ -8,7 +8,7 @@ import pytest
 from notebook_cluster.protocol.runs import run_number
 from notebook_cluster.protocol.state import ClusterView, JobView, Series
 from notebook_cluster.widgets.curves import Curves
-from notebook_cluster.widgets.strip import Training, smoothed, strip_html, strip_text
+from notebook_cluster.widgets.strip import Training, strip_html, strip_text
 from tests.conftest import wait_until
 from tests.fake_cluster import cluster_view, node_view
 from tests.notebook_kernel import Cell
@@ -28,8 +28,8 @@ def job_view(**values: object) -> JobView:
 
 def state_of(*jobs: JobView, **of_second: object) -> ClusterView:
     nodes = [
-        node_view(0, "laptop", step=1_200, loss=0.5, samples_per_s=900.0, epoch=3, epoch_share=0.45),
-        node_view(1, "mini", **({"step": 1_180, "loss": 0.7, "samples_per_s": 600.0} | of_second)),
+        node_view(0, "laptop", step=1_200, loss=0.5, samples_per_s=900.0, epoch=3, epoch_share=0.45, step_cell=CELL),
+        node_view(1, "mini", **({"step": 1_180, "loss": 0.7, "samples_per_s": 600.0, "step_cell": CELL} | of_second)),
     ]
     return cluster_view(nodes=nodes, jobs=list(jobs) or [job_view()])
 
@@ -106,12 +106,11 @@ def test_of_many_nodes_one_line_is_drawn() -> None:
     assert len(shown) < 20_000
 
 
-def test_the_mean_is_smoothed_without_a_pull_to_its_first_value() -> None:
-    assert smoothed([(1.0, 4.0)]) == [(1.0, 4.0)]
-    constant = smoothed([(float(step), 3.0) for step in range(50)])
-    assert [value for _, value in constant] == pytest.approx([3.0] * 50)
-    spike = smoothed([(float(step), 100.0 if step == 20 else 1.0) for step in range(40)])
-    assert 1.0 < max(value for _, value in spike) < 20.0
+def test_the_step_of_a_cell_before_is_not_told() -> None:
+    before = {"step": 40, "step_cell": CELL - 1}
+    assert "Step 1,200" in strip_text(training(), state_of(step_cell=CELL - 1, step=2_000), Curves())
+    stale = cluster_view(nodes=[node_view(0, "laptop", **before), node_view(1, "mini", **before)], jobs=[job_view()])
+    assert "Step" not in strip_text(training(), stale, Curves())
 
 
 def test_a_lost_node_is_named_as_lost_and_text_of_nodes_is_text() -> None:

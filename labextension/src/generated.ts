@@ -104,6 +104,8 @@ export interface NodeView {
   epoch: number;
   epoch_share: number | null;
   of_steps: number | null;
+  step_cell: number;
+  place: number | null;
 }
 /**
  * One model that is trained.

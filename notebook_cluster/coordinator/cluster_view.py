@@ -135,7 +135,7 @@ class ClusterViews:
             loss=telemetry.loss, scalars=telemetry.scalars, samples_per_s=telemetry.samples_per_s,
             waiting=telemetry.waiting, threads=telemetry.threads, threads_chosen=telemetry.threads_chosen,
             epoch=telemetry.epoch, epoch_share=finite(telemetry.epoch_share), of_steps=telemetry.of_steps,
-            replaying=self.replay.progress(node.name),
+            step_cell=telemetry.step_cell, replaying=self.replay.progress(node.name), place=node.order,
             left_out="" if condition == "dead" else describe_left_out(node.name, node.left_out),
             **{name: value for name, value in facts.items() if name != "refused"},
         )  # fmt: skip

@@ -129,6 +129,11 @@ class State(msgspec.Struct, frozen=True):
         names = [node.name for node in self.roster_nodes()]
         return names.index(name) if name in names else None
 
+    def place(self, name: str) -> int | None:
+        """In the order of joining; it stays the same when others go. None: it was removed."""
+        node = self.nodes.get(name)
+        return node.order if node is not None else None
+
 
 def roster(state: State) -> Roster:
     """What every node is told after a change of membership: ranks compact, in order of joining."""

@@ -192,6 +192,8 @@ class Telemetry(Message, frozen=True):
     """How much of this node's part of it was given out, 0 to 1; None: a stream has no length."""
     of_steps: int | None = None
     """How many steps the loop is going to take, where it says so."""
+    step_cell: int = 0
+    """The cell that ``step`` is of; 0: none."""
     waiting: str = ""
     """``all_reduce #3 for desk``, ``round 12``: what the node's main thread waits for."""
     threads: int = 0

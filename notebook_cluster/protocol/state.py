@@ -61,6 +61,10 @@ class NodeView(Message, frozen=True):
     """How much of its part of that epoch it has had, 0 to 1."""
     of_steps: int | None = None
     """How many steps its loop is going to take; None: it does not say."""
+    step_cell: int = 0
+    """The cell in which it was at ``step``; 0: not known."""
+    place: int | None = None
+    """In the order of joining, from 0; it stays the same when others go or come back. None: not known (kept before)."""
 
 
 def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:

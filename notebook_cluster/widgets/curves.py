@@ -30,6 +30,16 @@ class LossCurve(NamedTuple):
     """0, 1, 2 ... for the jobs in the order in which they appeared: several are told apart by more than their names."""
 
 
+class CurveChoice(NamedTuple):
+    """What the curves of a panel show."""
+
+    metric: str = "loss"
+    smooth: bool = True
+    """Nodes' numbers as a running mean; those of a global model are never."""
+    log: bool = False
+    """The axis of the metric is logarithmic: what is not above 0 is a gap."""
+
+
 class Curves:
     """All curves in the order in which they appeared: of nodes, and of the global models of jobs."""
 
@@ -75,16 +85,21 @@ class Curves:
         """Names of the nodes that have a curve, each once."""
         return list(dict.fromkeys(node for node, _, _, _ in self._curves if node))
 
-    def losses(self) -> list[LossCurve]:
-        """Of nodes: every run of every job, those begun first first."""
-        return self._losses(of_nodes=True)
+    def metrics(self) -> list[str]:
+        """Names of what is trained for or reported, those begun first first, but the loss before all."""
+        names = dict.fromkeys(name for _, _, _, name in self._curves if name != "memory")
+        return sorted(names, key=lambda name: name != "loss")
 
-    def model_losses(self) -> list[LossCurve]:
+    def losses(self, metric: str = "loss") -> list[LossCurve]:
+        """Of nodes: every run of every job, those begun first first. ``metric``: another number than the loss."""
+        return self._runs(metric, of_nodes=True)
+
+    def model_losses(self, metric: str = "loss") -> list[LossCurve]:
         """Of the global models, likewise."""
-        return self._losses(of_nodes=False)
+        return self._runs(metric, of_nodes=False)
 
-    def _losses(self, *, of_nodes: bool) -> list[LossCurve]:
-        keys = [key for key in self._curves if key[3] == "loss" and bool(key[0]) == of_nodes]
+    def _runs(self, metric: str, *, of_nodes: bool) -> list[LossCurve]:
+        keys = [key for key in self._curves if key[3] == metric and bool(key[0]) == of_nodes]
         runs: dict[str, list[int]] = {}
         for _, job, run, _ in keys:
             runs.setdefault(job, []).append(run)
@@ -107,15 +122,30 @@ class Curves:
         found = {key[2]: curve for key, curve in self._curves.items() if (key[0], key[1], key[3]) == ("", job, name)}
         return found[max(found)] if found else ThinnedCurve()
 
-    def models(self) -> list[str]:
-        """Names of the jobs whose global model's loss was measured, each once."""
-        return list(dict.fromkeys(job for node, job, _, name in self._curves if not node and name == "loss"))
+    def models(self, metric: str = "loss") -> list[str]:
+        """Names of the jobs whose global model's loss (or ``metric``) was measured, each once."""
+        return list(dict.fromkeys(job for node, job, _, name in self._curves if not node and name == metric))
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:
     """At most ``limit`` of ``points`` (at least 4), chosen by :func:`.thinning.evenly`: a spike of the loss or of the
     memory stays visible."""
     return [points[index] for index in evenly([value for _, value in points], limit)]
+
+
+_SMOOTHING = 0.9
+
+
+def smoothed(values: Iterable[float]) -> list[float]:
+    """The exponential mean of ``values`` up to each, without the pull to the first (as Adam's first moment); a value
+    that is not finite stays one and counts for nothing."""
+    found, total, weight = [], 0.0, 0.0
+    for value in values:
+        if math.isfinite(value):
+            total = _SMOOTHING * total + (1 - _SMOOTHING) * value
+            weight = _SMOOTHING * weight + (1 - _SMOOTHING)
+        found.append(total / weight if math.isfinite(value) else value)
+    return found
 
 
 _WIDTH, _HEIGHT = 460, 190

@@ -5,7 +5,10 @@ Every text that a node or peer sent goes through :func:`plain`.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from notebook_cluster.protocol.state import NodeView
 
 ABSENT = "\u2013"
 """Stands where there is no value."""
@@ -94,12 +97,33 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-PALETTE = ("#2f81f7", "#e8853d", "#2da876", "#c75bb0", "#c9a227", "#35a7c2", "#d9534f", "#8f7ae5", "#7f9a3b", "#a9746e")
-NO_RANK = "#8b949e"
+PALETTE = ("#2f81f7", "#e8853d", "#2da876", "#8f7ae5", "#c9a227", "#35a7c2", "#d9534f", "#7f9a3b", "#a9746e", "#5a7d9a")
+NO_PLACE = "#8b949e"
 GLOBAL = "#c9508a"
-"""The global model of a job: its line is dotted as well."""
+"""The global model of a job, which no node has; its line is dotted as well."""
 
 
-def rank_colour(rank: int | None) -> str:
-    """The colour of ``rank`` as ``#rrggbb``; grey for a node that has none."""
-    return NO_RANK if rank is None else PALETTE[rank % len(PALETTE)]
+class Placed(Protocol):
+    """A node, or what it has put out."""
+
+    @property
+    def rank(self) -> int | None: ...
+
+    @property
+    def place(self) -> int | None: ...
+
+
+def palette_colour(place: int | None) -> str:
+    """The colour with that number as ``#rrggbb``, the first again after the last; grey for None."""
+    return NO_PLACE if place is None else PALETTE[place % len(PALETTE)]
+
+
+def node_colour(node: Placed) -> str:
+    """The colour of ``node`` as ``#rrggbb``: it goes by its place, so that it stays the same when others go. Views kept
+    by a version that knew none have the rank."""
+    return palette_colour(node.rank if node.place is None else node.place)
+
+
+def node_colours(nodes: Iterable[NodeView]) -> dict[str, str]:
+    """Name -> colour; of nodes that are not in it :func:`palette_colour` of None."""
+    return {node.name: node_colour(node) for node in nodes}

@@ -11,17 +11,18 @@ from typing import NamedTuple
 
 from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, by_rank
 from notebook_cluster.protocol.thinning import Point
-from notebook_cluster.widgets.curves import Curves, Line, LossCurve, svg_chart
+from notebook_cluster.widgets.curves import Curves, Line, LossCurve, smoothed, svg_chart
 from notebook_cluster.widgets.formatting import (
     GLOBAL,
-    NO_RANK,
+    NO_PLACE,
     byte_count,
     duration,
     integer,
+    node_colour,
+    node_colours,
     number,
     plain,
     plural,
-    rank_colour,
 )
 from notebook_cluster.widgets.static_html import block, page, text_block
 
@@ -30,7 +31,6 @@ FEW_NODES = 6
 """So many have a line of their own; of more only the mean is drawn."""
 _MEAN = "#6e7781"
 _POINTS = 240
-_SMOOTHING = 0.9
 """Of the exponential mean that is drawn over losses of single batches."""
 _LEVELS = {"ok": "good", "running": "info", "error": "bad", "lost": "bad", "interrupted": "warning"}
 _MARKS = {
@@ -119,7 +119,8 @@ def _told(training: Training, job: JobView, state: ClusterView, curves: Curves) 
     """(label, value, note) of what there is to say."""
     nodes = [node for node in state.nodes if node.name in training.nodes or node.name in job.members]
     told = [("Round", integer(job.round), "")]
-    steps = [node for node in nodes if node.step is not None and 0 <= node.step < _MOST]
+    here = [node for node in nodes if node.step_cell == training.cell]
+    steps = [node for node in here if node.step is not None and 0 <= node.step < _MOST]
     if steps:
         told.append(("Step", *_step(max(steps, key=lambda node: node.step or 0))))
     told += _loss(job, curves)
@@ -182,11 +183,11 @@ def _chart(job: JobView, curves: Curves, state: ClusterView) -> str:
     """The loss of the global model where it is measured, else the mean of the nodes', and theirs behind it."""
     of_nodes = [one for one in curves.losses() if one.job == job.name and one.newest]
     measured = [_line("global model", GLOBAL, one, dotted=True) for one in curves.model_losses() if one.job == job.name]
-    colours = {node.name: rank_colour(node.rank) for node in state.nodes}
+    colours = node_colours(state.nodes)
     few = len(of_nodes) <= FEW_NODES
-    lines = [_line(one.node, colours.get(one.node, NO_RANK), one, faint=True) for one in of_nodes] if few else []
+    lines = [_line(one.node, colours.get(one.node, NO_PLACE), one, faint=True) for one in of_nodes] if few else []
     if not measured and of_nodes:
-        lines.append(Line("mean of the nodes, smoothed", _MEAN, smoothed(_mean([_points(one) for one in of_nodes]))))
+        lines.append(Line("mean of the nodes, smoothed", _MEAN, _smooth(_mean([_points(one) for one in of_nodes]))))
     what = "Loss of the global model" if measured else "Loss: mean of the nodes' batches, smoothed"
     return svg_chart(what + (", faint: each node" if lines and few else ""), "step", [*lines, *measured], size=_SIZE)
 
@@ -197,6 +198,10 @@ def _line(label: str, colour: str, one: LossCurve, **how: bool) -> Line:
 
 def _points(one: LossCurve) -> list[Point]:
     return [(float(step), value) for step, value in zip(one.curve.step, one.curve.value, strict=True)]
+
+
+def _smooth(points: Sequence[Point]) -> list[Point]:
+    return list(zip([x for x, _ in points], smoothed(y for _, y in points), strict=True))
 
 
 def _mean(curves: Sequence[Sequence[Point]]) -> list[Point]:
@@ -221,24 +226,13 @@ def _mean(curves: Sequence[Sequence[Point]]) -> list[Point]:
     return found
 
 
-def smoothed(points: Sequence[Point]) -> list[Point]:
-    """Exponential mean of ``points``, without the pull to the first value (as Adam's first moment)."""
-    found, total, weight = [], 0.0, 0.0
-    for x, value in points:
-        if math.isfinite(value):
-            total = _SMOOTHING * total + (1 - _SMOOTHING) * value
-            weight = _SMOOTHING * weight + (1 - _SMOOTHING)
-            found.append((x, total / weight))
-    return found
-
-
 def _nodes(training: Training, state: ClusterView) -> str:
     """A mark and a name for each node of the cell."""
     shown = [node for node in by_rank(state.nodes) if node.name in training.nodes]
     known = {node.name for node in shown}
-    chips = [_chip(node.name, rank_colour(node.rank), training.nodes[node.name], node) for node in shown]
+    chips = [_chip(node.name, node_colour(node), training.nodes[node.name], node) for node in shown]
     gone = {name: status for name, status in training.nodes.items() if name not in known}
-    chips += [_chip(name, rank_colour(None), status, None) for name, status in gone.items()]
+    chips += [_chip(name, NO_PLACE, status, None) for name, status in gone.items()]
     return block("nbc-strip-nodes", chips, role="list")
 
 

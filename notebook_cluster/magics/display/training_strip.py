@@ -66,11 +66,18 @@ class TrainingStrip:
         self._status, self._took = status, time.time() - self._began
         self._over.set()
         self._news.set()
+        if not self._live:
+            self._show_once()
+
+    def _show_once(self) -> None:
+        """At the end of a cell, and wait for it."""
+        from notebook_cluster.client import ClusterError
+
+        with contextlib.suppress(ClusterError):
+            self._on_event(StateChanged(state=self._cluster.state()))
         with self._lock:
             thread = self._thread
-        if thread is None:
-            self._unsubscribe()
-        elif not self._live:
+        if thread is not None:
             thread.join()
 
     # ---- the client's I/O thread
@@ -79,22 +86,29 @@ class TrainingStrip:
         match event:
             case StateChanged():
                 self._latest = event.state
-                self._begin(event.state)
+                if not self._begin(event.state) and self._has_ended(event.state):
+                    self._unsubscribe()
                 self._news.set()
             case SeriesAdded():
                 mine = self._of_cell(event.series)
                 with self._lock:
                     self._came += mine
 
-    def _begin(self, state: ClusterView) -> None:
-        if self._thread is not None or not any(job.cell == self._cell for job in state.jobs):
-            return
+    def _begin(self, state: ClusterView) -> bool:
+        """True when the strip is there. A short cell may be over before the first state that knows its job."""
         with self._lock:
-            if not self._over.is_set():
+            if self._thread is None and any(job.cell == self._cell for job in state.jobs):
                 self._thread = threading.Thread(
                     target=self._context.run, args=(self._follow,), name=f"strip-{self._cell}", daemon=True
                 )
                 self._thread.start()
+            return self._thread is not None
+
+    def _has_ended(self, state: ClusterView) -> bool:
+        """``state`` is of after the cell, so that no job of it can come."""
+        cell = state.cell
+        gone = cell is None or cell.id != self._cell or cell.status not in ("queued", "running")
+        return self._over.is_set() and gone
 
     def _of_cell(self, series: list[Series]) -> list[Series]:
         return [one for one in series if one.job and one.run // IN_A_CELL == self._cell]

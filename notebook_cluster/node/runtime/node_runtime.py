@@ -239,7 +239,7 @@ class NodeRuntime:
             self.shares.begin_cell(info.cell)
             self.data.begin_cell(info.code, joined=info.joined)
             self.decisions.begin_cell(info.cell, joined=info.joined)
-            self._telemetry.begin_cell()
+            self._telemetry.begin_cell(info.cell)
         self._running.info = info
 
     def enter_cell(self) -> bool:

@@ -62,6 +62,7 @@ class TelemetryKeeper:
         self._device = device
         self._send = send
         self._step: int | None = None
+        self._cell = self._step_cell = 0
         self._newest: dict[str, float] = {}
         self._unread: dict[str, tuple[int, Any]] = {}
         self._read_at = 0.0
@@ -99,6 +100,8 @@ class TelemetryKeeper:
             self._step = int(as_number("step", step))
         elif loss is not None:
             self._step = (self._step or 0) + 1
+        if step is not None or loss is not None:
+            self._step_cell = self._cell
         if samples_per_s is not None:
             self._samples_per_s = float(as_number("samples_per_s", samples_per_s))
         if waiting is not None:
@@ -141,8 +144,9 @@ class TelemetryKeeper:
                 self._reported[name] = history
         history.append((step, time.time(), value))
 
-    def begin_cell(self) -> None:
+    def begin_cell(self, cell: int) -> None:
         """How long the loop before was, and how fast, is not this cell's."""
+        self._cell = cell
         self._of_steps = self._samples_per_s = None
         self._changed = True
 
@@ -184,7 +188,7 @@ class TelemetryKeeper:
                 memory_used=self._memory[0], memory_peak=self._memory[1], waiting=self._waiting,
                 threads=self._threads, threads_chosen=self._threads_chosen,
                 history=self._take_reported(), losses=self._take_losses(), sent=time.time(),
-                epoch=epoch, epoch_share=share, of_steps=self._of_steps,
+                epoch=epoch, epoch_share=share, of_steps=self._of_steps, step_cell=self._step_cell,
             )
         )  # fmt: skip
 
