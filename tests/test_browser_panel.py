@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
+from tests import axe
 from tests.browser import (
     PATIENCE,
     Lab,
@@ -242,6 +243,44 @@ def test_in_a_narrow_panel_numbers_are_read_whole_and_buttons_stay_at_the_right(
     edges = "element => element.getBoundingClientRect().right - parseFloat(getComputedStyle(element).paddingRight) - 1"
     for box, name in ((attic, "Remove attic"), (page.locator(".nbc-panel"), "Stop cluster")):
         assert abs(box.get_by_role("button", name=name).evaluate(right) - box.evaluate(edges)) < 2
+
+
+def test_keys_choose_a_metric_and_open_a_list_while_a_cell_runs(page: "Page", lab: Lab) -> None:
+    many = """
+from notebook_cluster.protocol.state import Series
+from notebook_cluster.protocol.views import SeriesAdded
+from tests.fake_cluster import node_view
+rows = [node_view(3 + place, f"room-{place}", 12_345, scalars={"test_accuracy": 0.91}) for place in range(9)]
+rows[0].scalars.clear()
+cluster._added = [*rows[:-1], node_view(11, "n" * 60, 12_345, loss=4.151e-5)]
+told = [Series(node="mini", name="<b>test_accuracy", step=[0, 9], time=[1.0, 2.0], value=[0.5, 0.9])]
+cluster._tell(SeriesAdded(series=told))
+"""
+    page.set_viewport_size({"width": 900, "height": 1000})
+    run(page, lab, "choose.ipynb", many, BUSY_UNTIL_ADDED)
+    wait_for_curves(page, 6)
+    page.locator(".nbc-compact .nbc-node").nth(11).wait_for(timeout=PATIENCE)
+    fits = "rows => rows.every(row => row.scrollWidth <= row.clientWidth)"
+    assert page.locator(".nbc-compact .nbc-number").evaluate_all(fits)
+    if axe.SCRIPT.exists():
+        assert axe.violations(page, ".nbc-panel") == []
+    chooser = page.get_by_label("Number that the curves show")
+    chooser.focus()
+    page.keyboard.press("End")
+    page.locator(".js-plotly-plot .annotation-text", has_text="test_accuracy over steps").wait_for(timeout=PATIENCE)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    kind = "() => document.querySelector('.js-plotly-plot').layout.yaxis.type === 'log'"
+    page.wait_for_function(kind, timeout=PATIENCE)
+    assert chooser.input_value() == "<b>test_accuracy"
+    events = page.locator("details", has_text="Events")
+    assert not events.locator(".nbc-event").first.is_visible()
+    events.locator("summary").focus()
+    page.keyboard.press("Enter")
+    events.locator(".nbc-event").first.wait_for(timeout=PATIENCE)
+    wait_for_progress(page)
+    assert events.locator(".nbc-event").first.is_visible()  # what comes meanwhile does not fold it again
 
 
 def test_stop_cluster_leaves_a_picture_that_is_saved_and_no_thread(page: "Page", lab: Lab) -> None:

@@ -18,8 +18,18 @@ from notebook_cluster.protocol.thinning import MAX_POINTS, ThinnedCurve
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
 from notebook_cluster.widgets.actions import Actions
-from notebook_cluster.widgets.curves import Curves, Line, svg_chart, thin
-from notebook_cluster.widgets.formatting import ABSENT, byte_count, duration, number, plain
+from notebook_cluster.widgets.curves import CurveChoice, Curves, Line, smoothed, svg_chart, thin
+from notebook_cluster.widgets.formatting import (
+    ABSENT,
+    GLOBAL,
+    PALETTE,
+    byte_count,
+    duration,
+    node_colour,
+    node_colours,
+    number,
+    plain,
+)
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.report import render_report
 from notebook_cluster.widgets.static_html import page
@@ -333,31 +343,99 @@ def test_a_typed_code_goes_to_the_cluster_and_into_no_answer() -> None:
     assert actions.answers() == [{"id": "1", "text": "wrong code, 4 tries are left", "status": "failed"}]
 
 
-def test_the_figure_shows_each_node_in_its_rank_s_colour_with_a_bounded_number_of_points() -> None:
+def test_the_figure_shows_each_node_in_its_colour_with_a_bounded_number_of_points() -> None:
     from notebook_cluster.widgets.figure import POINTS_PER_CURVE, CurvesFigure
-    from notebook_cluster.widgets.formatting import rank_colour
 
     figure = CurvesFigure()
     curves = Curves(series_until(1400, 0.0))
-    ranks: dict[str, int | None] = {"laptop": 0, "mini": 1, "desk": 2}
-    assert figure.draw(curves, ranks, 0.0) is True
-    assert figure.draw(curves, ranks, 0.0) is False
+    colours = {"laptop": PALETTE[0], "mini": PALETTE[1], "desk": PALETTE[2]}
+    assert figure.draw(curves, colours, 0.0) is True
+    assert figure.draw(curves, colours, 0.0) is False
     loss, over_time, memory = (figure.widget.data[place::3] for place in range(3))
     assert over_time[0].y[-1] == loss[0].y[-1]
     assert over_time[0].x[-1] == 140.0  # step 1400, in seconds
     assert [trace.name for trace in loss] == ["laptop", "mini", "desk"]
     assert [trace.line.color for trace in loss] == [trace.line.color for trace in memory]
-    assert [trace.line.color for trace in loss] == [rank_colour(rank) for rank in range(3)]
+    assert [trace.line.color for trace in loss] == list(PALETTE[:3])
     assert all(0 < len(trace.x) <= POINTS_PER_CURVE for trace in figure.widget.data)
     assert max(memory[0].y) < 10  # in GB
+
+
+def test_a_node_keeps_its_colour_when_others_go_and_has_not_that_of_the_global_model() -> None:
+    assert GLOBAL not in PALETTE
+    assert len(set(PALETTE)) == len(PALETTE)
+    nodes = [node_view(0, "laptop", place=0), node_view(1, "mini", place=1), node_view(2, "desk", place=2)]
+    fewer = [nodes[0], msgspec.structs.replace(nodes[2], rank=1), msgspec.structs.replace(nodes[1], rank=None)]
+    assert node_colours(fewer) == node_colours(nodes) == dict(zip(["laptop", "mini", "desk"], PALETTE, strict=False))
+    assert node_colour(node_view(1, "kept before", place=None)) == PALETTE[1]
+
+
+def test_what_nodes_reported_is_drawn_in_place_of_the_loss_on_a_logarithmic_axis() -> None:
+    from notebook_cluster.widgets.figure import CurvesFigure
+
+    steps = list(range(900))
+    values = {"accuracy <b>": [0.5 + 0.4 * (step % 2) for step in steps], "memory": [1e9] * 900}
+    times = [float(step) for step in steps]
+    told = [Series(node="mini", name=name, step=steps, time=times, value=value) for name, value in values.items()]
+    curves = Curves([Series(node="desk", name="loss", step=[1], time=[1.0], value=[2.0]), *told])
+    assert curves.metrics() == ["loss", "accuracy <b>"]
+    figure = CurvesFigure()
+    figure.draw(curves, {}, 0.0, CurveChoice("accuracy <b>", log=True))
+    by_node = {trace.name: trace for trace in figure.widget.data[::3]}
+    assert (len(by_node["desk"].x), len(by_node["mini"].x)) == (0, 300)
+    assert max(by_node["mini"].y[100:]) - min(by_node["mini"].y[100:]) < 0.05  # it jumps by 0.4
+    layout = figure.widget.layout
+    assert (layout.yaxis.type, layout.yaxis2.type, layout.yaxis3.type) == ("log", "log", "linear")
+    assert [title.text for title in layout.annotations] == [
+        "accuracy  b  over steps", "accuracy  b  over minutes", "Memory (GB) over minutes",
+    ]  # fmt: skip
+    figure.draw(curves, {}, 0.0)
+    assert (len(by_node["desk"].x), len(by_node["mini"].x), layout.yaxis.type) == (1, 0, "linear")
+
+
+def test_a_chart_without_a_point_has_no_axes() -> None:
+    from notebook_cluster.widgets.figure import CurvesFigure
+
+    figure = CurvesFigure()
+    figure.draw(Curves([Series(node="mini", name="memory", step=[0], time=[1.0], value=[1e9])]), {}, 0.0)
+    layout = figure.widget.layout
+    assert [axis.visible for axis in (layout.xaxis, layout.yaxis2, layout.xaxis3)] == [False, False, True]
+
+
+def test_a_running_mean_has_no_pull_to_its_first_value_and_gaps_stay() -> None:
+    assert smoothed([4.0]) == [4.0]
+    assert smoothed([3.0] * 50) == pytest.approx([3.0] * 50)
+    assert 1.0 < max(smoothed([100.0 if step == 20 else 1.0 for step in range(40)])) < 20.0
+    assert [math.isnan(value) for value in smoothed([1.0, math.nan, 1.0])] == [False, True, False]
+    assert smoothed([1.0, math.inf, 1.0])[2] == 1.0
+
+
+def test_of_more_than_six_nodes_each_has_a_row() -> None:
+    for count, compact in ((6, False), (7, True)):
+        state = cluster_view(nodes=[node_view(index, f"n{index}") for index in range(count)])
+        assert panel_model(state)["compact"] is compact
+        assert ("nbc-nodes nbc-compact" in render_html(state)) is compact
+
+
+def test_lists_are_folded_and_say_the_newest_of_them_but_peers_that_can_be_added() -> None:
+    event = EventView(time=1.0, level="warning", text="mini is <lost>")
+    connected = peer_view("mini", condition="connected")
+    markup = render_html(cluster_view(events=[event], peers=[connected]))
+    assert "<details open>" not in markup
+    assert re.search(r"<summary [^>]*><span[^>]*>Events</span><span[^>]*>[0-9:]{8} mini is &lt;lost&gt;", markup)
+    assert "1, none to be added" in markup
+    found = peer_view("air", condition="found", trusted=True)
+    assert "<details open><summary" in (markup := render_html(cluster_view(peers=[connected, found])))
+    assert "2, 1 peer can be added" in markup
+    assert "<details open>" not in render_html(cluster_view(peers=[connected, found]), ended="ended")
 
 
 def test_a_reloaded_page_reads_the_newest_points_and_a_joined_node() -> None:
     from notebook_cluster.widgets.figure import CurvesFigure
 
     figure = CurvesFigure()
-    figure.draw(Curves(series_until(10, 0.0)[:2]), {"laptop": 0}, 0.0)
-    assert figure.draw(Curves(series_until(20, 0.0)), {"laptop": 0, "mini": 1}, 0.0) is True
+    figure.draw(Curves(series_until(10, 0.0)[:2]), {"laptop": PALETTE[0]}, 0.0)
+    assert figure.draw(Curves(series_until(20, 0.0)), {"laptop": PALETTE[0], "mini": PALETTE[1]}, 0.0) is True
     data = figure.widget.get_state(["_widget_data"])["_widget_data"]
     assert [trace["name"] for trace in data] == ["laptop"] * 3 + ["mini"] * 3 + ["desk"] * 3
     assert data[0]["x"]["shape"] == (11,)
@@ -494,13 +572,14 @@ def test_in_the_figure_what_is_not_finite_is_a_gap_and_no_name_is_markup() -> No
 
     figure = CurvesFigure()
     state, series = broken_run()
-    assert figure.draw(Curves(series), {ATTACK: 0}, state.started) is True
+    raw = CurveChoice(smooth=False)
+    assert figure.draw(Curves(series), {}, state.started, raw) is True
     loss, _, memory = figure.widget.data
     assert [None if numpy.isnan(y) else float(y) for y in loss.y] == [2.0, None, 1.5, None, 1.0, None, None, 0.5]
     assert numpy.isnan(memory.y).all()
     assert not re.search("[<>]", loss.name)
     before = figure.widget.data[0].y
-    figure.draw(Curves(series), {ATTACK: 0}, state.started)
+    figure.draw(Curves(series), {}, state.started, raw)
     assert figure.widget.data[0].y is before  # nothing is sent again because NaN is not NaN
 
 

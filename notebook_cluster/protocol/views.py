@@ -292,6 +292,8 @@ class Output(Message, frozen=True):
     rank: int | None
     kind: Literal["stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"]
     content: dict[str, Any]
+    place: int | None = None
+    """As in NodeView."""
 
 
 class CellOutput(Message, frozen=True):

@@ -1,5 +1,6 @@
-"""The plotly curves of a panel: loss over steps and over time, memory over time, one colour per rank, and the loss of
-the global model where it was measured. The newest run of each job is drawn plainly, the ones before it faint.
+"""The plotly curves of a panel: the loss, or another number that was reported, over steps and over time, and memory
+over time; one colour per node. Where the global model was measured its curve lies above those of the nodes. The newest
+run of each job is drawn plainly, the ones before it faint.
 
 Loading plotly takes about a second and its widget ships about 5 MB of script, so a panel makes its figure on its own
 thread when the first point is there.
@@ -7,7 +8,7 @@ thread when the first point is there.
 
 import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from copy import deepcopy
 from typing import Any, TypeAlias
 
@@ -17,11 +18,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from notebook_cluster.protocol.thinning import ThinnedCurve
-from notebook_cluster.widgets.curves import Curves, LossCurve, run_label
-from notebook_cluster.widgets.formatting import GLOBAL, global_label, plain, rank_colour
+from notebook_cluster.widgets.curves import CurveChoice, Curves, LossCurve, run_label, smoothed
+from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, plain
 
 Column: TypeAlias = npt.NDArray[np.float64]
 POINTS_PER_CURVE = 300
+FEW_POINTS = 50
 POINTS_IN_ALL = 7500
 """About 60 kB a redraw, which leaves jupyter_server's limits (1 MB/s) to the cells' output."""
 _EXACT_STEPS = float(1 << 24)
@@ -33,12 +35,15 @@ _CHARTS = 3
 EARLIER_RUNS = 2
 """Of each job, beside the newest; a report has all that are kept."""
 _DASHES = ("solid", "dash", "dashdot", "longdash")
+PRESENT = CurveChoice()
 _FAINT = 0.3
+_BEHIND = 0.6
+"""Opacity of nodes behind the global model."""
 _MEMORY_UNITS = ((1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
 
 class CurvesFigure:
-    """One ``FigureWidget`` (``widget``) with two loss curves and a memory curve per node. One thread at a time."""
+    """One ``FigureWidget`` (``widget``) with two curves of a metric and one of memory a node. One thread at a time."""
 
     def __init__(self) -> None:
         figure = make_subplots(
@@ -72,8 +77,10 @@ class CurvesFigure:
         self._models: dict[str, int] = {}
         self._drawn: dict[int, tuple[Any, ...]] = {}
 
-    def draw(self, curves: Curves, ranks: dict[str, int | None], started: float) -> bool:
-        """Show ``curves``; ``ranks`` decides the colours, ``started`` (epoch seconds) is the zero of the time axis.
+    def draw(
+        self, curves: Curves, colours: Mapping[str, str], started: float, choice: CurveChoice = PRESENT
+    ) -> bool:  # fmt: skip
+        """Show ``curves``; ``colours``: of each node, ``started`` (epoch seconds) is the zero of the time axis.
 
         Returns True when nodes came in that the figure did not have: the caller then shows the widget anew. A browser
         that is still loading plotly's script misses messages. One that changes points is made good by the next; one
@@ -82,11 +89,12 @@ class CurvesFigure:
         new = [node for node in curves.nodes() if node not in self._nodes]
         for node in new:
             self._add(node)
-        jobs = curves.models()
+        metric = choice.metric
+        jobs = curves.models(metric)
         new_models = [job for job in jobs if job not in self._models]
         for job in new_models:
             self._add_model(job, global_label(job, jobs))
-        main, others = _drawn_runs(curves.losses())
+        main, others = _drawn_runs(curves.losses(metric))
         shown = {_key(one): one for one in others}
         new_runs = [one for one in others if _key(one) not in self._others and not self._take_over(one, shown)]
         for one in new_runs:
@@ -98,29 +106,27 @@ class CurvesFigure:
         scale, unit = _unit(max(most, default=0.0))
         minutes = max((float(x.max()) for x, _ in memory.values() if len(x)), default=0.0) > 300
         across = 60.0 if minutes else 1.0
+        clock = started, across
         with self.widget.batch_update():
             for node, index in self._nodes.items():
-                colour = rank_colour(ranks.get(node))
+                colour = colours.get(node, NO_PLACE)
                 loss = main[node].curve if node in main else ThinnedCurve()
-                self._show(index, *thin(*by_step(loss), limit), colour)
-                seconds, losses = thin(*by_time(loss, started), limit)
-                self._show(index + 1, seconds / across, losses, colour)
+                self._show_metric(index, loss, colour, clock, limit, choice)
+                self._fade(index, _BEHIND if jobs else 1.0)
                 if node in main and self.widget.data[index + 2].name != _label(run_label(main[node])):
                     for chart in range(_CHARTS):
                         self.widget.data[index + chart].name = _label(run_label(main[node]))
                 seconds, used = thin(*memory[node], limit)
                 self._show(index + 2, seconds / across, used / scale, colour)
             for key, index in self._others.items():
-                self._show_run(index, shown.get(key), rank_colour(ranks.get(key[0])), started, across, limit)
+                self._show_run(index, shown.get(key), colours.get(key[0], NO_PLACE), clock, limit, choice)
             for job, index in self._models.items():
-                loss = curves.of_model(job, "loss")
-                self._show(index, *thin(*by_step(loss), limit))
-                seconds, losses = thin(*by_time(loss, started), limit)
-                self._show(index + 1, seconds / across, losses)
+                self._show_metric(index, curves.of_model(job, metric), "", clock, limit, choice._replace(smooth=False))
             over = f"over {'minutes' if minutes else 'seconds'}"
-            for place, title in ((1, f"Loss {over}"), (2, f"Memory ({unit}) {over}")):
-                if self.widget.layout.annotations[place].text != title:
-                    self.widget.layout.annotations[place].text = title
+            self._entitle(0, metric_title(metric, "over steps"))
+            self._entitle(1, metric_title(metric, over))
+            self._entitle(2, f"Memory ({unit}) {over}")
+            self._show_axes(choice)
         self._remember()
         if new or new_models or new_runs:
             self.widget.send_state(["_widget_data", "_widget_layout"])
@@ -159,13 +165,17 @@ class CurvesFigure:
         return False
 
     def _show_run(
-        self, index: int, one: LossCurve | None, colour: str, started: float, across: float, limit: int
+        self,
+        index: int,
+        one: LossCurve | None,
+        colour: str,
+        clock: tuple[float, float],
+        limit: int,
+        choice: CurveChoice,
     ) -> None:
         """Where it is not drawn any more its traces stay, without points."""
         curve = ThinnedCurve() if one is None else one.curve
-        self._show(index, *thin(*by_step(curve), limit), colour)
-        seconds, losses = thin(*by_time(curve, started), limit)
-        self._show(index + 1, seconds / across, losses, colour)
+        self._show_metric(index, curve, colour, clock, limit, choice)
         if one is None:
             return
         faint = not one.newest
@@ -176,12 +186,48 @@ class CurvesFigure:
                 trace.opacity = _FAINT if faint else 1.0
                 trace.showlegend = not faint and chart == 0
 
+    def _show_metric(
+        self, index: int, curve: ThinnedCurve, colour: str, clock: tuple[float, float], limit: int, choice: CurveChoice
+    ) -> None:  # fmt: skip
+        """``curve`` over steps and over time, in the two traces from ``index`` on. ``clock``: the zero of the time
+        axis, and how many seconds its unit has."""
+        started, across = clock
+        thinned = smooth if choice.smooth else thin
+        self._show(index, *thinned(*by_step(curve), limit), colour)
+        seconds, values = thinned(*by_time(curve, started), limit)
+        self._show(index + 1, seconds / across, values, colour)
+
+    def _fade(self, index: int, opacity: float) -> None:
+        for trace in self.widget.data[index : index + _CHARTS - 1]:
+            if trace.opacity != opacity:
+                trace.opacity = opacity
+
+    def _entitle(self, chart: int, title: str) -> None:
+        if self.widget.layout.annotations[chart].text != title:
+            self.widget.layout.annotations[chart].text = title
+
+    def _show_axes(self, choice: CurveChoice) -> None:
+        """The scale of the metric's axes; a chart without a point has none, for it would go from -1 to 6."""
+        for chart in range(_CHARTS):
+            name = "" if chart == 0 else str(chart + 1)
+            # Not what is in the traces: in a batch they have it only at its end.
+            traces = [index for index, trace in enumerate(self.widget.data) if (trace.xaxis or "x") == f"x{name}"]
+            shown = any(self._drawn.get(index, (0,))[0] for index in traces)
+            across, up = self.widget.layout[f"xaxis{name}"], self.widget.layout[f"yaxis{name}"]
+            for axis in (across, up):
+                if axis.visible != shown:
+                    axis.visible = shown
+            kind = "log" if choice.log and chart < _CHARTS - 1 else "linear"
+            if up.type != kind:
+                up.type = kind
+
     def _add_model(self, job: str, label: str) -> None:
         """The traces of the global model of ``job``: its loss, a dot for each time it was measured."""
         self._models[job] = len(self.widget.data)
         common = {
             "mode": "lines+markers", "name": _label(label), "legendgroup": f"global model {job}", "x": [], "y": [],
-            "line": {"color": GLOBAL, "width": 2, "dash": "dot"}, "marker": {"color": GLOBAL, "size": 6},
+            "line": {"color": GLOBAL, "width": 2.5, "dash": "dot"}, "marker": {"color": GLOBAL, "size": 6},
+            "zorder": 1,
         }  # fmt: skip
         traces = [go.Scatter(**common, showlegend=chart == 1) for chart in range(_CHARTS - 1)]
         self.widget.add_traces(traces, rows=[1] * len(traces), cols=list(range(1, _CHARTS)))
@@ -229,6 +275,11 @@ def _label(name: str) -> str:
     return re.sub("[<>&]", " ", plain(name, 64))
 
 
+def metric_title(metric: str, over: str) -> str:
+    """``Loss over steps``, ``test_accuracy over minutes``."""
+    return f"{'Loss' if metric == 'loss' else _label(plain(metric, 30))} {over}"
+
+
 def _unit(largest: float) -> tuple[float, str]:
     """Divisor and name of the unit in which ``largest`` bytes read well."""
     return next(((scale, name) for scale, name in _MEMORY_UNITS if largest >= scale), _MEMORY_UNITS[-1])
@@ -263,6 +314,22 @@ def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
     begins = 1 + width * np.arange(rows)
     kept = np.unique(np.concatenate(([0], begins + lowest, begins + highest, [len(y) - 1])))
     return x[kept], y[kept]
+
+
+def smooth(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
+    """At most ``limit`` points: the means of slices, and of those the running mean of :func:`.curves.smoothed`. A slice
+    without any finite value is a gap. A few points stay as they are: measured now and then, they are no noise."""
+    if len(y) <= FEW_POINTS:
+        return x, y
+    width = max(-(-len(y) // limit), 1)
+    if width > 1:
+        begins = np.arange(0, len(y), width)
+        finite = np.isfinite(y)
+        counts = np.add.reduceat(finite.astype(np.float64), begins)
+        sums = np.add.reduceat(np.where(finite, y, 0.0), begins)
+        x = x[np.minimum(begins + width, len(x)) - 1]
+        y = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+    return x, np.array(smoothed(y.tolist()), np.float64)
 
 
 def _in_rows(values: Column, filling: float, rows: int, width: int) -> Column:

@@ -15,14 +15,16 @@ from notebook_cluster.widgets.formatting import (
     byte_count,
     duration,
     integer,
+    node_colour,
     number,
     plain,
     plural,
-    rank_colour,
     round_trip,
 )
 
 EVENTS_SHOWN = 40
+FEW_NODES = 6
+"""Of more each has a row in place of a card."""
 _MOST = 1e12
 """A rate above it is not one."""
 _UP = ("ok", "suspect", "refused")
@@ -47,6 +49,9 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
     ``ended`` is why the cluster is no more, empty while it runs.
     """
     status, level = (plain(ended), "muted") if ended else _status(state)
+    peers = [_row_among(peer, state.peers, bool(ended)) for peer in state.peers]
+    events = [_event(event) for event in state.events[-EVENTS_SHOWN:]]
+    waits = _waits(state.jobs[0]) if state.jobs else []
     return {
         "name": plain(state.name, 64),
         "status": status,
@@ -55,9 +60,11 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "cell": _cell(state.cell, state.now, bool(ended)),
         "invitation": None if ended else _invitation(state.invitation),
         "nodes": [_node(node, state, bool(ended)) for node in by_rank(state.nodes)],
-        "peers": [_row_among(peer, state.peers, bool(ended)) for peer in state.peers],
-        "events": [_event(event) for event in state.events[-EVENTS_SHOWN:]],
-        "waits": _waits(state.jobs[0]) if state.jobs else [],
+        "compact": len(state.nodes) > FEW_NODES,
+        "peers": peers,
+        "events": events,
+        "waits": waits,
+        "folds": _folds(peers, events, waits),
         "can_interrupt": state.cell is not None and state.cell.status == "running",
         "can_checkpoint": bool(state.jobs),
         "checkpoint_name": f"{state.jobs[0].name}-round-{state.jobs[0].round}" if state.jobs else "",
@@ -85,6 +92,21 @@ def peer_row(peer: PeerView) -> dict[str, Any]:
         "reason": plain(peer.reason),
         "blocked": "" if needs_code else blocked,
         "needs_code": needs_code,
+    }
+
+
+def _folds(
+    peers: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]], waits: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What is said of lists that are folded, and whether they begin open: peers do where one can be added."""
+    free = sum(not peer["blocked"] for peer in peers)
+    can = f"{plural(free, 'peer')} can be added" if free else "none to be added"
+    last = f"{events[-1]['clock']} {events[-1]['text']}" if events else ""
+    latest = f"round {waits[0]['round']}: {waits[0]['node']}, {waits[0]['time']}" if waits else ""
+    return {
+        "waits": {"said": latest, "open": False},
+        "peers": {"said": f"{len(peers)}, {can}", "open": free > 0},
+        "events": {"said": last, "open": False},
     }
 
 
@@ -219,13 +241,17 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
     checkpoint = f"Saved {plain(node.checkpoint, 60)}" if node.checkpoint else "No checkpoint yet"
     if node.checkpoint and node.checkpoint_time is not None:
         checkpoint += f", {ago(state.now - node.checkpoint_time)}"
+    vitals = "" if ended else " · ".join(_vitals(node, state.peers))
     return {
         "name": plain(node.name, 64),
         "rank": ABSENT if node.rank is None else str(node.rank),
-        "colour": rank_colour(node.rank),
+        "colour": node_colour(node),
         "peer": plain(node.peer, 64),
         "device": plain(device, 60),
-        "vitals": "" if ended else " · ".join(_vitals(node, state.peers)),
+        "vitals": vitals,
+        "about": "\n".join(
+            part for part in (f"{plain(device, 60)} on {plain(node.peer, 64)}", vitals, checkpoint) if part
+        ),
         "condition": condition,
         "level": level,
         "reason": plain(node.reason),

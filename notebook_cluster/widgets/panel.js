@@ -161,7 +161,7 @@ function nodeCard(ask) {
   const [rank, name, condition] = [element("span", "nbc-rank", { title: "rank" }), element("span", "nbc-node-name nbc-cut nbc-grow"), pill()];
   const [device, meter, figures] = [element("div", "nbc-small nbc-muted nbc-cut"), memoryMeter(), numbers()];
   const vitals = element("div", "nbc-small nbc-muted");
-  const [extra, checkpoint, waiting, replaying] = ["nbc-wide", "nbc-cut", "nbc-cut", "nbc-cut"].map((kind) => element("div", `nbc-small nbc-muted ${kind}`));
+  const [extra, checkpoint, waiting, replaying] = ["nbc-wide", "nbc-cut", "nbc-cut", "nbc-cut nbc-replaying"].map((kind) => element("div", `nbc-small nbc-muted ${kind}`));
   const [reason, leftOut, log] = [element("div", "nbc-reason"), element("div", "nbc-reason nbc-warning"), element("div", "nbc-log nbc-code")];
   const skip = button("Skip", { className: "nbc-quiet", act: () => ask("skip", current.name, `Skipping the cell that ${current.name} replays…`) });
   const restart = button("Restart", { className: "nbc-quiet", sure: "Restart?", act: () => ask("restart", current.name, `Restarting ${current.name}…`) });
@@ -179,6 +179,7 @@ function nodeCard(ask) {
     remove.nbcName(`Remove ${node.name}`, `Really remove ${node.name}?`);
     write(rank, node.rank);
     write(name, node.name);
+    writeAttribute(name, "title", node.about);
     condition.update(node.level, node.condition);
     write(device, `${node.device} on ${node.peer}`);
     write(vitals, node.vitals);
@@ -316,6 +317,54 @@ function waitLine() {
   };
 }
 
+/** Which number the curves show, and how: a list and two switches above the figure. */
+function curveChoice(choose) {
+  const metric = element("select", "nbc-input", { "aria-label": "Number that the curves show" });
+  const [smooth, log] = ["Smoothed", "Logarithmic"].map((label) => {
+    const box = element("input", "", { type: "checkbox" });
+    return [box, element("label", "nbc-switch", {}, [box, label])];
+  });
+  const act = () => choose({ metric: metric.value, smooth: smooth[0].checked, log: log[0].checked });
+  [metric, smooth[0], log[0]].forEach((control) => control.addEventListener("change", act));
+  metric.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab has shortcuts on letters
+  let [offered, shown] = ["", ""];
+  return {
+    root: element("div", "nbc-row nbc-wrap nbc-choice", { role: "group", "aria-label": "Curves" }, [metric, smooth[1], log[1]]),
+    /** Only what changed at the kernel: until it has answered, what was chosen here stays. */
+    update(curves) {
+      const names = JSON.stringify(curves.metrics);
+      if (names !== offered) {
+        const chosen = metric.value;
+        metric.replaceChildren(...curves.metrics.map(([value, label]) => element("option", "", { value }, [label])));
+        metric.value = chosen || curves.metric;
+        offered = names;
+      }
+      const now = JSON.stringify([curves.metric, curves.smooth, curves.log]);
+      if (now === shown) return;
+      shown = now;
+      metric.value = curves.metric;
+      smooth[0].checked = curves.smooth;
+      log[0].checked = curves.log;
+    },
+  };
+}
+
+/** What is folded, with what is said of it while it is. */
+function fold(name, content) {
+  const said = element("span", "nbc-fold-said nbc-cut");
+  const summary = element("summary", "nbc-fold", {}, [element("span", "nbc-heading", {}, [name]), said]);
+  const root = element("details", "", {}, [summary, content]);
+  let touched = false;
+  summary.addEventListener("click", () => (touched = true));
+  return {
+    root,
+    update(fold) {
+      write(said, fold.said);
+      if (!touched && root.open !== fold.open) root.open = fold.open;
+    },
+  };
+}
+
 function answerLine() {
   const root = element("div", "nbc-answer");
   return {
@@ -429,13 +478,14 @@ function render({ model, el }) {
   const cell = element("div", "nbc-cell nbc-row", {}, [cellWord, cellSource]);
   const nodes = element("div", "nbc-nodes", { role: "list", "aria-label": "Nodes" });
   const none = element("div", "nbc-empty", {}, ["No nodes yet. Add a peer below, or run %cluster start --local 1."]);
-  const waitsHeading = element("div", "nbc-heading", {}, ["Who was waited for"]);
   const waits = element("div", "nbc-waits", { role: "list", "aria-label": "Who was waited for, newest round first" });
-  const peersHeading = element("div", "nbc-heading", {}, ["Peers"]);
   const peers = element("div", "nbc-peers", { role: "list", "aria-label": "Peers" });
-  const eventsHeading = element("div", "nbc-heading", {}, ["Events"]);
   const events = element("div", "nbc-events", { role: "log", "aria-live": "polite", "aria-label": "Events", tabindex: "0" });
-  const root = element("div", "nbc-panel", { role: "region" }, [head, answers, notice, invited.root, facts, cell, nodes, none, waitsHeading, waits, peersHeading, peers, eventsHeading, events]);
+  const folds = { waits: fold("Who was waited for", waits), peers: fold("Peers", peers), events: fold("Events", events) };
+  const choice = curveChoice((chosen) => model.send({ action: "curves", ...chosen }));
+  const root = element("div", "nbc-panel", { role: "region" }, [
+    head, answers, notice, invited.root, facts, cell, nodes, none, ...Object.values(folds).map((one) => one.root), choice.root,
+  ]);
 
   function update() {
     const state = model.get("state");
@@ -454,11 +504,17 @@ function render({ model, el }) {
     reconcile(facts, state.facts, (fact) => fact.label, factTile);
     if (state.cell) write(cellWord, `Cell ${state.cell.id} ${state.cell.status} ${state.cell.time}`);
     if (state.cell) write(cellSource, state.cell.source);
+    nodes.classList.toggle("nbc-compact", state.compact);
     reconcile(nodes, state.nodes, (node) => node.name, () => nodeCard(ask));
     reconcile(peers, state.peers, (peer) => `${peer.key} ${peer.name}`, () => peerRow(open));
     reconcile(waits, state.waits, (wait) => wait.round, waitLine);
     reconcile(events, [...state.events].reverse(), (event) => `${event.time} ${event.text}`, eventLine);
-    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [cell, state.cell], [none, !state.nodes.length], [waitsHeading, state.waits.length], [peersHeading, state.peers.length], [eventsHeading, state.events.length]]) show(part, Boolean(visible));
+    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [cell, state.cell], [none, !state.nodes.length], [choice.root, state.curves]]) show(part, Boolean(visible));
+    for (const [name, one] of Object.entries(folds)) {
+      one.update(state.folds[name]);
+      show(one.root, Boolean(state[name].length));
+    }
+    if (state.curves) choice.update(state.curves);
   }
 
   // How the panel looks, for the file: JupyterLab's part (panelPlace.ts) writes it into the output around this panel.

@@ -24,8 +24,8 @@ from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 from notebook_cluster.widgets.actions import Actions
-from notebook_cluster.widgets.curves import Curves
-from notebook_cluster.widgets.formatting import plain
+from notebook_cluster.widgets.curves import CurveChoice, Curves
+from notebook_cluster.widgets.formatting import node_colours, plain
 from notebook_cluster.widgets.model import panel_model
 from notebook_cluster.widgets.static_html import render_html
 from notebook_cluster.widgets.subshell import Pace, reroute
@@ -43,6 +43,8 @@ PLACE_MIME = "application/vnd.notebook-cluster.panel+json"
 """What JupyterLab's part draws: the widget where it lives, else the HTML (``labextension/src/panelPlace.ts``)."""
 MANY_NODES = 16
 """So many are sent at these intervals; more of them less often, so that traffic and work do not grow with them."""
+MOST_METRICS = 40
+"""That the panel offers to show."""
 _NO_SUBSHELL = (
     "While a cell runs these buttons wait for its end: use the sidebar, or 'notebook-cluster' in a terminal. "
     "This kernel has ipykernel {version}; with 7 and later they act at once."
@@ -95,6 +97,7 @@ class Panel:
         self._latest: ClusterView = cluster.latest or cluster.state()
         self._curves = Curves()
         self._figure: Any = None
+        self._choice = CurveChoice()
         self._notice = ""
         self._actions = Actions(cluster, self._posted)
         self._state_pace, self._curve_pace = Pace(STATE_SECONDS), Pace(CURVE_SECONDS)
@@ -197,8 +200,18 @@ class Panel:
         self._curve_pace.ask()
 
     def _clicked(self, content: object) -> None:
-        self._actions.ask(content)
+        if isinstance(content, dict) and content.get("action") == "curves":
+            self._choose(content)
+        else:
+            self._actions.ask(content)
         self._state_pace.ask()
+
+    def _choose(self, content: dict[str, Any]) -> None:
+        """``{metric, smooth, log}``; a metric that nobody reported leaves the one that is shown."""
+        metric = content.get("metric")
+        known = metric if metric in self._curves.metrics() else self._choice.metric
+        self._choice = CurveChoice(known, content.get("smooth") is True, content.get("log") is True)
+        self._curve_pace.ask()
 
     def _posted(self, call: Callable[[], None]) -> None:
         """Called on action threads: ``call`` changes an answer, so the state must be sent after it."""
@@ -211,11 +224,13 @@ class Panel:
         self._picture_pace.interval = PICTURE_SECONDS * crowd
         self._actions.see(self._latest.cell)
         figure = self._figure.widget.model_id if self._figure else ""
+        metrics = [[name, plain(name, 40)] for name in self._curves.metrics()[:MOST_METRICS]]
         return {
             **panel_model(self._latest),
             "answers": self._actions.answers(),
             "notice": self._notice,
             "figure": figure,
+            "curves": {"metrics": metrics, **self._choice._asdict()} if figure and metrics else None,
         }
 
     def _push_state(self) -> None:
@@ -238,8 +253,7 @@ class Panel:
             self._figure = CurvesFigure()
             reroute(self._kernel, [self._figure.widget], self._inbox.put)
             self._push_state()  # The browser learns of the figure before it draws it: see quieten() in panel.js.
-        ranks = {node.name: node.rank for node in self._latest.nodes}
-        if self._figure.draw(self._curves, ranks, self._latest.started):
+        if self._figure.draw(self._curves, node_colours(self._latest.nodes), self._latest.started, self._choice):
             self._box.children = (self._widget,)
             self._box.children = (self._widget, self._figure.widget)
 

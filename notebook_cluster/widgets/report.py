@@ -18,13 +18,15 @@ from notebook_cluster.widgets.curves import Curves, Line, run_line, run_notes, s
 from notebook_cluster.widgets.formatting import (
     ABSENT,
     GLOBAL,
+    NO_PLACE,
     byte_count,
     duration,
     global_label,
     integer,
+    node_colours,
+    palette_colour,
     plain,
     plural,
-    rank_colour,
 )
 from notebook_cluster.widgets.model import panel_model
 from notebook_cluster.widgets.static_html import block, style, text_block
@@ -259,7 +261,7 @@ _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "secon
 
 def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> list[str]:
     """Legend and pictures: loss over steps and time, memory over time, the wait of each round."""
-    colours = {node.name: rank_colour(node.rank) for node in state.nodes}
+    colours = node_colours(state.nodes)
     jobs = curves.models()
     names = [node for node in curves.nodes() if curves.get(node, "loss").value or curves.get(node, "memory").value]
     losses = curves.losses()
@@ -268,7 +270,7 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
         found = []
         for node in names:
             points = curves.get(node, "memory").by_time(state.started)
-            colour = colours.get(node, rank_colour(None))
+            colour = colours.get(node, NO_PLACE)
             found.append(Line(plain(node, 64), colour, [(x, y / 1e9) for x, y in points]))
         return found
 
@@ -276,9 +278,7 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
         def points(curve: ThinnedCurve) -> list[Point]:
             return curve.by_step() if steps else curve.by_time(state.started)
 
-        found = [
-            run_line(one, colours.get(one.node, rank_colour(None)))._replace(points=points(one.curve)) for one in losses
-        ]
+        found = [run_line(one, colours.get(one.node, NO_PLACE))._replace(points=points(one.curve)) for one in losses]
         for one in curves.model_losses():
             label = global_label(one.job, jobs) + ("" if one.newest else f", {one.of_run}")
             found.append(Line(label, GLOBAL, points(one.curve), dotted=True, faint=not one.newest))
@@ -298,7 +298,7 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
     shown = [chart for chart in drawn if chart]
     if not shown:
         return [text_block("nbc-empty", "Nothing was measured yet: nc.report(step=, loss=) and nc.DiLoCo make curves.")]
-    legend = [(plain(node, 64), colours.get(node, rank_colour(None))) for node in names]
+    legend = [(plain(node, 64), colours.get(node, NO_PLACE)) for node in names]
     legend += [(_MEAN, _MEAN_COLOUR)] if mean else []
     legend += [(f"{global_label(job, jobs)} (dotted)", GLOBAL) for job in jobs]
     keys = [
@@ -339,4 +339,4 @@ def _wait_lines(rounds: Sequence[RoundView]) -> list[Line]:
     for one in rounds:
         if one.waits:
             jobs[one.job].append((float(one.round), max(one.waits.values())))
-    return [Line(plain(job, 64), rank_colour(index), points) for index, (job, points) in enumerate(jobs.items())]
+    return [Line(plain(job, 64), palette_colour(index), points) for index, (job, points) in enumerate(jobs.items())]

@@ -10,7 +10,7 @@ from typing import Any
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.security.chart_grammar import NO_TEX
 from notebook_cluster.widgets.curves import Curves, Line, run_line, run_notes, svg_chart
-from notebook_cluster.widgets.formatting import GLOBAL, global_label, rank_colour
+from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, node_colours
 from notebook_cluster.widgets.model import panel_model, peer_row
 
 _FEW_POINTS = 3
@@ -33,17 +33,15 @@ def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     if model["cell"]:
         body.append(_cell(model["cell"]))
     nodes = [_node(node) for node in model["nodes"]]
-    body.append(block("nbc-nodes", nodes, role="list") if nodes else text_block("nbc-empty", "No nodes yet."))
+    kind = "nbc-nodes nbc-compact" if model["compact"] else "nbc-nodes"
+    body.append(block(kind, nodes, role="list") if nodes else text_block("nbc-empty", "No nodes yet."))
     body.append(_charts(state, Curves(series)))
-    if model["waits"]:
-        body += [text_block("nbc-heading", WAITS), block("nbc-waits", [_wait(wait) for wait in model["waits"]])]
-    if model["peers"]:
-        body += [text_block("nbc-heading", "Peers"), *(_peer(peer) for peer in model["peers"])]
-    if model["events"]:
-        body += [
-            text_block("nbc-heading", "Events"),
-            block("nbc-events", [_event(e) for e in reversed(model["events"])]),
-        ]
+    lists = {
+        "waits": (WAITS, [block("nbc-waits", [_wait(wait) for wait in model["waits"]])]),
+        "peers": ("Peers", [_peer(peer) for peer in model["peers"]]),
+        "events": ("Events", [block("nbc-events", [_event(e) for e in reversed(model["events"])])]),
+    }
+    body += [_fold(title, content, model["folds"][name]) for name, (title, content) in lists.items() if model[name]]
     return page(body, f"cluster {model['name']}")
 
 
@@ -92,6 +90,13 @@ def _head(model: dict[str, Any], moment: str) -> str:
     )
 
 
+def _fold(title: str, content: Sequence[str], fold: dict[str, Any]) -> str:
+    """``content`` (markup) folded, with what is said of it meanwhile."""
+    said = f'<span class="nbc-fold-said nbc-cut">{html.escape(fold["said"], quote=True)}</span>'
+    head = f'<summary class="nbc-fold"><span class="nbc-heading">{title}</span>{said}</summary>'
+    return f"<details{' open' if fold['open'] else ''}>{head}{''.join(content)}</details>"
+
+
 def _fact(fact: dict[str, str]) -> str:
     return block(
         "nbc-fact",
@@ -114,7 +119,7 @@ def _node(node: dict[str, Any]) -> str:
             "nbc-row",
             [
                 text_block("nbc-rank", node["rank"], title="rank"),
-                text_block("nbc-node-name nbc-cut nbc-grow", node["name"]),
+                text_block("nbc-node-name nbc-cut nbc-grow", node["name"], title=node["about"]),
             ]
             + [text_block(f"nbc-pill nbc-{node['level']}", node["condition"])],
         ),
@@ -137,7 +142,7 @@ def _node(node: dict[str, Any]) -> str:
     if node["waiting"]:
         parts.append(text_block("nbc-small nbc-muted nbc-cut", f"Waiting: {node['waiting']}"))
     if node["replaying"]:
-        parts.append(text_block("nbc-small nbc-muted nbc-cut", node["replaying"]))
+        parts.append(text_block("nbc-small nbc-muted nbc-cut nbc-replaying", node["replaying"]))
     if node["reason"]:
         parts.append(text_block(f"nbc-reason nbc-{node['level']}", node["reason"]))
     if node["left_out"]:
@@ -188,15 +193,15 @@ def _event(event: dict[str, Any]) -> str:
 
 
 def _charts(state: ClusterView, curves: Curves) -> str:
-    ranks = {node.name: node.rank for node in state.nodes}
+    colours = node_colours(state.nodes)
     loss, over_time, memory = [], [], []
     for node in curves.nodes():
-        colour = rank_colour(ranks.get(node))
+        colour = colours.get(node, NO_PLACE)
         points = curves.get(node, "memory").by_time(state.started)
         memory.append(Line(node, colour, [(seconds, value / 1e9) for seconds, value in points]))
     losses = curves.losses()
     for one in losses:
-        line = run_line(one, rank_colour(ranks.get(one.node)))
+        line = run_line(one, colours.get(one.node, NO_PLACE))
         loss.append(line._replace(points=one.curve.by_step()))
         over_time.append(line._replace(points=one.curve.by_time(state.started)))
     jobs = curves.models()

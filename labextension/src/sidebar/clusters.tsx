@@ -8,7 +8,7 @@ import { Act, Button, Problem, useAction, usePull } from './controls';
 import { Curves, newest, newestLoss } from './curves';
 import { isUp } from './facts';
 import { ago, byteCount, number, plural } from './format';
-import { rankColour } from './palette';
+import { nodeColour } from './palette';
 import { Sparkline } from './sparkline';
 
 /** What is done with clusters outside the sidebar's own part of the page. */
@@ -247,7 +247,7 @@ function Node({ node, state, curves, send }: INode): React.JSX.Element {
       {node.left_out && <p className="nbc-side-hint">{node.left_out}</p>}
       <div className="nbc-side-line">
         <Memory node={node} />
-        <Sparkline line={{ name: node.name, colour: rankColour(node.rank), points }} label={`loss ${loss}`} />
+        <Sparkline line={{ name: node.name, colour: nodeColour(node), points }} label={`loss ${loss}`} />
         <span className="nbc-side-loss">{loss}</span>
       </div>
       <Checkpoint node={node} now={state.now} />

@@ -7,7 +7,7 @@ import { Memory, progress } from './clusters';
 import { Curves, curveKey, lossesIn, newestLoss } from './curves';
 import { Facts, rateOf, vitalsOf, Waits } from './facts';
 import { ABSENT, ago, byteCount, duration, integer, number } from './format';
-import { rankColour } from './palette';
+import { nodeColour } from './palette';
 import { Across, ILine, IRange, pathOf, rangeOf } from './sparkline';
 import { curvesOf, Store } from './store';
 import { Banner } from './view';
@@ -55,15 +55,15 @@ export function Dashboard({
 function Charts({ cluster, curves }: { cluster: ClusterView; curves: Curves }): React.JSX.Element {
   const memory: ILine[] = cluster.nodes.map(node => ({
     name: node.name,
-    colour: rankColour(node.rank),
+    colour: nodeColour(node),
     points: curves.get(curveKey(node.name, 'memory')) ?? []
   }));
-  const ranks = new Map(cluster.nodes.map(node => [node.name, node.rank]));
+  const colours = new Map(cluster.nodes.map(node => [node.name, nodeColour(node)]));
   const lines: ILine[] = lossesIn(curves, true)
-    .filter(({ node }) => ranks.has(node))
+    .filter(({ node }) => colours.has(node))
     .map(({ node, points, newest, ofRun, dash }) => ({
       name: ofRun ? `${node}, ${ofRun}` : node,
-      colour: rankColour(ranks.get(node) ?? null),
+      colour: colours.get(node) ?? '',
       points,
       faint: !newest,
       dash
@@ -74,7 +74,7 @@ function Charts({ cluster, curves }: { cluster: ClusterView; curves: Curves }): 
     return { name: newest ? name : `${name}, ${ofRun}`, colour: 'var(--jp-ui-font-color1)', points, faint: !newest };
   });
   const without = cluster.nodes.filter(node => newestLoss(curves, node.name).length === 0);
-  const silent: ILine[] = without.map(node => ({ name: node.name, colour: rankColour(node.rank), points: [] }));
+  const silent: ILine[] = without.map(node => ({ name: node.name, colour: nodeColour(node), points: [] }));
   const losses = [...lines.filter(line => line.faint), ...lines.filter(line => !line.faint), ...silent, ...globals];
   return (
     <div className="nbc-dash-charts">
@@ -165,7 +165,7 @@ function Row({ node, state }: { node: NodeView; state: ClusterView }): React.JSX
   const age = node.checkpoint_time === null || state.now === null ? null : state.now - node.checkpoint_time;
   return (
     <tr>
-      <th scope="row" style={{ borderLeftColor: rankColour(node.rank) }}>
+      <th scope="row" style={{ borderLeftColor: nodeColour(node) }}>
         {node.name}
         <Note text={node.peer === node.name ? '' : `on ${node.peer}`} />
       </th>

@@ -1,20 +1,21 @@
-/** One colour per rank, the same as `notebook_cluster/widgets/formatting.py` gives. */
+/** One colour per node, the same as `notebook_cluster/widgets/formatting.py` gives. */
+import type { NodeView } from '../generated';
 
 const PALETTE = [
   '#2f81f7',
   '#e8853d',
   '#2da876',
-  '#c75bb0',
+  '#8f7ae5',
   '#c9a227',
   '#35a7c2',
   '#d9534f',
-  '#8f7ae5',
   '#7f9a3b',
-  '#a9746e'
+  '#a9746e',
+  '#5a7d9a'
 ];
-const NO_RANK = '#8b949e';
 
-/** The colour of `rank`; grey for a node that has none. */
-export function rankColour(rank: number | null): string {
-  return rank === null ? NO_RANK : PALETTE[rank % PALETTE.length];
+/** The colour of a node: it goes by its place, so that it stays the same when others go. */
+export function nodeColour({ place, rank }: Pick<NodeView, 'place' | 'rank'>): string {
+  const number = place ?? rank;
+  return number === null ? '#8b949e' : PALETTE[number % PALETTE.length];
 }

@@ -119,13 +119,13 @@ class CellOutputs:
         if not self._loaded:
             self.load()
         markers = [
-            left_out(node, self._rank(node), missing, self.files.text_path(node))
+            left_out(node, self._any_of(node), missing, self.files.text_path(node))
             for node, missing in self._left_out.items()
         ]
         return [*self._head, *markers, *self._tail]
 
-    def _rank(self, node: str) -> int | None:
-        return next((output.rank for output in [*self._tail, *self._head] if output.node == node), None)
+    def _any_of(self, node: str) -> Output | None:
+        return next((output for output in [*self._tail, *self._head] if output.node == node), None)
 
     def load(self) -> None:
         """Read the files again: after a restart of the coordinator, or because :meth:`unload` was called."""
@@ -148,12 +148,14 @@ class CellOutputs:
         self.files.close()
 
 
-def left_out(node: str, rank: int | None, missing: Missing, path: Path) -> Output:
-    """A visible line where output of ``node`` is missing; a view that folds it away counts the missing lines too."""
+def left_out(node: str, other: Output | None, missing: Missing, path: Path) -> Output:
+    """A visible line where output of ``node`` is missing; a view that folds it away counts the missing lines too.
+    ``other``: an output of that node."""
     lines = f"{missing.lines:,} lines, " if missing.lines else ""
     text = f"\n[... {lines}{missing.bytes:,} bytes of output left out here; all of it: {path} ...]\n"
     content = {"name": "stderr", "text": text, LINES_LEFT_OUT: missing.lines}
-    return Output(node=node, rank=rank, kind="stream", content=content)
+    rank, place = (None, None) if other is None else (other.rank, other.place)
+    return Output(node=node, rank=rank, kind="stream", content=content, place=place)
 
 
 def append(outputs: list[Output] | deque[Output], output: Output) -> int:
@@ -214,9 +216,9 @@ class OutputBacklog:
 
     def take(self) -> list[Output]:
         """Everything that waits; nothing does then."""
-        ranks = {output.node: output.rank for output in self._outputs}
+        others = {output.node: output for output in self._outputs}
         outputs = [
-            left_out(node, ranks.get(node), missing, self._text_path(node)) for node, missing in self._missing.items()
+            left_out(node, others.get(node), missing, self._text_path(node)) for node, missing in self._missing.items()
         ]
         outputs += self._outputs
         self._outputs, self._text_bytes, self._other_bytes, self._missing = [], {}, 0, {}

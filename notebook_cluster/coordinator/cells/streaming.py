@@ -71,12 +71,13 @@ class OutputStreaming:
         safe = safe_output(kind, content, self._widget_view(node))
         if number not in self._cells or safe is None:
             return
+        state = self._core.state
         if kind == "error":
-            missing = hint_missing_name(content, self._core.state.cells[number].notebook_names)
+            missing = hint_missing_name(content, state.cells[number].notebook_names)
             if missing is not None:
                 hint = f"'{missing}' is in the notebook but not on the node: %push {missing} sends it"
                 safe["traceback"] = [*safe.get("traceback", ()), hint]
-        output = Output(node=node, rank=self._core.state.rank(node), kind=kind, content=safe)
+        output = Output(node=node, rank=state.rank(node), kind=kind, content=safe, place=state.place(node))
         self._write(self._cells[number], output, peer, sequence)
         self._unsent.setdefault(number, []).extend(pieces_of(output))
         if not self._scheduled:

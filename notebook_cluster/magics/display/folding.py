@@ -17,7 +17,7 @@ from notebook_cluster.magics.display import terminal
 from notebook_cluster.magics.display.slots import Bundle, NodeOutput, Slot
 from notebook_cluster.magics.errors import shortened
 from notebook_cluster.security.chart_grammar import NO_TEX
-from notebook_cluster.widgets.formatting import rank_colour
+from notebook_cluster.widgets.formatting import node_colour
 
 MIME_TYPE = "application/vnd.notebook-cluster.output+json"
 MOST_CHARACTERS = 8192
@@ -180,7 +180,7 @@ def title_of(members: Sequence[NodeOutput], nodes: int) -> str:
 
 def framed(members: Sequence[NodeOutput], title: str, body: str) -> str:
     """``body`` (HTML) below its title, with the node's colour at its left; grey for several nodes."""
-    colour = rank_colour(members[0].rank) if len(members) == 1 else "var(--jp-border-color1,#999)"
+    colour = node_colour(members[0]) if len(members) == 1 else "var(--jp-border-color1,#999)"
     every = escape(", ".join(member.label for member in members)) if len(members) > 1 else ""
     return (
         f'<div class="{NO_TEX}" style="border-left:3px solid {colour};padding-left:8px;margin-bottom:2px">'

@@ -177,7 +177,9 @@ class CellDisplay:
         node = self._nodes.get(output.node)
         if node is None:
             file = self.text_file(output.node)
-            node = self._nodes[output.node] = NodeOutput(output.node, output.rank, self._token, whole_text=file)
+            node = self._nodes[output.node] = NodeOutput(
+                output.node, output.rank, self._token, place=output.place, whole_text=file
+            )
             self._states.setdefault(output.node, "running")
         content = output.content
         if output.kind == "stream":

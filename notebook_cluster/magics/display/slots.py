@@ -100,8 +100,12 @@ class Slot:
 class NodeOutput:
     """The slots of one node below one cell, and what fills them."""
 
-    def __init__(self, node: str, rank: int | None, token: str, *, label: str = "", whole_text: str = "") -> None:
+    def __init__(
+        self, node: str, rank: int | None, token: str, *, place: int | None = None, label: str = "",
+        whole_text: str = "",
+    ) -> None:  # fmt: skip
         self.node = node
+        self.place = place
         self._whole_text = whole_text
         self.rank = rank
         self.label = label or (node if rank is None else f"{node} · rank {rank}")
