@@ -54,7 +54,7 @@ def cluster_view(step: int = 120, **changes: Any) -> ClusterView:
             JobView(
                 name="model", strategy="DiLoCo", round=step // 50, attempt=0, phase="exchanging",
                 members=["laptop", "mini", "desk"], parameters=1_199_882, bytes_sent=48_000_000,
-                bytes_data_parallel=4_800_000_000,
+                bytes_data_parallel=4_800_000_000, cell=7,
             )
         ],
         cell=CellView(

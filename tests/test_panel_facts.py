@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from notebook_cluster.client import Cluster
+from notebook_cluster.protocol.clock import ABSENT
 from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.model import panel_model
 from tests.cluster import Watcher, kernel_pid, kill, running_cluster
@@ -128,7 +129,7 @@ def test_a_card_has_device_memory_load_and_what_its_training_does(run: Run) -> N
         memory = card["memory"]
         assert (memory["kind"], memory["used"][-2:], memory["total"][-2:]) == ("RAM", "MB", "GB")
         assert 0 < memory["fraction"] <= memory["peak_fraction"] < 1
-        assert re.match(r"CPU \d+%", card["vitals"])
+        assert re.match(r"machine's CPU \d+ %( · |$)", card["vitals"])
         assert int(card["step"]) >= 20
         assert 0 < float(card["loss"]) < 1
         assert int(card["round"]) >= 4
@@ -175,11 +176,26 @@ def test_after_the_cell_the_buttons_fit_what_can_be_done(run: Run) -> None:
     assert re.fullmatch(r"model-round-\d+", ready["checkpoint_name"])
 
 
+def test_a_cell_that_trains_nothing_is_not_called_training(run: Run) -> None:
+    watcher = Watcher(run.cluster.execute("import time\nwhile True: time.sleep(0.01)", replay=False))
+    wait_until(lambda: run.model()["can_interrupt"], 60, "the cell")
+    model = run.model()
+    assert (model["status"], model["level"]) == ("running a cell", "info")
+    assert "Samples/s" not in facts(model)
+    run.cluster.interrupt()
+    assert watcher.wait_end().status == "interrupted"
+
+
 def test_a_killed_node_is_down_with_its_reason_and_the_restart_button_brings_it_back(run: Run) -> None:
     kill(kernel_pid(run.cluster, "local-2"))
     wait_until(lambda: run.card("local-2")["condition"] == "dead", 60, lambda: str(run.card("local-2")))
     assert "SIGKILL" in run.card("local-2")["reason"]
     assert (run.model()["status"], run.model()["level"]) == ("local-2 is down", "bad")
+    gone, there = run.card("local-2"), run.card("local")
+    assert (gone["vitals"], gone["memory"]["used"], gone["memory"]["fraction"], gone["extra"]) == ("", ABSENT, 0.0, "")
+    assert int(gone["step"]) >= 20  # how far it was
+    assert there["vitals"]
+    assert there["memory"]["used"] != ABSENT
     click(run, "restart", "local-2")
     wait_until(lambda: run.card("local-2")["condition"] == "ok", 60, lambda: str(run.card("local-2")))
 

@@ -12,10 +12,10 @@ import torch
 from notebook_cluster.client import Cluster
 from notebook_cluster.coordinator.kernels.inspection import checked
 from notebook_cluster.node.namespace.variables import describe_namespace
+from notebook_cluster.protocol.clock import ABSENT
 from notebook_cluster.protocol.interaction import MOST_VARIABLES, NodeVariables, Variable
 from notebook_cluster.values.content_hash import MOST_HASHED
 from notebook_cluster.widgets import render_variables
-from notebook_cluster.widgets.formatting import ABSENT
 from tests.cluster import Watcher, kernel_pid, stopped
 from tests.notebook_kernel import NotebookKernel
 from tests.shared_notebook import error_of, lesson

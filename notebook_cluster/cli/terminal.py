@@ -14,6 +14,7 @@ import zmq
 
 from notebook_cluster.agent import FOLLOWS_ALL, Agent, AgentReady, AgentSettings, SharingEvent
 from notebook_cluster.cli.console import Keyboard
+from notebook_cluster.protocol.clock import clock
 from notebook_cluster.security import fingerprint, trusted_coordinators
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ def _prompt(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {_shown(text)}", flush=True)
+    print(f"{clock(time.time())}  {_shown(text)}", flush=True)
 
 
 def _shown(text: str) -> str:

@@ -14,6 +14,7 @@ from notebook_cluster.pairing import PairingError, Partner, first_that_answers
 from notebook_cluster.pairing import pair as pair_as_guest
 from notebook_cluster.peering.candidates import Candidate, Trust
 from notebook_cluster.peering.peer_finder import PeerFinder
+from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import (
     Trusted,
@@ -145,4 +146,4 @@ def _remove(who: str, directions: list[_Direction]) -> int:
 
 
 def _day(entry: Trusted) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.since)) if entry.since else ""
+    return dated(entry.since) if entry.since else ""

@@ -10,6 +10,7 @@ from notebook_cluster.client.curve_rows import MeasuredRun
 from notebook_cluster.client.export import Exported, export_run, frame_of
 from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, last_run
+from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.state import ClusterView, JobView
 from notebook_cluster.security import runtime_directory
 
@@ -189,7 +190,7 @@ def runs_table(runs: list[Run]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
     heads = ("cluster", "started", "job", "strategy", "nodes", "rounds", "final loss", "end")
     return heads, [
         (
-            run.cluster, time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)), run.job or "-",
+            run.cluster, dated(run.started), run.job or "-",
             run.strategy or "-", str(run.nodes), str(run.rounds), "-" if run.loss is None else f"{run.loss:.4g}",
             run.ended or "-",
         )

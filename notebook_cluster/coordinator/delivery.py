@@ -14,6 +14,7 @@ from notebook_cluster.journal.state import Cell
 from notebook_cluster.link import Dialer
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.clock import roughly
 from notebook_cluster.protocol.state import PeerCondition
 from notebook_cluster.protocol.wire import Message
 
@@ -81,7 +82,7 @@ class PeerLink:
         """The reason for people."""
         if not self.asleep:
             return self.reason
-        silent = duration(time.monotonic() - self._heard)
+        silent = roughly(time.monotonic() - self._heard)
         return f"{self.name} fell silent {silent} ago: asleep or out of Wi-Fi; rounds go on without it"
 
 
@@ -120,13 +121,6 @@ class Delivery:
         node = self._core.state.nodes[name]
         message = p.ToKernel(node=name, incarnation=node.incarnation, channel=channel, subshell=subshell)
         self.to_agent(node.peer, message, parts)
-
-
-def duration(seconds: float) -> str:
-    """``40 s``, ``62 min`` or ``3.5 h``."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 # ---- Jupyter messages of kernels

@@ -39,6 +39,7 @@ from notebook_cluster.journal.store import (
     remove,
 )
 from notebook_cluster.protocol import ProtocolError, decode
+from notebook_cluster.protocol.clock import clock
 from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
 
 log = logging.getLogger(__name__)
@@ -199,8 +200,8 @@ def last_run(folder: Path) -> LastRun | None:
         rounds=recovered.committed.rounds, rounds_seen=recovered.committed.seen, checkpoints=last.checkpoints,
         cells=cells[-MAX_CELLS:], cells_seen=len(cells), peers=last.peers,
     )  # fmt: skip
-    clock = time.strftime("%H:%M:%S", time.localtime(last.state.now))
-    ended = f"ended at {clock}: {last.ended}" if last.ended else f"its coordinator was killed after {clock}"
+    moment = clock(last.state.now)
+    ended = f"ended at {moment}: {last.ended}" if last.ended else f"its coordinator was killed after {moment}"
     return LastRun(view=last.state, curves=store.all(), past=past, ended=ended)
 
 

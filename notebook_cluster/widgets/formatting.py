@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from notebook_cluster.protocol.clock import ABSENT, duration
 from notebook_cluster.protocol.state import NodeView
 
-ABSENT = "\u2013"
-"""Stands where there is no value."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _UNPRINTABLE = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]"  # terminal colours and cursor moves
@@ -35,22 +34,6 @@ def byte_count(count: float) -> str:
     return f"{value:.1f} {_UNITS[unit]}" if value < 10 and unit > 0 else f"{value:.0f} {_UNITS[unit]}"
 
 
-def duration(seconds: float) -> str:
-    """``seconds`` as ``40 ms``, ``3.4 s``, ``2 min 05 s``, ``1 h 12 min`` or ``3 d 4 h``."""
-    if not math.isfinite(seconds):
-        return ABSENT
-    seconds = max(seconds, 0.0)
-    if seconds < 0.0995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
-
-
 def round_trip(milliseconds: float, jitter: float | None) -> str:
     """``1.8 ms ± 0.4 ms``: mean and mean deviation; ``1.8 ms`` while the deviation is not known."""
 
@@ -60,31 +43,30 @@ def round_trip(milliseconds: float, jitter: float | None) -> str:
     return one(milliseconds) if jitter is None else f"{one(milliseconds)} ± {one(jitter)}"
 
 
-def ago(seconds: float) -> str:
-    """How long since something happened, roughly: ``40 s ago``, ``3 min ago``, ``2 h ago``, ``5 d ago``."""
-    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (129_600, 3600, "h"), (math.inf, 86_400, "d")):
-        if seconds < limit:
-            return f"{max(seconds, 0.0) / unit:.0f} {name} ago"
-    return "long ago"
-
-
 def integer(value: int | None) -> str:
     """``value`` with thousands separated, a dash for None."""
     return ABSENT if value is None else f"{value:,}"
 
 
 def number(value: float | None) -> str:
-    """A loss or scalar with four significant digits; ``NaN`` and ``∞`` by name, a dash for None."""
+    """A loss or scalar with four significant digits, 0 as ``0``; ``NaN`` and ``∞`` by name, a dash for None."""
     if value is None:
         return ABSENT
+    if value == 0:
+        return "0"
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+    if not 1e-3 <= abs(value) < 1e5:
         return f"{value:.3e}"
     digits = 4 if abs(value) < 10 else 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1
     return f"{value:,.{digits}f}"
+
+
+def percent(share: float) -> str:
+    """``share`` (1.0: all) as ``93 %``, held between 0 and 100."""
+    return f"{100 * min(max(share, 0.0), 1.0):.0f} %" if math.isfinite(share) else ABSENT
 
 
 def global_label(job: str, jobs: Sequence[str]) -> str:

@@ -3,20 +3,18 @@
 Pure. Every text that came from another machine is cleaned here; renderers still escape it.
 """
 
-import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from notebook_cluster.protocol.clock import ABSENT, ago, clock, duration
 from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView, by_rank
 from notebook_cluster.widgets.formatting import (
-    ABSENT,
-    ago,
     byte_count,
-    duration,
     integer,
     node_colour,
     number,
+    percent,
     plain,
     plural,
     round_trip,
@@ -29,6 +27,8 @@ _MOST = 1e12
 """A rate above it is not one."""
 _UP = ("ok", "suspect", "refused")
 """Conditions of nodes that are there and work, or could."""
+_GONE = ("lost", "dead", "asleep")
+"""Conditions of nodes whose last numbers are those of a moment that is over."""
 _NODE_LEVELS = {
     "ok": "good", "starting": "info", "replaying": "info", "rejoining": "info", "stopping": "info",
     "suspect": "warning", "asleep": "asleep", "refused": "warning",
@@ -50,7 +50,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
     """
     status, level = (plain(ended), "muted") if ended else _status(state)
     peers = [_row_among(peer, state.peers, bool(ended)) for peer in state.peers]
-    events = [_event(event) for event in state.events[-EVENTS_SHOWN:]]
+    events = [_event(event, state.now) for event in state.events[-EVENTS_SHOWN:]]
     waits = _waits(state.jobs[0]) if state.jobs else []
     return {
         "name": plain(state.name, 64),
@@ -160,7 +160,7 @@ def _status(state: ClusterView) -> tuple[str, str]:
         return plain(f"{', '.join(broken)} {'is' if len(broken) == 1 else 'are'} down"), "bad"
     asleep = [node.name for node in state.nodes if node.condition == "asleep"]
     if state.cell is not None and state.cell.status == "running":
-        phase = plain(state.jobs[0].phase, 40) if state.jobs else ""
+        phase = plain(state.jobs[0].phase, 40) if _trains(state) else ""
         return ("training" if phase == "training" else f"training · {phase}" if phase else "running a cell"), "info"
     if any(node.condition == "starting" for node in state.nodes):
         return "starting", "info"
@@ -186,10 +186,17 @@ def _facts(state: ClusterView) -> list[dict[str, str]]:
         if job.hash_mismatches:
             facts.append({"label": "Hash mismatches", "value": integer(job.hash_mismatches), "note": "see events"})
     rates = [node.samples_per_s for node in there if node.samples_per_s is not None and _is_rate(node.samples_per_s)]
-    if rates and state.cell is not None and state.cell.status == "running":
+    runs = state.cell is not None and state.cell.status == "running"
+    if rates and (_trains(state) or (runs and not state.jobs)):
         facts.append({"label": "Samples/s", "value": f"{sum(rates):,.0f}", "note": f"of {plural(len(rates), 'node')}"})
     facts.append({"label": "Up", "value": duration(state.now - state.started), "note": ""})
     return facts
+
+
+def _trains(state: ClusterView) -> bool:
+    """The running cell trains the first job: one that an earlier cell trained is only remembered."""
+    cell = state.cell
+    return cell is not None and cell.status == "running" and bool(state.jobs) and state.jobs[0].cell == cell.id
 
 
 def _job_note(job: JobView) -> str:
@@ -230,7 +237,8 @@ def _cell(cell: CellView | None, now: float, over: bool) -> dict[str, Any] | Non
 
 
 def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
-    total = max(node.memory_total, 1)
+    is_gone = node.condition in _GONE
+    total, used = max(node.memory_total, 1), 0 if is_gone else node.memory_used
     running = state.cell.nodes.get(node.name, "") if state.cell and state.cell.status == "running" else ""
     busy = node.busy or running == "running"
     condition: str = "busy" if node.condition == "ok" and busy else node.condition
@@ -241,7 +249,7 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
     checkpoint = f"Saved {plain(node.checkpoint, 60)}" if node.checkpoint else "No checkpoint yet"
     if node.checkpoint and node.checkpoint_time is not None:
         checkpoint += f", {ago(state.now - node.checkpoint_time)}"
-    vitals = "" if ended else " · ".join(_vitals(node, state.peers))
+    vitals = "" if ended or is_gone else " · ".join(_vitals(node, state.peers))
     return {
         "name": plain(node.name, 64),
         "rank": ABSENT if node.rank is None else str(node.rank),
@@ -261,10 +269,10 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
         "left_out": "" if ended else plain(node.left_out),
         "memory": {
             "kind": "memory" if node.memory_kind == "unified" else node.memory_kind,
-            "used": byte_count(node.memory_used) if node.memory_used else ABSENT,
+            "used": byte_count(used) if used else ABSENT,
             "peak": byte_count(max(node.memory_peak, node.memory_used)) if node.memory_used else ABSENT,
             "total": byte_count(node.memory_total) if node.memory_total else "?",
-            "fraction": round(min(max(node.memory_used / total, 0.0), 1.0), 4) if node.memory_total else 0.0,
+            "fraction": round(min(max(used / total, 0.0), 1.0), 4) if node.memory_total else 0.0,
             "peak_fraction": round(min(max(node.memory_peak / total, 0.0), 1.0), 4) if node.memory_total else 0.0,
         },
         "step": integer(node.step),
@@ -279,17 +287,17 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
 def _vitals(node: NodeView, peers: Sequence[PeerView]) -> list[str]:
     """Load and temperature of its device, processors that it keeps busy, threads that it may take, power of its
     machine, and the link to it."""
-    kind = "CPU" if node.device == "cpu" else "GPU"
-    facts = [] if node.load is None else [f"{kind} {min(max(node.load, 0.0), 1.0):.0%}"]
+    kind = "machine's CPU" if node.device == "cpu" else "GPU"
+    facts = [] if node.load is None else [f"{kind} {percent(node.load)}"]
     if node.temperature is not None and abs(node.temperature) < 1000:
         facts.append(f"{node.temperature:.0f} °C")
     if 0.05 <= node.cpu < _MOST:
-        facts.append(f"uses {node.cpu:.1f} CPU cores")
+        facts.append(f"this node {node.cpu:.1f} CPU cores")
     if 0 < node.threads < _MOST:
         facts.append(plural(node.threads, "thread") + (" (its own setting)" if node.threads_chosen else ""))
     peer = next((peer for peer in peers if peer.name == node.peer), None)
     if peer is not None and peer.battery is not None:
-        facts.append(f"{'mains' if peer.plugged else 'battery'} {min(max(peer.battery, 0.0), 100.0):.0f}%")
+        facts.append(f"{'mains' if peer.plugged else 'battery'} {percent(peer.battery / 100)}")
     if peer is not None and peer.round_trip_ms is not None and peer.found_by != "local":
         facts.append(f"link {round_trip(peer.round_trip_ms, peer.jitter_ms)}")
     return facts
@@ -301,10 +309,12 @@ def _is_rate(rate: float | None) -> bool:
 
 
 def _extra(node: NodeView) -> list[str]:
-    rate = [] if not _is_rate(node.samples_per_s) else [f"{node.samples_per_s:,.0f} samples/s"]
+    is_known = _is_rate(node.samples_per_s) and node.condition not in _GONE
+    rate = [f"{node.samples_per_s:,.0f} samples/s"] if is_known else []
     return rate + [f"{plain(name, 30)} {number(value)}" for name, value in sorted(node.scalars.items())[:4]]
 
 
-def _event(event: EventView) -> dict[str, Any]:
-    clock = time.strftime("%H:%M:%S", time.localtime(event.time))
-    return {"time": event.time, "clock": clock, "level": event.level, "text": plain(event.text, 300)}
+def _event(event: EventView, now: float) -> dict[str, Any]:
+    return {
+        "time": event.time, "clock": clock(event.time, now), "level": event.level, "text": plain(event.text, 300),
+    }  # fmt: skip

@@ -20,6 +20,7 @@ import anywidget
 import msgspec
 import traitlets
 
+from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
@@ -192,7 +193,7 @@ class Panel:
                 self._curves.add_new(event.series)
                 self._curve_pace.ask()
             case Closing():
-                self._ended = f"ended at {time.strftime('%H:%M:%S')}: {event.reason.rpartition('has ended: ')[2]}"
+                self._ended = f"ended at {dated(time.time())}: {event.reason.rpartition('has ended: ')[2]}"
                 self._leave()
 
     def _load_history(self) -> None:
@@ -308,7 +309,7 @@ def _static_bundle(state: ClusterView, series: Sequence[Series] = (), ended: str
     # It is saved with the notebook: no code stands in it.
     state = msgspec.structs.replace(state, invitation="")
     # Whoever opens the file later must not take it for how things are.
-    moment = "" if ended else f"as it was on {time.strftime('%Y-%m-%d at %H:%M:%S', time.localtime(state.now))}"
+    moment = "" if ended else f"as it was on {dated(state.now)}"
     return {
         "text/html": render_html(state, series, ended=ended, moment=moment),
         "text/plain": render_text(state, series, ended=ended),

@@ -4,7 +4,6 @@ its charts, the curves as pictures.
 
 import html
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +11,14 @@ from typing import Any
 
 from notebook_cluster.client.curve_rows import MeasuredRun
 from notebook_cluster.client.whole_files import whole_file
+from notebook_cluster.protocol.clock import ABSENT, clock, dated, duration
 from notebook_cluster.protocol.state import CellView, ClusterView, RoundView, RunHistory, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import Curves, Line, run_line, run_notes, svg_chart
 from notebook_cluster.widgets.formatting import (
-    ABSENT,
     GLOBAL,
     NO_PLACE,
     byte_count,
-    duration,
     global_label,
     integer,
     node_colours,
@@ -76,8 +74,7 @@ def _there_already(file: Path) -> OSError:
 def render_report(state: ClusterView, series: Sequence[Series], history: RunHistory, *, ended: str = "") -> str:
     """The page. Every text is escaped; there is no script and nothing is loaded from elsewhere."""
     model = panel_model(state, ended)
-    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.now))
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.started))
+    moment, began = dated(state.now), dated(state.started)
     facts = [
         *model["facts"],
         {"label": "Cells", "value": integer(history.cells_seen), "note": ""},
@@ -92,8 +89,8 @@ def render_report(state: ClusterView, series: Sequence[Series], history: RunHist
         block("nbc-facts", [_fact(fact) for fact in facts]),
         *_section("Curves", charts(state, Curves(series), history.rounds)),
         *_section("Nodes", _nodes(state, model)),
-        *_section("Rounds", _rounds(history)),
-        *_section("Checkpoints", _checkpoints(history)),
+        *_section("Rounds", _rounds(history, state.now)),
+        *_section("Checkpoints", _checkpoints(history, state.now)),
         *_section("Cells", _cells(history)),
         *_section("Versions", _versions(history)),
         *_section("Events", _events(model)),
@@ -151,7 +148,7 @@ def _nodes(state: ClusterView, model: dict[str, Any]) -> list[str]:
     return [_table(head, rows, bad)]
 
 
-def _rounds(history: RunHistory) -> list[str]:
+def _rounds(history: RunHistory, now: float) -> list[str]:
     if not history.rounds:
         return []
     last_of = {one.job: one for one in history.rounds}
@@ -170,7 +167,7 @@ def _rounds(history: RunHistory) -> list[str]:
         [plain(name, 64), integer(times[name]), duration(seconds[name])]
         for name in sorted(seconds, key=seconds.__getitem__, reverse=True)
     ]
-    listed = [_round_row(one) for one in reversed(history.rounds[-ROUNDS_LISTED:])]
+    listed = [_round_row(one, now) for one in reversed(history.rounds[-ROUNDS_LISTED:])]
     more = history.rounds_seen - len(listed)
     return [
         *[text_block("", line) for line in said],
@@ -184,16 +181,17 @@ def _last(one: RoundView) -> str:
     return min(one.waits, key=one.waits.__getitem__)
 
 
-def _round_row(one: RoundView) -> list[str]:
+def _round_row(one: RoundView, now: float) -> list[str]:
     known = len(one.waits) > 1
     last, longest = (plain(_last(one), 64), duration(max(one.waits.values()))) if known else (ABSENT, ABSENT)
     members = plain(", ".join(one.members), 120)
-    return [f"{plain(one.job, 64)} {integer(one.round)}", _clock(one.time), last, longest, members, one.state_hash[:8]]
+    name = f"{plain(one.job, 64)} {integer(one.round)}"
+    return [name, clock(one.time, now), last, longest, members, one.state_hash[:8]]
 
 
-def _checkpoints(history: RunHistory) -> list[str]:
+def _checkpoints(history: RunHistory, now: float) -> list[str]:
     rows = [
-        [plain(one.name, 64), plain(one.job, 64), integer(one.round), _clock(one.time), plain(one.path, 300)]
+        [plain(one.name, 64), plain(one.job, 64), integer(one.round), clock(one.time, now), plain(one.path, 300)]
         for one in history.checkpoints
     ]
     return [_table(("name", "job", "round", "at", "folder"), rows)] if rows else []
@@ -243,10 +241,6 @@ def _events(model: dict[str, Any]) -> list[str]:
         for event in model["events"]
     ]
     return [block("", lines)] if lines else []
-
-
-def _clock(moment: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def _escaped(text: str) -> str:

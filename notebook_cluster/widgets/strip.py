@@ -5,10 +5,10 @@ It is an output like any other: the saved notebook keeps the last one, in every 
 
 import html
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from notebook_cluster.protocol.clock import dated, duration
 from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, by_rank
 from notebook_cluster.protocol.thinning import Point
 from notebook_cluster.widgets.curves import Curves, Line, LossCurve, smoothed, svg_chart
@@ -16,7 +16,6 @@ from notebook_cluster.widgets.formatting import (
     GLOBAL,
     NO_PLACE,
     byte_count,
-    duration,
     integer,
     node_colour,
     node_colours,
@@ -73,7 +72,7 @@ def strip_html(training: Training, state: ClusterView, curves: Curves) -> str:
     ]
     body.append(_nodes(training, state))
     if training.ended is None:
-        body.append(text_block("nbc-small nbc-muted", f"as it was at {_clock(state.now)}", aria_hidden="true"))
+        body.append(text_block("nbc-small nbc-muted", f"as it was at {dated(state.now)}", aria_hidden="true"))
     return page([block("nbc-strip", body)], f"training of cell {training.cell}")
 
 
@@ -250,7 +249,3 @@ def _chip(name: str, colour: str, status: str, node: NodeView | None) -> str:
         f'<span class="nbc-strip-node{level}" role="listitem" style="--nbc-rank:{colour}" '
         f'title="{html.escape(f"{plain(name, 64)}: {status}", quote=True)}">{inside}</span>'
     )
-
-
-def _clock(moment: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(moment))

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from notebook_cluster.protocol.clock import ABSENT, ago
 from notebook_cluster.protocol.interaction import NodeVariables, Variable
 from notebook_cluster.protocol.views import Finding
-from notebook_cluster.widgets.formatting import ABSENT, ago, byte_count, plain, plural
+from notebook_cluster.widgets.formatting import byte_count, plain, plural
 from notebook_cluster.widgets.static_html import block, page, text_block
 from notebook_cluster.widgets.text import aligned
 

@@ -5,9 +5,10 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+from notebook_cluster.protocol.clock import ABSENT
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.widgets.curves import Curves, thin
-from notebook_cluster.widgets.formatting import ABSENT, global_label, integer, number
+from notebook_cluster.widgets.formatting import global_label, integer, number
 from notebook_cluster.widgets.model import panel_model, peer_row
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import type { ClusterView, Curve, NodeView, PeerView } from '../generated';
 import { newestLoss } from '../sidebar/curves';
+import { progress } from '../sidebar/clusters';
 import { Dashboard } from '../sidebar/dashboard';
 import { factsOf, vitalsOf } from '../sidebar/facts';
 import { duration } from '../sidebar/format';
@@ -57,6 +58,22 @@ it('counts the samples of a running cell only, and leaves out rates that cannot 
   expect(labels({ ...RUNNING, nodes: [rate(9), rate(-1), rate(1e300), rate(70, 'lost')] })).toContain('Samples/s 9');
 });
 
+it('says of a cell that trains nothing no round, and counts no samples of a training before it', () => {
+  const nodes = [node('desk', 0, { samples_per_s: 900, loss: 0.25 })];
+  const state = cluster('lesson', { ...RUNNING, jobs: [job('model', { cell: 2 })], nodes }).state!;
+  expect(progress(state)).toBe('cell 3 running · 1 node');
+  expect(factsOf(state).map(fact => fact.label)).not.toContain('Samples/s');
+  expect(progress({ ...state, cell: { ...state.cell!, status: 'ok' } })).toBe('1 node · round 12 · loss 0.2500');
+});
+
+it.each(['lost', 'dead', 'asleep'] as const)('shows no current numbers of a node that is %s', condition => {
+  const gone = node('mini', 0, { condition, load: 0.5, cpu: 1.2, threads: 2, samples_per_s: 70, step: 10 });
+  const cells = [...dashboard({ nodes: [gone] }).querySelectorAll('tbody tr > *')].map(cell => cell.textContent);
+  expect(cells[1]).toBe('Ryzen 7');
+  expect(cells[3]).toBe('– of 8.0 GBpeak 3.0 GB');
+  expect([cells[4], cells[6]]).toEqual(['10', '–']);
+});
+
 it('says who is waited for now, and who was in the last rounds, the newest first', () => {
   const tab = dashboard({ ...RUNNING, jobs: [{ ...JOB, waiting_for: ['mini'] }] });
   expect(tab.querySelector('.nbc-dash-facts')!.textContent).toContain('waiting for mini');
@@ -75,7 +92,7 @@ it('says of a node its load, its temperature, its battery and the way to it, whe
     jitter_ms: 0.41
   } as Partial<PeerView>);
   expect(vitalsOf(known, [there])).toBe(
-    'GPU 91% · 61 °C · uses 1.2 CPU cores · 2 threads · battery 80% · link 1.8 ms ± 0.4 ms'
+    'GPU 91 % · 61 °C · this node 1.2 CPU cores · 2 threads · battery 80 % · link 1.8 ms ± 0.4 ms'
   );
   const unknown = node('mini', 0, { load: null, temperature: null, cpu: null });
   expect(vitalsOf(unknown, [peer('mini', { battery: null, found_by: 'local', round_trip_ms: 1 })])).toBe('');

@@ -6,8 +6,8 @@ import type { ClusterRow, ClusterView, NodeView } from '../generated';
 import type { Request } from './connection';
 import { Act, Button, Problem, useAction, usePull } from './controls';
 import { Curves, newest, newestLoss } from './curves';
-import { isUp } from './facts';
-import { ago, byteCount, number, plural } from './format';
+import { isGone, isUp, trains } from './facts';
+import { ABSENT, ago, byteCount, number, plural } from './format';
 import { nodeColour } from './palette';
 import { Sparkline } from './sparkline';
 
@@ -94,11 +94,14 @@ export function nodesUp({ nodes }: ClusterView): string {
   return (up < nodes.length ? `${up} of ` : '') + plural(nodes.length, 'node');
 }
 
-/** `2 nodes · round 12 · loss 0.3120`, with `cell 3 running` before it. */
+/** `2 nodes · round 12 · loss 0.3120`, with `cell 3 running` before it; no round of what that cell does not train. */
 export function progress(state: ClusterView): string {
   const parts = [nodesUp(state)];
   if (state.cell?.status === 'running') {
     parts.unshift(`cell ${state.cell.id} running`);
+    if (state.jobs.length && !trains(state)) {
+      return parts.join(' · ');
+    }
   }
   if (state.jobs.length) {
     parts.push(`round ${state.jobs[0].round}`);
@@ -257,10 +260,10 @@ function Node({ node, state, curves, send }: INode): React.JSX.Element {
 
 /** A bar of the memory that `node` uses, with its numbers. */
 export function Memory({ node }: { node: NodeView }): React.JSX.Element {
-  const share = node.memory_total > 0 ? Math.min(node.memory_used / node.memory_total, 1) : 0;
-  const text = node.memory_total
-    ? `${byteCount(node.memory_used)} of ${byteCount(node.memory_total)}`
-    : byteCount(node.memory_used);
+  const used = isGone(node) ? 0 : node.memory_used;
+  const share = node.memory_total > 0 ? Math.min(used / node.memory_total, 1) : 0;
+  const shown = isGone(node) ? ABSENT : byteCount(used);
+  const text = node.memory_total ? `${shown} of ${byteCount(node.memory_total)}` : shown;
   return (
     <span
       className="nbc-side-memory"

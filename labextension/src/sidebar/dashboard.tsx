@@ -6,7 +6,7 @@ import type { ClusterView, EventView, NodeView } from '../generated';
 import { Memory, progress } from './clusters';
 import { Curves, curveKey, lossesIn, newestLoss } from './curves';
 import { Facts, rateOf, vitalsOf, Waits } from './facts';
-import { ABSENT, ago, byteCount, duration, integer, number } from './format';
+import { ABSENT, ago, byteCount, clock, duration, integer, number } from './format';
 import { nodeColour } from './palette';
 import { Across, ILine, IRange, pathOf, rangeOf } from './sparkline';
 import { curvesOf, Store } from './store';
@@ -45,7 +45,7 @@ export function Dashboard({
           <Charts cluster={cluster} curves={curvesOf(state, name)} />
           <Nodes state={cluster} />
           {cluster.jobs.length > 0 && <Waits job={cluster.jobs[0]} />}
-          <Events events={cluster.events} />
+          <Events events={cluster.events} now={cluster.now} />
         </>
       )}
     </div>
@@ -199,15 +199,14 @@ function Note({ text }: { text: string }): React.JSX.Element | null {
   return text ? <div className="nbc-side-hint">{text}</div> : null;
 }
 
-function Events({ events }: { events: readonly EventView[] }): React.JSX.Element {
+function Events({ events, now }: { events: readonly EventView[]; now: number | null }): React.JSX.Element {
   return (
     <section aria-label="Events">
       <h3>Events</h3>
       <ol className="nbc-dash-events">
         {[...events].reverse().map((event, index) => (
           <li key={events.length - index} data-level={event.level}>
-            <time>{event.time === null ? '' : new Date(event.time * 1000).toLocaleTimeString()}</time>{' '}
-            {event.level !== 'info' && <b>{event.level}: </b>}
+            <time>{clock(event.time, now)}</time> {event.level !== 'info' && <b>{event.level}: </b>}
             {event.text}
           </li>
         ))}

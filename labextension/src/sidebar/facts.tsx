@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import type { ClusterView, JobView, NodeView, PeerView } from '../generated';
-import { byteCount, duration, integer, number, plural, roundTrip } from './format';
+import { byteCount, duration, integer, number, percent, plural, roundTrip } from './format';
 
 /** A rate above it is not one. */
 const MOST = 1e12;
@@ -25,7 +25,7 @@ export function factsOf(state: ClusterView): IFact[] {
     facts.push(...factsOfJob(job));
   }
   const rates = state.nodes.filter(isUp).flatMap(rateOf);
-  if (rates.length && state.cell?.status === 'running') {
+  if (rates.length && (trains(state) || (state.cell?.status === 'running' && !state.jobs.length))) {
     const all = Math.round(rates.reduce((sum, rate) => sum + rate, 0));
     facts.push({ label: 'Samples/s', value: integer(all), note: `of ${plural(rates.length, 'node')}` });
   }
@@ -62,22 +62,39 @@ export function isUp({ condition }: NodeView): boolean {
   return condition === 'ok' || condition === 'suspect' || condition === 'refused';
 }
 
-/** Samples a second, or nothing where they are not known, not a number, or cannot be. */
-export function rateOf({ samples_per_s: rate }: NodeView): number[] {
-  return rate !== null && rate >= 0 && rate < MOST ? [rate] : [];
+/** Whether its last numbers are those of a moment that is over. */
+export function isGone({ condition }: NodeView): boolean {
+  return condition === 'lost' || condition === 'dead' || condition === 'asleep';
 }
 
-/** Load and temperature of its device, processors that it keeps busy, power of its machine, and the way to it. */
+/** Whether the running cell trains the first job: one that an earlier cell trained is only remembered. */
+export function trains({ cell, jobs }: ClusterView): boolean {
+  return cell?.status === 'running' && jobs.length > 0 && jobs[0].cell === cell.id;
+}
+
+/** Samples a second, or nothing where they are not known, not a number, or cannot be, or the node is gone. */
+export function rateOf(node: NodeView): number[] {
+  const rate = node.samples_per_s;
+  return !isGone(node) && rate !== null && rate >= 0 && rate < MOST ? [rate] : [];
+}
+
+/**
+ * Load and temperature of its device, processors that it keeps busy, power of its machine, and the way to it; nothing of
+ * a node that is gone.
+ */
 export function vitalsOf(node: NodeView, peers: readonly PeerView[]): string {
   const facts: string[] = [];
+  if (isGone(node)) {
+    return '';
+  }
   if (node.load !== null) {
-    facts.push(`${node.device === 'cpu' ? 'CPU' : 'GPU'} ${percent(100 * node.load)}`);
+    facts.push(`${node.device === 'cpu' ? "machine's CPU" : 'GPU'} ${percent(node.load)}`);
   }
   if (node.temperature !== null && Math.abs(node.temperature) < 1000) {
     facts.push(`${node.temperature.toFixed(0)} °C`);
   }
   if (node.cpu !== null && node.cpu >= 0.05 && node.cpu < MOST) {
-    facts.push(`uses ${node.cpu.toFixed(1)} CPU cores`);
+    facts.push(`this node ${node.cpu.toFixed(1)} CPU cores`);
   }
   if (node.threads > 0 && node.threads < MOST) {
     facts.push(
@@ -86,16 +103,12 @@ export function vitalsOf(node: NodeView, peers: readonly PeerView[]): string {
   }
   const peer = peers.find(candidate => candidate.name === node.peer);
   if (peer && peer.battery !== null) {
-    facts.push(`${peer.plugged ? 'mains' : 'battery'} ${percent(peer.battery)}`);
+    facts.push(`${peer.plugged ? 'mains' : 'battery'} ${percent(peer.battery / 100)}`);
   }
   if (peer && peer.round_trip_ms !== null && peer.found_by !== 'local') {
     facts.push(`link ${roundTrip(peer.round_trip_ms, peer.jitter_ms)}`);
   }
   return facts.join(' · ');
-}
-
-function percent(value: number): string {
-  return `${Math.min(Math.max(value, 0), 100).toFixed(0)}%`;
 }
 
 /** The header as a row of numbers. */

@@ -1,4 +1,7 @@
-/** Numbers as people read them, the same as `notebook_cluster/widgets/formatting.py` writes them. */
+/**
+ * Numbers and times as people read them, the same as `notebook_cluster/widgets/formatting.py` and
+ * `notebook_cluster/protocol/clock.py` write them: `__tests__/shown.json` is held against both.
+ */
 
 export const ABSENT = '–';
 const UNITS = ['B', 'kB', 'MB', 'GB', 'TB', 'PB'];
@@ -15,16 +18,20 @@ export function byteCount(count: number): string {
   return `${value < 10 && unit > 0 ? value.toFixed(1) : value.toFixed(0)} ${UNITS[unit]}`;
 }
 
-/** A loss with four significant digits; a dash for null, which also stands for NaN and infinity. */
+/** A loss with four significant digits, 0 as `0`; a dash for null, which also stands for NaN and infinity. */
 export function number(value: number | null): string {
   if (value === null || !Number.isFinite(value)) {
     return ABSENT;
   }
-  const size = Math.abs(value);
-  if (value !== 0 && (size < 1e-3 || size >= 1e5)) {
-    return value.toExponential(3);
+  if (value === 0) {
+    return '0';
   }
-  return value.toFixed(size < 10 ? 4 : size < 100 ? 3 : size < 1000 ? 2 : 1);
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e5) {
+    return value.toExponential(3).replace(/e([+-])(\d)$/, 'e$10$2');
+  }
+  const digits = size < 10 ? 4 : size < 100 ? 3 : size < 1000 ? 2 : 1;
+  return value.toLocaleString('en', { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
 /** `1 node`, `3 nodes`. */
@@ -32,13 +39,41 @@ export function plural(count: number, word: string): string {
   return `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
 }
 
-/** Seconds as `40 s ago`, `3 min ago`, `2 h ago`. */
-export function ago(seconds: number): string {
-  const whole = Math.max(seconds, 0);
-  if (whole < 90) {
-    return `${whole.toFixed(0)} s ago`;
+const LARGEST = 2 ** 36;
+const two = (value: number): string => String(value).padStart(2, '0');
+const dayOf = (moment: Date): string =>
+  `${moment.getFullYear()}-${two(moment.getMonth() + 1)}-${two(moment.getDate())}`;
+
+/**
+ * A moment (seconds since 1970) in local time: `14:03:10`, with its date where that is not the day of `today`
+ * (default: now): `2026-11-19 14:03:10`. A dash for what is no moment.
+ */
+export function clock(seconds: number | null, today: number | null = null): string {
+  if (seconds === null || !(seconds >= 0 && seconds < LARGEST)) {
+    return ABSENT;
   }
-  return whole < 5400 ? `${(whole / 60).toFixed(0)} min ago` : `${(whole / 3600).toFixed(0)} h ago`;
+  const moment = new Date(seconds * 1000);
+  const time = [moment.getHours(), moment.getMinutes(), moment.getSeconds()].map(two).join(':');
+  const isToday = dayOf(moment) === dayOf(today === null ? new Date() : new Date(today * 1000));
+  return isToday ? time : `${dayOf(moment)} ${time}`;
+}
+
+const LENGTHS: readonly (readonly [number, number, string])[] = [
+  [90, 1, 's'],
+  [5400, 60, 'min'],
+  [129_600, 3600, 'h'],
+  [Infinity, 86_400, 'd']
+];
+
+/** Seconds as `40 s ago`, `3 min ago`, `2 h ago`, `5 d ago`. */
+export function ago(seconds: number): string {
+  const [, unit, name] = LENGTHS.find(([limit]) => seconds < limit) ?? LENGTHS[3];
+  return `${(Math.max(seconds, 0) / unit).toFixed(0)} ${name} ago`;
+}
+
+/** A share (1: all) as `93 %`, held between 0 and 100. */
+export function percent(share: number): string {
+  return `${(100 * Math.min(Math.max(share, 0), 1)).toFixed(0)} %`;
 }
 
 /** Seconds as `40 ms`, `3.4 s`, `2 min 05 s`, `1 h 12 min` or `3 d 4 h`; a dash for null. */

@@ -10,12 +10,13 @@ from typing import Any
 import zmq
 
 from notebook_cluster.coordinator.core import LOCAL, Core
-from notebook_cluster.coordinator.delivery import Delivery, PeerLink, duration
+from notebook_cluster.coordinator.delivery import Delivery, PeerLink
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.journal import events as e
 from notebook_cluster.link import Dialer, InboundListener
 from notebook_cluster.peering.candidates import FoundBy, Trust
 from notebook_cluster.protocol import peer as p
+from notebook_cluster.protocol.clock import clock, roughly
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
@@ -258,7 +259,7 @@ class PeerLinks:
                 continue
             told.add((link.name, folder))
             known = 0 <= kept.time < MOST_TIME
-            when = f", {time.strftime('%-d %b %H:%M', time.localtime(kept.time))}" if known else ""
+            when = f", {clock(kept.time)}" if known else ""
             self._core.tell(
                 "info",
                 f"{link.name} has kept {kept.name!r} of job {kept.job[:MOST_TEXT]!r} (round {kept.round}{when}) in "
@@ -268,7 +269,7 @@ class PeerLinks:
     def on_slept(self, link: PeerLink, message: p.Slept) -> None:
         """A machine was asleep and is back."""
         link.slept = message.seconds
-        self._core.tell("info", f"{link.name} slept for {duration(message.seconds)} and is back")
+        self._core.tell("info", f"{link.name} slept for {roughly(message.seconds)} and is back")
 
     def on_farewell(self, link: PeerLink, message: p.Farewell) -> None:
         """An agent ends; its kernels have."""

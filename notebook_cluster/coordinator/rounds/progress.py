@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from notebook_cluster.coordinator.core import Core
-from notebook_cluster.coordinator.delivery import Delivery, duration
+from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.protocol.awake import AwakeClock
+from notebook_cluster.protocol.clock import roughly
 from notebook_cluster.protocol.node import Heartbeat, NodeSilent
 from notebook_cluster.protocol.peer import PeerSample
 from notebook_cluster.rounds.leader.silence import limit
@@ -140,7 +141,7 @@ class SignsOfLife:
         """``has made no progress for 12 s (its process is stopped)`` of a node that nobody waits for; else empty."""
         if node not in self._marked or node not in self._signs:
             return ""
-        return f"has made no progress for {duration(self.silence(node))} ({self._why(node)})"
+        return f"has made no progress for {roughly(self.silence(node))} ({self._why(node)})"
 
     # ---- inside ----------------------------------------------------------------------------------------------
 
