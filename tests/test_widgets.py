@@ -3,6 +3,7 @@
 import math
 import queue
 import re
+import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -406,7 +407,7 @@ def test_of_more_than_six_nodes_each_has_a_row() -> None:
 
 
 def test_lists_are_folded_and_say_the_newest_of_them_but_peers_that_can_be_added() -> None:
-    event = EventView(time=1.0, level="warning", text="mini is <lost>")
+    event = EventView(time=time.time(), level="warning", text="mini is <lost>")
     connected = peer_view("mini", condition="connected")
     markup = render_html(cluster_view(events=[event], peers=[connected]))
     assert "<details open>" not in markup
