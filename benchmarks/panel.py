@@ -1,4 +1,5 @@
-"""What the panel of a large cluster costs: processor time, traffic and redraws of the notebook, and the coordinator.
+"""What the panel of a large cluster and the strip of a training cost: processor time, traffic and redraws of the
+notebook, and the coordinator.
 
 A real coordinator has nodes that are played by one process, ``benchmarks.panel_nodes``: each says its memory, step and
 losses once a second, over a real link. The panel is shown in the kernel of a notebook whose frontend reads everything.
@@ -20,6 +21,8 @@ from benchmarks.common import private_folders
 from benchmarks.notebook import Notebook, notebook
 
 DELIMITER = b"<IDS|MSG>"
+STRIP: dict[str, Any] = {"strip": True}
+"""Stands for an output that changed: the strip is the only one."""
 SETTLED = 3
 """Curves drawn since the last node came in: then the figure is loaded, and the past is shown."""
 TIMEOUT = 60.0
@@ -35,15 +38,18 @@ class Traffic:
         self._socket.connect(opened.manager._make_url("iopub"))
 
     def _messages(self, seconds: float) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(bytes, changed state) of the comm messages of the next ``seconds``."""
+        """(bytes, changed state) of the comm messages of the next ``seconds``, and of outputs that change."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if not self._socket.poll(left * 1000):
                 return
             frames = self._socket.recv_multipart()
             parts = frames[frames.index(DELIMITER) + 2 :]
-            if json.loads(parts[0])["msg_type"] == "comm_msg":
+            kind = json.loads(parts[0])["msg_type"]
+            if kind == "comm_msg":
                 yield sum(len(part) for part in parts), json.loads(parts[3])["data"].get("state", {})
+            elif kind == "update_display_data":
+                yield sum(len(part) for part in parts), STRIP
 
     def settle(self) -> None:
         """Return when the panel only shows what is new any more."""
@@ -57,7 +63,7 @@ class Traffic:
         raise RuntimeError(f"the panel drew no curves within {TIMEOUT:g} s")
 
     def count(self, seconds: float) -> tuple[int, int]:
-        """(bytes, redraws) of comm messages in the next ``seconds``."""
+        """(bytes, redraws) of what changes in the next ``seconds``."""
         size, redraws = 0, 0
         for length, state in self._messages(seconds):
             size += length
@@ -70,7 +76,9 @@ class Traffic:
 
 def _redraws(state: dict[str, Any]) -> bool:
     """True for a message that makes the browser draw: cards, or curves. Plotly also sends numbers of its messages."""
-    return "state" in state or any(name.startswith("_py2js_") and value for name, value in state.items())
+    return (
+        "state" in state or state is STRIP or any(name.startswith("_py2js_") and value for name, value in state.items())
+    )
 
 
 def measure(nodes: int, seconds: float) -> dict[str, float]:
@@ -94,6 +102,7 @@ def measure(nodes: int, seconds: float) -> dict[str, float]:
                 "import time\nwhile len(cluster.series()) < 3 * len(cluster.state().nodes):\n    time.sleep(0.2)\n"
                 "show_panel(cluster)"
             )
+            opened.run("from benchmarks.panel_strip import show_strip\nstrip = show_strip(cluster, get_ipython())")
             traffic.settle()
             figures = _watch(psutil.Process(opened.pid), coordinator, traffic, seconds)
             opened.run("cluster.stop()")
