@@ -65,6 +65,7 @@ def take_pictures(page: "Page", peer: Stranger) -> None:
     page.get_by_role("listitem", name=f"node {peer.name}, ok").wait_for(timeout=PATIENCE)
     page.locator(".nbc-side-shared").wait_for(timeout=PATIENCE)
     wait_for_round(page, 12)
+    page.get_by_role("button", name="More …").click()
     page.get_by_role("button", name="Checkpoint", exact=True).click()
     page.get_by_text("checkpoint digits").first.wait_for(timeout=PATIENCE)
     page.screenshot(path=FOLDER / "sidebar.png")

@@ -62,6 +62,19 @@ def round_number(page: "Page") -> int:
     return int(found[1]) if found else 0
 
 
+def show_more(where: "Locator") -> None:
+    """Open the row with the rarer buttons of the cluster that ``where`` is, or has; it stays open."""
+    if (closed := where.get_by_role("button", name="More …")).count():
+        closed.click()
+
+
+def unfold(page: "Page", name: str = CLUSTER) -> None:
+    """Show what there is of a cluster that is folded, as one that has ended is."""
+    page.get_by_role("region", name=f"cluster {name}").get_by_role("button", name=name, exact=True).and_(
+        page.locator("[aria-expanded=false]")
+    ).click(timeout=PATIENCE)
+
+
 def wait_for_round(page: "Page", number: int) -> None:
     """Wait until the cluster's line shows this round, or a later one."""
     wait_until(lambda: round_number(page) >= number, 60, lambda: f"round {number} in: {cluster(page).inner_text()}")

@@ -22,7 +22,7 @@ from tests.browser import (
     write_notebook,
 )
 from tests.conftest import wait_until
-from tests.sidebar_page import CLUSTER, cluster, confirm, run_cell, show_sidebar
+from tests.sidebar_page import CLUSTER, cluster, confirm, run_cell, show_more, show_sidebar, unfold
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -62,6 +62,7 @@ def page(lab: Lab) -> Iterator["Page"]:
         run_cell(opened, 0)
         show_sidebar(opened)
         cluster(opened).get_by_role("listitem").nth(1).wait_for(timeout=PATIENCE)
+        show_more(cluster(opened))
         opened.locator(".nbc-panel .nbc-node").nth(1).wait_for(timeout=PATIENCE)
         yield opened
         with contextlib.suppress(Error):
@@ -162,4 +163,5 @@ def test_a_node_is_removed_and_the_cluster_ended_with_the_keyboard(page: "Page")
         page.keyboard.press("Enter")
         named(where, gone).wait_for(state="detached", timeout=PATIENCE)
         question.wait_for(state="detached", timeout=PATIENCE)
+    unfold(page)
     cluster(page).get_by_text(f"cluster '{CLUSTER}' has ended: stopped").wait_for(timeout=PATIENCE)

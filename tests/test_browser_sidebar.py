@@ -36,8 +36,10 @@ from tests.sidebar_page import (
     peer,
     round_number,
     run_cell,
+    show_more,
     show_sidebar,
     sources,
+    unfold,
     use_theme,
     wait_for_other_text,
     wait_for_round,
@@ -167,6 +169,7 @@ def test_rounds_loss_and_memory_move_while_the_cell_trains(page: "Page", mini: s
 
 
 def test_the_model_that_trains_is_saved_with_a_click(page: "Page") -> None:
+    show_more(cluster(page))
     cluster(page).get_by_role("button", name="Checkpoint").click()
     node(page, "local").get_by_text("✓ checkpoint model-round-").wait_for(timeout=PATIENCE)
 
@@ -300,6 +303,7 @@ def test_the_cluster_is_stopped_after_a_second_click_and_says_so(page: "Page") -
     cluster(page).get_by_role("button", name="Stop cluster").click()
     confirm(cluster(page).get_by_role("button", name=f"Really stop cluster {CLUSTER} and end all its kernels?"))
     cluster(page).get_by_role("button", name="Stop cluster").wait_for(state="detached", timeout=PATIENCE)
+    unfold(page)
     cluster(page).get_by_text(f"cluster '{CLUSTER}' has ended: stopped").wait_for(timeout=PATIENCE)
     assert page.locator(".nbc-side-status").count() == 0
 
@@ -322,6 +326,7 @@ def test_a_cluster_is_started_with_the_keyboard_alone(page: "Page", strangers: S
     page.get_by_role("listitem", name=f"node {mini}, ok").wait_for(timeout=PATIENCE)
     evening = page.get_by_role("region", name="cluster evening")
     assert evening.get_by_role("listitem").count() == 1
+    show_more(evening)
     evening.get_by_role("button", name="Stop cluster").click()
     confirm(evening.get_by_role("button", name="Really stop cluster evening and end all its kernels?"))
     evening.get_by_role("button", name="Stop cluster").wait_for(state="detached", timeout=PATIENCE)

@@ -15,7 +15,7 @@ from tests.browser import PATIENCE, Lab, browser_page, lab_with_extension, needs
 from tests.conftest import wait_until
 from tests.fake_cluster import cluster_view
 from tests.shown_overviews import HTML, OTHER_VERSION, curves, overview, plain_overview, serve
-from tests.sidebar_page import show_sidebar, use_theme
+from tests.sidebar_page import show_more, show_sidebar, use_theme
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -209,6 +209,7 @@ def test_names_with_html_are_text_in_the_sidebar(hostile: "Page") -> None:
 
 
 def test_names_with_html_are_text_in_what_failed(hostile: "Page") -> None:
+    show_more(hostile.locator(".nbc-side-cluster"))
     hostile.get_by_role("button", name="Detach").click()
     alert = hostile.locator(".nbc-side-cluster").get_by_role("alert")
     alert.wait_for(timeout=PATIENCE)

@@ -19,6 +19,7 @@ from tornado.httpclient import HTTPClientError
 from notebook_cluster.agent import shared_machines
 from notebook_cluster.client import Cluster
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.security import cluster_directory
 from notebook_cluster.server import typescript
@@ -33,6 +34,10 @@ Fetch = Callable[..., Awaitable[Any]]
 Connect = Callable[[], Awaitable[Stream]]
 
 ENDLESS = "import time\nwhile True: time.sleep(0.05)"
+WRITE_TO_TERMINAL = r"""
+import os
+os.write(2, b"  \x1b[31mred\x1b[0m \x1b]0;title\x07<b>bold</b>\x00\n 5 %\r100 %\n" + b"x" * 5000 + b"\n")
+"""
 TRAIN = """
 import torch
 torch.set_num_threads(1)
@@ -184,6 +189,55 @@ async def test_machines_are_invited(connect: Connect) -> None:
     await stream.until(lambda: stream.nodes("shown") and stream.row("shown")["state"]["invitation"])
     assert await stream.ask("invite", cluster="shown", value=False) is None
     await stream.until(lambda: not stream.row("shown")["state"]["invitation"])
+
+
+async def test_the_last_lines_of_a_node_are_text_that_steers_nothing(connect: Connect) -> None:
+    stream = await connect()
+    await stream.until(lambda: is_running(stream))
+    with await asyncio.to_thread(Cluster.attach, "shown") as cluster:
+        await asyncio.to_thread(cluster.run, WRITE_TO_TERMINAL, replay=False)
+
+    async def last(count: int) -> list[str]:
+        lines: list[str] = await stream.ask("log", cluster="shown", target="local-2", value=count)
+        return lines
+
+    assert (await last(4))[:3] == ["  red <b>bold</b>", " 5 %", "100 %"]
+    assert [len(line) for line in await last(1)] == [2000]
+    assert len(await stream.ask("log", cluster="shown", target="local-2")) > 3
+
+
+async def test_a_cluster_that_has_ended_has_a_report_until_it_is_dismissed_and_its_run_stays(
+    connect: Connect, jp_fetch: Fetch
+) -> None:
+    address = ("notebook-cluster", "clusters", "over", "report")
+    stream = await connect()
+    await stream.ask("start", cluster="over", value=1)
+    await stream.until(lambda: len(stream.nodes("over")) == 1)
+    assert await refusal(jp_fetch, *address) == "no cluster 'over' that has ended is shown: it runs"
+    started = stream.row("over")["state"]["started"]
+    await stream.ask("stop", cluster="over")
+    await stream.until(lambda: stream.row("over")["condition"] == "ended")
+    response = await jp_fetch(*address)
+    assert response.headers["Content-Type"].startswith("text/html")
+    assert "sandbox;" in response.headers["Content-Security-Policy"]
+    assert "<h1>over</h1>" in response.body.decode()
+    assert f"the cluster was started {dated(started)}" in response.body.decode()
+
+    await stream.ask("dismiss", cluster="over")
+    await stream.until(lambda: stream.row("over") is None)
+    again = await connect()
+    await again.until(lambda: again.overviews)
+    assert again.row("over") is None
+    assert "is not shown any more" in await refusal(jp_fetch, *address)
+    assert "over" in {run.cluster for run in await asyncio.to_thread(Cluster.runs)}
+
+
+async def refusal(jp_fetch: Fetch, *address: str) -> str:
+    """What is said where there is nothing at ``address``."""
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_fetch(*address)
+    assert refused.value.code == 404
+    return str(json.loads(refused.value.response.body)["message"])
 
 
 async def test_a_cluster_is_started_stopped_and_shown_as_ended(connect: Connect, jp_fetch: Fetch) -> None:
@@ -339,6 +393,13 @@ async def test_an_action_over_rest_answers_when_it_is_done(server: Any, jp_fetch
         ({"action": "remove", "cluster": "shown"}, "remove needs the name of a node as target"),
         ({"action": "add", "cluster": "shown", "target": "local", "value": -1}, "use a number of nodes from 0 to 64"),
         ({"action": "start", "cluster": "../up"}, "cluster name '../up' is not usable"),
+        ({"action": "log", "cluster": "shown"}, "log needs the name of a node as target"),
+        ({"action": "log", "cluster": "nowhere", "target": "local"}, "no cluster 'nowhere' runs on this machine"),
+        ({"action": "log", "cluster": "shown", "target": "../../etc"}, "no such node (local, local-2)"),
+        ({"action": "log", "cluster": "shown", "target": "local", "value": 0}, "a number of lines from 1 to 1000"),
+        ({"action": "log", "cluster": "shown", "target": "local", "value": True}, "a number of lines from 1 to 1000"),
+        ({"action": "dismiss", "cluster": "shown"}, "no cluster 'shown' that has ended is shown: it runs"),
+        ({"action": "dismiss", "cluster": "../up"}, "it is not shown any more"),
         ({"action": "share_on", "code": "my-own-code"}, "notebook-cluster share --code;"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { ILauncher } from '@jupyterlab/launcher';
 import { IMainMenu } from '@jupyterlab/mainmenu';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
@@ -15,7 +16,9 @@ import { Connection } from './sidebar/connection';
 import { Dashboard } from './sidebar/dashboard';
 import { dragCluster } from './sidebar/dragging';
 import { clusterIcon } from './sidebar/icon';
+import { notifyOf } from './sidebar/notifying';
 import { offerInNotebooks } from './sidebar/offering';
+import { reports } from './sidebar/report';
 import { jupyterServer } from './sidebar/server';
 import { StatusItem } from './sidebar/statusItem';
 import { Store } from './sidebar/store';
@@ -28,7 +31,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
   description: 'Shows and steers the clusters of this user, also while a kernel is busy or gone.',
   autoStart: true,
-  optional: [ICommandPalette, IMainMenu, INotebookTracker, IStatusBar, ISettingRegistry, ILayoutRestorer],
+  optional: [ICommandPalette, IMainMenu, INotebookTracker, IStatusBar, ISettingRegistry, ILayoutRestorer, ILauncher],
   activate
 };
 
@@ -41,7 +44,8 @@ function activate(
   notebooks: INotebookTracker | null,
   statusBar: IStatusBar | null,
   settings: ISettingRegistry | null,
-  restorer: ILayoutRestorer | null
+  restorer: ILayoutRestorer | null,
+  launcher: ILauncher | null
 ): void {
   const store = new Store();
   const { act, tryNow } = new Connection(jupyterServer(app.serviceManager.serverSettings), store);
@@ -50,6 +54,7 @@ function activate(
 
   const handling = {
     ...{ act, onOpen: open, onInsert: (cluster: string) => insertCells(notebooks, cluster) },
+    onReport: reports(app),
     onDrag: (cluster: string, x: number, y: number) => void dragCluster(cluster, x, y)
   };
   const sidebar = ReactWidget.create(<Sidebar store={store} tryNow={tryNow} {...handling} />);
@@ -62,7 +67,7 @@ function activate(
   restorer?.add(sidebar, SIDEBAR);
 
   const tabs = new WidgetTracker<MainAreaWidget>({ namespace: 'notebook-cluster-dashboard' });
-  const openTab = dashboards(app, store, tryNow, tabs, restorer);
+  const openTab = dashboards(app, store, { act, tryNow }, tabs, restorer);
   followFocus(app, store, tabs, notebooks);
   notebooks?.widgetAdded.connect((_, { content: { rendermime } }) => {
     rendermime.addFactory(panelFactory(rendermime), RANK);
@@ -70,17 +75,21 @@ function activate(
   if (notebooks) {
     offerInNotebooks(notebooks, store, open);
   }
-  addCommands({ app, store, act, notebooks, show, open: openTab }, palette, menus);
-  if (statusBar) {
-    void addStatusItem(statusBar, settings, store, show);
-  }
+  addCommands({ app, store, act, notebooks, show, open: openTab }, palette, menus, launcher);
+  const loaded = settings?.load(ID).catch(() => null) ?? Promise.resolve(null);
+  void loaded.then(ours => {
+    notifyOf(store, () => ours?.get('notify').composite !== false, open);
+    if (statusBar) {
+      addStatusItem(statusBar, ours, store, show);
+    }
+  });
 }
 
 /** What opens the tab of a cluster, or brings it to the front; open tabs come back when the page is reloaded. */
 function dashboards(
   app: JupyterFrontEnd,
   store: Store,
-  tryNow: () => void,
+  connection: Pick<Connection, 'act' | 'tryNow'>,
   tracker: WidgetTracker<MainAreaWidget>,
   restorer: ILayoutRestorer | null
 ): (cluster: string) => void {
@@ -92,7 +101,9 @@ function dashboards(
   return cluster => {
     let tab = tracker.find(candidate => nameOf(candidate) === cluster);
     if (!tab) {
-      const content = ReactWidget.create(<Dashboard store={store} name={cluster} tryNow={tryNow} />);
+      const content = ReactWidget.create(
+        <Dashboard store={store} name={cluster} act={connection.act} tryNow={connection.tryNow} />
+      );
       tab = new MainAreaWidget({ content });
       tab.title.label = cluster;
       tab.title.icon = clusterIcon;
@@ -135,13 +146,12 @@ function followFocus(
 }
 
 /** Put the line into the status bar, unless the setting says no. */
-async function addStatusItem(
+function addStatusItem(
   statusBar: IStatusBar,
-  registry: ISettingRegistry | null,
+  settings: ISettingRegistry.ISettings | null,
   store: Store,
   show: () => void
-): Promise<void> {
-  const settings = await registry?.load(ID).catch(() => null);
+): void {
   const item = ReactWidget.create(<StatusItem store={store} onPress={show} />);
   statusBar.registerStatusItem(`${ID}:status`, {
     item,

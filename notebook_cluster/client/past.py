@@ -148,7 +148,12 @@ _STARTED = "%Y-%m-%dT%H:%M:%S"
 
 def run_name(run: KeptRun) -> str:
     """``lesson@2026-11-19T14:03:10``: how people name a run that was kept."""
-    return f"{run.cluster}@{time.strftime(_STARTED, time.localtime(run.view.started))}"
+    return named_run(run.cluster, run.view.started)
+
+
+def named_run(cluster: str, started: float) -> str:
+    """The same of the run of ``cluster`` that began at ``started`` (Unix time)."""
+    return f"{cluster}@{time.strftime(_STARTED, time.localtime(started))}"
 
 
 def find_run(text: str) -> KeptRun:

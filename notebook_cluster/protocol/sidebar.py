@@ -14,7 +14,19 @@ from notebook_cluster.protocol.wire import Message
 
 ClusterCondition = Literal["running", "ended", "unreachable"]
 ActionName = Literal[
-    "start", "add", "remove", "restart", "interrupt", "detach", "checkpoint", "stop", "share_on", "share_off", "invite"
+    "start",
+    "add",
+    "remove",
+    "restart",
+    "interrupt",
+    "detach",
+    "checkpoint",
+    "stop",
+    "share_on",
+    "share_off",
+    "invite",
+    "log",
+    "dismiss",
 ]
 
 
@@ -96,7 +108,7 @@ class Done(Message, frozen=True):
     error: str
     value: Any = None
     """add: names of the nodes; interrupt: names of nodes that are still busy; checkpoint: its folder; start and
-    invite: lines to show; share_on: the Sharing; else null."""
+    invite: lines to show; log: the lines, without control characters; share_on: the Sharing; else null."""
 
 
 ServerMessage = Overview | CurvePoints | Done
@@ -115,6 +127,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     - remove, restart: node ``target``
     - interrupt: the running cell and what waits; ``value`` true: kill and respawn the nodes that are still busy
     - detach, stop: the cluster; checkpoint: named ``value``, of job ``target`` (default: the only one)
+    - log: the last ``value`` lines (default 200, at most 1,000) that node ``target`` wrote to its terminal
+    - dismiss: a cluster that has ended is not listed any more; what it left is kept
     - invite: open an invitation with ``code`` (default: one is made); ``value`` false closes it
     - share_on: share this machine, with ``code`` (default: codes are made up); share_off
     """

@@ -7,12 +7,14 @@ and scripts call its addresses, which all need the server's token or login:
 - WebSocket ``notebook-cluster/stream``: what :mod:`notebook_cluster.protocol.sidebar` says, as it happens
 - ``GET notebook-cluster/overview``, ``GET notebook-cluster/clusters/NAME/series``, ``POST notebook-cluster/actions``:
   the same once
+- ``GET notebook-cluster/clusters/NAME/report``: the report of a cluster that has ended, one HTML page
 - ``GET notebook-cluster/api/clusters``: this user's running clusters, see :func:`.handlers.describe_clusters`
 
 :mod:`.extension` begins and ends with the server, and says what may be configured. :mod:`.hub` holds one live
 connection to each cluster and its curves (:mod:`.watching`) and tells the browsers (:mod:`.browser`);
-:mod:`.actions` does what is clicked, :mod:`.sharing` shares this machine; :mod:`.handlers` translates; :mod:`.metrics`
-adds gauges to the server's ``/metrics``; :mod:`.typescript` writes the types for ``labextension/``.
+:mod:`.actions` does what is clicked, :mod:`.kept` has logs and reports, :mod:`.sharing` shares this machine;
+:mod:`.handlers` translates; :mod:`.metrics` adds gauges to the server's ``/metrics``; :mod:`.typescript` writes the
+types for ``labextension/``.
 """
 
 from notebook_cluster.protocol import VERSION

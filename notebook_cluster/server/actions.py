@@ -11,11 +11,12 @@ from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.sidebar import Action, Done
 from notebook_cluster.server import sharing
 from notebook_cluster.server.hub import Hub, run_slow
+from notebook_cluster.server.kept import LOG_LINES, MOST_LOG_LINES, log_node, readable_log
 from notebook_cluster.server.watching import WatchedCluster
 
 log = logging.getLogger(__name__)
 
-_OF_A_NODE = ("remove", "restart")
+_OF_A_NODE = ("remove", "restart", "log")
 
 
 async def perform(hub: Hub, action: Action) -> Done:
@@ -47,6 +48,8 @@ async def _perform(hub: Hub, action: Action) -> Any:
             return await run_slow(sharing.share_on)
         case "share_off":
             return await run_slow(sharing.share_off)
+        case "dismiss":
+            return await hub.dismiss(action.cluster)
         case _:
             return await _on_cluster(hub, action)
 
@@ -82,6 +85,8 @@ async def _on_cluster(hub: Hub, action: Action) -> Any:
             return await _ask(cluster, v.Detach())
         case "checkpoint":
             return await _ask(cluster, _checkpoint(cluster, action), str)
+        case "log":
+            return await _log(cluster, action)
         case "invite":
             return await _invite(cluster, action)
         case _:
@@ -112,6 +117,21 @@ def _checkpoint(cluster: WatchedCluster, action: Action) -> v.SaveCheckpoint:
     if not isinstance(name, str):
         raise ClusterError(f"checkpoint with value {name!r}: use a name")
     return v.SaveCheckpoint(name=name, job=action.target)
+
+
+async def _log(cluster: WatchedCluster, action: Action) -> list[str]:
+    node, lines = log_node(cluster.state, action.target), action.value
+    if lines is None:
+        lines = LOG_LINES
+    if not isinstance(lines, int) or isinstance(lines, bool) or not 1 <= lines <= MOST_LOG_LINES:
+        raise ClusterError(f"log with value {lines!r:.100}: use a number of lines from 1 to {MOST_LOG_LINES}")
+    try:
+        return readable_log(await _ask(cluster, v.ReadNodeLog(node=node.name, lines=lines), list[str]))
+    except ClusterError:
+        # Nobody answers for it any more; its last lines came with the news that it is gone.
+        if not node.log_tail:
+            raise
+        return readable_log(node.log_tail)
 
 
 async def _invite(cluster: WatchedCluster, action: Action) -> str | None:

@@ -24,7 +24,8 @@ from notebook_cluster.server.browser import (
     to_action,
     to_json,
 )
-from notebook_cluster.server.hub import ANSWER_SECONDS, Hub
+from notebook_cluster.server.hub import ANSWER_SECONDS, Hub, run_slow
+from notebook_cluster.server.kept import report_of
 from notebook_cluster.server.watching import WatchedCluster
 from notebook_cluster.widgets.model import panel_model
 
@@ -90,6 +91,26 @@ class SeriesHandler(_Handler):
         if series is None:
             raise HTTPError(404, "no cluster of this name runs: GET notebook-cluster/overview names them")
         await self.finish(to_json(series))
+
+
+class ReportHandler(_Handler):
+    """``GET notebook-cluster/clusters/NAME/report``: the report of a cluster that has ended and is shown, as HTML."""
+
+    @authenticated  # type: ignore[untyped-decorator]
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self, name: str) -> None:
+        """Answer with the page; 404 with one line where there is none. It may run no script and load nothing."""
+        try:
+            state = self.hub.ended(name).state
+            page = await run_slow(lambda: report_of(name, None if state is None else state.started))
+        except ClusterError as error:
+            raise HTTPError(404, str(error)) from None
+        await self.finish(page, set_content_type="text/html; charset=UTF-8")
+
+    @property
+    def content_security_policy(self) -> str:
+        """Of a page with names from other machines."""
+        return "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"
 
 
 class ActionsHandler(_Handler):
@@ -199,6 +220,7 @@ def handlers(base_url: str, hub: Hub) -> list[tuple[str, type[Any], dict[str, An
         (address("api", "clusters"), ClustersHandler, options),
         (address("overview"), OverviewHandler, options),
         (address("clusters", r"([A-Za-z0-9_.-]{1,63})", "series"), SeriesHandler, options),
+        (address("clusters", r"([A-Za-z0-9_.-]{1,63})", "report"), ReportHandler, options),
         (address("actions"), ActionsHandler, options),
         (address("stream"), StreamHandler, options),
     ]

@@ -201,6 +201,25 @@ class Hub:
         known = f"running: {', '.join(names)}" if names else "none runs"
         raise ClusterError(f"no cluster {name!r} runs on this machine ({known})")
 
+    def ended(self, name: str) -> WatchedCluster:
+        """The cluster ``name`` that has ended and is still shown.
+
+        Raises:
+            ClusterError: it runs, or is not shown.
+        """
+        cluster = self.clusters.get(name)
+        if cluster is None or cluster.ended_at is None:
+            what = "it runs" if cluster is not None or name in self._unusable else "it is not shown any more"
+            raise ClusterError(f"no cluster {name!r:.100} that has ended is shown: {what}")
+        return cluster
+
+    async def dismiss(self, name: str) -> None:
+        """Show the cluster ``name``, which has ended, no more. ClusterError: as :meth:`ended`."""
+        async with self._looking:
+            cluster = self.ended(name)
+            del self.clusters[name]
+        await run_quick(cluster.close)
+
     # ---- browsers
 
     def join(self, browser: BrowserOutbox) -> None:

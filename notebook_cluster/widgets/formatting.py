@@ -14,13 +14,22 @@ from notebook_cluster.protocol.state import NodeView
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _UNPRINTABLE = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]"  # terminal colours and cursor moves
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # titles and links of a terminal
     "|[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"  # control characters, text direction marks
 )
 
 
 def plain(text: object, limit: int = 200) -> str:
     """``text`` on one line of at most ``limit`` characters, without control characters or terminal escapes."""
-    cleaned = " ".join(_UNPRINTABLE.sub(" ", str(text)).split())
+    return _short(" ".join(_UNPRINTABLE.sub(" ", str(text)).split()), limit)
+
+
+def printable(text: str, limit: int) -> str:
+    """The same with its white space as it is: a line of a program's output."""
+    return _short(_UNPRINTABLE.sub("", text), limit)
+
+
+def _short(cleaned: str, limit: int) -> str:
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 

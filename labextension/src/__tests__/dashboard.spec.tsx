@@ -9,7 +9,7 @@ import { Dashboard } from '../sidebar/dashboard';
 import { factsOf, vitalsOf } from '../sidebar/facts';
 import { duration } from '../sidebar/format';
 import { Store } from '../sidebar/store';
-import { act, cluster, curve, draw, erase, job, node, overview, peer, RUNNING } from './overviews';
+import { act, Answers, cluster, curve, draw, erase, job, node, overview, peer, RUNNING } from './overviews';
 
 const JOB = job('model', {
   loss: 0.25,
@@ -21,7 +21,9 @@ const JOB = job('model', {
 });
 
 let store: Store;
+let answers: Answers;
 beforeEach(() => {
+  answers = new Answers();
   store = new Store();
   store.connected();
 });
@@ -29,7 +31,7 @@ afterEach(erase);
 
 function dashboard(changes: Partial<ClusterView>): HTMLElement {
   store.show(overview({ clusters: [cluster('lesson', changes)] }));
-  return draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
+  return draw(<Dashboard store={store} name="lesson" act={answers.act} tryNow={() => {}} />);
 }
 
 it('has round, bytes, what they are less than, global loss, samples a second and time in its header', () => {

@@ -85,6 +85,7 @@ describe('in the sidebar', () => {
   });
 
   it('inserts the cells with a button too, and says when there is no notebook', async () => {
+    await press(host, 'More …');
     await press(host, 'Insert cell');
     expect(handling.inserted).toEqual(['lesson']);
     expect(host.querySelector('[role=alert]')).toBeNull();

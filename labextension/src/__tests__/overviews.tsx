@@ -108,6 +108,11 @@ export class Handling extends Answers implements IHandling {
   readonly pulled: [string, number, number][] = [];
   /** Why nothing is inserted. */
   obstacle = '';
+  readonly reported: string[] = [];
+  readonly onReport = async (cluster: string): Promise<string> => {
+    this.reported.push(cluster);
+    return this.obstacle;
+  };
   readonly onOpen = (cluster: string): void => void this.opened.push(cluster);
   readonly onInsert = (cluster: string): string => {
     this.inserted.push(cluster);
@@ -137,7 +142,9 @@ let root: Root | undefined;
 
 /** Draw `what` into an empty page. */
 export function draw(what: React.ReactElement): HTMLElement {
+  const kept = { ...localStorage };
   erase();
+  Object.assign(localStorage, kept);
   const host = document.body.appendChild(document.createElement('div'));
   root = createRoot(host);
   act(() => root?.render(what));
@@ -148,6 +155,7 @@ export function erase(): void {
   act(() => root?.unmount());
   root = undefined;
   document.body.replaceChildren();
+  localStorage.clear();
 }
 
 /** The button that people know as `name`. */
@@ -158,6 +166,11 @@ export function button(host: HTMLElement, name: string): HTMLButtonElement {
     throw new Error(`no button ${name}, but ${buttons.map(one => one.textContent).join(', ')}`);
   }
   return found;
+}
+
+/** What all buttons in `host` are called. */
+export function buttons(host: HTMLElement): string[] {
+  return [...host.querySelectorAll('button')].map(one => one.getAttribute('aria-label') ?? one.textContent ?? '');
 }
 
 export async function press(host: HTMLElement, name: string): Promise<void> {

@@ -14,6 +14,7 @@ beforeEach(() => {
   answers = new Handling();
   store.connected();
   store.show(overview({ clusters: [cluster('lesson')] }));
+  localStorage.setItem('notebook-cluster:opened', JSON.stringify({ 'more of lesson': true }));
   host = draw(<Sidebar store={store} tryNow={() => {}} {...answers} />);
 });
 

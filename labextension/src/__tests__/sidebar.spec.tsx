@@ -8,6 +8,7 @@ import {
   act,
   Handling,
   button,
+  buttons,
   cluster,
   curve,
   draw,
@@ -137,7 +138,8 @@ it('draws gaps where a curve is not a number, and nothing for one that never is'
 
 it('stops and detaches a cell only while one runs', async () => {
   const host = sidebar(overview({ clusters: [cluster('lesson')] }));
-  expect([button(host, 'Stop cell').disabled, button(host, 'Detach').disabled]).toEqual([true, true]);
+  await press(host, 'More …');
+  expect([buttons(host).includes('Stop cell'), button(host, 'Detach').disabled]).toEqual([false, true]);
   act(() => store.show(overview({ clusters: [cluster('lesson', RUNNING)] })));
   await press(host, 'Detach');
   await press(host, 'Stop cell');
@@ -165,6 +167,7 @@ it('offers after three seconds to kill the nodes that a stopped cell leaves busy
 
 it('opens and ends an invitation', async () => {
   const host = sidebar(overview({ clusters: [cluster('lesson')] }));
+  await press(host, 'More …');
   await press(host, 'Invite');
   act(() => store.show(overview({ clusters: [cluster('lesson', { invitation: '192.0.2.1:4000 a-b-1' })] })));
   expect(host.textContent).toContain('notebook-cluster share --dial 192.0.2.1:4000 --code a-b-1');
@@ -189,7 +192,7 @@ it('names both versions of a cluster that it cannot read, and offers no buttons 
   const host = sidebar(overview({ clusters: [{ name: 'old', condition: 'unreachable', reason, state: null }] }));
   const section = host.querySelector<HTMLElement>('[aria-label="cluster old"]')!;
   expect(section.textContent).toBe(`oldunreachable${reason}`);
-  expect(section.querySelectorAll('button')).toHaveLength(0);
+  expect(buttons(section)).toEqual(['old']);
 });
 
 it('switches sharing on and shows the code and its picture', async () => {
@@ -232,7 +235,7 @@ it('opens the tab of a cluster, which shows curves, nodes and events, and says w
   expect(answers.opened).toEqual(['lesson']);
   const series = [curve('desk', 'loss', [2, 1])];
   act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series }));
-  const tab = draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
+  const tab = draw(<Dashboard store={store} name="lesson" act={answers.act} tryNow={() => {}} />);
   expect(tab.querySelector('svg')!.getAttribute('aria-label')).toBe('Loss over 1 s, from 1.0000 to 2.0000');
   expect(tab.querySelectorAll('tbody tr')).toHaveLength(2);
   expect(tab.querySelector('.nbc-dash-events')!.textContent).toContain("warning: node 'mini' is <b>suspect</b>");
@@ -243,7 +246,7 @@ it('opens the tab of a cluster, which shows curves, nodes and events, and says w
 it('draws the loss of the global model over those of the nodes, each job as its own', () => {
   const jobs = [job('model'), job('other')];
   store.show(overview({ clusters: [cluster('lesson', { jobs })] }));
-  const tab = draw(<Dashboard store={store} name="lesson" tryNow={() => {}} />);
+  const tab = draw(<Dashboard store={store} name="lesson" act={answers.act} tryNow={() => {}} />);
   act(() => {
     const series = [
       curve('desk', 'loss', [2, 1]),
@@ -258,14 +261,20 @@ it('draws the loss of the global model over those of the nodes, each job as its 
   expect(tab.innerHTML).not.toContain('NaN');
 });
 
-it('says why a cluster that was on the page has ended, and keeps nothing to press for it', () => {
+it('folds a cluster that has ended, which has a report and why it ended, and goes from the list', async () => {
   const host = sidebar(overview({ clusters: [cluster('lesson', RUNNING)] }));
-  expect(button(host, 'Stop cluster').disabled).toBe(false);
+  expect(button(host, 'Stop cell').disabled).toBe(false);
   const reason = "cluster 'lesson' has ended: stopped";
   act(() => store.show(overview({ clusters: [{ ...cluster('lesson'), condition: 'ended', reason }] })));
   const section = host.querySelector<HTMLElement>('[aria-label="cluster lesson"]')!;
-  expect(section.textContent).toBe(`lessonended${reason}`);
-  expect(section.querySelectorAll('button, .nbc-mod-pulled')).toHaveLength(0);
+  expect(section.textContent).toBe('lessonendedReportDismiss');
+  expect(section.querySelector('.nbc-mod-pulled')).toBeNull();
+  await press(host, 'lesson');
+  expect(section.textContent).toContain(reason);
+  expect(section.textContent).toContain('At its end: 2 nodes');
+  await press(host, 'Report of lesson');
+  await press(host, 'Dismiss lesson');
+  expect([answers.reported, answers.asked]).toEqual([['lesson'], [{ action: 'dismiss', cluster: 'lesson' }]]);
 });
 
 it('says each time that a code was wrong, and lets another be typed', async () => {

@@ -2,6 +2,7 @@
 
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, ICommandPalette, InputDialog, showDialog, showErrorMessage } from '@jupyterlab/apputils';
+import { ILauncher } from '@jupyterlab/launcher';
 import { IMainMenu } from '@jupyterlab/mainmenu';
 import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
 import { Menu } from '@lumino/widgets';
@@ -11,11 +12,14 @@ import { cellsOf } from './cells';
 import type { Act } from './controls';
 import { candidates, meantCluster } from './focus';
 import { plural } from './format';
+import { clusterIcon } from './icon';
+import { openClusterNotebook } from './newNotebook';
 import type { Store } from './store';
 
 export namespace CommandIDs {
   export const show = 'notebook-cluster:show';
   export const dashboard = 'notebook-cluster:dashboard';
+  export const create = 'notebook-cluster:new-notebook';
   export const insert = 'notebook-cluster:insert-cell';
   export const interrupt = 'notebook-cluster:interrupt';
   export const detach = 'notebook-cluster:detach';
@@ -37,8 +41,13 @@ export interface ITools {
   readonly open: (cluster: string) => void;
 }
 
-/** Register all of them, and put them into `palette` and a menu of `menus`. */
-export function addCommands(tools: ITools, palette: ICommandPalette | null, menus: IMainMenu | null): void {
+/** Register all of them, and put them into `palette`, a menu of `menus` and a tile of `launcher`. */
+export function addCommands(
+  tools: ITools,
+  palette: ICommandPalette | null,
+  menus: IMainMenu | null,
+  launcher: ILauncher | null
+): void {
   const { commands } = tools.app;
   commands.addCommand(CommandIDs.show, { label: 'Show Clusters', execute: tools.show });
   commands.addCommand(CommandIDs.insert, {
@@ -58,13 +67,21 @@ export function addCommands(tools: ITools, palette: ICommandPalette | null, menu
       }
     }
   });
+  commands.addCommand(CommandIDs.create, {
+    label: args => (args.isPalette ? 'New Cluster Notebook' : 'Cluster Notebook'),
+    caption: 'A notebook whose first cell starts a cluster',
+    icon: args => (args.isPalette ? undefined : clusterIcon),
+    isEnabled: () => commands.hasCommand('notebook:create-new'),
+    execute: args => openClusterNotebook(tools.app, (args.cwd as string | undefined) ?? '')
+  });
+  launcher?.add({ command: CommandIDs.create, category: 'Notebook', rank: 1000 });
   addActions(tools);
   const menu = new Menu({ commands });
   menu.title.label = CATEGORY;
   menu.id = 'jp-mainmenu-notebook-cluster';
   for (const command of Object.values(CommandIDs)) {
-    palette?.addItem({ command, category: CATEGORY });
-    menu.addItem({ command });
+    palette?.addItem({ command, category: CATEGORY, args: { isPalette: true } });
+    menu.addItem({ command, args: { isPalette: true } });
   }
   menus?.addMenu(menu, true, { rank: 90 });
   tools.store.subscribe(() => commands.notifyCommandChanged());

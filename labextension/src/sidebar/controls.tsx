@@ -18,6 +18,10 @@ interface IButton {
   readonly sureName?: string;
   readonly title?: string;
   readonly disabled?: boolean;
+  /** What is wanted most where it stands. */
+  readonly isMain?: boolean;
+  /** It ends something. */
+  readonly isDangerous?: boolean;
   readonly onPress: () => Promise<void> | void;
 }
 
@@ -36,7 +40,10 @@ export function Button(props: IButton): React.JSX.Element {
       }
     }
   };
-  const classes = ['nbc-side-button', asks && 'nbc-mod-sure', asks && isEarly && 'nbc-mod-early'];
+  const classes = [
+    ...['nbc-side-button', props.isMain && 'nbc-mod-main', props.isDangerous && 'nbc-mod-dangerous'],
+    ...[asks && 'nbc-mod-sure', asks && isEarly && 'nbc-mod-early']
+  ];
   return (
     <button
       type="button"

@@ -3,32 +3,40 @@
 import * as React from 'react';
 
 import type { ClusterView, EventView, NodeView } from '../generated';
-import { Memory, progress } from './clusters';
+import { progress } from './clusters';
+import type { Act } from './controls';
 import { Curves, curveKey, lossesIn, newestLoss } from './curves';
 import { Facts, rateOf, vitalsOf, Waits } from './facts';
 import { ABSENT, ago, byteCount, clock, duration, integer, number } from './format';
+import { Logs } from './logs';
+import { Memory } from './nodes';
 import { nodeColour } from './palette';
 import { Across, ILine, IRange, pathOf, rangeOf } from './sparkline';
 import { curvesOf, Store } from './store';
+import { Tabs } from './tabs';
 import { Banner } from './view';
 
 const DASHES = [undefined, '10 5', '3 4', '12 4 3 4'];
 const WIDTH = 600;
 const HEIGHT = 180;
 
+interface IDashboard {
+  readonly store: Store;
+  /** Of the cluster. */
+  readonly name: string;
+  readonly act: Act;
+  readonly tryNow: () => void;
+}
+
 /** Draws cluster `name` anew when the store changes. */
-export function Dashboard({
-  store,
-  name,
-  tryNow
-}: {
-  store: Store;
-  name: string;
-  tryNow: () => void;
-}): React.JSX.Element {
+export function Dashboard({ store, name, act, tryNow }: IDashboard): React.JSX.Element {
   const state = React.useSyncExternalStore(store.subscribe, store.state);
   const row = state.overview?.clusters.find(candidate => candidate.name === name);
   const cluster = row?.state;
+  const isRunning = row?.condition === 'running';
+  const [part, setPart] = React.useState(PARTS[0]);
+  // The log of a cluster that has ended cannot be asked for any more.
+  const chosen = isRunning ? part : PARTS[0];
   return (
     // It can be focused, so that the arrow keys scroll it.
     <div className="nbc-side nbc-dash" role="region" aria-label={`dashboard of ${name}`} tabIndex={0}>
@@ -40,17 +48,31 @@ export function Dashboard({
         <p role="status">{row ? `${row.condition}${row.reason && `: ${row.reason}`}` : 'This cluster does not run.'}</p>
       )}
       {cluster && (
-        <>
-          <Facts state={cluster} />
-          <Charts cluster={cluster} curves={curvesOf(state, name)} />
-          <Nodes state={cluster} />
-          {cluster.jobs.length > 0 && <Waits job={cluster.jobs[0]} />}
-          <Events events={cluster.events} now={cluster.now} />
-        </>
+        <Tabs
+          label={`parts of ${name}`}
+          names={isRunning ? PARTS : PARTS.slice(0, 1)}
+          chosen={chosen}
+          onChoose={setPart}
+        >
+          {chosen === LOGS ? (
+            <Logs state={cluster} act={act} />
+          ) : (
+            <>
+              <Facts state={cluster} />
+              <Charts cluster={cluster} curves={curvesOf(state, name)} />
+              <Nodes state={cluster} />
+              {cluster.jobs.length > 0 && <Waits job={cluster.jobs[0]} />}
+              <Events events={cluster.events} now={cluster.now} />
+            </>
+          )}
+        </Tabs>
       )}
     </div>
   );
 }
+
+const LOGS = 'Logs';
+const PARTS = ['Overview', LOGS];
 
 function Charts({ cluster, curves }: { cluster: ClusterView; curves: Curves }): React.JSX.Element {
   const memory: ILine[] = cluster.nodes.map(node => ({

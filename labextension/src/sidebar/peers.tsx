@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import type { ClusterRow, Overview, PeerView, Sharing } from '../generated';
 import { Act, Button, Problem, TextField, useAction } from './controls';
+import { Copied } from './copying';
 
 interface IPeers {
   readonly overview: Overview;
@@ -174,7 +175,7 @@ export function SharePart({ sharing, act }: { sharing: Sharing; act: Act }): Rea
             </p>
             {sharing.code && (
               <p>
-                Code <code className="nbc-side-code">{sharing.code}</code>
+                Code <Copied className="nbc-side-code" text={sharing.code} what="the code" />
               </p>
             )}
             <p className="nbc-side-hint">Whoever has the code runs programs here as you.</p>
@@ -182,7 +183,11 @@ export function SharePart({ sharing, act }: { sharing: Sharing; act: Act }): Rea
           {sharing.qr_svg_data_url.startsWith('data:image/svg+xml') && (
             <img src={sharing.qr_svg_data_url} alt="The code as a QR code" />
           )}
-          {sharing.command && <code className="nbc-side-command">{sharing.command}</code>}
+          {sharing.command && (
+            <div className="nbc-side-wide">
+              <Copied className="nbc-side-command" text={sharing.command} what="the line for a notebook" />
+            </div>
+          )}
         </div>
       )}
     </section>

@@ -1,0 +1,28 @@
+/** A new notebook that starts a cluster with its first cell: the tile of the launcher. */
+
+import { JupyterFrontEnd } from '@jupyterlab/application';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import { NotebookActions } from '@jupyterlab/notebook';
+
+import { STARTING_CELLS } from './cells';
+
+/** Open one in folder `cwd`, with the server's usual kernel and its cells ready to be run. */
+export async function openClusterNotebook(app: JupyterFrontEnd, cwd: string): Promise<void> {
+  await app.serviceManager.kernelspecs.ready;
+  const kernelName = app.serviceManager.kernelspecs.specs?.default;
+  const panel = (await app.commands.execute('notebook:create-new', { cwd, kernelName })) as NotebookPanel | undefined;
+  if (!panel) {
+    return;
+  }
+  await panel.context.ready;
+  await panel.revealed;
+  const { content } = panel;
+  STARTING_CELLS.forEach((source, place) => {
+    if (place > 0) {
+      NotebookActions.insertBelow(content);
+    }
+    content.activeCell?.model.sharedModel.setSource(source);
+  });
+  content.activeCellIndex = 0;
+  content.activate();
+}
