@@ -96,6 +96,7 @@ def use_theme(page: "Page", name: str) -> None:
     """Change to theme ``name`` and wait until the page has it."""
     page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', { theme: name })", name)
     page.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached", timeout=PATIENCE)
+    page.locator("#jupyterlab-splash").wait_for(state="detached", timeout=PATIENCE)  # it covers all while a theme loads
 
 
 def close_dialogs(page: "Page") -> None:

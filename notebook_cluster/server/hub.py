@@ -57,6 +57,8 @@ class Hub:
         self.root = root
         self._unreachable_after = unreachable_after
         self.clusters: dict[str, WatchedCluster] = {}
+        self._dismissed: dict[str, int] = {}
+        """Cluster -> process of its coordinator, which may take a while to end."""
         self._unusable: dict[str, str] = {}
         self._peers: list[PeerView] = []
         self._sharing = Sharing(on=False, name="", code="", command="", qr_svg_data_url="")
@@ -118,7 +120,10 @@ class Hub:
                 self._peers = await run_quick(self._peer_watch.views)
 
     async def _meet(self, running: dict[str, ConnectionFile]) -> None:
+        self._dismissed = {name: pid for name, pid in self._dismissed.items() if name in running}
         for name, file in running.items():
+            if self._dismissed.get(name) == file.pid:
+                continue
             known = self.clusters.get(name)
             if known is not None and known.file.pid == file.pid:
                 continue
@@ -218,6 +223,7 @@ class Hub:
         async with self._looking:
             cluster = self.ended(name)
             del self.clusters[name]
+            self._dismissed[name] = cluster.file.pid
         await run_quick(cluster.close)
 
     # ---- browsers

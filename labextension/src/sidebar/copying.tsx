@@ -36,7 +36,7 @@ export function CopyButton({ text, what }: { text: string; what: string }): Reac
       <button
         type="button"
         className="nbc-side-button nbc-side-copy"
-        aria-label={`Copy ${what}`}
+        aria-label={said ? `${said}: ${what}` : `Copy ${what}`}
         title={`Copy ${what}`}
         onClick={() => void copy()}
       >

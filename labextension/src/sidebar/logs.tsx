@@ -55,7 +55,7 @@ export function Logs({ state, act }: { state: ClusterView; act: Act }): React.JS
             ))}
           </select>
         </label>
-        <Button label="Refresh" name={`Read the log of ${node} again`} onPress={read} />
+        <Button label="Refresh" name={`Refresh the log of ${node}`} onPress={read} />
         {shown !== null && shown.lines.length > 0 && (
           <CopyButton text={shown.lines.join('\n')} what={`the log of ${node}`} />
         )}

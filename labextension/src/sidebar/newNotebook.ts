@@ -2,7 +2,6 @@
 
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import type { NotebookPanel } from '@jupyterlab/notebook';
-import { NotebookActions } from '@jupyterlab/notebook';
 
 import { STARTING_CELLS } from './cells';
 
@@ -16,13 +15,13 @@ export async function openClusterNotebook(app: JupyterFrontEnd, cwd: string): Pr
   }
   await panel.context.ready;
   await panel.revealed;
-  const { content } = panel;
-  STARTING_CELLS.forEach((source, place) => {
-    if (place > 0) {
-      NotebookActions.insertBelow(content);
-    }
-    content.activeCell?.model.sharedModel.setSource(source);
-  });
-  content.activeCellIndex = 0;
-  content.activate();
+  const { sharedModel } = panel.content.model!;
+  const [first, ...others] = STARTING_CELLS;
+  sharedModel.cells[0].setSource(first);
+  sharedModel.insertCells(
+    1,
+    others.map(source => ({ cell_type: 'code' as const, source, metadata: {}, outputs: [] }))
+  );
+  panel.content.activeCellIndex = 0;
+  panel.content.activate();
 }
