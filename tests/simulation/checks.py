@@ -18,6 +18,7 @@ from notebook_cluster.journal.records import BaseRecord, CommitRecord, VoidRecor
 from notebook_cluster.protocol.rounds import Commit
 from notebook_cluster.rounds.member import events_effects as m
 from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.loop.round_client import RoundClient
 from tests import oracle
 
 GOES_ON = 45.0
@@ -99,16 +100,21 @@ class Checks:
             checks.recorded(journal, record)
             write_round(journal, record, durable=durable)
 
-        notify = Job.notify
+        notify, refuse = Job.notify, RoundClient._refused
 
         def watched_notice(job, notice):
             checks.noticed(job, notice)
             notify(job, notice)
 
+        def watched_refusal(client, reason):
+            checks.forgets(client._job)
+            refuse(client, reason)
+
         with (
             mock.patch.object(Job, "apply_event", watched_event),
             mock.patch.object(Journal, "round", watched_round),
             mock.patch.object(Job, "notify", watched_notice),
+            mock.patch.object(RoundClient, "_refused", watched_refusal),
         ):
             yield
 
@@ -155,15 +161,21 @@ class Checks:
             return
         if isinstance(notice, m.DiscardContribution):
             self.refused += 1
-            for waiting in ledger.pending.values():
-                ledger.dropped |= waiting
-                waiting.clear()
+            self.forgets(job)
         elif isinstance(notice, m.BeginTraining):
             lost = set().union(*ledger.pending.values()) if ledger.pending else set()
             if lost and not self.world.plan.every_step:
                 self.broken(f"{ledger.node} begins anew at round {notice.round}: steps {sorted(lost)[:5]} are lost")
         elif isinstance(notice, m.Fail):
             self.say(f"{ledger.node} was told: {notice.reason}")
+
+    def forgets(self, job):
+        """Its work was refused. With overlap the main thread, which puts the model back, hears of that later than the
+        rounds: the steps between were made on a model that is given up."""
+        ledger = self.ledger_of(job)
+        for waiting in ledger.pending.values() if ledger is not None else ():
+            ledger.dropped |= waiting
+            waiting.clear()
 
     def based(self, last, state_hash):
         """The job goes on from the state after round ``last``: right only where nobody is left in reach who holds a
