@@ -1,16 +1,18 @@
 """``make demo``: run 01_quickstart.ipynb with nobody watching, on three nodes that find each other over mDNS.
 
 Two agents, ``mini`` and ``desk``, are started on this machine as processes of their own; with the notebook's own node
-that makes three. Written to ``demo_output/`` (or ``--output DIR``): the notebook with its outputs, the same as HTML,
-and ``summary.json``, whose numbers come from the cluster's own state just before the notebook stops it. Both byte
-counts are per node: what DiLoCo sent, and what data-parallel training would have sent for the same steps.
+that makes three. Written to ``demo_output/`` (or ``--output DIR``): the notebook with its outputs, the same as HTML
+with what came out on top, and ``summary.json``, whose numbers come from the cluster's own state at the notebook's end:
+test accuracies of the models that nodes shared, means over the runs (``alone``: of one node; ``together``: of all),
+bytes of the first run of all per node (what DiLoCo sent, and what data-parallel training would have sent for the same
+steps), and how long the bytes of all nodes take at 20 Mbit/s.
 
 Exit code 1, with the reason, when a node was missing, was not found over mDNS, disagreed about a round, or when the
 model did not learn.
 """
 
 import argparse
-import asyncio
+import copy
 import json
 import os
 import signal
@@ -27,6 +29,12 @@ CLUSTER = "quickstart"
 AGENTS = ("mini", "desk")
 NODES = 3
 LEAST_ACCURACY = 0.95
+LEAST_GAIN = 0.05
+"""By which all nodes together are to be better than one alone."""
+RUNS = "RUNS = 3"
+"""As the notebook has it."""
+WIFI = 20e6
+"""Bits per second."""
 
 
 def say(text: str) -> None:
@@ -95,10 +103,16 @@ def wait_for_peers(processes: dict[str, subprocess.Popen], scratch: Path, second
                 say(f"  found {peer.name} over mDNS at {peer.address}")
 
 
-def summary_of(state) -> dict:
-    """The numbers of ``summary.json`` from a ClusterView."""
-    job = next(iter(state.jobs), None)
-    scalars = {name: value for node in state.nodes for name, value in node.scalars.items()}
+def accuracy_of(series, runs: str) -> float:
+    """The mean over the runs whose names begin with ``runs``, each the last of its global model; 0: there are none."""
+    last = [one.value[-1] for one in series if not one.node and one.name == "accuracy" and one.job.startswith(runs)]
+    return sum(last) / len(last) if last else 0.0
+
+
+def summary_of(state, series) -> dict:
+    """The numbers of ``summary.json`` from a ClusterView and its curves."""
+    job = next((job for job in state.jobs if job.name == "all-0"), None)
+    alone, together = (round(accuracy_of(series, runs), 4) for runs in ("one-", "all-"))
     used = {node.peer for node in state.nodes}
     # On a network with other people their peers are listed too: what counts is how those of the nodes were found.
     found_by = {peer.found_by for peer in state.peers if peer.trusted and peer.name in used and peer.name in AGENTS}
@@ -107,11 +121,15 @@ def summary_of(state) -> dict:
         "peers": sorted(used),
         "found_by": "+".join(sorted(found_by)) or "nothing",
         "rounds": job.round if job else 0,
-        "hash_mismatches": job.hash_mismatches if job else 0,
-        "test_accuracy": round(scalars.get("test_accuracy", 0.0), 4),
-        "single_node_accuracy": round(scalars.get("single_node_accuracy", 0.0), 4),
+        "hash_mismatches": sum(one.hash_mismatches for one in state.jobs),
+        "test_accuracy": together,
+        "single_node_accuracy": alone,
+        "alone": alone,
+        "together": together,
         "bytes_sent_per_node": job.bytes_sent // len(state.nodes) if job else 0,
         "bytes_data_parallel": job.bytes_data_parallel // len(state.nodes) if job else 0,
+        "seconds_on_20_mbit": round(8 * job.bytes_sent / WIFI, 1) if job else 0.0,
+        "seconds_data_parallel": round(8 * job.bytes_data_parallel / WIFI, 1) if job else 0.0,
     }
 
 
@@ -126,6 +144,8 @@ def complaints(summary: dict) -> list[str]:
         found.append(f"{summary.get('rounds')} rounds, {summary.get('hash_mismatches')} of them with unequal hashes")
     if summary.get("test_accuracy", 0) < LEAST_ACCURACY:
         found.append(f"test accuracy {summary.get('test_accuracy')} is below {LEAST_ACCURACY}")
+    if summary.get("together", 0) < summary.get("alone", 0) + LEAST_GAIN:
+        found.append(f"together {summary.get('together')}, one node alone {summary.get('alone')}")
     return found
 
 
@@ -142,13 +162,11 @@ class Progress:
     async def cell_starts(self, cell, cell_index: int) -> None:
         if cell.cell_type != "code":
             return
-        if cell.source.startswith("%cluster stop"):
-            self.summary = await asyncio.to_thread(self._read_summary)
         self.started = time.monotonic()
         lines = cell.source.splitlines()
-        title = " ".join(lines[:2]) if lines[0].startswith("%%") else lines[0]
+        title = " ".join(lines[:2]) if lines[0].startswith("%%") else next(iter(lines), "")
         say(f"  [{cell_index + 1}/{self.cells}] {title[:90]}")
-        if "sync.step" in cell.source:
+        if "train_model(" in cell.source and not cell.source.startswith("%%on_all --async"):
             self._done.clear()
             self._watcher = threading.Thread(target=self._watch, daemon=True)
             self._watcher.start()
@@ -172,26 +190,23 @@ class Progress:
         from notebook_cluster.client import Cluster, ClusterError
 
         with suppress(ClusterError), Cluster.attach(CLUSTER, kind="cli") as cluster:
-            while not self._done.wait(2.0):
+            while not self._done.wait(3.0):
                 state = cluster.state()
                 losses = ", ".join(
                     f"{node.name} step {node.step or 0} loss {node.loss:.3f}"
                     for node in state.nodes
                     if node.loss is not None
                 )
-                say(f"      round {state.jobs[0].round if state.jobs else 0}: {losses or 'no step yet'}")
+                job = max((job for job in state.jobs if job.cell), key=lambda job: job.cell, default=None)
+                begun = f"{job.name} round {job.round}" if job else "no round yet"
+                say(f"      {begun}: {losses or 'no step yet'}")
 
-    @staticmethod
-    def _read_summary() -> dict:
-        from notebook_cluster.client import Cluster
+    def read_summary(self) -> None:
+        """While the cluster is there."""
+        from notebook_cluster.client import Cluster, ClusterError
 
-        with Cluster.attach(CLUSTER, kind="cli") as cluster:
-            for _ in range(30):  # reported values are sent four times a second
-                summary = summary_of(cluster.state())
-                if summary["test_accuracy"] and summary["single_node_accuracy"]:
-                    break
-                time.sleep(0.1)
-            return summary
+        with suppress(ClusterError), Cluster.attach(CLUSTER, kind="cli") as cluster:
+            self.summary = summary_of(cluster.state(), cluster.series())
 
 
 def printed_lines(cell) -> list[str]:
@@ -205,7 +220,21 @@ def printed_lines(cell) -> list[str]:
     return lines if len(lines) <= 12 else [*lines[:11], f"... {len(lines) - 11} more lines in the notebook"]
 
 
-def run_notebook(output: Path) -> dict:
+def with_result_first(notebook):
+    """A copy of ``notebook`` that begins with what came out: its chart, and what the cells around it printed."""
+    import nbformat
+
+    page = copy.deepcopy(notebook)
+    shown = [cell for cell in page.cells if cell.get("id") in ("chart", "traffic")]
+    first = [nbformat.v4.new_markdown_cell("# What came out")]
+    for cell in shown:
+        outputs = sorted(cell.outputs, key=lambda output: "data" not in output)  # the picture before the text
+        first.append(nbformat.v4.new_code_cell("", outputs=outputs, metadata={"tags": ["result"]}))
+    page.cells = [*(first if any(cell.outputs for cell in shown) else []), *page.cells]
+    return page
+
+
+def run_notebook(output: Path, runs: int) -> dict:
     """Execute the notebook and write it to ``output`` as it then is, also when a cell failed; returns the summary.
 
     Raises:
@@ -217,7 +246,8 @@ def run_notebook(output: Path) -> dict:
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    source = NOTEBOOK.read_text(encoding="utf-8")
+    notebook = nbformat.reads(source.replace(RUNS, f"RUNS = {runs}"), as_version=4)
     progress = Progress(len(notebook.cells))
     client = NotebookClient(
         notebook,
@@ -230,13 +260,16 @@ def run_notebook(output: Path) -> dict:
     )
     try:
         client.execute()
+        progress.read_summary()
     except CellExecutionError as error:
         raise RuntimeError(f"{error.ename}: {error.evalue} (see {output / NOTEBOOK.name})") from None
     finally:
         progress.close()
         stop_clusters()
         nbformat.write(notebook, output / NOTEBOOK.name)
-        page, _ = HTMLExporter(template_name="lab").from_notebook_node(notebook)
+        hidden = Config({"TagRemovePreprocessor": {"enabled": True, "remove_input_tags": ["result"]}})
+        exporter = HTMLExporter(template_name="lab", config=hidden)
+        page, _ = exporter.from_notebook_node(with_result_first(notebook))
         (output / NOTEBOOK.with_suffix(".html").name).write_text(page, encoding="utf-8")
     return progress.summary
 
@@ -253,7 +286,11 @@ def stop_clusters() -> None:
 def main() -> int:
     arguments = argparse.ArgumentParser(description="run 01_quickstart.ipynb on three nodes found over mDNS")
     arguments.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for the results")
-    output = arguments.parse_args().output.resolve()
+    arguments.add_argument("--runs", type=int, default=3, help="trainings of each kind; fewer are faster")
+    given = arguments.parse_args()
+    if given.runs < 1:
+        arguments.error(f"--runs {given.runs}: use 1 or more")
+    output = given.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -267,7 +304,7 @@ def main() -> int:
             with sharing(AGENTS, scratch) as processes:
                 wait_for_peers(processes, scratch)
                 say(f"running {NOTEBOOK.name}")
-                summary = run_notebook(output)
+                summary = run_notebook(output, given.runs)
         except Exception as error:  # whatever it was: people get one line, the notebook holds the rest
             say(f"demo failed: {str(error).strip() or type(error).__name__}")
             return 1

@@ -4,8 +4,10 @@ import concurrent.futures
 import contextlib
 import os
 import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.stream import CellStream, wait
@@ -25,6 +27,7 @@ from notebook_cluster.protocol.interaction import (
 )
 from notebook_cluster.protocol.state import CellView, ClusterView, GetHistory, RunHistory, Series
 
+Value = TypeVar("Value")
 ANSWER_TIMEOUT = 0.5
 """Seconds that completion and inspection wait."""
 
@@ -75,6 +78,26 @@ class RunningCluster:
         """Everything a panel shows, except the curves."""
         state: ClusterView = wait(self._request(v.GetState(), ClusterView))
         return state
+
+    def wait_until(self, condition: Callable[[ClusterView], Value], timeout: float = 60.0) -> Value:
+        """Look at each new state until ``condition(state)`` is something true, and return that.
+
+        Raises:
+            TimeoutError: it was not within ``timeout`` seconds.
+            ClusterError: the cluster has ended meanwhile.
+        """
+        news = threading.Event()
+        unsubscribe = self.subscribe(lambda event: news.set())
+        deadline = time.monotonic() + timeout
+        try:
+            while True:
+                news.clear()
+                if found := condition(self.state()):
+                    return found
+                if not news.wait(max(deadline - time.monotonic(), 0.0)):
+                    raise TimeoutError(f"cluster {self.name!r}: what was waited for did not come within {timeout:g} s")
+        finally:
+            unsubscribe()
 
     def text_file(self, cell: int, node: str) -> str:
         """Path of the file, on this machine, with everything that ``node`` printed in ``cell``."""
