@@ -24,7 +24,7 @@ from tests.browser import (
     wait_for_kernel,
     write_notebook,
 )
-from tests.sidebar_page import sources
+from tests.sidebar_page import sources, unfold
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -134,4 +134,5 @@ def test_a_panel_that_was_saved_lives_again_and_nothing_is_offered(page: "Page")
     page.locator(".nbc-side-cluster").get_by_role("button", name="Stop cell").click()
     page.evaluate("() => void window.jupyterapp.commands.execute('notebook-cluster:stop')")
     page.locator(".jp-Dialog").get_by_role("button", name="Stop Cluster").click()
+    unfold(page)
     page.get_by_text("cluster 'lesson' has ended: stopped").wait_for(timeout=PATIENCE)

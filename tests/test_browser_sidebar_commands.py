@@ -15,7 +15,7 @@ from tests.browser import PATIENCE, Lab, browser_page, lab_with_extension, needs
 from tests.conftest import wait_until
 from tests.fake_cluster import cluster_view
 from tests.shown_overviews import HTML, OTHER_VERSION, curves, overview, plain_overview, serve
-from tests.sidebar_page import show_more, show_sidebar, use_theme
+from tests.sidebar_page import show_more, show_sidebar, unfold, use_theme
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 pytestmark = needs_extension
 
 COMMANDS = [
-    "Show Clusters", "Cluster Dashboard", "Insert Cluster Cell Below", "Stop Cell on All Nodes",
-    "Detach from Running Cell", "Save Checkpoint Now", "Stop Cluster",
+    "Show Clusters", "Cluster Dashboard", "New Cluster Notebook", "Insert Cluster Cell Below",
+    "Stop Cell on All Nodes", "Detach from Running Cell", "Save Checkpoint Now", "Stop Cluster",
 ]  # fmt: skip
 REFUSED = "no checkpoint: the disk of 'desk' is <b>full</b>"
 
@@ -171,7 +171,7 @@ def test_the_setting_takes_the_line_out_of_the_status_bar_and_puts_it_back(page:
     box.uncheck(timeout=PATIENCE)
     page.locator(".nbc-side-status").wait_for(state="hidden", timeout=PATIENCE)
     kept = lab.settings / "notebook-cluster" / "plugin.jupyterlab-settings"
-    wait_until(lambda: kept.exists() and json.loads(kept.read_text()) == {"showStatusBar": False}, 60, "the setting")
+    wait_until(lambda: kept.exists() and json.loads(kept.read_text())["showStatusBar"] is False, 60, "the setting")
     box.check()
     page.locator(".nbc-side-status").wait_for(timeout=PATIENCE)
 
@@ -228,11 +228,15 @@ def test_a_curve_has_gaps_where_it_has_no_number_and_one_without_any_is_not_draw
     assert drawn("node-1") == []
 
 
-def test_clusters_of_another_version_and_ended_ones_say_so_and_have_no_buttons(hostile: "Page") -> None:
-    for name, said in (("old", OTHER_VERSION), ("gone", "cluster 'gone' has ended: stopped")):
+def test_clusters_of_another_version_and_ended_ones_say_so_and_cannot_be_acted_on(hostile: "Page") -> None:
+    unfold(hostile, "gone")
+    for name, said, buttons in (
+        ("old", OTHER_VERSION, ["old"]),
+        ("gone", "cluster 'gone' has ended: stopped", ["gone", "Report", "Dismiss"]),
+    ):
         part = hostile.get_by_role("region", name=f"cluster {name}")
         assert said in part.inner_text()
-        assert part.get_by_role("button").count() == 0
+        assert part.get_by_role("button").all_inner_texts() == buttons
 
 
 def test_the_dashboard_shows_the_same_as_text(hostile: "Page") -> None:

@@ -85,14 +85,17 @@ function RarerButtons({ state, send, onInsert }: Omit<IButtons, 'onOpen'>): Reac
         disabled={state.cell?.status !== 'running'}
         onPress={press('detach')}
       />
-      <Button
-        label="Stop cluster"
-        sure="End all its kernels?"
-        sureName={`Really stop cluster ${cluster} and end all its kernels?`}
-        title="End the cluster and every kernel of it"
-        isDangerous
-        onPress={press('stop')}
-      />
+      {/* In a row of its own: its question is longer, and must stand under the pointer too. */}
+      <div className="nbc-side-last">
+        <Button
+          label="Stop cluster"
+          sure="End all its kernels?"
+          sureName={`Really stop cluster ${cluster} and end all its kernels?`}
+          title="End the cluster and every kernel of it"
+          isDangerous
+          onPress={press('stop')}
+        />
+      </div>
     </>
   );
 }
