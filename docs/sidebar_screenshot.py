@@ -68,6 +68,7 @@ def take_pictures(page: "Page", peer: Stranger) -> None:
     page.get_by_role("button", name="More …").click()
     page.get_by_role("button", name="Checkpoint", exact=True).click()
     page.get_by_text("checkpoint digits").first.wait_for(timeout=PATIENCE)
+    page.get_by_role("button", name="Less", exact=True).click()
     page.screenshot(path=FOLDER / "sidebar.png")
     page.evaluate("window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
     page.get_by_role("button", name="Dashboard").click()

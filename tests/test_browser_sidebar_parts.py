@@ -201,7 +201,7 @@ def test_that_training_ended_is_told_and_nothing_of_before_when_the_page_is_load
     (lab.folder / "enough").touch()
     toast = page.locator(".Toastify__toast", has_text=f"Training of digits in cluster {CLUSTER}")
     toast.wait_for(timeout=PATIENCE)
-    assert re.search(r"after .*\d s, round \d+", toast.inner_text())
+    assert re.search(r"has ended without local-3 after .*\d s, round \d+", toast.inner_text())
     assert len(told(page)) == 1
 
 
@@ -238,7 +238,11 @@ def test_a_cluster_that_has_ended_has_a_report_and_goes_from_the_list(page: "Pag
 
 def test_the_launcher_has_a_tile_for_a_notebook_that_starts_a_cluster(page: "Page") -> None:
     page.evaluate("void window.jupyterapp.commands.execute('launcher:create', { cwd: '' })")
-    page.locator(".jp-LauncherCard", has_text="Cluster Notebook").click(timeout=PATIENCE)
+    tile = page.locator(".jp-LauncherCard", has_text="Cluster Notebook")
+    picture = tile.locator("img")
+    picture.wait_for(timeout=PATIENCE)
+    assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    tile.click()
     wanted = ["%load_ext notebook_cluster\n%cluster start", "%%on_all\n"]
     wait_until(lambda: is_notebook(page) and sources(page) == wanted, 60, "the new notebook with its cells")
     wait_for_kernel(page)

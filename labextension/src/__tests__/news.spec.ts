@@ -64,6 +64,17 @@ it.each([
   expect(texts(lesson(TRAINS), ended(status, measured))).toEqual([`${told}, loss of the global model 0.2500`]);
 });
 
+it('names the nodes on which training failed, and calls it no failure where some were only lost', () => {
+  const with_ = (nodes: Record<string, string>): string[] =>
+    texts(lesson(TRAINS), lesson({ ...TRAINS, cell: { ...RUNNING.cell, status: 'error', ended: 1125, nodes } }));
+  expect(with_({ desk: 'error', mini: 'lost' })).toEqual([
+    'error: Training of digits in cluster lesson failed on desk after 2 min 05 s, round 12'
+  ]);
+  expect(with_({ desk: 'ok', mini: 'lost' })).toEqual([
+    'info: Training of digits in cluster lesson has ended without mini after 2 min 05 s, round 12'
+  ]);
+});
+
 it('tells that training ended where the next cell runs already', () => {
   const next = lesson({ ...TRAINS, cell: { ...RUNNING.cell, id: 4 } });
   expect(texts(lesson(TRAINS), next)).toEqual(['success: Training of digits in cluster lesson has ended, round 12']);

@@ -12,7 +12,7 @@ import { cellsOf } from './cells';
 import type { Act } from './controls';
 import { candidates, meantCluster } from './focus';
 import { plural } from './format';
-import { clusterIcon } from './icon';
+import { CLUSTER_PICTURE, clusterIcon } from './icon';
 import { openClusterNotebook } from './newNotebook';
 import type { Store } from './store';
 
@@ -74,7 +74,7 @@ export function addCommands(
     isEnabled: () => commands.hasCommand('notebook:create-new'),
     execute: args => openClusterNotebook(tools.app, (args.cwd as string | undefined) ?? '')
   });
-  launcher?.add({ command: CommandIDs.create, category: 'Notebook', rank: 1000 });
+  launcher?.add({ command: CommandIDs.create, category: 'Notebook', rank: 1000, kernelIconUrl: CLUSTER_PICTURE });
   addActions(tools);
   const menu = new Menu({ commands });
   menu.title.label = CATEGORY;

@@ -1,6 +1,6 @@
 /** What has happened between two overviews that somebody who looks elsewhere wants to be told. Pure. */
 
-import type { ClusterRow, ClusterView, NodeView, Overview } from '../generated';
+import type { CellView, ClusterRow, ClusterView, NodeView, Overview } from '../generated';
 import { isGone, trains } from './facts';
 import { duration, number } from './format';
 
@@ -13,6 +13,7 @@ export interface INews {
 }
 
 const LONGEST_REASON = 160;
+const MOST_NAMED = 3;
 
 /**
  * The news of every cluster that runs now and ran in `before`. What is so when a page is loaded is no news, nor is
@@ -65,13 +66,28 @@ function trainingEnded(old: ClusterView, now: ClusterView): INews[] {
   const took = end && end.ended !== null && began ? ` after ${duration(end.ended - began)}` : '';
   const told = jobs.length === 1 ? `, round ${jobs[0].round}${lossOf(jobs[0].loss)}` : '';
   switch (end?.status) {
-    case 'error':
-      return [{ kind: 'error', text: `${what} failed${took}${told}`, cluster: now.name }];
+    case 'error': {
+      // A node that was lost has its own news; the others may have trained to the end.
+      const failed = nodesWith(end, 'error');
+      const without = nodesWith(end, 'lost');
+      return failed.length || !without.length
+        ? [{ kind: 'error', text: `${what} failed${on(' on', failed)}${took}${told}`, cluster: now.name }]
+        : [{ kind: 'info', text: `${what} has ended${on(' without', without)}${took}${told}`, cluster: now.name }];
+    }
     case 'interrupted':
       return [{ kind: 'info', text: `${what} was stopped${took}${told}`, cluster: now.name }];
     default:
       return [{ kind: 'success', text: `${what} has ended${took}${told}`, cluster: now.name }];
   }
+}
+
+function nodesWith({ nodes }: CellView, status: string): string[] {
+  return Object.keys(nodes).filter(name => nodes[name] === status);
+}
+
+function on(word: string, names: readonly string[]): string {
+  const rest = names.length > MOST_NAMED ? ` and ${names.length - MOST_NAMED} more` : '';
+  return names.length ? `${word} ${names.slice(0, MOST_NAMED).join(', ')}${rest}` : '';
 }
 
 function lossOf(loss: number | null): string {
