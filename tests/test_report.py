@@ -1,6 +1,7 @@
 """The report of a run: one page that needs no network, from the magic and from the terminal."""
 
 import contextlib
+import html
 import math
 import os
 import queue
@@ -20,6 +21,7 @@ from nbconvert import HTMLExporter
 
 from notebook_cluster.journal.kept_rounds import MAX_ROUNDS, Rounds
 from notebook_cluster.journal.records import CommitRecord, Record, VoidRecord
+from notebook_cluster.journal.state import Cell, State, cells_of_report
 from notebook_cluster.protocol.rounds import Commit, OuterSettings
 from notebook_cluster.protocol.state import (
     CellView,
@@ -47,6 +49,8 @@ for step in range(8):
     if rank == 1 and step % 2:
         time.sleep(0.2)
     sync.step(loss=1.0 / (1 + step), samples=4)
+with sync.global_model():
+    nc.report(test_accuracy=0.75)
 sync.finish()
 sync.checkpoint("half-way")
 """
@@ -137,7 +141,7 @@ def test_all_parts_of_a_run_are_there() -> None:
     page = Page(render_report(state, series_until(100, state.started), history()))
     text = "\n".join(page.texts)
     for part in ("digits", "laptop", "mini", "desk", "NVIDIA RTX 4070", "mean of the nodes", "half-way", "import torch",
-                 "model: round 3, 3.0 kB sent by all nodes, no hash mismatch", "01234567", "2.9.0", "2.8.0",
+                 "model: round 3, 48 MB sent by all nodes, no hash mismatch", "01234567", "2.9.0", "2.8.0",
                  "desk: back after 4.1 s", "Loss", "Memory (GB)", "Longest wait (seconds)"):  # fmt: skip
         assert part in text, part
     assert page.texts.count("9.6 s") == 1  # desk, three rounds
@@ -145,8 +149,9 @@ def test_all_parts_of_a_run_are_there() -> None:
 
 def test_versions_and_cells_that_are_not_right_stand_out() -> None:
     markup = render_report(cluster_view(), [], history())
-    for text in ("2.9.0", "2.8.0", "error"):
+    for text in ("2.9.0", "2.8.0"):
         assert f"<td class=nbc-odd>{text}</td>" in markup
+    assert '<div class="nbc-cell-status nbc-odd">error</div>' in markup
     assert "<td>3.12.1</td>" in markup
 
 
@@ -156,6 +161,83 @@ def test_a_series_of_nan_and_a_run_of_nothing_give_a_page() -> None:
     assert "<svg" not in render_report(cluster_view(), [nan], empty)
     bare = cluster_view(nodes=[], peers=[], jobs=[], cell=None, events=[])
     assert "Nothing was measured yet" in render_report(bare, [], empty)
+
+
+def rows_of(markup: str, title: str) -> list[list[str]]:
+    """The cells of the first table below the heading ``title``."""
+    table = markup.partition(f"<h2>{title}</h2>")[2].partition("<table")[2].partition("</table>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", table)
+    return [[html.unescape(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)] for row in rows]
+
+
+def reported(node: str, values: list[float], name: str = "test_accuracy", job: str = "") -> Series:
+    """A curve at steps 10, 20, 30 ..."""
+    steps = [10 * place for place in range(1, len(values) + 1)]
+    return Series(node=node, job=job, name=name, step=steps, time=[float(step) for step in steps], value=values)
+
+
+def test_what_was_reported_is_told_of_the_global_model_and_of_each_node() -> None:
+    nan = math.nan
+    series = [reported("", [0.5, 0.97, 0.95], job="model"), reported("mini", [0.25, nan]), reported("desk", [nan])]
+    heads, *rows = rows_of(render_report(cluster_view(), series, history()), "Results")
+    assert heads == ["number", "of", "last", "lowest", "highest", "points"]
+    assert [row[1:] for row in rows] == [
+        ["global model", "0.9500 at step 30", "0.5000 at step 10", "0.9700 at step 20", "3"],
+        ["mini", "NaN at step 20", "0.2500 at step 10", "0.2500 at step 10", "2"],
+        ["desk", "NaN at step 10", "\N{EN DASH}", "\N{EN DASH}", "1"],
+    ]
+    assert {row[0] for row in rows} == {"test_accuracy"}
+
+
+def test_results_of_many_nodes_are_folded_behind_those_of_the_global_model() -> None:
+    series = [reported("", [0.5], job="model"), *(reported(f"node-{place}", [0.5]) for place in range(40))]
+    markup = render_report(cluster_view(), series, history())
+    assert [row[1] for row in rows_of(markup, "Results")[1:]] == ["global model"]
+    assert '<summary class="nbc-fold">of each node: 40 rows</summary>' in markup
+
+
+def test_the_settings_of_each_job_are_told() -> None:
+    (job,) = cluster_view().jobs
+    chosen = msgspec.structs.replace(job, settings={"strategy": "DiLoCo", "outer_lr": "0.7", "codec": "int8", "x": "y"})
+    before = msgspec.structs.replace(job, name="of before")
+    markup = render_report(cluster_view(jobs=[chosen, before]), [], history())
+    assert rows_of(markup, "Settings") == [
+        ["", "model", "of before"],
+        ["strategy", "DiLoCo", "DiLoCo"],
+        ["codec", "int8", "\N{EN DASH}"],
+        ["outer learning rate", "0.7", "\N{EN DASH}"],
+        ["parameters", "\N{EN DASH}", "1,199,882"],
+        ["x", "y", "\N{EN DASH}"],
+    ]
+
+
+def test_bytes_are_counted_one_way() -> None:
+    """The record of a commit is written before its nodes have said what they sent for it."""
+    markup = render_report(cluster_view(), [], history())
+    assert set(re.findall(r"[\d.]+ [kM]?B(?= sent by all nodes)", markup)) == {"48 MB"}
+    assert '<div class="nbc-fact-value">48 MB</div><div class="nbc-fact-note">by all nodes</div>' in markup
+
+
+def test_cells_are_whole_and_long_ones_folded() -> None:
+    short, long = "import torch\n\nx = '<b>'", "\n".join(f"line_{number} = {number}" for number in range(40))
+    cells = [
+        CellView(id=number, source=source, status="ok", nodes={"mini": "ok"}, started=1.0, ended=2.0, more=more)
+        for number, (source, more) in enumerate([(short, 0), (long, 0), ("x = 1\u202e", 1234)])
+    ]
+    markup = render_report(cluster_view(), [], history(cells=cells, cells_seen=3))
+    assert '<pre class="nbc-code">import torch\n\nx = &#x27;&lt;b&gt;&#x27;</pre>' in markup
+    assert "line_39 = 39</pre></details>" in markup
+    assert '<span class="nbc-fold-said">40 lines</span>' in markup
+    assert "x = 1 \n… 1,234 characters more</pre>" in markup
+
+
+def test_the_newest_cells_are_whole_as_far_as_there_is_room() -> None:
+    cells = {number: Cell(number, "x" * 40_000, (), True, {}, ()) for number in range(600)}
+    views = cells_of_report(State(cells=cells))
+    assert (len(views), views[0].id, views[-1].id) == (500, 100, 599)
+    assert [len(view.source) + view.more for view in views] == [40_000] * 500
+    assert [len(view.source) for view in views[-24:]] == [40_000] * 24
+    assert sum(len(view.source) for view in views) < 1_200_000
 
 
 @pytest.mark.parametrize(
@@ -256,6 +338,12 @@ def test_the_magic_writes_the_run(trained: SharedNotebook) -> None:
     text = "\n".join(page.texts)
     for part in ("lesson", "local-2", "half-way", "import time, torch", sys.version.split()[0], "torch", "Loss"):
         assert part in text, part
+    settings = dict(rows_of((trained.work / "run.html").read_text(), "Settings")[1:])
+    assert [settings[name] for name in ("strategy", "every", "codec", "outer momentum", "nesterov", "parameters")] == [
+        "DiLoCo", "2 steps", "float32", "0.9", "yes", "72",
+    ]  # fmt: skip
+    results = rows_of((trained.work / "run.html").read_text(), "Results")
+    assert ["test_accuracy", "global model", "0.7500"] in [[*row[:2], row[2].partition(" at ")[0]] for row in results]
     assert trained.fails("%cluster report run.html") == (
         "UsageError: %cluster report: run.html exists already: --overwrite replaces it"
     )
@@ -356,7 +444,8 @@ def test_after_the_stop_the_magic_writes_the_last_run(trained: SharedNotebook) -
     )
     page = Page((trained.work / "after.html").read_text())
     text = "\n".join(page.texts)
-    for part in ("lesson", ": stopped", "local-2", "half-way", "import time, torch", "model: round 4", "Loss"):
+    for part in ("lesson", ": stopped", "local-2", "half-way", "import time, torch", "model: round 4", "Loss",
+                 'sync.checkpoint("half-way")', "test_accuracy", "by the number of nodes"):  # fmt: skip
         assert part in text, part
     assert "ended" in page.texts  # the state of both nodes
     assert trained.fails("%cluster status").startswith("UsageError: no cluster is running in this notebook")

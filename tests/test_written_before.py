@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from notebook_cluster import training as nc
+from notebook_cluster.client import read_run
 from notebook_cluster.coordinator.startup import StartProgress, lock
 from notebook_cluster.journal.curves import pack, read_series, unpack
 from notebook_cluster.journal.events import Event
@@ -28,6 +29,7 @@ from notebook_cluster.journal.records import Record
 from notebook_cluster.journal.store import curves_path, journal_path
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.widgets import render_html, render_text
+from notebook_cluster.widgets.report import render_report
 from tests.cluster_in_process import Cluster, Node
 
 LEFT = Path(__file__).parent / "written_before"
@@ -78,6 +80,14 @@ def test_the_last_view_and_the_curves_are_shown(left: Path) -> None:
     assert "cluster old" in text
     assert "global loss 0.2500" in text
     assert "<path" in render_html(run.state(), run.series(), ended=run.ended)
+
+
+def test_the_settings_of_its_jobs_are_found_in_its_journal(left: Path) -> None:
+    run = read_run(left)
+    assert [(job.name, job.settings["codec"], job.settings["every"]) for job in run.view.jobs] == [
+        ("net", "float32", "2 steps")
+    ]
+    assert "outer learning rate" in render_report(run.state(), run.series(), run.history(), ended=run.ended)
 
 
 def test_an_old_run_is_read_once_and_nothing_of_it_is_lost(left: Path) -> None:

@@ -127,6 +127,9 @@ export interface JobView {
   loss: number | null;
   loss_round: number | null;
   cell: number;
+  settings: {
+    [k: string]: string;
+  };
 }
 /**
  * For whom a round was waited.
@@ -148,6 +151,7 @@ export interface CellView {
   };
   started: number | null;
   ended: number | null;
+  more: number;
 }
 /**
  * One line of what happened; `time` is Unix time.

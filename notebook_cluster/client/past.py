@@ -9,6 +9,7 @@ from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.curve_rows import MeasuredRun
 from notebook_cluster.client.export import Exported, export_run, frame_of
 from notebook_cluster.client.requests import RunningCluster
+from notebook_cluster.client.settings import with_settings
 from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, last_run
 from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.state import ClusterView, JobView
@@ -187,7 +188,7 @@ def read_run(folder: Path) -> LastRun:
         raise ClusterError(str(error)) from None
     if found is None:
         raise ClusterError(f"the run in {folder} is gone")
-    return found
+    return with_settings(found, folder)
 
 
 def runs_table(runs: list[Run]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

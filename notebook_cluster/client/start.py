@@ -106,6 +106,7 @@ def read_last_run(name: str) -> "LastRun":
     Raises:
         ClusterError: none of this name has run here, or what it left is damaged.
     """
+    from notebook_cluster.client.settings import with_settings
     from notebook_cluster.journal.kept_runs import last_run
 
     try:
@@ -115,7 +116,7 @@ def read_last_run(name: str) -> "LastRun":
             with _only_one(folder):
                 run = last_run(folder)
             if run is not None:
-                return run
+                return with_settings(run, folder)
     except ValueError as error:
         raise ClusterError(str(error)) from None
     raise ClusterError(f"no cluster {name!r} runs on this machine, and none that ended has left a run: %cluster start")

@@ -16,8 +16,7 @@ from notebook_cluster.coordinator.rounds.progress import SignsOfLife
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.journal.curves import CurvesFile, LastView, SeriesStore, read_series, read_view
-from notebook_cluster.journal.kept_runs import MAX_CELLS
-from notebook_cluster.journal.state import Node, cell_view
+from notebook_cluster.journal.state import Node, cell_view, cells_of_report
 from notebook_cluster.journal.store import curves_path
 from notebook_cluster.peering.candidates import Trust, found_view
 from notebook_cluster.peering.peer_finder import PeerFinder
@@ -69,10 +68,10 @@ class ClusterViews:
     def history(self) -> RunHistory:
         """What a report says about the run beside the curves: rounds with who waited for whom, checkpoints, cells,
         versions."""
-        cells, committed = list(self.core.state.cells.values()), self.core.journal.committed
+        state, committed = self.core.state, self.core.journal.committed
         return RunHistory(
             rounds=committed.rounds, rounds_seen=committed.seen, checkpoints=self.runner.checkpoints,
-            cells=[cell_view(cell) for cell in cells[-MAX_CELLS:]], cells_seen=len(cells), peers=self.versions(),
+            cells=cells_of_report(state), cells_seen=len(state.cells), peers=self.versions(),
         )  # fmt: skip
 
     def versions(self) -> list[PeerVersions]:

@@ -22,7 +22,7 @@ from notebook_cluster.journal.curves import LastView, SeriesStore, pack, read_se
 from notebook_cluster.journal.events import Event
 from notebook_cluster.journal.reading import recover
 from notebook_cluster.journal.records import Record, Shape, to_row
-from notebook_cluster.journal.state import cell_view
+from notebook_cluster.journal.state import cells_of_report
 from notebook_cluster.journal.store import (
     CURVES,
     CURVES_FILE,
@@ -159,10 +159,6 @@ def _setting(variable: str, default: int) -> int:
     return int(text)
 
 
-MAX_CELLS = 500
-"""The newest cells that a report has."""
-
-
 class LastRun(msgspec.Struct, frozen=True):
     """A run that is over, as a report wants it."""
 
@@ -193,12 +189,11 @@ def last_run(folder: Path) -> LastRun | None:
     if last is None:
         return None
     recovered = recover(journal_path(folder))
-    cells = [cell_view(cell) for cell in recovered.state.cells.values()]
     store = SeriesStore()
     store.take_over(read_series(curves_path(folder)))
     past = RunHistory(
         rounds=recovered.committed.rounds, rounds_seen=recovered.committed.seen, checkpoints=last.checkpoints,
-        cells=cells[-MAX_CELLS:], cells_seen=len(cells), peers=last.peers,
+        cells=cells_of_report(recovered.state), cells_seen=len(recovered.state.cells), peers=last.peers,
     )  # fmt: skip
     moment = clock(last.state.now)
     ended = f"ended at {moment}: {last.ended}" if last.ended else f"its coordinator was killed after {moment}"

@@ -154,16 +154,34 @@ def roster(state: State) -> Roster:
     return Roster(cluster=state.cluster, generation=state.generation, nodes=rows)
 
 
-def cell_view(cell: Cell) -> CellView:
-    """The cell as views see it."""
+_BEGINNING = 200
+
+
+def cell_view(cell: Cell, most: int = _BEGINNING) -> CellView:
+    """The cell as views see it, with ``most`` characters of its source."""
     return CellView(
         id=cell.id,
-        source=cell.source[:200],
+        source=cell.source[:most],
+        more=max(len(cell.source) - most, 0),
         status=cell.status,
         nodes=dict(cell.nodes),
         started=cell.started,
         ended=cell.ended,
     )
+
+
+_MOST_CELLS, _MOST_OF_A_CELL, _MOST_SOURCE = 500, 50_000, 1_000_000
+
+
+def cells_of_report(state: State) -> list[CellView]:
+    """The newest cells, oldest first, whole where they are not huge; of those before a megabyte of source, and of
+    what is huge, the beginning."""
+    found, room = [], _MOST_SOURCE
+    for cell in reversed(list(state.cells.values())[-_MOST_CELLS:]):
+        view = cell_view(cell, min(_MOST_OF_A_CELL, max(room, _BEGINNING)))
+        room -= len(view.source)
+        found.append(view)
+    return found[::-1]
 
 
 def _change(state: State, **changes: object) -> State:

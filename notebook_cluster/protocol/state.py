@@ -135,6 +135,8 @@ class JobView(Message, frozen=True):
     """The round after which it was measured."""
     cell: int = 0
     """In which it is trained, or was trained last; 0: in none."""
+    settings: dict[str, str] = {}
+    """With what it is trained, as people read it: ``codec``, ``every``, ``outer_lr`` ... Empty: kept before."""
 
 
 class CellView(Message, frozen=True):
@@ -142,12 +144,14 @@ class CellView(Message, frozen=True):
 
     id: int
     source: str
-    """First 200 characters."""
+    """First 200 characters; in a RunHistory the whole of the newest ones, as far as there is room."""
     status: Literal["queued", "running", "ok", "error", "interrupted"]
     nodes: dict[str, str]
     """Node -> ``queued|replaying|running|ok|error|interrupted|lost``."""
     started: float = 0.0
     ended: float | None = None
+    more: int = 0
+    """Characters of the source beyond those."""
 
 
 class EventView(Message, frozen=True):

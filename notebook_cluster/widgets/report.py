@@ -4,29 +4,36 @@ its charts, the curves as pictures.
 
 import html
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from notebook_cluster.client.curve_rows import MeasuredRun
 from notebook_cluster.client.whole_files import whole_file
-from notebook_cluster.protocol.clock import ABSENT, clock, dated, duration
-from notebook_cluster.protocol.state import CellView, ClusterView, RoundView, RunHistory, Series
+from notebook_cluster.protocol.clock import dated
+from notebook_cluster.protocol.state import ClusterView, RoundView, RunHistory, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import Curves, Line, run_line, run_notes, svg_chart
 from notebook_cluster.widgets.formatting import (
     GLOBAL,
     NO_PLACE,
-    byte_count,
     global_label,
     integer,
     node_colours,
     palette_colour,
     plain,
-    plural,
 )
 from notebook_cluster.widgets.model import panel_model
+from notebook_cluster.widgets.report_tables import (
+    cells_part,
+    checkpoints_part,
+    events_part,
+    nodes_part,
+    results_part,
+    rounds_part,
+    settings_part,
+    versions_part,
+)
 from notebook_cluster.widgets.static_html import block, style, text_block
 
 ROUNDS_LISTED = 40
@@ -73,7 +80,7 @@ def _there_already(file: Path) -> OSError:
 
 def render_report(state: ClusterView, series: Sequence[Series], history: RunHistory, *, ended: str = "") -> str:
     """The page. Every text is escaped; there is no script and nothing is loaded from elsewhere."""
-    model = panel_model(state, ended)
+    model, curves = panel_model(state, ended), Curves(series)
     moment, began = dated(state.now), dated(state.started)
     facts = [
         *model["facts"],
@@ -87,13 +94,15 @@ def render_report(state: ClusterView, series: Sequence[Series], history: RunHist
         ),
         text_block("nbc-muted", f"Report of {moment}; the cluster was started {began}"),
         block("nbc-facts", [_fact(fact) for fact in facts]),
-        *_section("Curves", charts(state, Curves(series), history.rounds)),
-        *_section("Nodes", _nodes(state, model)),
-        *_section("Rounds", _rounds(history, state.now)),
-        *_section("Checkpoints", _checkpoints(history, state.now)),
-        *_section("Cells", _cells(history)),
-        *_section("Versions", _versions(history)),
-        *_section("Events", _events(model)),
+        *_section("Curves", charts(state, curves, history.rounds)),
+        *_section("Results", results_part(curves)),
+        *_section("Settings", settings_part(state)),
+        *_section("Nodes", nodes_part(state, model)),
+        *_section("Rounds", rounds_part(state, history)),
+        *_section("Checkpoints", checkpoints_part(history, state.now)),
+        *_section("Cells", cells_part(history)),
+        *_section("Versions", versions_part(history)),
+        *_section("Events", events_part(model)),
     ]
     title = _escaped(f"{model['name']}: report of {moment}")
     return (
@@ -112,135 +121,6 @@ def _section(title: str, content: list[str]) -> list[str]:
 def _fact(fact: dict[str, str]) -> str:
     parts = ("label", "value", "note")
     return block("nbc-fact", [text_block(f"nbc-fact-{part}", fact[part]) for part in parts])
-
-
-# ---- tables --------------------------------------------------------------------------------------------------
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], odd: frozenset[tuple[int, int]] = frozenset()) -> str:
-    """``odd``: (row, column) of cells that stand out."""
-    titles = "".join(f"<th>{_escaped(title)}</th>" for title in head)
-    lines = []
-    for place, row in enumerate(rows):
-        cells = "".join(
-            f"<td{' class=nbc-odd' if (place, column) in odd else ''}>{_escaped(text)}</td>"
-            for column, text in enumerate(row)
-        )
-        lines.append(f"<tr>{cells}</tr>")
-    table = f'<table class="nbc-table"><thead><tr>{titles}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    return block("nbc-wide", [table])
-
-
-def _nodes(state: ClusterView, model: dict[str, Any]) -> list[str]:
-    if not model["nodes"]:
-        return [text_block("nbc-empty", "No nodes.")]
-    rates = {plain(node.name, 64): node.samples_per_s for node in state.nodes}
-    rows = []
-    for node in model["nodes"]:
-        rate = rates[node["name"]]
-        rows.append(
-            [node["rank"], node["name"], node["peer"], node["device"], node["memory"]["peak"], node["memory"]["total"]]
-            + [node["step"], node["loss"], ABSENT if rate is None else plain(f"{rate:,.0f}", 20), node["round"]]
-            + [node["condition"] + (f": {node['reason']}" if node["reason"] else "")]
-        )
-    bad = frozenset((place, 10) for place, node in enumerate(model["nodes"]) if node["level"] == "bad")
-    head = ("rank", "node", "machine", "device", "memory peak", "of", "step", "loss", "samples/s", "round", "state")
-    return [_table(head, rows, bad)]
-
-
-def _rounds(history: RunHistory, now: float) -> list[str]:
-    if not history.rounds:
-        return []
-    last_of = {one.job: one for one in history.rounds}
-    said = [
-        f"{plain(one.job, 64)}: round {integer(one.round)}, {byte_count(one.bytes_sent)} sent by all nodes, "
-        f"{one.hash_mismatches or 'no'} hash mismatch{'es' if one.hash_mismatches > 1 else ''}"
-        for one in last_of.values()
-    ]
-    seconds, times = defaultdict[str, float](float), Counter[str]()
-    for one in history.rounds:
-        if len(one.waits) > 1:
-            last = _last(one)
-            times[last] += 1
-            seconds[last] += max(one.waits.values())
-    blamed = [
-        [plain(name, 64), integer(times[name]), duration(seconds[name])]
-        for name in sorted(seconds, key=seconds.__getitem__, reverse=True)
-    ]
-    listed = [_round_row(one, now) for one in reversed(history.rounds[-ROUNDS_LISTED:])]
-    more = history.rounds_seen - len(listed)
-    return [
-        *[text_block("", line) for line in said],
-        *([_table(("waited for", "rounds", "longest waits, together"), blamed)] if blamed else []),
-        _table(("round", "at", "last to arrive", "longest wait", "nodes", "state"), listed),
-        *([text_block("nbc-small nbc-muted", f"and {plural(more, 'round')} before")] if more > 0 else []),
-    ]
-
-
-def _last(one: RoundView) -> str:
-    return min(one.waits, key=one.waits.__getitem__)
-
-
-def _round_row(one: RoundView, now: float) -> list[str]:
-    known = len(one.waits) > 1
-    last, longest = (plain(_last(one), 64), duration(max(one.waits.values()))) if known else (ABSENT, ABSENT)
-    members = plain(", ".join(one.members), 120)
-    name = f"{plain(one.job, 64)} {integer(one.round)}"
-    return [name, clock(one.time, now), last, longest, members, one.state_hash[:8]]
-
-
-def _checkpoints(history: RunHistory, now: float) -> list[str]:
-    rows = [
-        [plain(one.name, 64), plain(one.job, 64), integer(one.round), clock(one.time, now), plain(one.path, 300)]
-        for one in history.checkpoints
-    ]
-    return [_table(("name", "job", "round", "at", "folder"), rows)] if rows else []
-
-
-def _cells(history: RunHistory) -> list[str]:
-    rows = [_cell_row(cell) for cell in history.cells]
-    odd = frozenset((place, 1) for place, cell in enumerate(history.cells) if cell.status == "error")
-    if not rows:
-        return []
-    table = _table(("cell", "status", "took", "nodes", "begins with"), rows, odd)
-    more = history.cells_seen - len(rows)
-    return [table, *([text_block("nbc-small nbc-muted", f"and {plural(more, 'cell')} before")] if more > 0 else [])]
-
-
-def _cell_row(cell: CellView) -> list[str]:
-    counts = Counter(cell.nodes.values())
-    nodes = ", ".join(f"{count} {status}" for status, count in counts.items())
-    took = duration(cell.ended - cell.started) if cell.started and cell.ended is not None else ABSENT
-    first_line = next((line for line in cell.source.splitlines() if line.strip()), "")
-    return [str(cell.id), cell.status, took, nodes, plain(first_line, 100)]
-
-
-def _versions(history: RunHistory) -> list[str]:
-    if not history.peers:
-        return []
-    names = dict.fromkeys(name for peer in history.peers for name in peer.packages)
-    rows = [["Python", *(peer.python for peer in history.peers)]]
-    rows += [["system", *(peer.platform for peer in history.peers)]]
-    rows += [[name, *(peer.packages.get(name, ABSENT) for peer in history.peers)] for name in names]
-    odd = frozenset(
-        (place, column)
-        for place, row in enumerate(rows)
-        for column in range(1, len(row))
-        if row[0] != "system" and len(set(row[1:])) > 1
-    )
-    rows = [[plain(text, 60) for text in row] for row in rows]
-    return [_table(("", *(plain(peer.peer, 64) for peer in history.peers)), rows, odd)]
-
-
-def _events(model: dict[str, Any]) -> list[str]:
-    lines = [
-        block(
-            f"nbc-event nbc-{event['level']}",
-            [text_block("nbc-muted", event["clock"]), text_block("nbc-event-text", event["text"])],
-        )
-        for event in model["events"]
-    ]
-    return [block("", lines)] if lines else []
 
 
 def _escaped(text: str) -> str:

@@ -62,13 +62,13 @@ export function job(name: string, changes: Partial<JobView> = {}): JobView {
   return {
     ...{ name, strategy: 'DiLoCo', round: 12, attempt: 0, phase: 'training', members: ['desk', 'mini'] },
     ...{ waiting_for: [], parameters: 4160, bytes_sent: 2e6, bytes_data_parallel: 1e7, hash_mismatches: 0 },
-    ...{ state_hash: '', waits: [], loss: null, loss_round: null, cell: 3 },
+    ...{ state_hash: '', waits: [], loss: null, loss_round: null, cell: 3, settings: {} },
     ...changes
   };
 }
 
 export const RUNNING = {
-  cell: { id: 3, source: 'train()', status: 'running', nodes: {}, started: 1000, ended: null }
+  cell: { id: 3, source: 'train()', status: 'running', nodes: {}, started: 1000, ended: null, more: 0 }
 } as const;
 
 export function overview(changes: Partial<Overview> = {}): Overview {

@@ -28,6 +28,7 @@ from notebook_cluster.protocol.runs import PATIENCE, Joined, Register
 from notebook_cluster.protocol.state import JobView
 from notebook_cluster.rounds.leader.arrivals import on_arrived, on_prepared, on_stalled, required
 from notebook_cluster.rounds.leader.attempts import settle_attempt
+from notebook_cluster.rounds.leader.described import described_settings
 from notebook_cluster.rounds.leader.events_effects import (
     CellBegan,
     CellLeft,
@@ -306,4 +307,5 @@ def _view(transition: Transition, job: JobState) -> JobView:
         hash_mismatches=job.hash_mismatches,
         state_hash=job.state_hash,
         cell=job.cell,
+        settings=described_settings(job.settings),
     )
