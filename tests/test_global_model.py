@@ -226,8 +226,11 @@ def test_text_html_and_report_draw_its_curve() -> None:
     assert "Dotted: the global model" in markup
     assert "Dotted" not in render_html(cluster_view(), series_until(120, 0.0))
     page = render_report(state, series, NO_HISTORY)
-    assert page.count(f'stroke="{GLOBAL}"') == 4
-    assert "global model (dotted)" in page
+    for kind in ("linear", "log"):
+        for over in ("steps", "time"):
+            picture = page.partition(f"nbc-over-{over} nbc-{kind}")[2].partition("</svg>")[0]
+            assert picture.count(f' fill="none" stroke="{GLOBAL}"') == 2
+            assert ">global model</text>" in picture
 
 
 def test_it_has_no_part_in_the_mean_of_the_nodes() -> None:

@@ -113,8 +113,11 @@ class Clusterless:
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
     state = cluster_view()
     page = Page(render_report(state, series_until(100, state.started), history()))
-    assert not {"script", "img", "link", "iframe", "object", "a"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
+    assert not {"script", "img", "link", "iframe", "object"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "src"]
+    links = [value or "" for name, value in page.attributes if name == "href"]
+    assert links
+    assert all(re.match("data:(image/svg\\+xml|text/csv);charset=utf-8,", link) for link in links)
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
     assert "url(" not in "".join(page.texts)
     assert "@import" not in "".join(page.texts)
@@ -142,9 +145,10 @@ def test_all_parts_of_a_run_are_there() -> None:
     text = "\n".join(page.texts)
     for part in ("digits", "laptop", "mini", "desk", "NVIDIA RTX 4070", "mean of the nodes", "half-way", "import torch",
                  "model: round 3, 48 MB sent by all nodes, no hash mismatch", "01234567", "2.9.0", "2.8.0",
-                 "desk: back after 4.1 s", "Loss", "Memory (GB)", "Longest wait (seconds)"):  # fmt: skip
+                 "desk: back after 4.1 s", "Loss", "Memory (GB)", "Rounds, and who was waited for"):  # fmt: skip
         assert part in text, part
     assert page.texts.count("9.6 s") == 1  # desk, three rounds
+    assert "9.6 s in 3 rounds" in text
 
 
 def test_versions_and_cells_that_are_not_right_stand_out() -> None:

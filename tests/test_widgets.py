@@ -20,9 +20,10 @@ from notebook_cluster.protocol.thinning import MAX_POINTS, ThinnedCurve
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
 from notebook_cluster.widgets.actions import Actions
-from notebook_cluster.widgets.curves import CurveChoice, Curves, Line, smoothed, svg_chart, thin
+from notebook_cluster.widgets.curves import CurveChoice, Curves, smoothed
 from notebook_cluster.widgets.formatting import GLOBAL, PALETTE, byte_count, node_colour, node_colours, number, plain
 from notebook_cluster.widgets.model import panel_model, peer_row
+from notebook_cluster.widgets.pictures import Line, svg_chart, thin
 from notebook_cluster.widgets.report import render_report
 from notebook_cluster.widgets.static_html import page
 from notebook_cluster.widgets.subshell import Pace
@@ -533,11 +534,15 @@ def broken_run() -> tuple[ClusterView, list[Series]]:
     return state, [loss, memory]
 
 
-@pytest.mark.parametrize("render", [render_html, lambda *run: render_report(*run, NO_HISTORY)], ids=["html", "report"])
-def test_in_pictures_what_is_not_finite_is_a_gap(render: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    ("render", "pictures"),
+    [(render_html, 2), (lambda *run: render_report(*run, NO_HISTORY), 4)],  # the report's with both kinds of axis
+    ids=["html", "report"],
+)
+def test_in_pictures_what_is_not_finite_is_a_gap(render: Callable[..., str], pictures: int) -> None:
     markup = render(*broken_run())
-    paths = re.findall(r'<path d="([^"]*)"', markup)
-    assert len(paths) == 2  # loss over steps and over time; nothing of the memory can be drawn
+    paths = re.findall(r'<path d="([^"]*)" fill', markup)
+    assert len(paths) == pictures  # loss over steps and over time; nothing of the memory can be drawn
     for path in paths:
         assert path.count("M") == 4  # 2.0, 1.5, 1.0 and 0.5 stand alone
         assert not re.search("nan|inf", path)

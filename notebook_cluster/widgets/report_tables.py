@@ -115,7 +115,7 @@ def _setting(name: str, settings: dict[str, str]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], odd: frozenset[tuple[int, int]] = frozenset()) -> str:
     """``odd``: (row, column) of cells that stand out."""
-    titles = "".join(f"<th>{_escaped(title)}</th>" for title in head)
+    titles = "".join(f"<th>{_escaped(title)}</th>" if title else "<td></td>" for title in head)
     lines = []
     for place, row in enumerate(rows):
         cells = "".join(
@@ -165,8 +165,10 @@ def rounds_part(state: ClusterView, history: RunHistory) -> list[str]:
     return [
         *[text_block("", line) for line in said],
         *([table(("waited for", "rounds", "longest waits, together"), blamed)] if blamed else []),
-        table(("round", "at", "last to arrive", "longest wait", "nodes", "state"), listed),
-        *([text_block("nbc-small nbc-muted", f"and {plural(more, 'round')} before")] if more > 0 else []),
+        fold(
+            f"The last {plural(len(listed), 'round')}{f', of {history.rounds_seen:,}' if more > 0 else ''}",
+            [table(("round", "at", "last to arrive", "longest wait", "nodes", "state"), listed)],
+        ),
     ]
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.security.chart_grammar import NO_TEX
-from notebook_cluster.widgets.curves import Curves, Line, run_line, run_notes, svg_chart
+from notebook_cluster.widgets.curves import Curves, run_line, run_notes
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, node_colours
 from notebook_cluster.widgets.model import panel_model, peer_row
+from notebook_cluster.widgets.pictures import Line, svg_chart
 
 _FEW_POINTS = 3
 """A cluster that has just started has so few: two dots on large axes say nothing."""

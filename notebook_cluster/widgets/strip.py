@@ -11,7 +11,7 @@ from typing import NamedTuple
 from notebook_cluster.protocol.clock import dated, duration
 from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, by_rank
 from notebook_cluster.protocol.thinning import Point
-from notebook_cluster.widgets.curves import Curves, Line, LossCurve, smoothed, svg_chart
+from notebook_cluster.widgets.curves import Curves, LossCurve, smoothed
 from notebook_cluster.widgets.formatting import (
     GLOBAL,
     NO_PLACE,
@@ -23,6 +23,7 @@ from notebook_cluster.widgets.formatting import (
     plain,
     plural,
 )
+from notebook_cluster.widgets.pictures import Line, svg_chart
 from notebook_cluster.widgets.static_html import block, page, text_block
 
 _SIZE = 760, 130

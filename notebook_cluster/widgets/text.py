@@ -7,9 +7,10 @@ from typing import Any
 
 from notebook_cluster.protocol.clock import ABSENT
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
-from notebook_cluster.widgets.curves import Curves, thin
+from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import global_label, integer, number
 from notebook_cluster.widgets.model import panel_model, peer_row
+from notebook_cluster.widgets.pictures import thin
 
 _BARS = "▁▂▃▄▅▆▇█"
 EVENTS_IN_TEXT = 8
