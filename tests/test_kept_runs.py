@@ -1,25 +1,32 @@
 """Runs that are over stay, are listed, and are pandas frames; and where a journal lies on a network's disk."""
 
+import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, Frames
-from notebook_cluster.client.past import Run, runs_table
+from notebook_cluster.client.past import Run, run_name, runs_table
 from notebook_cluster.journal import store
 from notebook_cluster.journal.events import DoorOpened
-from notebook_cluster.journal.kept_runs import kept_runs, let_old_runs_go, set_aside
+from notebook_cluster.journal.kept_runs import LastRun, kept_runs, let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.journal.reading import read_events
 from notebook_cluster.journal.store import JOURNAL_FILE, file_system, is_remote, journal_path, place_of
+from notebook_cluster.protocol.state import RunHistory, Series
+from notebook_cluster.widgets import compare_runs
 from tests.cluster import run, running_cluster
 from tests.command import run_command
 from tests.conftest import shared_folders, wait_until
+from tests.fake_cluster import cluster_view
 from tests.in_loop import in_loop
 from tests.test_run_kept import SETUP, steps_of
+from tests.test_widgets import ATTACK
 
 # ---- a real run --------------------------------------------------------------------------------------------------
 
@@ -45,6 +52,7 @@ def past() -> Iterator[tuple[Frames, Frames, list[Run], str]]:
             cluster.stop()
         with running_cluster("lesson", local=1) as cluster:
             wait_until(lambda: len(Cluster.runs()) == 2, 60, lambda: f"two runs: {Cluster.runs()}")
+            assert "98.00" in run_command("compare", run_name(Cluster.runs()[1])).stdout
             yield frames, model, Cluster.runs(), run_command("runs").stdout
 
 
@@ -80,6 +88,48 @@ def test_the_run_before_is_listed_with_its_rounds_and_its_last_loss(
     assert runs_table([before])[1][0][2:] == ("model", "DiLoCo", "2", "3", "98", "stopped")
     for word in ("lesson", "DiLoCo", "98", "stopped"):
         assert word in past[3]
+
+
+# ---- laid over each other ----------------------------------------------------------------------------------------
+
+
+def kept(codec: str, values: list[float], node: str = "", metric: str = "loss") -> LastRun:
+    (job,) = cluster_view().jobs
+    job = msgspec.structs.replace(job, settings={"strategy": "DiLoCo", "codec": codec, "every": "20 steps"})
+    steps = list(range(1, len(values) + 1))
+    of = "model" if not node or metric == "loss" else ""
+    curve = Series(node=node, job=of, name=metric, step=steps, time=[float(step) for step in steps], value=values)
+    past = RunHistory(rounds=[], rounds_seen=0, checkpoints=[], cells=[], cells_seen=0, peers=[])
+    return LastRun(view=cluster_view(jobs=[job]), curves=[curve], past=past, ended="stopped")
+
+
+def test_runs_are_laid_over_each_other_and_what_differs_stands_out() -> None:
+    runs = [("a@1", kept("int8", [3.0, 1.0, 2.0])), ("b@2", kept("float32", [3.0, math.nan]))]
+    text, markup = compare_runs(runs)
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[0] == ["loss", "a@1", "b@2"]
+    assert ["*", "codec", "int8", "float32"] in rows
+    assert ["every", "20", "steps", "20", "steps"] in rows
+    assert ["*", "lowest", "loss", "1.0000", "3.0000"] in rows
+    assert "<td class=nbc-odd>float32</td>" in markup
+    assert "<td>20 steps</td>" in markup
+    assert markup.count('stroke-width="2.6"') == 2
+
+
+def test_without_a_global_model_runs_are_compared_by_their_nodes() -> None:
+    text, _ = compare_runs([("a@1", kept("int8", [0.5], "desk", "accuracy"))], "accuracy")
+    assert "mean of the nodes" in text
+    hostile = compare_runs([(ATTACK, kept(ATTACK, [0.5], ATTACK, ATTACK))], ATTACK)
+    assert not re.search("<img|<script", hostile.html)
+    with pytest.raises(ClusterError, match=r"none of these runs has measured 'x': there is loss \(--metric NAME\)"):
+        compare_runs([("a@1", kept("int8", [0.5]))], "x")
+
+
+def test_a_run_that_was_not_kept_is_named(jupyter_dirs: Path) -> None:
+    done = run_command("compare", "none")
+    assert (done.returncode, done.stderr) == (
+        2, "notebook-cluster: no run of a cluster 'none' was kept here: there is none of any\n",
+    )  # fmt: skip
 
 
 # ---- how many are kept -------------------------------------------------------------------------------------------

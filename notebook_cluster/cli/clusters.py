@@ -1,4 +1,4 @@
-"""``notebook-cluster peers``, ``status``, ``report``, ``export``, ``runs``, ``stop``, ``detach`` and ``skip``."""
+"""``notebook-cluster peers``, ``status``, ``report``, ``export``, ``runs``, ``compare``, ``stop``, ``detach``, ``skip``."""
 
 import argparse
 from collections import Counter
@@ -14,11 +14,13 @@ from notebook_cluster.client import (
     find_run,
     read_last_run,
     read_run,
+    read_runs,
     running_clusters,
     runs_table,
 )
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.security import fingerprint
+from notebook_cluster.widgets.comparison import compare_runs
 from notebook_cluster.widgets.report import write_report
 from notebook_cluster.widgets.text import render_text
 
@@ -120,6 +122,15 @@ def runs(options: argparse.Namespace) -> int:
         print("notebook-cluster export CLUSTER@STARTED FILE.csv writes the curves of one, as lesson@2026-11-19T14:03")
     else:
         print("no run was kept yet: in a notebook, %load_ext notebook_cluster and %cluster start")
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Print results and settings of several runs beside each other."""
+    try:
+        print(compare_runs(read_runs(options.runs), options.metric).text)
+    except ClusterError as error:
+        raise UsageError(str(error)) from None
     return 0
 
 

@@ -8,7 +8,7 @@ from notebook_cluster.client.cluster import AsyncCluster, Cluster
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.export import Exported, export_run
 from notebook_cluster.client.files import Destination, find_sources, send_files
-from notebook_cluster.client.past import Frames, Run, find_run, named_run, read_run, run_name, runs_table
+from notebook_cluster.client.past import Frames, Run, find_run, named_run, read_run, read_runs, run_name, runs_table
 from notebook_cluster.client.requests import how_to_join
 from notebook_cluster.client.start import (
     PeerWatch,
@@ -58,6 +58,7 @@ __all__ = [
     "pack",
     "read_last_run",
     "read_run",
+    "read_runs",
     "read_values",
     "run_name",
     "running_clusters",

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,9 +148,9 @@ def frames_of(run: MeasuredRun, job: str | None = None) -> Frames:
 _STARTED = "%Y-%m-%dT%H:%M:%S"
 
 
-def run_name(run: KeptRun) -> str:
+def run_name(run: KeptRun | Run) -> str:
     """``lesson@2026-11-19T14:03:10``: how people name a run that was kept."""
-    return named_run(run.cluster, run.view.started)
+    return named_run(run.cluster, run.started if isinstance(run, Run) else run.view.started)
 
 
 def named_run(cluster: str, started: float) -> str:
@@ -189,6 +190,16 @@ def read_run(folder: Path) -> LastRun:
     if found is None:
         raise ClusterError(f"the run in {folder} is gone")
     return with_settings(found, folder)
+
+
+def read_runs(texts: Iterable[str]) -> list[tuple[str, LastRun]]:
+    """Name and run of each that ``texts`` name as :func:`find_run` reads them, each run once.
+
+    Raises:
+        ClusterError: one is not there, or damaged.
+    """
+    found = {run.folder: run_name(run) for run in map(find_run, texts)}
+    return [(name, read_run(folder)) for folder, name in found.items()]
 
 
 def runs_table(runs: list[Run]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -1,4 +1,4 @@
-"""With what the jobs of a run were trained, from its journal."""
+"""With what the jobs of a run were trained, from its journal, and on what."""
 
 import logging
 from pathlib import Path
@@ -10,9 +10,21 @@ from notebook_cluster.journal.reading import recover
 from notebook_cluster.journal.records import BaseRecord, CellRecord, RegisterRecord
 from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.runs import Register
+from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.rounds.leader.described import described_settings
 
 log = logging.getLogger(__name__)
+
+
+def cluster_settings(view: ClusterView) -> dict[str, str]:
+    """Of the cluster: its name, nodes and devices."""
+    devices = {node.name: node.device_name or node.device or "cpu" for node in view.nodes}
+    return {
+        "cluster": view.name,
+        "world_size": str(len(devices)),
+        "nodes": ", ".join(devices),
+        "devices": ", ".join(f"{name}: {device}" for name, device in devices.items()),
+    }
 
 
 def job_settings(folder: Path) -> dict[str, dict[str, str]]:

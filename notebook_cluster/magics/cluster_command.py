@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.magics.curve_commands import export, track
+from notebook_cluster.magics.curve_commands import compare, export, track
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.execution.cells import watch_cell
 from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
@@ -342,6 +342,7 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "export": export,
     "track": track,
     "runs": _runs,
+    "compare": compare,
     "vars": _vars,
     "logs": _logs,
     "attach": _attach,

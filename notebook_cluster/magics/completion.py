@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
 
 Names = Callable[[str], Sequence[str]]
-"""Known names of one kind: ``NODE``, ``RANK``, ``MEMORY`` (``vram>=8GB``), ``PEER`` or ``CLUSTER``."""
+"""Known names of one kind: ``NODE``, ``RANK``, ``MEMORY`` (``vram>=8GB``), ``PEER``, ``CLUSTER`` or ``RUN``."""
 _TARGET_OPTIONS = {"%cluster": "--to", "%push": "--to", "%pull": "--from"}
 _RANGE = re.compile(r"(\d{1,6})-\d*")
 
@@ -70,6 +70,10 @@ def make_matcher(session: NotebookSession) -> Any:
             from notebook_cluster.client import running_clusters
 
             return running_clusters()
+        if kind == "RUN":
+            from notebook_cluster.client import Cluster, run_name
+
+            return list(dict.fromkeys(map(run_name, Cluster.runs())))
         state = session.cluster.latest if session.cluster is not None else None
         if state is None:
             return []
@@ -97,6 +101,8 @@ def _after(command: Command, typed: str, names: Names) -> list[str]:
         return _starting(typed, [f"--{option.name}" for option in command.options])
     if command.argument == "NODE":
         return _starting(typed, names("NODE"))
+    if command.argument.startswith("RUN"):
+        return _starting(typed, names("RUN"))
     if command.argument.startswith("PEER"):
         return _starting(typed, [*names("PEER"), "all", "local"])
     if "|" in command.argument and command.argument.startswith("["):

@@ -1,4 +1,4 @@
-"""``%cluster export`` and ``%cluster track``: the curves of a run out of it, into files and trackers."""
+"""``%cluster export``, ``track`` and ``compare``: the curves of runs into files, into trackers, over each other."""
 
 import shlex
 from pathlib import Path
@@ -42,6 +42,19 @@ def _run_of(session: NotebookSession, named: str) -> "tuple[MeasuredRun, str]":
         return last, f"the last run of cluster {over!r} ({last.ended})"
     cluster = session.require()
     return cluster, f"cluster {cluster.name!r}"
+
+
+def compare(session: NotebookSession, call: Invocation) -> None:
+    """Show one number of several runs in one chart, and their settings.
+
+    Raises:
+        ClusterError: a run is not there, or none has measured this number; one line.
+    """
+    from notebook_cluster.client import read_runs
+    from notebook_cluster.widgets import compare_runs
+
+    shown = compare_runs(read_runs(call.arguments), call.options.get("metric", "loss"))
+    session.shell.display_pub.publish(data={"text/plain": shown.text, "text/html": shown.html}, metadata={})
 
 
 def track(session: NotebookSession, call: Invocation) -> None:

@@ -230,6 +230,12 @@ COMMANDS: dict[str, Command] = {
         ),
         Command("runs", "the runs that were kept: strategy, nodes, rounds, final loss"),
         Command(
+            "compare",
+            "lay kept runs over each other: one chart, and their settings",
+            "RUN...",
+            (Option("metric", "another number that was reported (default: loss)", "NAME", str),),
+        ),
+        Command(
             "vars",
             "what is in the namespace of each node, and where nodes differ",
             "[PATTERN]",

@@ -6,7 +6,7 @@ Called by: ``magics``, which start and end the process.
 
 - :mod:`.process`: start a tracker of a run, ask how it is, end it; the command line of its process
 - :mod:`.follower`: what that process does: read what is new, log it, remember it, until the run is over
-- :mod:`.points`: which points are new; :mod:`.settings`: what a run was trained on
+- :mod:`.points`: which points are new
 - :mod:`.trackers`: the libraries; each is imported in that process only
 - :mod:`.remembered`: what was logged where, in a file beside the run
 

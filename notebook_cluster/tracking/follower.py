@@ -8,7 +8,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from notebook_cluster.client.settings import job_settings
+from notebook_cluster.client.settings import cluster_settings, job_settings
 from notebook_cluster.journal.curves import LastView, read_series, read_view
 from notebook_cluster.journal.kept_runs import RUNS, is_locked, kept_runs
 from notebook_cluster.journal.store import curves_path
@@ -23,7 +23,6 @@ from notebook_cluster.tracking.remembered import (
     read_remembered,
     write_remembered,
 )
-from notebook_cluster.tracking.settings import cluster_settings
 from notebook_cluster.tracking.trackers import Settings, Tracker, TrackerRefused, make_tracker, one_line
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,8 @@ May import: ``client``, ``protocol``. Called by: ``magics`` (``%cluster panel``,
 text) and ``server`` (:mod:`.model`). Views hold no state of their own: all comes from a ClusterView and from Series.
 
 - :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
-- :mod:`.text`, :mod:`.static_html`, :mod:`.tables`, and the pictures of :mod:`.curves`: renderers that need no browser.
-  Pure functions. :mod:`.report`: a whole run as one page in a file; :mod:`.line_chart`: a picture of curves of the
-  user's own.
+- :mod:`.text`, :mod:`.static_html`, :mod:`.tables`, :mod:`.comparison`, :mod:`.pictures`: need no browser. Pure
+  functions. :mod:`.report`: a whole run as one page in a file; :mod:`.line_chart`: a picture of curves of the user's own.
 - :mod:`.panel`: the live panel and the one thread that changes it; ``panel.js`` is what the browser sees,
   :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
 """
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from notebook_cluster.protocol.interaction import NodeVariables
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding
+from notebook_cluster.widgets.comparison import compare_runs
 from notebook_cluster.widgets.line_chart import LineChart
 from notebook_cluster.widgets.report import write_report
 from notebook_cluster.widgets.static_html import render_html, render_peers_html
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LineChart",
     "close_panel",
+    "compare_runs",
     "render_findings",
     "render_html",
     "render_peers",

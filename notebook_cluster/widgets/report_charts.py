@@ -141,7 +141,7 @@ def _lines(run: _Run, metric: str, *, steps: bool) -> list[Line]:
         dash = jobs.index(one.job)
         found.append(Line(label, GLOBAL, points(one.curve), dotted=True, faint=not one.newest, dash=dash, strong=True))
     newest = {one.job for one in own if one.newest}
-    mean = [] if shared or len(newest) != 1 else _mean([line for line in found if not line.faint], whole=steps)
+    mean = [] if shared or len(newest) != 1 else mean_of_nodes([line for line in found if not line.faint], whole=steps)
     if mean:
         return [*found, Line(_MEAN, _MEAN_COLOUR, mean, strong=True)]
     return found if shared else [line._replace(behind=False) for line in found]
@@ -153,7 +153,7 @@ def _smooth(points: list[Point]) -> list[Point]:
     return [(x, y) for (x, _), y in zip(points, smoothed(y for _, y in points), strict=True)]
 
 
-def _mean(lines: Sequence[Line], *, whole: bool) -> list[Point]:
+def mean_of_nodes(lines: Sequence[Line], *, whole: bool) -> list[Point]:
     """The mean over the nodes at each part of the axis at which at least two of them have a finite value. ``whole``:
     no part is shorter than 1."""
     if len([line for line in lines if line.points]) < 2:

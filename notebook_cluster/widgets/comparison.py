@@ -1,0 +1,123 @@
+"""Runs laid over each other: one number of several runs in one chart, and their settings beside each other. Pure."""
+
+import html
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from notebook_cluster.client.connection import ClusterError
+from notebook_cluster.client.curve_rows import MeasuredRun
+from notebook_cluster.protocol.clock import ABSENT
+from notebook_cluster.protocol.state import JobView
+from notebook_cluster.protocol.thinning import Point
+from notebook_cluster.widgets.curves import Curves
+from notebook_cluster.widgets.formatting import integer, number, palette_colour, plain
+from notebook_cluster.widgets.pictures import Line, svg_chart
+from notebook_cluster.widgets.report_charts import mean_of_nodes
+from notebook_cluster.widgets.report_tables import SETTINGS, job_settings_shown, settings_table
+from notebook_cluster.widgets.static_html import block, page, text_block
+from notebook_cluster.widgets.text import aligned
+
+_SIZE = (980, 340)
+_STANDS_OUT = (
+    "<style>.nbc-panel td.nbc-odd{font-weight:650;background:var(--nbc-soft)}"
+    ".nbc-panel .nbc-wide{overflow-x:auto}.nbc-panel .nbc-compared .nbc-chart{max-width:980px}</style>"
+)
+
+
+class Compared(NamedTuple):
+    """A comparison as it is shown."""
+
+    text: str
+    html: str
+
+
+class _Column(NamedTuple):
+    """A job of a run."""
+
+    name: str
+    settings: dict[str, str]
+    points: list[Point]
+    shared: bool
+    """The points are of the model that all share; else the mean of the nodes."""
+
+
+def compare_runs(runs: Sequence[tuple[str, MeasuredRun]], metric: str = "loss") -> Compared:
+    """The runs, each with its name, by ``metric``: of the model that all share, else the mean of the nodes.
+
+    Raises:
+        ClusterError: none of them has measured ``metric``; names what they have.
+    """
+    columns = [column for name, run in runs for column in _columns(name, run, metric)]
+    if not any(column.points for column in columns):
+        known = dict.fromkeys(one for _, run in runs for one in Curves(run.series()).metrics())
+        there = f"there is {', '.join(plain(one, 64) for one in known)}" if known else "nothing was measured"
+        raise ClusterError(f"none of these runs has measured {metric!r}: {there} (--metric NAME)")
+    return Compared(_text(columns, metric), _html(columns, metric))
+
+
+def _columns(name: str, run: MeasuredRun, metric: str) -> list[_Column]:
+    state, curves = run.state(), Curves(run.series())
+    jobs: list[JobView | None] = list(state.jobs) or [None]
+    found = []
+    for job in jobs:
+        of = job.name if job is not None else ""
+        points, shared = _points(curves, of, metric)
+        settings = job_settings_shown(job) if job is not None else {}
+        settings |= {"nodes": str(len(state.nodes)), "rounds": integer(job.round if job is not None else 0)}
+        values = [y for _, y in points if math.isfinite(y)]
+        for what, value in (("last", values[-1:]), ("lowest", values), ("highest", values)):
+            best = (min if what == "lowest" else max)(value, default=None)
+            settings[f"{what} {metric}"] = number(best)
+        settings["drawn"] = ("global model" if shared else "mean of the nodes") if points else ABSENT
+        found.append(_Column(plain(f"{name} {of}" if len(jobs) > 1 else name, 64), settings, points, shared))
+    return found
+
+
+def _points(curves: Curves, job: str, metric: str) -> tuple[list[Point], bool]:
+    """Of the newest run of ``job``. What ``nc.report`` said of a node belongs to no job."""
+    shared = [one for one in curves.model_losses(metric) if one.job == job and one.newest]
+    if shared:
+        return shared[0].curve.by_step(), True
+    own = [one for one in curves.losses(metric) if one.job == job and one.newest]
+    own = own or [one for one in curves.losses(metric) if not one.job]
+    if len(own) == 1:
+        return own[0].curve.by_step(), False
+    return mean_of_nodes([Line(one.node, "", one.curve.by_step()) for one in own], whole=True), False
+
+
+def _differs(columns: Sequence[_Column], name: str) -> bool:
+    return len({column.settings.get(name, "") for column in columns}) > 1
+
+
+def _text(columns: Sequence[_Column], metric: str) -> str:
+    names = list(dict.fromkeys(name for column in columns for name in column.settings))
+    rows = [["", plain(metric, 64), *(column.name for column in columns)]]
+    rows += [
+        ["*" if _differs(columns, name) else "", SETTINGS.get(name, plain(name, 64))]
+        + [plain(column.settings.get(name, "") or ABSENT, 60) for column in columns]
+        for name in names
+    ]
+    return "\n".join([*aligned(rows), *(["* differs"] if any(row[0] for row in rows[1:]) else [])])
+
+
+def _html(columns: Sequence[_Column], metric: str) -> str:
+    lines = [
+        Line(column.name, palette_colour(place), column.points, dotted=column.shared, strong=True, dash=place // 10)
+        for place, column in enumerate(columns)
+        if column.points
+    ]
+    title = "Loss" if metric == "loss" else plain(metric, 40)
+    chart = svg_chart(title, "steps", lines, size=_SIZE, labels=True)
+    keys = [
+        block("nbc-row", [_swatch(palette_colour(place)), text_block("nbc-small", column.name)])
+        for place, column in enumerate(columns)
+    ]
+    # Two columns of one name would be one: they are told apart by their place.
+    named = {column.name if len(columns) == 1 else f"{place}. {column.name}": column.settings
+             for place, column in enumerate(columns, 1)}  # fmt: skip
+    return page([_STANDS_OUT, block("nbc-compared", [chart, *keys, *settings_table(named, mark=True)])], "runs")
+
+
+def _swatch(colour: str) -> str:
+    return f'<span style="width:14px;height:4px;border-radius:2px;background:{html.escape(colour, quote=True)}"></span>'
