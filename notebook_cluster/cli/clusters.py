@@ -1,4 +1,5 @@
-"""``notebook-cluster peers``, ``status``, ``report``, ``export``, ``runs``, ``compare``, ``stop``, ``detach``, ``skip``."""
+"""``notebook-cluster peers``, ``status``, ``report``, ``export``, ``runs``, ``compare``, ``stop``, ``detach``,
+``skip``."""
 
 import argparse
 from collections import Counter
