@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 from notebook_cluster.protocol.state import CellView, ClusterView, EventView, RoundView, Series
-from notebook_cluster.widgets.axes import LinearAxis, LogAxis, spread_out
-from notebook_cluster.widgets.pictures import Line, short_labels, svg_chart
+from notebook_cluster.widgets.pictures import Line, LinearAxis, LogAxis, short_labels, spread_out, svg_chart
 from notebook_cluster.widgets.report import render_report
 from notebook_cluster.widgets.report_timeline import timeline
 from tests.axe import SCRIPT, violations

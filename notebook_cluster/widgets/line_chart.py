@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from notebook_cluster.widgets.curves import Line, svg_chart
 from notebook_cluster.widgets.formatting import number, palette_colour, plain
+from notebook_cluster.widgets.pictures import Line, svg_chart
 from notebook_cluster.widgets.static_html import block, page, text_block
 
 _SIZE = 760, 250

@@ -16,10 +16,9 @@ from urllib.parse import quote
 from notebook_cluster.client.curve_rows import curve_rows, outside_name
 from notebook_cluster.protocol.state import ClusterView, RoundView, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve, evenly
-from notebook_cluster.widgets.axes import time_unit
 from notebook_cluster.widgets.curves import Curves, run_line, run_notes, smoothed
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, node_colours, plain, plural
-from notebook_cluster.widgets.pictures import Line, standalone, svg_chart
+from notebook_cluster.widgets.pictures import Line, standalone, svg_chart, time_unit
 from notebook_cluster.widgets.report_timeline import timeline
 from notebook_cluster.widgets.static_html import block, text_block
 

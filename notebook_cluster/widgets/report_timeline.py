@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from notebook_cluster.protocol.clock import duration
 from notebook_cluster.protocol.state import RoundView
-from notebook_cluster.widgets.axes import LinearAxis, time_unit
 from notebook_cluster.widgets.formatting import NO_PLACE, integer, plain, plural
-from notebook_cluster.widgets.pictures import numbers_below, short_labels
+from notebook_cluster.widgets.pictures import LinearAxis, numbers_below, short_labels, time_unit
 
 _LANES = 24
 _WIDTH, _LEFT, _RIGHT, _TOP, _LANE, _BOTTOM = 980, 170, 150, 44, 18, 26
