@@ -45,6 +45,7 @@ ARMS = {
     "diloco-8": Arm(8, against=PLAIN, most=0.04),
     "int8-4": Arm(4, "int8", against=FOUR, most=0.005),
     "int4-4": Arm(4, "int4", against=FOUR, most=0.005),
+    "momentum-4": Arm(4, momentum_dtype="bfloat16", against=FOUR, most=0.005),
     "fragments-4": Arm(4, fragments=3, against=FOUR, most=0.01),
     "streaming-4": Arm(4, fragments=3, overlap=5, against=FOUR, most=0.01),
     MUON: Arm(inner="muon"),

@@ -24,6 +24,7 @@ from torch import nn
 from benchmarks.codecs import CONTEXT, Transformer
 from notebook_cluster.rounds.member.events_effects import Apply
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, zeros
 from notebook_cluster.rounds.numerics.outer import DEFAULT_MOMENTUM, default_outer_lr, outer_step
 from notebook_cluster.rounds.numerics.vectors import copy, empty
 from notebook_cluster.rounds.numerics.weighted_mean import joined, mean_of, mean_of_gathered
@@ -49,6 +50,7 @@ class Arm:
     beta: float = 1.0
     outer_lr: float | None = None
     momentum: float = DEFAULT_MOMENTUM
+    momentum_dtype: str = FLOAT32
     inner: str = "adamw"
     """The members' own optimiser; ``muon``: torch's, for the matrices between embedding and output, with the rest in
     AdamW (MuLoCo, arXiv 2505.23725)."""
@@ -176,7 +178,7 @@ class Rounds:
             Replica(parameters, self._fragments, mix=arm.mix, beta=arm.beta) for parameters in self._parameters
         ]
         self._schedule = Schedule(run.every, arm.fragments)
-        self._theta, self._momentum = self._parameters[0].read(), np.zeros(size, np.float32)
+        self._theta, self._momentum = self._parameters[0].read(), zeros(size, arm.momentum_dtype)
         self._landing: Apply | None = None
         for replica in self._replicas:
             replica.start(0, self._theta, self._momentum, "")
@@ -281,6 +283,8 @@ def _key(run: Run) -> str:
     arm["outer_lr"] = run.arm.rate
     if arm["inner"] == "adamw":
         del arm["inner"]  # as in files of before there was another one
+    if arm["momentum_dtype"] == FLOAT32:
+        del arm["momentum_dtype"]
     return json.dumps(dataclasses.asdict(run) | {"arm": arm, "torch": torch.__version__}, sort_keys=True)
 
 

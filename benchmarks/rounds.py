@@ -46,6 +46,7 @@ from benchmarks import rounds_nodes
 from benchmarks.rounds_nodes import LINKS, Case, Run
 from notebook_cluster.codecs import CODEC_NAMES, SPARSE_NAMES
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import MOMENTUM_DTYPES
 from notebook_cluster.training.loop.costs import costs_of
 
 CODECS = (*(name for name in CODEC_NAMES if name not in SPARSE_NAMES), "sparse")
@@ -174,7 +175,10 @@ def times(case: Case, run: Run) -> dict[str, Any]:
 def estimated(case: Case) -> float:
     """What ``%cluster estimate`` and ``sync.memory`` say that ``peak_multiple`` is."""
     sparse = case.codec == "sparse"
-    fragments = Fragments(case.codec, case.parameters, count=case.fragments, over_senders=sparse)
+    momentum = "float32" if sparse else case.momentum
+    fragments = Fragments(
+        case.codec, case.parameters, count=case.fragments, over_senders=sparse, momentum_dtype=momentum
+    )
     return round(costs_of(fragments, case.nodes, exact=case.dtype == "float32").times, 2)
 
 
@@ -184,7 +188,14 @@ def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
         for parameters in map(int, arguments.params):
             for codec in arguments.codec:
                 case = Case(
-                    codec, nodes, parameters, arguments.rounds, arguments.fragments, arguments.state, arguments.dtype
+                    codec,
+                    nodes,
+                    parameters,
+                    arguments.rounds,
+                    arguments.fragments,
+                    arguments.state,
+                    arguments.dtype,
+                    arguments.momentum,
                 )
                 check_memory(case)
                 with LINKS[arguments.link](nodes) as run:
@@ -198,6 +209,7 @@ def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
                         "link": arguments.link,
                         "state": case.state,
                         "dtype": case.dtype,
+                        "momentum": case.momentum,
                         "fragments": case.fragments,
                         "rounds": case.rounds,
                         **times(case, run),
@@ -245,6 +257,7 @@ def main() -> None:
     parser.add_argument("--params", type=float, nargs="+", default=[1e7, 1e8], help="parameters of the model")
     parser.add_argument("--codec", nargs="+", choices=CODECS, default=["float32", "int8", "int4", "sparse"])
     parser.add_argument("--state", choices=["memory", "disk"], default="memory", help="where ours keeps its state")
+    parser.add_argument("--momentum", choices=MOMENTUM_DTYPES, default="float32", help="how DiLoCo keeps it")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the model")
     parser.add_argument("--fragments", type=int, default=1, help="in which ours sends the model")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each way; the median counts")

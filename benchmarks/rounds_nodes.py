@@ -27,6 +27,7 @@ class Case:
     fragments: int = 1
     state: str = "memory"
     dtype: str = "float32"
+    momentum: str = "float32"
 
     @property
     def every(self) -> int:
@@ -37,10 +38,11 @@ class Case:
         """How a cell makes the sync object of ``model`` called ``name``."""
         more = f"every={self.every}, name=name, fragments={self.fragments}, fresh=True"
         more += "" if self.state == "memory" else f", state={self.state!r}"
+        kept = "" if self.momentum == "float32" else f", momentum_dtype={self.momentum!r}"
         return (
             f"nc.SparseLoCo(model, {more})"
             if self.codec == "sparse"
-            else f"nc.DiLoCo(model, codec={self.codec!r}, {more})"
+            else f"nc.DiLoCo(model, codec={self.codec!r}, {more}{kept})"
         )
 
     def set_up(self, pause: float) -> str:

@@ -15,6 +15,7 @@ from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.state import MemberSettings, most_kept
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import converted
 from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
 from tests.test_member import (
     BASE,
@@ -40,12 +41,19 @@ def noise(count: int, seed: int) -> np.ndarray:
 
 
 def stepped(
-    codec: str, parameters: int, *, in_place_from: int, over_senders: bool = False, mu: float = 0.9, count: int = 1
+    codec: str,
+    parameters: int,
+    *,
+    in_place_from: int,
+    over_senders: bool = False,
+    mu: float = 0.9,
+    count: int = 1,
+    momentum_dtype: str = "float32",
 ):
     """A node that owns nothing, PREPARED for round 1 of two nodes, and its state before."""
-    fragments = Fragments(codec, parameters, BUFFERS, count, over_senders=over_senders)
+    fragments = Fragments(codec, parameters, BUFFERS, count, over_senders=over_senders, momentum_dtype=momentum_dtype)
     wire, size, part = fragments.wire(1), fragments.size, fragments.wire(1).count
-    theta, momentum = noise(size, 1), noise(size, 2)
+    theta, momentum = noise(size, 1), converted(noise(size, 2), momentum_dtype)
     register = Register(
         job="model", cell=1, strategy="DiLoCo", codec=codec, schema_hash="s", schema=[], parameters=parameters,
         every="100 steps", state_hash=state_hash(theta, momentum),

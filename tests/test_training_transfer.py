@@ -20,6 +20,11 @@ from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models
 
 
+def both(elements: int) -> dict[str, int]:
+    """Bytes of theta and momentum."""
+    return {"theta": 4 * elements, "momentum": 4 * elements}
+
+
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 def test_pieces_in_any_order_and_twice(size: int) -> None:
     data = np.random.default_rng(size).bytes(size)
@@ -58,7 +63,7 @@ def snapshot(round: int, size: int = 100, part: bytes = b"") -> tuple[list, str]
 
 
 def test_a_fetch_takes_the_newest_snapshot_that_is_whole() -> None:
-    fetch = Fetch("model", "mini", 1, wanted=3, elements=100, now=0.0)
+    fetch = Fetch("model", "mini", 1, wanted=3, sizes=both(100), now=0.0)
     assert fetch.request().round == 3
     older, _ = snapshot(2)
     assert not any(fetch.add_frame(header, payload, 0.0) for header, payload in older)
@@ -72,14 +77,14 @@ def test_a_fetch_takes_the_newest_snapshot_that_is_whole() -> None:
 
 
 def test_arrays_of_another_size_are_refused() -> None:
-    fetch = Fetch("model", "mini", 1, wanted=0, elements=101, now=0.0)
+    fetch = Fetch("model", "mini", 1, wanted=0, sizes=both(101), now=0.0)
     frames, _ = snapshot(1)
     with pytest.raises(TransferError, match="'mini' sent 400 bytes of 'theta'"):
         fetch.add_frame(*frames[0], 0.0)
 
 
 def test_arrays_with_another_hash_are_refused() -> None:
-    fetch = Fetch("model", "mini", 1, wanted=0, elements=100, now=0.0)
+    fetch = Fetch("model", "mini", 1, wanted=0, sizes=both(100), now=0.0)
     frames, _ = snapshot(1)
     for header, payload in frames:
         fetch.add_frame(header, bytes(len(payload)), 0.0)
@@ -88,7 +93,7 @@ def test_arrays_with_another_hash_are_refused() -> None:
 
 
 def test_a_silent_source_is_asked_again_and_then_given_up() -> None:
-    fetch = Fetch("model", "mini", 1, wanted=0, elements=100, now=0.0)
+    fetch = Fetch("model", "mini", 1, wanted=0, sizes=both(100), now=0.0)
     assert fetch.retry(RETRY_SECONDS / 2) is None
     now = 0.0
     for _ in range(RETRIES - 1):
@@ -101,7 +106,7 @@ def test_a_silent_source_is_asked_again_and_then_given_up() -> None:
 def test_what_is_lost_is_asked_for_behind_the_last_frame_and_only_that_is_sent_again() -> None:
     elements = CHUNK // 4 * 2 + 5
     frames, digest = snapshot(7, elements, b"own part")
-    fetch = Fetch("model", "mini", 1, wanted=3, elements=elements, now=0.0)
+    fetch = Fetch("model", "mini", 1, wanted=3, sizes=both(elements), now=0.0)
     assert (fetch.request().ticket, fetch.request().name) == (0, "")
     for number, (header, payload) in enumerate(frames):
         if number != 4:  # the second frame of momentum
@@ -123,7 +128,7 @@ def test_what_is_lost_is_asked_for_behind_the_last_frame_and_only_that_is_sent_a
 
 
 def test_a_source_of_which_nothing_comes_is_given_up() -> None:
-    fetch = Fetch("model", "mini", 1, wanted=0, elements=100, now=0.0)
+    fetch = Fetch("model", "mini", 1, wanted=0, sizes=both(100), now=0.0)
     for ticket in range(1, RETRIES):
         assert fetch.on_sent(sent(ticket), 0.0) is not None
     with pytest.raises(TransferError, match="nothing of the state that 'mini' sent 3 times has come"):

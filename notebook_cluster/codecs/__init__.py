@@ -9,7 +9,7 @@ May import: protocol, memory. Called by: ``training``, ``rounds``.
 """
 
 from notebook_cluster.codecs.codec import Buffer, Codec, DamagedError, NotFiniteError, Vector, check_finite
-from notebook_cluster.codecs.dense import Float32
+from notebook_cluster.codecs.dense import Float32, from_bfloat16, to_bfloat16
 from notebook_cluster.codecs.registry import CHUNKED_NAMES, CODEC_NAMES, SPARSE_NAMES, codec_name, get_codec
 from notebook_cluster.codecs.torch_encoding import encode as encode_tensor
 from notebook_cluster.codecs.torch_encoding import has_form as has_tensor_form
@@ -29,6 +29,8 @@ __all__ = [
     "check_finite",
     "codec_name",
     "encode_tensor",
+    "from_bfloat16",
     "get_codec",
     "has_tensor_form",
+    "to_bfloat16",
 ]

@@ -209,7 +209,8 @@ def _estimate(session: NotebookSession, call: Invocation) -> None:
     there = cluster.state().nodes if cluster is not None and cluster.connected else []
     nodes = call.options.get("nodes") or sum(node.rank is not None for node in there) or 2
     try:
-        rows = estimate(parameters, nodes, call.options.get("codec", ""), call.options.get("fragments", 1))
+        codec, fragments = call.options.get("codec", ""), call.options.get("fragments", 1)
+        rows = estimate(parameters, nodes, codec, fragments, call.options.get("momentum", "float32"))
     except ValueError as error:
         raise UsageError(f"%cluster estimate: {error}") from None
     free, total = machine_memory()

@@ -206,6 +206,7 @@ COMMANDS: dict[str, Command] = {
                 Option("codec", "only this one (default: those to choose from)", "NAME", str),
                 Option("nodes", "default: those of the cluster, or 2", "N", _whole(1, 1024)),
                 Option("fragments", "the model is sent in", "N", _whole(1, 1024)),
+                Option("momentum", "float32 (default) or bfloat16: how DiLoCo keeps it", "DTYPE", str),
             ),
             read_argument=_parameters,
         ),

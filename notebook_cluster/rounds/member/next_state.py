@@ -110,8 +110,9 @@ def _groups(state: MemberState, exchange: Exchange) -> Iterator[tuple[slice, Vec
             else:
                 mean[...] = wire.decode(data[group.bytes], group.first, group.end)
             buffers = mean.size if group.are_buffers else 0
-            outer_step(state.theta[here], state.momentum[here], mean, lr, mu, seal.outer.nesterov, buffers, out=theta)
-            yield here, theta, mean
+            before, nesterov = (state.theta[here], state.momentum[here]), seal.outer.nesterov
+            _, momentum = outer_step(*before, mean, lr, mu, nesterov, buffers, out=theta)
+            yield here, theta, momentum
 
 
 _GROUP = 2 * CHUNK
@@ -182,14 +183,19 @@ def step_slices(state: MemberState, exchange: Exchange) -> None:
     assert state.theta is not None
     assert state.momentum is not None
     if exchange.theta is None or exchange.momentum is None:
-        exchange.theta, exchange.momentum = vectors.empty(fragments.size), vectors.empty(fragments.size)
+        exchange.theta = vectors.empty(fragments.size)
+        exchange.momentum = vectors.empty(fragments.size, state.momentum.dtype)
+    same = exchange.momentum.dtype == np.float32
+    means = exchange.momentum if same else vectors.empty(fragments.size)
     wire = fragments.wire(exchange.seal.round)
     lr, mu = bits_float(outer.lr_bits), bits_float(outer.momentum_bits)
     for index in sorted(exchange.means.keys() - exchange.stepped):
-        here = _read_mean(fragments, exchange, index, exchange.momentum)
+        here = _read_mean(fragments, exchange, index, means)
         buffers = 0 if fragments.gradients else max(0, here.stop - max(here.start, wire.parameters))
-        before, mean = (state.theta[here], state.momentum[here]), exchange.momentum[here]
-        outer_step(*before, mean, lr, mu, outer.nesterov, buffers, out=exchange.theta[here])
+        before, mean = (state.theta[here], state.momentum[here]), means[here]
+        _, momentum = outer_step(*before, mean, lr, mu, outer.nesterov, buffers, out=exchange.theta[here])
+        if not same:
+            exchange.momentum[here] = momentum
         exchange.stepped |= {index}
 
 

@@ -1,7 +1,7 @@
 """What one node knows of one job: the state of :mod:`notebook_cluster.rounds.member.machine`.
 
-Arrays are float32 vectors that are never written to once they are in here: a change makes a new array, so the driver
-may serve or save any array it was handed without copying it.
+Arrays are float32 vectors, and the momentum as it is kept, that are never written to once they are in here: a change
+makes a new array, so the driver may serve or save any array it was handed without copying it.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +13,7 @@ from notebook_cluster.protocol.rounds import CatchUp, CommittedRound, Prepared, 
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.member.events_effects import Boundary, Buffer, FetchState
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import item_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,8 +162,8 @@ class MemberState(msgspec.Struct):
 
 
 def state_bytes(fragments: Fragments) -> int:
-    """Of theta and momentum, float32: what a late node fetches where it cannot catch up."""
-    return 2 * 4 * fragments.size
+    """Of theta and momentum: what a late node fetches where it cannot catch up."""
+    return (4 + item_size(fragments.momentum_dtype)) * fragments.size
 
 
 def most_kept(settings: MemberSettings, fragments: Fragments) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from notebook_cluster.codecs import Float32, Vector, WireFormat, get_codec
 from notebook_cluster.protocol.rounds import fragment_of
 from notebook_cluster.rounds.numerics import vectors
+from notebook_cluster.rounds.numerics.momentum import FLOAT32
 from notebook_cluster.rounds.numerics.outer import Descent, state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 
@@ -47,6 +48,7 @@ class Fragments:
         exact_every: int = 0,
         tiles: "Tiles | None" = None,
         descent: Descent | None = None,
+        momentum_dtype: str = FLOAT32,
     ) -> None:
         """``over_senders``: a coordinate is averaged over those who sent it, not over all (:mod:`.weighted_mean`).
         ``gradients``: rounds carry gradients. Their mean is what momentum holds; theta is what every node's own
@@ -55,6 +57,7 @@ class Fragments:
         is float32; 0: never.
         ``descent``: rounds carry momenta, and this is made of their mean; ``tiles``: the order of their elements on the
         wire. Both need one fragment.
+        ``momentum_dtype``: how the outer momentum is kept (:mod:`.momentum`).
 
         Raises:
             ValueError: more fragments than the model has codec blocks; says how many it can have.
@@ -69,6 +72,7 @@ class Fragments:
         self.size = parameters + buffers
         """Elements of the whole vector."""
         self.descent = descent
+        self.momentum_dtype = momentum_dtype
         self._tiles = tiles
         self._ranges = _stripes(parameters, self.codec.block, count)
         if not all(self._ranges):
@@ -133,7 +137,7 @@ class Fragments:
         if self.count == 1:
             return vector
         ranges = self._ranges[fragment]
-        taken = vectors.empty(sum(part.stop - part.start for part in ranges))
+        taken = vectors.empty(sum(part.stop - part.start for part in ranges), vector.dtype)
         return np.concatenate([vector[part] for part in ranges], out=taken)
 
     def ranges(self, fragment: int) -> list[slice]:

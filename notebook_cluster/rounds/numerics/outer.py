@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from notebook_cluster.codecs import Vector
+from notebook_cluster.codecs import Vector, to_bfloat16
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.bits import DEFAULT_MOMENTUM, bits_float, default_outer_lr, float_bits
+from notebook_cluster.rounds.numerics.momentum import is_bfloat16, widened
 
 __all__ = [
     "DEFAULT_MOMENTUM",
@@ -68,7 +69,8 @@ def outer_step(
     buffers: int = 0,
     out: Vector | None = None,
 ) -> tuple[Vector, Vector]:
-    """One step of the outer optimiser; returns (theta, momentum), ``out`` or a new array, and the one of ``mean``.
+    """One step of the outer optimiser; returns (theta, momentum): ``out`` or a new array, and one in the memory of
+    ``mean``, kept as ``momentum`` is (:mod:`.momentum`).
 
     ``b <- mu * b + D``, then ``theta <- theta - lr * (D + mu * b)`` with Nesterov (DiLoCo, arXiv 2311.08105) or
     ``theta <- theta - lr * b`` without; lr 1 and mu 0, where b is D itself, is Local SGD (arXiv 1805.09767). The last
@@ -76,14 +78,18 @@ def outer_step(
     make a variance negative.
 
     Args:
-        theta, momentum, mean: float32 vectors of one length; ``mean`` is the weighted mean of (theta - theta_m).
-            It becomes the new momentum.
+        theta, momentum, mean: vectors of one length, float32, and the momentum as it is kept; ``mean`` is the weighted
+            mean of (theta - theta_m). The new momentum is written over it; theta is computed before that is rounded.
         lr, mu: float32 numbers.
     """
     rate, decay = np.float32(lr), np.float32(mu)
     new_theta = vectors.empty(theta.size) if out is None else out
     trained = theta.size - buffers
     scratch = np.empty((2, min(CHUNK, trained)), np.float32)
+    short = is_bfloat16(momentum)
+    # of bfloat16 the first half of the mean: what is written there was read before
+    kept = mean.view(momentum.dtype)[: mean.size] if short else mean
+    np.subtract(theta[trained:], mean[trained:], out=new_theta[trained:])
     for start in range(0, trained, CHUNK):
         part = slice(start, min(start + CHUNK, trained))
         gradient = mean[part]
@@ -91,8 +97,10 @@ def outer_step(
         if not decay:  # the mean, where it is, becomes the momentum
             np.multiply(gradient, rate, out=update)
             np.subtract(theta[part], update, out=new_theta[part])
+            if short:
+                kept[part] = to_bfloat16(gradient)
             continue
-        np.multiply(momentum[part], decay, out=velocity)
+        np.multiply(widened(momentum[part], velocity), decay, out=velocity)
         np.add(velocity, gradient, out=velocity)
         if nesterov:
             np.multiply(velocity, decay, out=update)
@@ -101,10 +109,9 @@ def outer_step(
         else:
             np.multiply(velocity, rate, out=update)
         np.subtract(theta[part], update, out=new_theta[part])
-        gradient[...] = velocity
-    np.subtract(theta[trained:], mean[trained:], out=new_theta[trained:])
-    mean[trained:] = momentum[trained:]
-    return new_theta, mean
+        kept[part] = to_bfloat16(velocity) if short else velocity
+    kept[trained:] = momentum[trained:]
+    return new_theta, kept
 
 
 @dataclass(frozen=True)
@@ -142,15 +149,15 @@ class StateHash:
     def add(self, theta: Vector, momentum: Vector) -> None:
         """The next elements of both."""
         self._theta.update(np.ascontiguousarray(theta, "<f4").data)
-        self._momentum.update(np.ascontiguousarray(momentum, "<f4").data)
+        self._momentum.update(np.ascontiguousarray(momentum, "<u2" if is_bfloat16(momentum) else "<f4").data)
 
     def hexdigest(self) -> str:
         return xxhash.xxh3_128_hexdigest(self._theta.digest() + self._momentum.digest())
 
 
 def state_hash(theta: Vector, momentum: Vector) -> str:
-    """xxh3-128 of the two xxh3-128 of the bytes of theta and of momentum, as 32 hex digits: what nodes compare after
-    each round."""
+    """xxh3-128 of the two xxh3-128 of the bytes of theta and of momentum as it is kept, as 32 hex digits: what nodes
+    compare after each round."""
     both = StateHash()
     both.add(theta, momentum)
     return both.hexdigest()

@@ -21,9 +21,9 @@ from notebook_cluster.memory import ArrayPool, give_back
 _MEMORY = ArrayPool(512 << 20)
 
 
-def empty(count: int) -> Vector:
-    """``count`` float32 elements with whatever is in them."""
-    vector: Vector = _MEMORY.array(count, np.float32)
+def empty(count: int, dtype: Any = np.float32) -> Vector:
+    """``count`` elements with whatever is in them."""
+    vector: Vector = _MEMORY.array(count, dtype)
     return vector
 
 
@@ -39,7 +39,7 @@ def difference(left: Vector, right: Vector) -> Vector:
 
 def copy(vector: Vector) -> Vector:
     """A new vector with the same elements."""
-    new = empty(vector.size)
+    new = empty(vector.size, vector.dtype)
     new[...] = vector
     return new
 

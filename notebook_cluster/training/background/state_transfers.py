@@ -63,10 +63,12 @@ class StateTransfers:
 
     def fetch(self, effect: types.FetchState) -> None:
         """Ask the source, instead of the one that was asked before."""
-        theta, incarnation = self._member().theta, self._runtime.incarnation
+        theta, momentum, incarnation = self._member().theta, self._member().momentum, self._runtime.incarnation
         assert theta is not None
+        assert momentum is not None
         self._fetching = effect
-        self._fetch = Fetch(self._job, effect.source, incarnation, effect.round, theta.size, time.monotonic())
+        sizes = {"theta": theta.nbytes, "momentum": momentum.nbytes}
+        self._fetch = Fetch(self._job, effect.source, incarnation, effect.round, sizes, time.monotonic())
         self._runtime.send_mesh(effect.source, self._fetch.request())
 
     def cancel(self) -> None:
@@ -205,9 +207,10 @@ class Fetch:
     The source pushes a snapshot; what arrives is checked against the hash that its frames announce.
     """
 
-    def __init__(self, job: str, source: str, incarnation: int, wanted: int, elements: int, now: float) -> None:
-        """``incarnation`` is this node's; ``wanted`` the oldest round that is good enough."""
-        self.job, self.source, self.incarnation, self.wanted, self.elements = job, source, incarnation, wanted, elements
+    def __init__(self, job: str, source: str, incarnation: int, wanted: int, sizes: dict[str, int], now: float) -> None:
+        """``incarnation`` is this node's; ``wanted`` the oldest round that is good enough; ``sizes``: bytes of
+        theta and momentum."""
+        self.job, self.source, self.incarnation, self.wanted, self._sizes = job, source, incarnation, wanted, sizes
         self.round, self.state_hash = -1, ""
         self._pieces: dict[str, Pieces] = {}
         self._asked_at, self._asked = now, 1
@@ -264,10 +267,10 @@ class Fetch:
             if header.round < max(self.round, self.wanted):
                 return False
             self.round, self.state_hash = header.round, header.state_hash
-            size = 4 * self.elements
-            self._pieces = {"theta": Pieces(size), "momentum": Pieces(size), "optimizer": Pieces(MAX_PART_BYTES)}
+            self._pieces = {name: Pieces(size) for name, size in self._sizes.items()}
+            self._pieces["optimizer"] = Pieces(MAX_PART_BYTES)
         pieces = self._pieces.get(header.name)
-        if pieces is None or (header.name != "optimizer" and header.total != 4 * self.elements):
+        if pieces is None or self._sizes.get(header.name, header.total) != header.total:
             raise TransferError(f"{self.source!r} sent {header.total} bytes of {header.name!r}")
         if pieces.add_piece(header.offset, header.total, payload):
             self._asked_at, self._asked, self._came = now, 1, True
@@ -280,7 +283,8 @@ class Fetch:
             TransferError: the arrays do not have the announced hash.
         """
         theta = np.frombuffer(self._pieces["theta"].data, np.float32)
-        momentum = np.frombuffer(self._pieces["momentum"].data, np.float32)
+        short = self._sizes["momentum"] < self._sizes["theta"]
+        momentum: Vector = np.frombuffer(self._pieces["momentum"].data, np.uint16 if short else np.float32)
         of_mean = gradients and state_hash(theta[:0], momentum) == self.state_hash
         if not of_mean and state_hash(theta, momentum) != self.state_hash:
             raise TransferError(

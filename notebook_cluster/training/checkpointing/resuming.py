@@ -12,6 +12,7 @@ from msgspec import structs
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, FoundCheckpoint, find_newest, load, names
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import BFLOAT16, FLOAT32, MOMENTUM_DTYPES, converted, kept_as, zeros
 from notebook_cluster.rounds.numerics.outer import former_state_hash, state_hash
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
 from notebook_cluster.training.models.parameters import Parameters
@@ -56,7 +57,7 @@ def start_of(
     found = find_newest(directory, resume, work) if resume else None
     if found is None:
         theta = parameters.read()
-        momentum, others = np.zeros_like(theta), names(directory, work) if resume else ()
+        momentum, others = zeros(theta.size, fragments.momentum_dtype), names(directory, work) if resume else ()
         return Start(0, theta, momentum, state_hash(theta, momentum), names=tuple(others[:MOST_NAMES]))
     checkpoint = load(found.path)
     where = f"checkpoint {found.path}"
@@ -65,9 +66,14 @@ def start_of(
         momentum = parameters.layout.vector(checkpoint.momentum, where)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    hash = _hashes(fragments, theta, momentum).get(checkpoint.manifest.state_hash)
-    if hash is None:
+    saved_as = _saved_as(fragments, theta, momentum, checkpoint.manifest.state_hash)
+    if saved_as is None:
         raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
+    momentum, wanted = converted(momentum, fragments.momentum_dtype), fragments.momentum_dtype
+    hash = state_hash(theta[: saved_as.elements], momentum)
+    line = []
+    if saved_as.momentum != wanted and momentum.any():
+        line.append(_converted(f"the outer momentum of {where}", saved_as.momentum, wanted))
     manifest = structs.replace(checkpoint.manifest, state_hash=hash)
     return Start(
         found.round,
@@ -76,22 +82,39 @@ def start_of(
         hash,
         checkpoint=replace(checkpoint, manifest=manifest, parameters={}, momentum={}),
         manifest_hash=found.manifest_hash,
-        warnings=(*found.warnings, *_elsewhere(found, directory)),
+        warnings=(*found.warnings, *_elsewhere(found, directory), *line),
         frozen=str(checkpoint.manifest.settings.get("frozen") or ""),
     )
 
 
-def start_with(parameters: Parameters, momentum: Momentum) -> Start:
-    """The model's own values with the outer momentum that belongs to them.
+def kept_otherwise(start: Start, momentum_dtype: str) -> Start:
+    """``start`` with its outer momentum kept as ``momentum_dtype``, and a line that says so where it was not."""
+    before = kept_as(start.momentum)
+    if before == momentum_dtype:
+        return start
+    momentum = converted(start.momentum, momentum_dtype)
+    line = _converted("the outer momentum that was held here", before, momentum_dtype)
+    hash = state_hash(start.theta, momentum)
+    return replace(start, momentum=momentum, state_hash=hash, warnings=(*start.warnings, line))
+
+
+def _converted(what: str, before: str, after: str) -> str:
+    how = "rounded to it" if after == BFLOAT16 else "exactly, where rounds now round nothing"
+    return f"{what} was kept as {before} and goes on as {after}, {how}"
+
+
+def start_with(parameters: Parameters, momentum: Momentum, momentum_dtype: str = FLOAT32) -> Start:
+    """The model's own values with the outer momentum that belongs to them, kept as ``momentum_dtype``.
 
     Raises:
         CheckpointError: it is of another model.
     """
     theta = parameters.read()
     try:
-        vector = parameters.layout.vector(dict(momentum), "the outer momentum in resume=")
+        given = parameters.layout.vector(dict(momentum), "the outer momentum in resume=")
     except ValueError as error:
         raise CheckpointError(str(error)) from None
+    vector = converted(given, momentum_dtype)
     return Start(0, theta, vector, state_hash(theta, vector))
 
 
@@ -103,12 +126,25 @@ def _elsewhere(found: FoundCheckpoint, directory: Path) -> list[str]:
     return [f"resumes from {found.path}, kept {when} after round {found.round}"]
 
 
-def _hashes(fragments: Fragments, theta: Vector, momentum: Vector) -> dict[str, str]:
-    """By which a state may be known -> how it is called now; of gradients by their mean, or by both, in which mode it
-    was saved."""
-    states = [theta, theta[:0]] if fragments.gradients else [theta]
-    hashes = [(state_hash(state, momentum), former_state_hash(state, momentum)) for state in states]
-    return {known: now for now, former in hashes for known in (now, former)}
+@dataclass(frozen=True)
+class _SavedAs:
+    """``elements`` of theta are in its hash; how its momentum was kept."""
+
+    elements: int
+    momentum: str
+
+
+def _saved_as(fragments: Fragments, theta: Vector, momentum: Vector, hash: str) -> _SavedAs | None:
+    """Which state of a checkpoint with this ``momentum``, float32, has this ``hash``: of gradients their mean, or both,
+    in which mode it was saved. None: none."""
+    for elements in (theta.size, 0) if fragments.gradients else (theta.size,):
+        for dtype in MOMENTUM_DTYPES:
+            kept = converted(momentum, dtype)
+            if state_hash(theta[:elements], kept) == hash:
+                return _SavedAs(elements, dtype)
+        if former_state_hash(theta[:elements], momentum) == hash:
+            return _SavedAs(elements, FLOAT32)
+    return None
 
 
 def shared_optimizer(checkpoint: Checkpoint, state_hash: str) -> bytes | None:

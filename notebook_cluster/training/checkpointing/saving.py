@@ -30,6 +30,7 @@ from notebook_cluster.collectives.chunked_messages import reserve
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, converted
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.runtime import Payload
 from notebook_cluster.training.settings.arguments import Settings
@@ -81,7 +82,7 @@ class TrainingSnapshot:
             round=self.round,
             state_hash=self.state_hash,
             parameters=self.layout.tensors(self.theta),
-            momentum=self.layout.tensors(self.momentum),
+            momentum=self.layout.tensors(converted(self.momentum, FLOAT32)),
             parts=parts,
             settings=self.settings,
             about=self.beside.metadata() if self.beside is not None else {},

@@ -17,9 +17,10 @@ from notebook_cluster.memory import amount
 from notebook_cluster.processors import PLACE, count_nodes, machine_memory
 from notebook_cluster.rounds.member.state import MemberSettings, most_kept
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, item_size
 from notebook_cluster.rounds.numerics.outer import outer_step
 from notebook_cluster.training.loop.encoding import encoded
-from notebook_cluster.training.settings.arguments import check_codec
+from notebook_cluster.training.settings.arguments import check_codec, check_momentum_dtype
 
 _TEMPORARY = 32 << 20
 """Bytes, beside the mean of a slice in float32, of what encoding, adding up and decoding of groups takes."""
@@ -84,7 +85,7 @@ def costs_of(
         return min(settings.kept_rounds, most // mean) * mean
 
     kept_now = kept(most_kept(settings, fragments))
-    held = (2 + lossy + (not exact)) * whole
+    held = (1 + lossy + (not exact)) * whole + item_size(fragments.momentum_dtype) * fragments.size
     boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
     working = lossy * (part // (4 * nodes) + min(part, _TEMPORARY))
     stepping = working + overlap * 2 * whole + several * 5 * part
@@ -133,11 +134,13 @@ def _fastest(work: Callable[[], object]) -> float:
     return min(once() for _ in range(3))
 
 
-def ways_out(parameters: int, buffers: int = 0, count: int = 1) -> Iterator[tuple[str, Fragments]]:
+def ways_out(
+    parameters: int, buffers: int = 0, count: int = 1, momentum_dtype: str = FLOAT32
+) -> Iterator[tuple[str, Fragments]]:
     """What people may write, with how the model is sent then (in ``count`` fragments): from the exact one to the
     smallest, which is sent as a whole."""
     for codec in ("float32", "int8", "int4"):
-        yield f"codec={codec!r}", Fragments(codec, parameters, buffers, count)
+        yield f"codec={codec!r}", Fragments(codec, parameters, buffers, count, momentum_dtype=momentum_dtype)
     yield "nc.SparseLoCo", Fragments("sparse", parameters, buffers, over_senders=True)
 
 
@@ -184,16 +187,20 @@ def check_room(asked: Costs, held: int, nodes: int, others: Iterable[tuple[str, 
 _RATES = ((1e8, "100 Mbit/s"), (1e9, "1 Gbit/s"), (1e10, "10 Gbit/s"))
 
 
-def estimate(parameters: int, nodes: int, codec: str = "", fragments: int = 1) -> list[list[str]]:
+def estimate(
+    parameters: int, nodes: int, codec: str = "", fragments: int = 1, momentum: str = FLOAT32
+) -> list[list[str]]:
     """Rows for people: the heads of columns, then one for ``codec``, or for each of those to choose from.
 
     Raises:
-        ValueError: there is no such codec, or the model cannot be sent in so many fragments.
+        ValueError: there is no such codec or momentum, or the model cannot be sent in so many fragments.
     """
+    dtype = check_momentum_dtype(momentum)
     if codec:
-        ways = [(check_codec(codec), Fragments(check_codec(codec), parameters, count=fragments))]
+        codec = check_codec(codec)
+        ways = [(codec, Fragments(codec, parameters, count=fragments, momentum_dtype=dtype))]
     else:
-        ways = [*ways_out(parameters, count=fragments)]
+        ways = [*ways_out(parameters, count=fragments, momentum_dtype=dtype)]
     rows = [["codec", "in a cell", "after it", "checkpoint", "sent", *(name for _, name in _RATES)]]
     for name, one in ways:
         costs, computing = costs_of(one, nodes), processor_seconds(one, nodes)

@@ -264,6 +264,7 @@ def fragments_of(strategy: Strategy, layout: TensorLayout) -> Fragments:
         exact_every=strategy.exact_every,
         tiles=tiles_of(layout) if strategy.descent is not None else None,
         descent=strategy.descent,
+        momentum_dtype=strategy.momentum_dtype,
     )
 
 

@@ -19,7 +19,14 @@ from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.checkpointing.beside import OtherBuffers, StateBeside
-from notebook_cluster.training.checkpointing.resuming import Resume, Start, shared_optimizer, start_of, start_with
+from notebook_cluster.training.checkpointing.resuming import (
+    Resume,
+    Start,
+    kept_otherwise,
+    shared_optimizer,
+    start_of,
+    start_with,
+)
 from notebook_cluster.training.checkpointing.saving import Description
 from notebook_cluster.training.loop.costs import nodes_here
 from notebook_cluster.training.loop.goes_on import GoesOn
@@ -244,11 +251,14 @@ class RoundSync(GoesOn):
     def _start(self) -> Start:
         """The state that this node would begin from: the one held here, a checkpoint, or the model as it is."""
         held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
+        if held is not None:
+            held = kept_otherwise(held, self._strategy.momentum_dtype)
         if held is not None and not self._resume:
+            self._warn_of(held)
             return held
         runtime, parameters = self._runtime, self._replica.parameters
         if self._given_momentum is not None:
-            return start_with(parameters, self._given_momentum)
+            return start_with(parameters, self._given_momentum, self._strategy.momentum_dtype)
         start = start_of(
             parameters,
             runtime.checkpoint_directory(),
@@ -257,13 +267,17 @@ class RoundSync(GoesOn):
             runtime.kept_directory(),
         )
         if held is not None and start.checkpoint is None:  # what is held here stays when nobody has the checkpoint
+            self._warn_of(held)
             return replace(held, names=start.names)
         if start.checkpoint is not None:
             self._job.checkpoint_part = start.checkpoint.part
             self._job.restored_optimizer = partial(shared_optimizer, start.checkpoint)
+        self._warn_of(start)
+        return start
+
+    def _warn_of(self, start: Start) -> None:
         for warning in start.warnings:
             self._warn(warning)
-        return start
 
     def _cell_ended(self, status: str) -> None:
         """Called once by the runtime, on the main thread, when the cell in which this object registered ends."""

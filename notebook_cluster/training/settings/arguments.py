@@ -11,6 +11,7 @@ from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.rounds.numerics.bits import float_bits
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, MOMENTUM_DTYPES
 from notebook_cluster.rounds.numerics.outer import Descent
 from notebook_cluster.training.settings.schedule import Seconds
 
@@ -72,6 +73,8 @@ class Strategy:
     """The first factor of every LoRA is not trained."""
     check_frozen: bool = True
     """Nodes whose frozen parameters differ are refused."""
+    momentum_dtype: str = FLOAT32
+    """How the outer momentum is kept."""
 
     def __post_init__(self) -> None:
         check_every(self.every)
@@ -83,6 +86,7 @@ class Strategy:
             raise ValueError(f"outer_momentum={momentum!r}: use a number from 0 to below 1 (DiLoCo: 0.9)")
         if not isinstance(self.nesterov, bool):
             raise ValueError(f"nesterov={self.nesterov!r}: use True or False")
+        check_momentum_dtype(self.momentum_dtype)
         for what in ("freeze_a", "check_frozen"):
             if not isinstance(getattr(self, what), bool):
                 raise ValueError(f"{what}={getattr(self, what)!r}: use True or False")
@@ -110,6 +114,7 @@ class Strategy:
         text = str(self.every) if isinstance(self.every, Seconds) else f"{self.every} steps"
         text += f", parameters every {self.exact_every - 1}" if self.exact_every else ""
         text += f", decay {self.beta:g}{self.descent}" if self.descent is not None else ""
+        text += f", momentum in {self.momentum_dtype}" if self.momentum_dtype != FLOAT32 else ""
         return text + (", lr by nodes" if self.scale_lr else "")
 
     @property
@@ -136,6 +141,17 @@ class Strategy:
             "outer_lr": self.outer_lr, "outer_momentum": self.outer_momentum, "nesterov": self.nesterov,
             "fragments": self.fragments, "overlap": self.overlap, "mix": self.mix,
         } | ({"mode": self.mode} if self.mode else {})  # fmt: skip
+
+
+def check_momentum_dtype(name: Any) -> str:
+    """How the outer momentum is kept.
+
+    Raises:
+        ValueError: not one of the ways.
+    """
+    if name not in MOMENTUM_DTYPES:
+        raise ValueError(f"momentum_dtype={name!r}: use one of {', '.join(map(repr, MOMENTUM_DTYPES))}")
+    return str(name)
 
 
 def check_every(every: object) -> int | Seconds:

@@ -20,6 +20,7 @@ from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, converted
 from notebook_cluster.training.checkpointing.resuming import Momentum, Resume
 from notebook_cluster.training.loop.costs import Costs, check_room, costs_of, nodes_here, ways_out
 from notebook_cluster.training.loop.encoding import encoder_of
@@ -76,7 +77,7 @@ class LocalSteps(RoundSync):
         shapes of the parameters; empty where the strategy has no outer momentum, and before it has begun."""
         replica = self._replica
         wanted = self._strategy.outer_momentum and replica.started
-        tensors = self._description.layout.tensors(replica.momentum) if wanted else {}
+        tensors = self._description.layout.tensors(converted(replica.momentum, FLOAT32)) if wanted else {}
         return {name: tensor.copy() for name, tensor in tensors.items()}
 
     def report_loss(self, loss: float) -> None:
@@ -97,7 +98,8 @@ class LocalSteps(RoundSync):
         """
         layout, asked = self._description.layout, self.memory
         held = asked.rest if self._job.held(layout.hash(self._strategy.codec)) is not None else 0
-        ways = ways_out(layout.size - layout.buffers, layout.buffers)
+        dtype = self._strategy.momentum_dtype
+        ways = ways_out(layout.size - layout.buffers, layout.buffers, momentum_dtype=dtype)
         warning = check_room(asked, held, nodes_here(), ((what, self._costs(one)) for what, one in ways))
         if warning:
             self._warn(warning)
@@ -143,6 +145,7 @@ class DiLoCo(OuterRate):
         name: of the job; two models trained at the same time need two names. Also what views show.
         outer_lr: None chooses by the number of nodes at each round (0.4 for one, 0.6 for more).
         outer_momentum: mu; nesterov: False for heavy-ball momentum.
+        momentum_dtype: ``bfloat16`` keeps the outer momentum in half the memory, rounded after each round.
         codec: ``float32`` (exact), or smaller, with error feedback: ``fp16``, ``bf16``, ``int8``, ``int4``, ``e3m0``,
             or some elements only: ``topk`` and ``randomk`` send 64 of each 4096, ``topk-256`` and ``randomk-256`` 256.
             With these use ``outer_momentum=0`` and ``outer_lr=1``.
@@ -188,6 +191,7 @@ class DiLoCo(OuterRate):
         outer_lr: float | None = None,
         outer_momentum: float = 0.9,
         nesterov: bool = True,
+        momentum_dtype: str = FLOAT32,
         codec: str = "float32",
         quorum: int | float | None = None,
         grace: float | None = None,
@@ -209,6 +213,7 @@ class DiLoCo(OuterRate):
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
             nesterov=nesterov,
+            momentum_dtype=momentum_dtype,
             codec=codec,
             quorum=quorum,
             grace=grace,
