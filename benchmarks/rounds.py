@@ -179,7 +179,7 @@ def estimated(case: Case) -> float:
     fragments = Fragments(
         case.codec, case.parameters, count=case.fragments, over_senders=sparse, momentum_dtype=momentum
     )
-    return round(costs_of(fragments, case.nodes, exact=case.dtype == "float32").times, 2)
+    return round(costs_of(fragments, case.nodes, exact=case.dtype == "float32", disk=case.state == "disk").times, 2)
 
 
 def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:

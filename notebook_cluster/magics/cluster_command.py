@@ -210,7 +210,8 @@ def _estimate(session: NotebookSession, call: Invocation) -> None:
     nodes = call.options.get("nodes") or sum(node.rank is not None for node in there) or 2
     try:
         codec, fragments = call.options.get("codec", ""), call.options.get("fragments", 1)
-        rows = estimate(parameters, nodes, codec, fragments, call.options.get("momentum", "float32"))
+        momentum, state = call.options.get("momentum", "float32"), call.options.get("state", "memory")
+        rows = estimate(parameters, nodes, codec, fragments, momentum, state)
     except ValueError as error:
         raise UsageError(f"%cluster estimate: {error}") from None
     free, total = machine_memory()

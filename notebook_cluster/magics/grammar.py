@@ -207,6 +207,7 @@ COMMANDS: dict[str, Command] = {
                 Option("nodes", "default: those of the cluster, or 2", "N", _whole(1, 1024)),
                 Option("fragments", "the model is sent in", "N", _whole(1, 1024)),
                 Option("momentum", "float32 (default) or bfloat16: how DiLoCo keeps it", "DTYPE", str),
+                Option("state", "memory (default) or disk: where DiLoCo has it", "WHERE", str),
             ),
             read_argument=_parameters,
         ),

@@ -3,6 +3,7 @@
 - :class:`ArrayPool` hands arrays out again once nothing refers to them
 - :class:`Scratch` hands arrays out again for the same use
 - :func:`keep_freed` keeps freed memory with the process, :func:`give_back` gives it to the system
+- :mod:`.nameless` has arrays in files instead, which the system may write to a disk
 - :func:`amount` says to people how much it is
 
 Where a system gives the pages of a freed array back, as it does beyond some megabytes, the next one costs as much time

@@ -183,8 +183,7 @@ def step_slices(state: MemberState, exchange: Exchange) -> None:
     assert state.theta is not None
     assert state.momentum is not None
     if exchange.theta is None or exchange.momentum is None:
-        exchange.theta = vectors.empty(fragments.size)
-        exchange.momentum = vectors.empty(fragments.size, state.momentum.dtype)
+        exchange.theta, exchange.momentum = vectors.like(state.theta), vectors.like(state.momentum)
     same = exchange.momentum.dtype == np.float32
     means = exchange.momentum if same else vectors.empty(fragments.size)
     wire = fragments.wire(exchange.seal.round)

@@ -6,8 +6,10 @@ order of names.
 """
 
 import bisect
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,8 +19,12 @@ from numpy.typing import NDArray
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.memory import ArrayPool, give_back
+from notebook_cluster.memory.nameless import WrittenBehind, array_in, file_of
+
+_log = logging.getLogger(__name__)
 
 _MEMORY = ArrayPool(512 << 20)
+_BEHIND = WrittenBehind()
 
 
 def empty(count: int, dtype: Any = np.float32) -> Vector:
@@ -38,10 +44,45 @@ def difference(left: Vector, right: Vector) -> Vector:
 
 
 def copy(vector: Vector) -> Vector:
-    """A new vector with the same elements."""
-    new = empty(vector.size, vector.dtype)
+    """A new vector with the same elements, in a file where ``vector`` is in one."""
+    new = like(vector)
     new[...] = vector
     return new
+
+
+def like(vector: Vector, count: int | None = None, dtype: Any = None) -> Vector:
+    """A new vector as large as ``vector``, or of ``count`` elements, with whatever is in it: in a file where ``vector``
+    is in one and the disk has room, else in memory, so that a round never fails for a full disk."""
+    count, dtype = vector.size if count is None else count, vector.dtype if dtype is None else dtype
+    file = file_of(vector)
+    if file is not None:
+        try:
+            new: Vector = array_in(file.folder, count, dtype)
+        except OSError as error:
+            _log.warning("%d elements of a state are kept in memory: %s", count, error)
+        else:
+            return new
+    return empty(count, dtype)
+
+
+def placed(vector: Vector, folder: Path | None) -> Vector:
+    """``vector`` in a file below ``folder``, or for None in memory: itself where it is there already.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    if (file_of(vector) is None) == (folder is None):
+        return vector
+    new = empty(vector.size, vector.dtype) if folder is None else array_in(folder, vector.size, vector.dtype)
+    new[...] = vector
+    write_behind([new])
+    return new
+
+
+def write_behind(of: Iterable[Any]) -> None:
+    """Those of these vectors that are in files go to the disk, on another thread; what nobody uses of them then is no
+    memory of this process."""
+    _BEHIND.write(of)
 
 
 def references(holder: Any, name: str) -> int | None:

@@ -12,10 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from notebook_cluster.codecs import Vector
+from notebook_cluster.collectives.chunked_messages import reserve
+from notebook_cluster.memory.nameless import file_of
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.member.state import MemberState
 from notebook_cluster.rounds.numerics.outer import state_hash
+from notebook_cluster.rounds.numerics.vectors import like
 from notebook_cluster.training.checkpointing.saving import MAX_PART_BYTES, Pieces, TransferError, frames_of
 from notebook_cluster.training.runtime import Payload, Runtime
 
@@ -68,7 +71,11 @@ class StateTransfers:
         assert momentum is not None
         self._fetching = effect
         sizes = {"theta": theta.nbytes, "momentum": momentum.nbytes}
-        self._fetch = Fetch(self._job, effect.source, incarnation, effect.round, sizes, time.monotonic())
+
+        def room(size: int) -> memoryview:  # in a file where the state is in one
+            return like(theta, size, np.uint8).data if file_of(theta) is not None else reserve(size)
+
+        self._fetch = Fetch(self._job, effect.source, incarnation, effect.round, sizes, time.monotonic(), room)
         self._runtime.send_mesh(effect.source, self._fetch.request())
 
     def cancel(self) -> None:
@@ -207,11 +214,20 @@ class Fetch:
     The source pushes a snapshot; what arrives is checked against the hash that its frames announce.
     """
 
-    def __init__(self, job: str, source: str, incarnation: int, wanted: int, sizes: dict[str, int], now: float) -> None:
+    def __init__(
+        self,
+        job: str,
+        source: str,
+        incarnation: int,
+        wanted: int,
+        sizes: dict[str, int],
+        now: float,
+        room: Callable[[int], memoryview] = reserve,
+    ) -> None:
         """``incarnation`` is this node's; ``wanted`` the oldest round that is good enough; ``sizes``: bytes of
-        theta and momentum."""
+        theta and momentum; ``room``: where they are put together."""
         self.job, self.source, self.incarnation, self.wanted, self._sizes = job, source, incarnation, wanted, sizes
-        self.round, self.state_hash = -1, ""
+        self.round, self.state_hash, self._room = -1, "", room
         self._pieces: dict[str, Pieces] = {}
         self._asked_at, self._asked = now, 1
         self._passed = 0
@@ -267,7 +283,7 @@ class Fetch:
             if header.round < max(self.round, self.wanted):
                 return False
             self.round, self.state_hash = header.round, header.state_hash
-            self._pieces = {name: Pieces(size) for name, size in self._sizes.items()}
+            self._pieces = {name: Pieces(size, self._room) for name, size in self._sizes.items()}
             self._pieces["optimizer"] = Pieces(MAX_PART_BYTES)
         pieces = self._pieces.get(header.name)
         if pieces is None or self._sizes.get(header.name, header.total) != header.total:

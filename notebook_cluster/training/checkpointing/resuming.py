@@ -11,9 +11,11 @@ from msgspec import structs
 
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, FoundCheckpoint, find_newest, load, names
 from notebook_cluster.codecs import Vector
+from notebook_cluster.memory import amount
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import BFLOAT16, FLOAT32, MOMENTUM_DTYPES, converted, kept_as, zeros
 from notebook_cluster.rounds.numerics.outer import former_state_hash, state_hash
+from notebook_cluster.rounds.numerics.vectors import placed
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
 from notebook_cluster.training.models.parameters import Parameters
 
@@ -96,6 +98,23 @@ def kept_otherwise(start: Start, momentum_dtype: str) -> Start:
     line = _converted("the outer momentum that was held here", before, momentum_dtype)
     hash = state_hash(start.theta, momentum)
     return replace(start, momentum=momentum, state_hash=hash, warnings=(*start.warnings, line))
+
+
+def placed_start(start: Start, folder: Path | None) -> Start:
+    """``start`` with its vectors in files below ``folder``, or in memory.
+
+    Raises:
+        MemoryError: there is no room for them.
+    """
+    try:
+        theta, momentum = placed(start.theta, folder), placed(start.momentum, folder)
+    except OSError as error:
+        size = amount(start.theta.nbytes + start.momentum.nbytes)
+        raise MemoryError(
+            f"state='disk': {size} cannot be set aside in {folder}: {error.strerror or error}; free some, or use "
+            "state='memory'"
+        ) from None
+    return replace(start, theta=theta, momentum=momentum)
 
 
 def _converted(what: str, before: str, after: str) -> str:

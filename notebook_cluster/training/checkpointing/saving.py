@@ -207,8 +207,9 @@ class TransferError(ValueError):
 class Pieces:
     """The bytes of one array, put together. ``limit``: the most bytes it may have."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, room: Callable[[int], memoryview] = reserve) -> None:
+        """``room``: memory for so many bytes."""
+        self.limit, self._room = limit, room
         self._total: int | None = None
         self._data = reserve(0)
         self._missing: set[int] = set()
@@ -236,7 +237,7 @@ class Pieces:
         if self._total is None:
             if not 0 <= total <= self.limit:
                 raise TransferError(f"{total} bytes announced where at most {self.limit} can be right")
-            self._total, self._data = total, reserve(total)
+            self._total, self._data = total, self._room(total)
             self._missing = set(range(0, total, CHUNK))
         if total != self._total or (total and len(payload) != min(CHUNK, total - offset)):
             raise TransferError(f"a piece of {len(payload)} bytes at {offset} of {total} in an array of {self._total}")

@@ -7,20 +7,24 @@ without it only for a moment while the state is read for a checkpoint or a node 
 """
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from notebook_cluster.memory import amount
+from notebook_cluster.memory.nameless import existing, is_in_memory
 from notebook_cluster.processors import PLACE, count_nodes, machine_memory
 from notebook_cluster.rounds.member.state import MemberSettings, most_kept
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import FLOAT32, item_size
 from notebook_cluster.rounds.numerics.outer import outer_step
 from notebook_cluster.training.loop.encoding import encoded
-from notebook_cluster.training.settings.arguments import check_codec, check_momentum_dtype
+from notebook_cluster.training.settings.arguments import check_codec
+from notebook_cluster.training.settings.kept_state import DISK, MEMORY, check_momentum_dtype, check_state
 
 _TEMPORARY = 32 << 20
 """Bytes, beside the mean of a slice in float32, of what encoding, adding up and decoding of groups takes."""
@@ -39,6 +43,7 @@ class Costs:
         memory: at most, in a cell that trains; ``rest``: from its end on, while the job may go on.
         traffic: sent by each node in a round of all fragments, and as much received.
         checkpoint: of one checkpoint, without the optimizer's state.
+        disk: of files in place of memory; twice theta and momentum, for a moment in which they are read and change.
     """
 
     parameters: int
@@ -46,6 +51,7 @@ class Costs:
     rest: int
     traffic: int
     checkpoint: int
+    disk: int = 0
 
     @property
     def times(self) -> float:
@@ -61,17 +67,25 @@ class Costs:
             f"rounds of {self.parameters:,} parameters take up to {amount(self.memory)} of memory beside the model and "
             f"its optimizer ({self.times:.1f} times the model in float32) while a cell trains, {amount(self.rest)} "
             f"after it; each sends {amount(self.traffic)}; a checkpoint has {amount(self.checkpoint)}"
+            + (f"; up to {amount(self.disk)} are in files on its disk" if self.disk else "")
         )
 
 
 def costs_of(
-    fragments: Fragments, nodes: int, *, overlap: bool = False, exact: bool = True, later: bool = True
+    fragments: Fragments,
+    nodes: int,
+    *,
+    overlap: bool = False,
+    exact: bool = True,
+    later: bool = True,
+    disk: bool = False,
 ) -> Costs:
     """Of a job of DiLoCo, Local SGD or SparseLoCo on ``nodes`` nodes.
 
     Args:
         overlap: training goes on while a round is open.
         exact: the model holds float32, so that what it was loaded with need not be kept.
+        disk: theta, momentum and error feedback are in files.
         later: the error feedback is computed when a round is applied, where the one before is (of torch models).
     """
     whole, wire = 4 * fragments.size, max(one.size for one in fragments.wires)
@@ -85,7 +99,8 @@ def costs_of(
         return min(settings.kept_rounds, most // mean) * mean
 
     kept_now = kept(most_kept(settings, fragments))
-    held = (1 + lossy + (not exact)) * whole + item_size(fragments.momentum_dtype) * fragments.size
+    state = whole + item_size(fragments.momentum_dtype) * fragments.size
+    held = (not exact) * whole + (0 if disk else state + lossy * whole)
     boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
     working = lossy * (part // (4 * nodes) + min(part, _TEMPORARY))
     stepping = working + overlap * 2 * whole + several * 5 * part
@@ -99,6 +114,7 @@ def costs_of(
         rest=held + min(kept_now, kept(settings.kept_anyway)),
         traffic=sent + (sent * nodes if fragments.all_gather else sent),
         checkpoint=2 * whole,
+        disk=disk * (2 * state + lossy * whole),
     )
 
 
@@ -184,29 +200,54 @@ def check_room(asked: Costs, held: int, nodes: int, others: Iterable[tuple[str, 
     )
 
 
+def check_disk(asked: Costs, nodes: int, folder: Path) -> str:
+    """Whether the filesystem of ``folder`` has what ``asked`` puts in files, for each of so many ``nodes`` here.
+
+    Returns:
+        A line for people where that saves no memory; empty where it does.
+
+    Raises:
+        MemoryError: it has not.
+    """
+    place = existing(folder)
+    free = shutil.disk_usage(place).free
+    if asked.disk * nodes > free:
+        raise MemoryError(
+            f"{asked}. The disk of {place} has {amount(free)} free for {nodes} node{'s' if nodes > 1 else ''}: free "
+            "some, start the nodes in a folder on another disk, or use state='memory', a smaller codec or "
+            "momentum_dtype='bfloat16'"
+        )
+    return "" if not is_in_memory(place) else (
+        f"state='disk' saves no memory here: {place} is kept in memory itself (tmpfs); start the nodes in a folder "
+        "on a disk"
+    )  # fmt: skip
+
+
 _RATES = ((1e8, "100 Mbit/s"), (1e9, "1 Gbit/s"), (1e10, "10 Gbit/s"))
 
 
 def estimate(
-    parameters: int, nodes: int, codec: str = "", fragments: int = 1, momentum: str = FLOAT32
+    parameters: int, nodes: int, codec: str = "", fragments: int = 1, momentum: str = FLOAT32, state: str = MEMORY
 ) -> list[list[str]]:
     """Rows for people: the heads of columns, then one for ``codec``, or for each of those to choose from.
 
     Raises:
         ValueError: there is no such codec or momentum, or the model cannot be sent in so many fragments.
     """
-    dtype = check_momentum_dtype(momentum)
+    dtype, on_disk = check_momentum_dtype(momentum), check_state(state) == DISK
     if codec:
         codec = check_codec(codec)
         ways = [(codec, Fragments(codec, parameters, count=fragments, momentum_dtype=dtype))]
     else:
         ways = [*ways_out(parameters, count=fragments, momentum_dtype=dtype)]
-    rows = [["codec", "in a cell", "after it", "checkpoint", "sent", *(name for _, name in _RATES)]]
+    rows = [
+        ["codec", "in a cell", "after it", *["in files"] * on_disk, "checkpoint", "sent", *(name for _, name in _RATES)]
+    ]
     for name, one in ways:
-        costs, computing = costs_of(one, nodes), processor_seconds(one, nodes)
+        costs, computing = costs_of(one, nodes, disk=on_disk and not one.over_senders), processor_seconds(one, nodes)
         rows.append([
             name if one.over_senders else one.codec.name, f"{amount(costs.memory)} ({costs.times:.1f}x)",
-            amount(costs.rest), amount(costs.checkpoint), amount(costs.traffic),
+            amount(costs.rest), *([amount(costs.disk)] * on_disk), amount(costs.checkpoint), amount(costs.traffic),
             *(_seconds(computing + costs.seconds(bits)) for bits, _ in _RATES),
         ])  # fmt: skip
     return rows

@@ -21,9 +21,10 @@ import numpy as np
 from msgspec import structs
 
 from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
+from notebook_cluster.memory.nameless import file_of
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.vectors import copy, difference, empty
+from notebook_cluster.rounds.numerics.vectors import copy, difference, empty, like, write_behind
 from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, left_by, on_host
 from notebook_cluster.training.models.parameters import Parameters
 
@@ -158,7 +159,7 @@ class Replica:
             return
         wire, data = sent.unsaid
         before = None if self._feedback[0] is None else on_host(self._feedback[0])
-        left = before if in_place and before is not None else empty(wire.count)
+        left = before if in_place and before is not None else like(self.theta, wire.count)
         try:
             left_by(wire, data, self._reference, self.parameters.parts(), before, self._beta, left)
         except BaseException:
@@ -215,7 +216,7 @@ class Replica:
         if sent is not None:
             self._settle_feedback(in_place=True)
             self._sent = None
-            self._feedback[sent.fragment] = sent.feedback
+            self._feedback[sent.fragment] = self._kept_where_theta_is(sent.feedback)
             self._counted[sent.fragment] = sent.until
         changed = self.fragments.changed(self.round, round)
         self._place(theta, {fragment: self._left(fragment, sent, theta) for fragment in changed})
@@ -341,6 +342,15 @@ class Replica:
         self._done = _Count()
         self._counted = [_Count()] * self.fragments.count
 
+    def _kept_where_theta_is(self, feedback: Any) -> Any:
+        """Error feedback that was computed in memory, in a file where theta is in one."""
+        if not isinstance(feedback, np.ndarray) or file_of(self.theta) is None or file_of(feedback) is not None:
+            return feedback
+        kept = like(self.theta, feedback.size)
+        kept[...] = feedback
+        return kept
+
     def _hold(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         self.started = True
         self.round, self.theta, self.momentum, self.state_hash = round, theta, momentum, state_hash
+        write_behind([theta, momentum, *self._feedback])

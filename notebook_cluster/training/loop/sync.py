@@ -23,6 +23,7 @@ from notebook_cluster.training.checkpointing.resuming import (
     Resume,
     Start,
     kept_otherwise,
+    placed_start,
     shared_optimizer,
     start_of,
     start_with,
@@ -45,6 +46,7 @@ from notebook_cluster.training.models import parameters_of
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import current_runtime
 from notebook_cluster.training.settings.arguments import Strategy, check_samples
+from notebook_cluster.training.settings.kept_state import DISK
 
 _VECTORS_OF_A_ROUND = 9
 """Float32 vectors of the model's size that are in use while a round is open, at most."""
@@ -214,7 +216,7 @@ class RoundSync(GoesOn):
             self._held = False  # of the cell that the Stop has ended
             self._receive_round()
             self._call.begin_cell()
-            start = self._start()
+            start = placed_start(self._start(), self._state_folder())
             self._held_hash = start.state_hash if start.held else ""
             register = registration(
                 self._strategy,
@@ -274,6 +276,10 @@ class RoundSync(GoesOn):
             self._job.restored_optimizer = partial(shared_optimizer, start.checkpoint)
         self._warn_of(start)
         return start
+
+    def _state_folder(self) -> Path | None:
+        """Beside which the state is in files; None: it is in memory."""
+        return self._runtime.checkpoint_directory() if self._strategy.state == DISK else None
 
     def _warn_of(self, start: Start) -> None:
         for warning in start.warnings:

@@ -11,8 +11,9 @@ from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.rounds.numerics.bits import float_bits
-from notebook_cluster.rounds.numerics.momentum import FLOAT32, MOMENTUM_DTYPES
+from notebook_cluster.rounds.numerics.momentum import FLOAT32
 from notebook_cluster.rounds.numerics.outer import Descent
+from notebook_cluster.training.settings.kept_state import MEMORY, check_momentum_dtype, check_state
 from notebook_cluster.training.settings.schedule import Seconds
 
 DEFAULT_GRACE = 5.0
@@ -75,6 +76,8 @@ class Strategy:
     """Nodes whose frozen parameters differ are refused."""
     momentum_dtype: str = FLOAT32
     """How the outer momentum is kept."""
+    state: str = MEMORY
+    """Where theta, momentum and error feedback are: in MEMORY or on DISK."""
 
     def __post_init__(self) -> None:
         check_every(self.every)
@@ -87,6 +90,7 @@ class Strategy:
         if not isinstance(self.nesterov, bool):
             raise ValueError(f"nesterov={self.nesterov!r}: use True or False")
         check_momentum_dtype(self.momentum_dtype)
+        check_state(self.state)
         for what in ("freeze_a", "check_frozen"):
             if not isinstance(getattr(self, what), bool):
                 raise ValueError(f"{what}={getattr(self, what)!r}: use True or False")
@@ -141,17 +145,6 @@ class Strategy:
             "outer_lr": self.outer_lr, "outer_momentum": self.outer_momentum, "nesterov": self.nesterov,
             "fragments": self.fragments, "overlap": self.overlap, "mix": self.mix,
         } | ({"mode": self.mode} if self.mode else {})  # fmt: skip
-
-
-def check_momentum_dtype(name: Any) -> str:
-    """How the outer momentum is kept.
-
-    Raises:
-        ValueError: not one of the ways.
-    """
-    if name not in MOMENTUM_DTYPES:
-        raise ValueError(f"momentum_dtype={name!r}: use one of {', '.join(map(repr, MOMENTUM_DTYPES))}")
-    return str(name)
 
 
 def check_every(every: object) -> int | Seconds:

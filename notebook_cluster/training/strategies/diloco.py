@@ -22,13 +22,14 @@ from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import FLOAT32, converted
 from notebook_cluster.training.checkpointing.resuming import Momentum, Resume
-from notebook_cluster.training.loop.costs import Costs, check_room, costs_of, nodes_here, ways_out
+from notebook_cluster.training.loop.costs import Costs, check_disk, check_room, costs_of, nodes_here, ways_out
 from notebook_cluster.training.loop.encoding import encoder_of
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.settings.arguments import Strategy
+from notebook_cluster.training.settings.kept_state import DISK, MEMORY
 from notebook_cluster.training.settings.schedule import Seconds
 
 
@@ -84,10 +85,11 @@ class LocalSteps(RoundSync):
         """Tell the loss of the last step, or the mean of the last steps, where it is known only after ``step()``."""
         self._progress.tell_loss(loss)
 
-    def _costs(self, fragments: Fragments) -> Costs:
+    def _costs(self, fragments: Fragments, *, disk: bool = False) -> Costs:
         parameters, overlap = self._replica.parameters, self._strategy.overlap > 0
         nodes, exact, later = self._runtime.world_size(), parameters.exact, parameters.read_anywhere
-        return costs_of(fragments, nodes, overlap=overlap, exact=exact, later=later)
+        disk = disk or self._strategy.state == DISK
+        return costs_of(fragments, nodes, overlap=overlap, exact=exact, later=later, disk=disk)
 
     def _vectors_of_a_round(self) -> int:
         return self.memory.memory
@@ -100,8 +102,13 @@ class LocalSteps(RoundSync):
         held = asked.rest if self._job.held(layout.hash(self._strategy.codec)) is not None else 0
         dtype = self._strategy.momentum_dtype
         ways = ways_out(layout.size - layout.buffers, layout.buffers, momentum_dtype=dtype)
-        warning = check_room(asked, held, nodes_here(), ((what, self._costs(one)) for what, one in ways))
-        if warning:
+        others = [(what, self._costs(one)) for what, one in ways]
+        if self._strategy.strategy == "DiLoCo" and not asked.disk:
+            others.append(("state='disk'", self._costs(self._replica.fragments, disk=True)))
+        warnings = [check_room(asked, held, nodes_here(), others)]
+        if asked.disk:
+            warnings.append(check_disk(asked, nodes_here(), self._runtime.checkpoint_directory()))
+        for warning in filter(None, warnings):
             self._warn(warning)
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
@@ -146,6 +153,8 @@ class DiLoCo(OuterRate):
         outer_lr: None chooses by the number of nodes at each round (0.4 for one, 0.6 for more).
         outer_momentum: mu; nesterov: False for heavy-ball momentum.
         momentum_dtype: ``bfloat16`` keeps the outer momentum in half the memory, rounded after each round.
+        state: ``disk`` keeps theta, momentum and error feedback in files without a name beside the checkpoints, so that
+            memory has only what a round uses; best with ``fragments``. Each node may have it as it likes.
         codec: ``float32`` (exact), or smaller, with error feedback: ``fp16``, ``bf16``, ``int8``, ``int4``, ``e3m0``,
             or some elements only: ``topk`` and ``randomk`` send 64 of each 4096, ``topk-256`` and ``randomk-256`` 256.
             With these use ``outer_momentum=0`` and ``outer_lr=1``.
@@ -192,6 +201,7 @@ class DiLoCo(OuterRate):
         outer_momentum: float = 0.9,
         nesterov: bool = True,
         momentum_dtype: str = FLOAT32,
+        state: str = MEMORY,
         codec: str = "float32",
         quorum: int | float | None = None,
         grace: float | None = None,
@@ -214,6 +224,7 @@ class DiLoCo(OuterRate):
             outer_momentum=outer_momentum,
             nesterov=nesterov,
             momentum_dtype=momentum_dtype,
+            state=state,
             codec=codec,
             quorum=quorum,
             grace=grace,
