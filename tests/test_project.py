@@ -99,8 +99,10 @@ def test_sources_have_no_leftovers() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_notebooks_are_saved_clean_and_end_their_cluster(path: Path) -> None:
+def test_notebooks_are_saved_clean_and_end_their_cluster_or_say_how(path: Path) -> None:
     cells = json.loads(path.read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
-    assert "".join(code[-1]["source"]) == "%cluster stop"
+    # In the quickstart the reader goes on with it.
+    ended = "".join(code[-1]["source"]) == "%cluster stop"
+    assert ended or "`%cluster stop`" in "".join(cells[-1]["source"])

@@ -250,7 +250,7 @@ def test_the_keyboard_chooses_what_is_drawn_and_a_link_saves_it(browser: "Browse
     assert page.locator(".nbc-view >> visible=true").locator(".nbc-picture.nbc-over-time.nbc-linear").is_visible()
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
-    assert page.locator(".nbc-view >> visible=true").locator(".nbc-picture.nbc-over-time.nbc-log").is_visible()
+    assert page.locator(".nbc-view >> visible=true").locator(".nbc-picture.nbc-over-time.nbc-logarithmic").is_visible()
     assert seen(page) == ["Loss"]
     page.keyboard.press("Tab")
     with page.expect_download() as download:

@@ -205,12 +205,12 @@ def test_the_panel_adds_a_curve_for_each_run_and_job() -> None:
     from notebook_cluster.widgets.figure import CurvesFigure
 
     figure, one = CurvesFigure(), curve("desk", "gan", 1001, (3.0, 2.0))
-    assert figure.draw(Curves([one]), {"desk": 0}, 0.0)
+    assert figure.draw(Curves([one]), {"desk": "#2f81f7"}, 0.0)
     data = figure.widget.data
     assert [trace.name for trace in data] == ["desk"] * 3
     two = [one, curve("desk", "gan", 2001, (1.0, 0.5), 9.0), curve("desk", "critic", 2001, (7.0, 8.0), 9.0)]
-    assert figure.draw(Curves(two), {"desk": 0}, 0.0)
-    assert not figure.draw(Curves(two), {"desk": 0}, 0.0)
+    assert figure.draw(Curves(two), {"desk": "#2f81f7"}, 0.0)
+    assert not figure.draw(Curves(two), {"desk": "#2f81f7"}, 0.0)
     shown = {
         (trace.name, trace.opacity, trace.line.dash)
         for trace in figure.widget.data
@@ -238,7 +238,7 @@ def test_a_search_over_settings_adds_no_traces_without_end() -> None:
             for node in ("desk", "mini")
         ]
         curves.add_new(news)
-        anew.append(figure.draw(curves, {"desk": 0, "mini": 1}, 0.0))
+        anew.append(figure.draw(curves, {"desk": "#2f81f7", "mini": "#e8853d"}, 0.0))
     assert anew == [True] * (1 + EARLIER_RUNS) + [False] * (11 - EARLIER_RUNS)
     assert len(figure.widget.data) == 2 * (3 + 2 * EARLIER_RUNS)
     drawn = [trace for trace in figure.widget.data if trace.y is not None and len(trace.y)]

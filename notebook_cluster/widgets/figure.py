@@ -199,7 +199,7 @@ class CurvesFigure:
 
     def _fade(self, index: int, opacity: float) -> None:
         for trace in self.widget.data[index : index + _CHARTS - 1]:
-            if trace.opacity != opacity:
+            if (1.0 if trace.opacity is None else trace.opacity) != opacity:
                 trace.opacity = opacity
 
     def _entitle(self, chart: int, title: str) -> None:

@@ -82,7 +82,7 @@ def _chooser(run: _Run, metrics: Sequence[str]) -> str:
     inputs += [
         _input("radio", "nbc-over-steps", "over", "over steps", True),
         _input("radio", "nbc-over-time", "over", "over time", False),
-        _input("checkbox", "nbc-log", "log", "logarithmic axis", False),
+        _input("checkbox", "nbc-logarithmic", "log", "logarithmic axis", False),
     ]
     rules = "".join(
         f"#nbc-number-{place}:checked~.nbc-views>.nbc-number-{place}{{display:block}}" for place in range(len(metrics))
@@ -111,12 +111,14 @@ def _of_number(run: _Run, metric: str) -> list[str]:
     unit, by_time = _over_time(run, _lines(run, metric, steps=False))
     pictures, links = [], []
     for over, horizontal, lines in (("steps", "steps", by_step), ("time", unit, by_time)):
-        for kind in ("linear", "log"):
-            picture = svg_chart(_title(metric), horizontal, lines, size=_SIZE, log=kind == "log", labels=True)
+        for kind in ("linear", "logarithmic"):
+            picture = svg_chart(_title(metric), horizontal, lines, size=_SIZE, log=kind == "logarithmic", labels=True)
             nothing = text_block("nbc-empty", "No value is above 0: a logarithmic axis has no place for one.")
             shown = f"nbc-over-{over} nbc-{kind}"
             pictures.append(block(f"nbc-picture {shown}", [picture or nothing]))
-            links.append(_svg_link(run, picture, f"{metric}-over-{over}{'-log' if kind == 'log' else ''}", shown))
+            links.append(
+                _svg_link(run, picture, f"{metric}-over-{over}{'-log' if kind == 'logarithmic' else ''}", shown)
+            )
     links.append(_csv_link(run, metric))
     return [*pictures, *_links(links), _legend(run, metric, by_step), *_notes(run, metric, by_step)]
 
