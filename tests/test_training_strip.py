@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from notebook_cluster.protocol.runs import run_number
@@ -104,6 +105,19 @@ def test_of_many_nodes_one_line_is_drawn() -> None:
     shown = strip_html(training(), state_of(), curves)
     assert shown.count("<path") == 1
     assert len(shown) < 20_000
+
+
+def test_where_a_node_was_started_again_no_line_leads_back() -> None:
+    again = losses("mini", 3.0, 2.0, 1.0)
+    again = msgspec.structs.replace(
+        again, step=[*again.step, 1, 2], time=[*again.time, 4.0, 5.0], value=[*again.value, 1.5, 1.0]
+    )
+    shown = strip_html(training(), state_of(), Curves([losses("laptop", 3.0, 2.0), again]))
+    paths = [re.findall(r"[ML]([0-9.]+) ", path) for path in re.findall(r'<path d="([^"]+)"', shown)]
+    starts = [path.count("M") for path in re.findall(r'<path d="([^"]+)"', shown)]
+    assert sorted(starts) == [1, 1, 2]  # of the laptop, of the mean, and of mini, twice
+    (mean,) = [path for path, begun in zip(paths, starts, strict=True) if begun == 1 and len(path) == 3]
+    assert [float(x) for x in mean] == sorted(float(x) for x in mean)
 
 
 def test_the_step_of_a_cell_before_is_not_told() -> None:

@@ -187,17 +187,15 @@ def _chart(job: JobView, curves: Curves, state: ClusterView) -> str:
     few = len(of_nodes) <= FEW_NODES
     lines = [_line(one.node, colours.get(one.node, NO_PLACE), one, faint=True) for one in of_nodes] if few else []
     if not measured and of_nodes:
-        lines.append(Line("mean of the nodes, smoothed", _MEAN, _smooth(_mean([_points(one) for one in of_nodes]))))
+        lines.append(
+            Line("mean of the nodes, smoothed", _MEAN, _smooth(_mean([one.curve.by_step() for one in of_nodes])))
+        )
     what = "Loss of the global model" if measured else "Loss: mean of the nodes' batches, smoothed"
     return svg_chart(what + (", faint: each node" if lines and few else ""), "step", [*lines, *measured], size=_SIZE)
 
 
 def _line(label: str, colour: str, one: LossCurve, **how: bool) -> Line:
-    return Line(plain(label, 64), colour, _points(one), **how)
-
-
-def _points(one: LossCurve) -> list[Point]:
-    return [(float(step), value) for step, value in zip(one.curve.step, one.curve.value, strict=True)]
+    return Line(plain(label, 64), colour, one.curve.by_step(), **how)
 
 
 def _smooth(points: Sequence[Point]) -> list[Point]:
@@ -205,15 +203,18 @@ def _smooth(points: Sequence[Point]) -> list[Point]:
 
 
 def _mean(curves: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean of ``curves`` at the steps of the one that is furthest: each counts with its newest value there."""
+    """The mean of ``curves`` at the steps of the one that is furthest: each counts with its newest value there. Where
+    that node was started again, the steps that it goes once more are left out."""
     filled = [curve for curve in curves if curve]
     if not filled:
         return []
-    longest = max(filled, key=lambda curve: curve[-1][0])
+    longest = max(filled, key=lambda curve: max(step for step, _ in curve))
     stride = max(1, len(longest) // _POINTS)
     places = [0] * len(filled)
-    found = []
+    found: list[Point] = []
     for step, _ in longest[::stride]:
+        if found and step <= found[-1][0]:
+            continue
         values = []
         for index, curve in enumerate(filled):
             while places[index] + 1 < len(curve) and curve[places[index] + 1][0] <= step:
