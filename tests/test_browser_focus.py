@@ -121,7 +121,15 @@ def test_from_a_notebook_without_a_cluster_it_is_asked_which_one_is_meant(page: 
     dialog.get_by_role("button", name="Ok").click()
     page.get_by_text("Stop cluster alpha?").wait_for(timeout=PATIENCE)
     dialog.get_by_role("button", name="Stop Cluster").click()
-    page.get_by_text("cluster 'alpha' has ended: stopped").wait_for(timeout=PATIENCE)
+    wait_for_end(page, "alpha")
+
+
+def wait_for_end(page: "Page", name: str) -> None:
+    """Until the sidebar says that it was stopped: below its name, which is folded then."""
+    section = page.locator(f".nbc-side-cluster[aria-label='cluster {name}']")
+    section.locator(".nbc-side-progress").get_by_text("ended", exact=True).wait_for(timeout=PATIENCE)
+    section.locator(".nbc-side-fold").click()
+    section.get_by_text(f"cluster '{name}' has ended: stopped").wait_for(timeout=PATIENCE)
 
 
 def test_the_only_cluster_that_is_left_is_meant_and_ended_after_its_name_was_said(page: "Page") -> None:
@@ -129,4 +137,4 @@ def test_the_only_cluster_that_is_left_is_meant_and_ended_after_its_name_was_sai
     choose_stop(page)
     page.get_by_text("Stop cluster omega?").wait_for(timeout=PATIENCE)
     page.locator(".jp-Dialog").get_by_role("button", name="Stop Cluster").click()
-    page.get_by_text("cluster 'omega' has ended: stopped").wait_for(timeout=PATIENCE)
+    wait_for_end(page, "omega")

@@ -229,4 +229,4 @@ def test_without_a_person_plots_bars_and_errors_are_kept_plain_and_input_raises(
     assert "StdinNotImplementedError" in failing.outputs[-1].evalue
     assert "nobody can be asked" in failing.outputs[-1].evalue
     assert "variables on 2 nodes" in table.outputs[0].data["text/plain"]
-    assert len(nbformat.writes(notebook)) < 40_000
+    assert len(nbformat.writes(notebook)) < 48_000
