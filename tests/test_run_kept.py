@@ -194,7 +194,7 @@ def test_the_terminal_writes_the_report_of_a_run_that_is_over(kept: Kept) -> Non
     assert kept.printed == "kept.html\n"
     page = Page(kept.page)
     text = "\n".join(page.texts)
-    for part in ("kept", ": stopped", "local-2", "global model (dotted)", "train(6)", "last", "Global loss"):
+    for part in ("kept", ": stopped", "local-2", "global model", "train(6)", "last", "Global loss"):
         assert part in text, part
     assert kept.page.count("<svg") == 4
     stopped = kept.stopped

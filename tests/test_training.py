@@ -302,8 +302,8 @@ def test_views_see_steps_losses_and_what_is_waited_for(tmp_path: Path) -> None:
     with Cluster(["a"], tmp_path) as cluster:
         node = cluster.nodes["a"]
         assert cluster.run(cell) == {"a": None}
-    steps = [(report["step"], report["loss"]) for report in node.reports if "step" in report]
-    assert steps == [(1, 3.0), (2, 2.0), (3, 1.0), (4, None)]
+    steps = [(report["step"], report.get("loss")) for report in node.reports if "step" in report]
+    assert steps == [(0, None), (1, 3.0), (2, 2.0), (3, 1.0), (4, None)]
     waits = [report["waiting"] for report in node.reports if "waiting" in report]
     assert "round 1" in waits
     assert waits[-1] == ""

@@ -67,6 +67,7 @@ class TelemetryKeeper:
         self._unread: dict[str, tuple[int, Any]] = {}
         self._read_at = 0.0
         self._samples_per_s: float | None = None
+        self._speed = 0.0
         self._waiting = ""
         self._threads, self._threads_chosen = 0, False
         self._histories: dict[Run, deque[Point]] = {}
@@ -103,7 +104,7 @@ class TelemetryKeeper:
         if step is not None or loss is not None:
             self._step_cell = self._cell
         if samples_per_s is not None:
-            self._samples_per_s = float(as_number("samples_per_s", samples_per_s))
+            self._samples_per_s = self._speed = float(as_number("samples_per_s", samples_per_s))
         if waiting is not None:
             self._waiting = waiting
         if of_steps is not None:
@@ -161,8 +162,8 @@ class TelemetryKeeper:
         self._changed = True
 
     def speed(self) -> float:
-        """The newest samples per second that were told; 0 when none were (any thread)."""
-        return self._samples_per_s or 0.0
+        """The newest samples per second that were told, in an earlier cell too; 0 when none were (any thread)."""
+        return self._speed
 
     def flush(self) -> None:
         """On the main thread, at a cell's end: read all, and let the next tick send it at once."""
