@@ -13,12 +13,13 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from notebook_cluster.protocol.state import CellView, ClusterView, EventView, RoundView, Series
+from notebook_cluster.protocol.state import CellView, ClusterView, EventView, PeerVersions, RoundView, Series
 from notebook_cluster.widgets.pictures import Line, LinearAxis, LogAxis, short_labels, spread_out, svg_chart
 from notebook_cluster.widgets.report import render_report
 from notebook_cluster.widgets.report_timeline import timeline
 from tests.axe import SCRIPT, violations
 from tests.browser import CHROMIUM, CHROMIUM_OPTIONS
+from tests.conftest import wait_until
 from tests.fake_cluster import cluster_view, node_view
 from tests.test_report import Page, history, reported
 from tests.test_widgets import ATTACK
@@ -179,6 +180,14 @@ def test_the_timeline_has_a_lane_for_each_node_and_a_bar_for_each_wait() -> None
     assert timeline([nan], 0.0, {}) == ("", 0)
 
 
+def test_the_name_of_an_earlier_run_is_not_in_bold_and_none_is_longer_than_its_room() -> None:
+    earlier = Line("global model, model run 1", "#000000", [(0.0, 1.0)], strong=True, faint=True)
+    now = Line("w" * 60, "#000000", [(0.0, 2.0)], strong=True)
+    labels = re.findall(r"<text [^>]*>([^<]{15,})</text>", svg_chart("Loss", "steps", [earlier, now], labels=True))
+    assert all(len(label) <= 18 for label in labels)
+    assert svg_chart("Loss", "steps", [earlier, now], labels=True).count('font-weight="600"') == 1
+
+
 # ---- in a browser --------------------------------------------------------------------------------------------------
 
 
@@ -211,8 +220,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         RoundView(job="model", round=one, time=100.0 + 9 * one, members=names, waits=waits) for one in range(1, 9)
     ]
     cells = [CellView(id=1, source="x = 1\n" * 40 + ATTACK, status="error", nodes={names[0]: "error"})]
+    # A table wider than the window.
+    peers = [PeerVersions(peer=name, python="3.12.1", platform="linux x86_64", packages={}) for name in names]
     file = tmp_path_factory.mktemp("report") / "run.html"
-    file.write_text(render_report(state, series, history(rounds=rounds, cells=cells)))
+    file.write_text(render_report(state, series, history(rounds=rounds, cells=cells, peers=peers)))
     return file
 
 
@@ -234,6 +245,11 @@ def test_the_page_is_accessible_and_fits_a_narrow_window(browser: "Browser", rep
     assert problems == []
     assert violations(page, ".nbc-panel") == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 900
+    wide = page.locator(".nbc-wide").filter(has_text="3.12.1").last
+    assert wide.evaluate("one => one.scrollWidth > one.clientWidth")
+    wide.focus()
+    page.keyboard.press("ArrowRight")
+    wait_until(lambda: wide.evaluate("one => one.scrollLeft") > 0, 30, "the table to scroll")
     page.close()
 
 

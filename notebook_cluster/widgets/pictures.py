@@ -116,7 +116,7 @@ def spread_out(places: list[float], first: float, last: float, apart: float) -> 
 _WIDTH, _HEIGHT = 460, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 26, 26
 _POINTS = 200
-_FOR_LABELS, _LABEL_HEIGHT, _LABEL_LETTERS = 150, 12, 20
+_FOR_LABELS, _LABEL_HEIGHT, _LABEL_LETTERS = 150, 12, 18
 
 
 class Line(NamedTuple):
@@ -244,7 +244,7 @@ def _labels(
     for y, (_, line), text in zip(
         spread_out([y for y, _ in named], top, bottom, _LABEL_HEIGHT), named, texts, strict=True
     ):
-        weight = ' font-weight="600"' if line.strong else ""
+        weight = ' font-weight="600"' if line.strong and not line.faint else ""
         parts.append(
             f'<path d="M{left + 5} {y:.1f}h7" stroke="{_escaped(line.colour)}" stroke-width="3" fill="none"/>'
             f'<text x="{left + 15}" y="{y + 3.5:.1f}"{weight}>{_escaped(text)}</text>'

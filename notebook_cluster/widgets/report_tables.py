@@ -124,7 +124,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], odd: frozenset[tup
         )
         lines.append(f"<tr>{cells}</tr>")
     made = f'<table class="nbc-table"><thead><tr>{titles}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    return block("nbc-wide", [made])
+    name = ", ".join(title for title in head if title)
+    # It scrolls sideways where it is wide: with the keyboard too.
+    return block("nbc-wide", [made], tabindex="0", role="group", aria_label=plain(f"Table: {name}", 80))
 
 
 def nodes_part(state: ClusterView, model: dict[str, Any]) -> list[str]:
