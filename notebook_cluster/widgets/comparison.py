@@ -1,6 +1,5 @@
 """Runs laid over each other: one number of several runs in one chart, and their settings beside each other. Pure."""
 
-import html
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,12 +9,12 @@ from notebook_cluster.client.curve_rows import MeasuredRun
 from notebook_cluster.protocol.clock import ABSENT
 from notebook_cluster.protocol.state import JobView
 from notebook_cluster.protocol.thinning import Point
-from notebook_cluster.widgets.curves import Curves
+from notebook_cluster.widgets.curves import Curves, metric_title
 from notebook_cluster.widgets.formatting import integer, number, palette_colour, plain
 from notebook_cluster.widgets.pictures import Line, svg_chart
 from notebook_cluster.widgets.report_charts import mean_of_nodes
 from notebook_cluster.widgets.report_tables import SETTINGS, job_settings_shown, settings_table
-from notebook_cluster.widgets.static_html import block, page, text_block
+from notebook_cluster.widgets.static_html import block, legend, page
 from notebook_cluster.widgets.text import aligned
 
 _SIZE = (980, 340)
@@ -66,9 +65,9 @@ def _columns(name: str, run: MeasuredRun, metric: str) -> list[_Column]:
         settings = job_settings_shown(job) if job is not None else {}
         settings |= {"nodes": str(len(state.nodes)), "rounds": integer(job.round if job is not None else 0)}
         values = [y for _, y in points if math.isfinite(y)]
-        for what, value in (("last", values[-1:]), ("lowest", values), ("highest", values)):
-            best = (min if what == "lowest" else max)(value, default=None)
-            settings[f"{what} {metric}"] = number(best)
+        settings[f"last {metric}"] = number(values[-1] if values else None)
+        settings[f"lowest {metric}"] = number(min(values, default=None))
+        settings[f"highest {metric}"] = number(max(values, default=None))
         settings["drawn"] = ("global model" if shared else "mean of the nodes") if points else ABSENT
         found.append(_Column(plain(f"{name} {of}" if len(jobs) > 1 else name, 64), settings, points, shared))
     return found
@@ -107,17 +106,9 @@ def _html(columns: Sequence[_Column], metric: str) -> str:
         for place, column in enumerate(columns)
         if column.points
     ]
-    title = "Loss" if metric == "loss" else plain(metric, 40)
-    chart = svg_chart(title, "steps", lines, size=_SIZE, labels=True)
-    keys = [
-        block("nbc-row", [_swatch(palette_colour(place)), text_block("nbc-small", column.name)])
-        for place, column in enumerate(columns)
-    ]
+    chart = svg_chart(metric_title(metric), "steps", lines, size=_SIZE, labels=True)
+    keys = legend((column.name, palette_colour(place)) for place, column in enumerate(columns))
     # Two columns of one name would be one: they are told apart by their place.
     named = {column.name if len(columns) == 1 else f"{place}. {column.name}": column.settings
              for place, column in enumerate(columns, 1)}  # fmt: skip
-    return page([_STANDS_OUT, block("nbc-compared", [chart, *keys, *settings_table(named, mark=True)])], "runs")
-
-
-def _swatch(colour: str) -> str:
-    return f'<span style="width:14px;height:4px;border-radius:2px;background:{html.escape(colour, quote=True)}"></span>'
+    return page([_STANDS_OUT, block("nbc-compared", [chart, keys, *settings_table(named, mark=True)])], "runs")

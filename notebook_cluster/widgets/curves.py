@@ -123,7 +123,14 @@ class Curves:
         return list(dict.fromkeys(job for node, job, _, name in self._curves if not node and name == metric))
 
 
+FEW_POINTS = 50
+"""A curve of so many is drawn as it is, measured now and then; a longer one of a node as a running mean."""
 _SMOOTHING = 0.9
+
+
+def metric_title(metric: str, limit: int = 40) -> str:
+    """``Loss``, or what was reported by its name."""
+    return "Loss" if metric == "loss" else plain(metric, limit)
 
 
 def smoothed(values: Iterable[float]) -> list[float]:

@@ -18,12 +18,19 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from notebook_cluster.protocol.thinning import ThinnedCurve
-from notebook_cluster.widgets.curves import CurveChoice, Curves, LossCurve, run_label, smoothed
+from notebook_cluster.widgets.curves import (
+    FEW_POINTS,
+    CurveChoice,
+    Curves,
+    LossCurve,
+    metric_title,
+    run_label,
+    smoothed,
+)
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, plain
 
 Column: TypeAlias = npt.NDArray[np.float64]
 POINTS_PER_CURVE = 300
-FEW_POINTS = 50
 POINTS_IN_ALL = 7500
 """About 60 kB a redraw, which leaves jupyter_server's limits (1 MB/s) to the cells' output."""
 _EXACT_STEPS = float(1 << 24)
@@ -123,8 +130,8 @@ class CurvesFigure:
             for job, index in self._models.items():
                 self._show_metric(index, curves.of_model(job, metric), "", clock, limit, choice._replace(smooth=False))
             over = f"over {'minutes' if minutes else 'seconds'}"
-            self._entitle(0, metric_title(metric, "over steps"))
-            self._entitle(1, metric_title(metric, over))
+            self._entitle(0, _title(metric, "over steps"))
+            self._entitle(1, _title(metric, over))
             self._entitle(2, f"Memory ({unit}) {over}")
             self._show_axes(choice)
         self._remember()
@@ -275,9 +282,9 @@ def _label(name: str) -> str:
     return re.sub("[<>&]", " ", plain(name, 64))
 
 
-def metric_title(metric: str, over: str) -> str:
+def _title(metric: str, over: str) -> str:
     """``Loss over steps``, ``test_accuracy over minutes``."""
-    return f"{'Loss' if metric == 'loss' else _label(plain(metric, 30))} {over}"
+    return f"{_label(metric_title(metric, 30))} {over}"
 
 
 def _unit(largest: float) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 Every text that a node or peer sent goes through :func:`plain`.
 """
 
+import html
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,11 @@ def plain(text: object, limit: int = 200) -> str:
 def printable(text: str, limit: int) -> str:
     """The same with its white space as it is: a line of a program's output."""
     return _short(_UNPRINTABLE.sub("", text), limit)
+
+
+def escaped(text: str) -> str:
+    """``text`` for HTML and SVG, also inside an attribute."""
+    return html.escape(text, quote=True)
 
 
 def _short(cleaned: str, limit: int) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from notebook_cluster.widgets.formatting import number, palette_colour, plain
 from notebook_cluster.widgets.pictures import Line, svg_chart
-from notebook_cluster.widgets.static_html import block, page, text_block
+from notebook_cluster.widgets.static_html import block, legend, page, text_block
 
 _SIZE = 760, 250
 
@@ -36,13 +36,9 @@ class LineChart:
     def _repr_html_(self) -> str:
         lines = self._lines()
         chart = svg_chart(self._title, self._across, lines, size=_SIZE)
-        swatches = [block("nbc-swatch", [], style=f"background:{line.colour}") for line in lines]
-        keys = [
-            block("nbc-key", [swatch, text_block("", f"{self._last(line.label)} {self._across}")])
-            for swatch, line in zip(swatches, lines, strict=True)
-        ]
+        keys = legend((f"{self._last(line.label)} {self._across}", line.colour) for line in lines)
         nothing = text_block("nbc-empty", f"{self._title}: no number to draw yet")
-        return page([block("nbc-line-chart", [chart or nothing, block("nbc-keys", keys)])], self._title)
+        return page([block("nbc-line-chart", [chart or nothing, keys])], self._title)
 
     def __repr__(self) -> str:
         return "\n".join([self._title, *(f"  {self._last(name)} {self._across}" for name in self._points)])

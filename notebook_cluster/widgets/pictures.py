@@ -4,13 +4,13 @@ viewer. Pure.
 Whatever finite values a node tells, every place on an axis is a finite number: a picture never has NaN in it.
 """
 
-import html
 import math
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from notebook_cluster.protocol.thinning import Point, evenly
+from notebook_cluster.widgets.formatting import escaped
 
 LEAST = 1e-300
 """Of what is spread over an axis, and what has a place on a logarithmic one."""
@@ -169,9 +169,9 @@ def svg_chart(
     parts = [
         # The width inline too: pages that show notebooks bring style sheets of their own.
         f'<svg class="nbc-chart" style="max-width:{width}px" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{_escaped(title)}">',
-        f'<text x="{_LEFT}" y="14" class="nbc-chart-title">{_escaped(title)}</text>',
-        f'<text x="{right}" y="14" text-anchor="end">{_escaped(horizontal)}</text>',
+        f'aria-label="{escaped(title)}">',
+        f'<text x="{_LEFT}" y="14" class="nbc-chart-title">{escaped(title)}</text>',
+        f'<text x="{right}" y="14" text-anchor="end">{escaped(horizontal)}</text>',
         *grid(upward, across, (_LEFT, right), height),
     ]
     over = sorted(lines, key=lambda line: (not line.faint, not line.behind, line.strong))
@@ -217,10 +217,10 @@ def _path(line: Line, across: Axis, upward: Axis, drawn: Callable[[Point], bool]
         pen_down = shown
     if not commands:
         return ""
-    stroke = f'fill="none" stroke="{_escaped(line.colour)}" stroke-linejoin="round" stroke-linecap="round"'
+    stroke = f'fill="none" stroke="{escaped(line.colour)}" stroke-linejoin="round" stroke-linecap="round"'
     opacity = "0.15" if line.faint and line.behind else "0.3" if line.faint else "0.45" if line.behind else ""
     stroke += f' stroke-opacity="{opacity}"' if opacity else ""
-    title = f"<title>{_escaped(line.label)}</title>"
+    title = f"<title>{escaped(line.label)}</title>"
     width = "2.6" if line.strong and not line.faint else "1.2" if line.faint or line.behind else "1.8"
     if not line.dotted or line.strong:
         dash = _DASHES[line.dash % len(_DASHES)]
@@ -246,14 +246,10 @@ def _labels(
     ):
         weight = ' font-weight="600"' if line.strong and not line.faint else ""
         parts.append(
-            f'<path d="M{left + 5} {y:.1f}h7" stroke="{_escaped(line.colour)}" stroke-width="3" fill="none"/>'
-            f'<text x="{left + 15}" y="{y + 3.5:.1f}"{weight}>{_escaped(text)}</text>'
+            f'<path d="M{left + 5} {y:.1f}h7" stroke="{escaped(line.colour)}" stroke-width="3" fill="none"/>'
+            f'<text x="{left + 15}" y="{y + 3.5:.1f}"{weight}>{escaped(text)}</text>'
         )
     return parts
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)
 
 
 def short_labels(names: Sequence[str], most: int) -> list[str]:

@@ -2,7 +2,6 @@
 charts are in :mod:`.report_charts`, its tables in :mod:`.report_tables`.
 """
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from notebook_cluster.client.whole_files import whole_file
 from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
 from notebook_cluster.widgets.curves import Curves
-from notebook_cluster.widgets.formatting import (
-    integer,
-)
+from notebook_cluster.widgets.formatting import escaped, integer
 from notebook_cluster.widgets.model import panel_model
 from notebook_cluster.widgets.report_charts import charts
 from notebook_cluster.widgets.report_tables import (
@@ -26,9 +23,8 @@ from notebook_cluster.widgets.report_tables import (
     settings_part,
     versions_part,
 )
-from notebook_cluster.widgets.static_html import block, style, text_block
+from notebook_cluster.widgets.static_html import block, fact_block, style, text_block
 
-ROUNDS_LISTED = 40
 _STYLE = Path(__file__).with_name("report.css")
 
 
@@ -82,10 +78,10 @@ def render_report(state: ClusterView, series: Sequence[Series], history: RunHist
     body = [
         block(
             "nbc-row nbc-wrap",
-            [f"<h1>{_escaped(model['name'])}</h1>", text_block(f"nbc-pill nbc-{model['level']}", model["status"])],
+            [f"<h1>{escaped(model['name'])}</h1>", text_block(f"nbc-pill nbc-{model['level']}", model["status"])],
         ),
         text_block("nbc-muted", f"Report of {moment}; the cluster was started {began}"),
-        block("nbc-facts", [_fact(fact) for fact in facts]),
+        block("nbc-facts", [fact_block(fact) for fact in facts]),
         *_section("Curves", charts(state, curves, history.rounds)),
         *_section("Results", results_part(curves)),
         *_section("Settings", settings_part(state)),
@@ -96,7 +92,7 @@ def render_report(state: ClusterView, series: Sequence[Series], history: RunHist
         *_section("Versions", versions_part(history)),
         *_section("Events", events_part(model)),
     ]
-    title = _escaped(f"{model['name']}: report of {moment}")
+    title = escaped(f"{model['name']}: report of {moment}")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -107,13 +103,4 @@ def render_report(state: ClusterView, series: Sequence[Series], history: RunHist
 
 
 def _section(title: str, content: list[str]) -> list[str]:
-    return [f"<h2>{_escaped(title)}</h2>", *content] if content else []
-
-
-def _fact(fact: dict[str, str]) -> str:
-    parts = ("label", "value", "note")
-    return block("nbc-fact", [text_block(f"nbc-fact-{part}", fact[part]) for part in parts])
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)
+    return [f"<h2>{escaped(title)}</h2>", *content] if content else []

@@ -5,7 +5,6 @@ picture as SVG and the kept points, as they were measured, as CSV.
 """
 
 import csv
-import html
 import io
 import math
 from collections import defaultdict
@@ -16,16 +15,14 @@ from urllib.parse import quote
 from notebook_cluster.client.curve_rows import curve_rows, outside_name
 from notebook_cluster.protocol.state import ClusterView, RoundView, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve, evenly
-from notebook_cluster.widgets.curves import Curves, run_line, run_notes, smoothed
-from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, node_colours, plain, plural
+from notebook_cluster.widgets.curves import FEW_POINTS, Curves, metric_title, run_line, run_notes, smoothed
+from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours, plain, plural
 from notebook_cluster.widgets.pictures import Line, standalone, svg_chart, time_unit
 from notebook_cluster.widgets.report_timeline import timeline
-from notebook_cluster.widgets.static_html import block, text_block
+from notebook_cluster.widgets.static_html import block, legend, text_block
 
 NUMBERS_SHOWN = 10
 """Of what was reported, beside the loss; the others are in the CSV file of an export."""
-FEW_POINTS = 50
-"""A curve of so many is drawn as it is; a longer one of a node as a running mean."""
 MOST_SAVED = 50_000
 """Points that all links of a page hold; of more each curve is thinned."""
 _SIZE = (980, 340)
@@ -76,7 +73,7 @@ def _over_time(run: _Run, lines: Iterable[Line]) -> tuple[str, list[Line]]:
 
 def _chooser(run: _Run, metrics: Sequence[str]) -> str:
     """Radio buttons, a switch, and behind them the charts of which CSS shows one."""
-    inputs = [_input("radio", f"nbc-number-{place}", "number", _title(name), not place)
+    inputs = [_input("radio", f"nbc-number-{place}", "number", metric_title(name), not place)
               for place, name in enumerate(metrics)]  # fmt: skip
     inputs = inputs if len(inputs) > 1 else [inputs[0].replace("<input ", '<input class="nbc-only" ', 1)]
     inputs += [
@@ -97,12 +94,8 @@ def _input(kind: str, name: str, group: str, text: str, checked: bool) -> str:
     chosen = " checked" if checked else ""
     return (
         f'<input type="{kind}" id="{name}" name="nbc-{group}"{chosen}>'
-        f'<label class="nbc-pick" for="{name}">{_escaped(text)}</label>'
+        f'<label class="nbc-pick" for="{name}">{escaped(text)}</label>'
     )
-
-
-def _title(metric: str) -> str:
-    return "Loss" if metric == "loss" else plain(metric, 40)
 
 
 def _of_number(run: _Run, metric: str) -> list[str]:
@@ -112,13 +105,12 @@ def _of_number(run: _Run, metric: str) -> list[str]:
     pictures, links = [], []
     for over, horizontal, lines in (("steps", "steps", by_step), ("time", unit, by_time)):
         for kind in ("linear", "logarithmic"):
-            picture = svg_chart(_title(metric), horizontal, lines, size=_SIZE, log=kind == "logarithmic", labels=True)
+            log = kind == "logarithmic"
+            picture = svg_chart(metric_title(metric), horizontal, lines, size=_SIZE, log=log, labels=True)
             nothing = text_block("nbc-empty", "No value is above 0: a logarithmic axis has no place for one.")
             shown = f"nbc-over-{over} nbc-{kind}"
             pictures.append(block(f"nbc-picture {shown}", [picture or nothing]))
-            links.append(
-                _svg_link(run, picture, f"{metric}-over-{over}{'-log' if kind == 'logarithmic' else ''}", shown)
-            )
+            links.append(_svg_link(run, picture, f"{metric}-over-{over}{'-log' if log else ''}", shown))
     links.append(_csv_link(run, metric))
     return [*pictures, *_links(links), _legend(run, metric, by_step), *_notes(run, metric, by_step)]
 
@@ -177,18 +169,12 @@ def _legend(run: _Run, metric: str, lines: Sequence[Line]) -> str:
     named = dict.fromkeys(one.node for one in run.curves.losses(metric))
     keys = [(plain(node, 64), run.colours.get(node, NO_PLACE)) for node in named]
     keys += [(line.label, line.colour) for line in lines if line.strong and not line.faint]
-    return block(
-        "nbc-keys",
-        [
-            block("nbc-key", [block("nbc-swatch", [], style=f"background:{colour}"), text_block("", name)])
-            for name, colour in keys
-        ],
-    )
+    return legend(keys)
 
 
 def _notes(run: _Run, metric: str, lines: Sequence[Line]) -> list[str]:
     own, shared = run.curves.losses(metric), run.curves.model_losses(metric)
-    notes = run_notes(own, _title(metric)) if own else []
+    notes = run_notes(own, metric_title(metric)) if own else []
     if any(len(one.curve.step) > FEW_POINTS for one in own):
         pale = " behind it" if any(line.strong for line in lines) else ""
         notes.append(
@@ -275,10 +261,6 @@ def _data_link(run: _Run, name: str, kind: str, text: str, classes: str = "") ->
     data = quote(text, safe=" /:=,;()+-.", errors="replace")
     file = f"{outside_name(f'{run.state.name}-{stem}')}.{ending}"
     return (
-        f'<a class="nbc-save {classes}" download="{_escaped(file)}" aria-label="{_escaped(f"Save {plain(name, 80)}")}" '
+        f'<a class="nbc-save {classes}" download="{escaped(file)}" aria-label="{escaped(f"Save {plain(name, 80)}")}" '
         f'href="data:{kind};charset=utf-8,{data}">{ending.upper()}</a>'
     )
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)

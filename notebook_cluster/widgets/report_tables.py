@@ -3,7 +3,6 @@
 Every function makes markup in which each text is escaped.
 """
 
-import html
 import math
 import re
 from collections import Counter, defaultdict
@@ -13,8 +12,8 @@ from typing import Any
 from notebook_cluster.protocol.clock import ABSENT, clock, duration
 from notebook_cluster.protocol.state import CellView, ClusterView, JobView, RoundView, RunHistory
 from notebook_cluster.widgets.curves import Curves, LossCurve, run_label
-from notebook_cluster.widgets.formatting import byte_count, global_label, integer, number, plain, plural
-from notebook_cluster.widgets.static_html import block, text_block
+from notebook_cluster.widgets.formatting import byte_count, escaped, global_label, integer, number, plain, plural
+from notebook_cluster.widgets.static_html import block, event_block, text_block
 
 ROUNDS_LISTED = 40
 _LINES_SHOWN = 12
@@ -30,18 +29,14 @@ SETTINGS = {
 """Name of a setting -> how it is called, in the order in which people read them."""
 
 
-def printable(text: str) -> str:
+def _readable(text: str) -> str:
     """``text`` of several lines without what turns its direction or is no character to see."""
     return _UNPRINTABLE.sub(" ", text.replace("\r\n", "\n"))
 
 
 def fold(title: str, content: Sequence[str]) -> str:
     """``content`` (markup) behind a line that opens it."""
-    return f'<details><summary class="nbc-fold">{_escaped(title)}</summary>{"".join(content)}</details>'
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)
+    return f'<details><summary class="nbc-fold">{escaped(title)}</summary>{"".join(content)}</details>'
 
 
 def results_part(curves: Curves) -> list[str]:
@@ -115,11 +110,11 @@ def _setting(name: str, settings: dict[str, str]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], odd: frozenset[tuple[int, int]] = frozenset()) -> str:
     """``odd``: (row, column) of cells that stand out."""
-    titles = "".join(f"<th>{_escaped(title)}</th>" if title else "<td></td>" for title in head)
+    titles = "".join(f"<th>{escaped(title)}</th>" if title else "<td></td>" for title in head)
     lines = []
     for place, row in enumerate(rows):
         cells = "".join(
-            f"<td{' class=nbc-odd' if (place, column) in odd else ''}>{_escaped(text)}</td>"
+            f"<td{' class=nbc-odd' if (place, column) in odd else ''}>{escaped(text)}</td>"
             for column, text in enumerate(row)
         )
         lines.append(f"<tr>{cells}</tr>")
@@ -225,16 +220,16 @@ def _cell(cell: CellView) -> str:
 
 
 def _source(cell: CellView) -> list[str]:
-    text = printable(cell.source.strip("\n"))
+    text = _readable(cell.source.strip("\n"))
     lines = text.splitlines()
     rest = f"… {cell.more:,} characters more" if cell.more else ""
     short = len(lines) <= _LINES_SHOWN and len(text) <= 80 * _LINES_SHOWN
     scrolls = "" if short else ' tabindex="0"'
-    whole = f'<pre class="nbc-code"{scrolls}>{_escaped(text)}{_escaped(rest and chr(10) + rest)}</pre>'
+    whole = f'<pre class="nbc-code"{scrolls}>{escaped(text)}{escaped(rest and chr(10) + rest)}</pre>'
     if short:
         return [whole] if text else []
     first = next((line for line in lines if line.strip()), "")
-    head = f'<span class="nbc-code nbc-cut">{_escaped(plain(first, 100))}</span>'
+    head = f'<span class="nbc-code nbc-cut">{escaped(plain(first, 100))}</span>'
     said = f'<span class="nbc-fold-said">{plural(len(lines), "line")}</span>'
     return [f'<details><summary class="nbc-fold">{head}{said}</summary>{whole}</details>']
 
@@ -257,11 +252,5 @@ def versions_part(history: RunHistory) -> list[str]:
 
 
 def events_part(model: dict[str, Any]) -> list[str]:
-    lines = [
-        block(
-            f"nbc-event nbc-{event['level']}",
-            [text_block("nbc-muted", event["clock"]), text_block("nbc-event-text", event["text"])],
-        )
-        for event in model["events"]
-    ]
+    lines = [event_block(event) for event in model["events"]]
     return [block("", lines)] if lines else []

@@ -1,13 +1,12 @@
 """The rounds of a run as one picture: a lane for each node, in it a bar for the time that the others waited for it."""
 
-import html
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from notebook_cluster.protocol.clock import duration
 from notebook_cluster.protocol.state import RoundView
-from notebook_cluster.widgets.formatting import NO_PLACE, integer, plain, plural
+from notebook_cluster.widgets.formatting import NO_PLACE, escaped, integer, plain, plural
 from notebook_cluster.widgets.pictures import LinearAxis, numbers_below, short_labels, time_unit
 
 _LANES = 24
@@ -46,7 +45,7 @@ def timeline(rounds: Sequence[RoundView], started: float, colours: dict[str, str
         top = _TOP + _LANE * number
         said = f"{duration(sum(seconds for _, seconds in waited[name]))} in {plural(len(waited[name]), 'round')}"
         parts += [
-            f'<text x="{_LEFT - 10}" y="{top + 12}" text-anchor="end">{_escaped(label)}</text>',
+            f'<text x="{_LEFT - 10}" y="{top + 12}" text-anchor="end">{escaped(label)}</text>',
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{top + 8}" y2="{top + 8}" class="nbc-chart-grid"/>',
             f'<text x="{_WIDTH - _RIGHT + 10}" y="{top + 12}">{said}</text>',
             *_bars(waited[name], top, colours.get(name, NO_PLACE), lambda time: across.place((time - started) / scale)),
@@ -85,10 +84,6 @@ def _bars(
         said = f"{plain(one.job, 64)} round {integer(one.round)}: {duration(seconds)}"
         parts.append(
             f'<rect x="{begin:.1f}" y="{top + 2}" width="{end - begin:.1f}" height="{_LANE - 6}" rx="1" '
-            f'fill="{_escaped(colour)}"><title>{_escaped(said)}</title></rect>'
+            f'fill="{escaped(colour)}"><title>{escaped(said)}</title></rect>'
         )
     return parts
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)

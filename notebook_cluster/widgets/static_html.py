@@ -1,8 +1,7 @@
 """A ClusterView as self-contained HTML without script: saved notebooks, nbconvert, viewers without widgets."""
 
-import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.security.chart_grammar import NO_TEX
 from notebook_cluster.widgets.curves import Curves, run_line, run_notes
-from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, node_colours
+from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pictures import Line, svg_chart
 
@@ -27,7 +26,7 @@ def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     Every text is escaped; there is no script and nothing is loaded from elsewhere.
     """
     model = panel_model(state, ended)
-    body = [_head(model, moment), block("nbc-facts", [_fact(fact) for fact in model["facts"]])]
+    body = [_head(model, moment), block("nbc-facts", [fact_block(fact) for fact in model["facts"]])]
     if model["invitation"]:
         # This is saved with the notebook, and whoever reads that must not get the code.
         body.append(text_block("nbc-small nbc-muted", "Peers may join with a code: %cluster status shows it."))
@@ -40,7 +39,7 @@ def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     lists = {
         "waits": (WAITS, [block("nbc-waits", [_wait(wait) for wait in model["waits"]])]),
         "peers": ("Peers", [_peer(peer) for peer in model["peers"]]),
-        "events": ("Events", [block("nbc-events", [_event(e) for e in reversed(model["events"])])]),
+        "events": ("Events", [block("nbc-events", [event_block(e) for e in reversed(model["events"])])]),
     }
     body += [_fold(title, content, model["folds"][name]) for name, (title, content) in lists.items() if model[name]]
     return page(body, f"cluster {model['name']}")
@@ -71,15 +70,24 @@ def page(body: Sequence[str], label: str) -> str:
 
 def block(classes: str, children: Sequence[str], **attributes: str) -> str:
     """A ``<div>`` around markup that is escaped already."""
-    written = "".join(
-        f' {name.replace("_", "-")}="{html.escape(value, quote=True)}"' for name, value in attributes.items()
-    )
+    written = "".join(f' {name.replace("_", "-")}="{escaped(value)}"' for name, value in attributes.items())
     return f'<div class="{classes}"{written}>{"".join(children)}</div>'
 
 
 def text_block(classes: str, text: str, **attributes: str) -> str:
     """A ``<div>`` around ``text``, which is escaped here."""
-    return block(classes, [html.escape(text, quote=True)], **attributes)
+    return block(classes, [escaped(text)], **attributes)
+
+
+def legend(keys: Iterable[tuple[str, str]]) -> str:
+    """A swatch and a name for each (name, colour)."""
+    return block(
+        "nbc-keys",
+        [
+            block("nbc-key", [block("nbc-swatch", [], style=f"background:{colour}"), text_block("", name)])
+            for name, colour in keys
+        ],
+    )
 
 
 def _head(model: dict[str, Any], moment: str) -> str:
@@ -93,12 +101,13 @@ def _head(model: dict[str, Any], moment: str) -> str:
 
 def _fold(title: str, content: Sequence[str], fold: dict[str, Any]) -> str:
     """``content`` (markup) folded, with what is said of it meanwhile."""
-    said = f'<span class="nbc-fold-said nbc-cut">{html.escape(fold["said"], quote=True)}</span>'
+    said = f'<span class="nbc-fold-said nbc-cut">{escaped(fold["said"])}</span>'
     head = f'<summary class="nbc-fold"><span class="nbc-heading">{title}</span>{said}</summary>'
     return f"<details{' open' if fold['open'] else ''}>{head}{''.join(content)}</details>"
 
 
-def _fact(fact: dict[str, str]) -> str:
+def fact_block(fact: dict[str, str]) -> str:
+    """One fact of :func:`.model.panel_model`."""
     return block(
         "nbc-fact",
         [text_block("nbc-fact-label", fact["label"]), text_block("nbc-fact-value", fact["value"])]
@@ -186,7 +195,8 @@ def _wait(wait: dict[str, Any]) -> str:
     )
 
 
-def _event(event: dict[str, Any]) -> str:
+def event_block(event: dict[str, Any]) -> str:
+    """One event of :func:`.model.panel_model`."""
     return block(
         f"nbc-event nbc-{event['level']}",
         [text_block("nbc-muted", event["clock"]), text_block("nbc-event-text", event["text"])],

@@ -3,7 +3,6 @@
 It is an output like any other: the saved notebook keeps the last one, in every viewer.
 """
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from notebook_cluster.widgets.formatting import (
     GLOBAL,
     NO_PLACE,
     byte_count,
+    escaped,
     integer,
     node_colour,
     node_colours,
@@ -31,7 +31,7 @@ FEW_NODES = 6
 """So many have a line of their own; of more only the mean is drawn."""
 _MEAN = "#6e7781"
 _POINTS = 240
-"""Of the exponential mean that is drawn over losses of single batches."""
+"""Of the mean that is drawn."""
 _LEVELS = {"ok": "good", "running": "info", "error": "bad", "lost": "bad", "interrupted": "warning"}
 _MARKS = {
     "running": "●", "queued": "○", "replaying": "◐", "ok": "✓", "error": "✕", "lost": "✕", "interrupted": "■",
@@ -245,9 +245,9 @@ def _chip(name: str, colour: str, status: str, node: NodeView | None) -> str:
         status = node.condition
     mark = _MARKS.get(status, "◌")
     said = "" if status in ("running", "ok") else f" {status}"
-    inside = f'<span aria-hidden="true">{mark}</span> {html.escape(plain(name, 64))}{html.escape(said)}'
+    inside = f'<span aria-hidden="true">{mark}</span> {escaped(plain(name, 64))}{escaped(said)}'
     level = f" nbc-{_LEVELS[status]}" if _LEVELS.get(status) in ("bad", "warning") else ""
     return (
         f'<span class="nbc-strip-node{level}" role="listitem" style="--nbc-rank:{colour}" '
-        f'title="{html.escape(f"{plain(name, 64)}: {status}", quote=True)}">{inside}</span>'
+        f'title="{escaped(f"{plain(name, 64)}: {status}")}">{inside}</span>'
     )

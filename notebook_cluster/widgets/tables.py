@@ -2,7 +2,6 @@
 name by node, and other tables. Pure functions.
 """
 
-import html
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from notebook_cluster.protocol.clock import ABSENT, ago
 from notebook_cluster.protocol.interaction import NodeVariables, Variable
 from notebook_cluster.protocol.views import Finding
-from notebook_cluster.widgets.formatting import byte_count, plain, plural
+from notebook_cluster.widgets.formatting import byte_count, escaped, plain, plural
 from notebook_cluster.widgets.static_html import block, page, text_block
 from notebook_cluster.widgets.text import aligned
 
@@ -72,7 +71,7 @@ def _finding(finding: Finding) -> str:
         parts.append(_table(_table_rows(finding)))
     if finding.fix:
         shown = "\n".join(line for _, line in _fix(finding))
-        parts.append(f'<pre class="nbc-fix nbc-code">{html.escape(shown, quote=True)}</pre>')
+        parts.append(f'<pre class="nbc-fix nbc-code">{escaped(shown)}</pre>')
     return block("nbc-finding", parts)
 
 
@@ -90,7 +89,7 @@ def table_html(rows: Sequence[Sequence[str]], before: str, after: str) -> str:
 
 def _table(rows: list[list[str]]) -> str:
     def row(cells: list[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell, quote=True)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}>{escaped(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     body = "".join(row(cells, "td") for cells in rows[1:])
     return f'<table class="nbc-table"><thead>{row(rows[0], "th")}</thead><tbody>{body}</tbody></table>'
@@ -145,7 +144,7 @@ def variables_html(columns: Sequence[NodeVariables]) -> str:
     rows, answering = _rows(columns), _answering(columns)
     body = [text_block("nbc-title", _summary(columns, rows))]
     if rows:
-        head = "".join(f"<th>{_escaped(text)}</th>" for text in ("", "name", *map(_heading, answering)))
+        head = "".join(f"<th>{escaped(text)}</th>" for text in ("", "name", *map(_heading, answering)))
         lines = "".join(_line(row) for row in rows)
         table = f'<table class="nbc-table"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
         body.append(block("nbc-variables", [table]))
@@ -162,7 +161,7 @@ def _line(row: _Row) -> str:
             f"<td{odd if node in row.odd else ''}>{cell}</td>" for node, cell in zip(row.cells, shown, strict=True)
         )
     mark = f"<td>{DIFFERS if row.differs else ''}</td>"
-    return f"<tr>{mark}<td><b>{_escaped(plain(row.name, _NAME_LIMIT))}</b></td>{cells}</tr>"
+    return f"<tr>{mark}<td><b>{escaped(plain(row.name, _NAME_LIMIT))}</b></td>{cells}</tr>"
 
 
 def _rows(columns: Sequence[NodeVariables]) -> list[_Row]:
@@ -201,8 +200,8 @@ def _text(variable: Variable | None) -> str:
 def _shown(variable: Variable | None) -> str:
     """The same in two lines, as HTML."""
     what, details = _parts(variable)
-    below = f'<br><span class="nbc-muted">{_escaped(details)}</span>' if details else ""
-    return _escaped(what) + below
+    below = f'<br><span class="nbc-muted">{escaped(details)}</span>' if details else ""
+    return escaped(what) + below
 
 
 def _parts(variable: Variable | None) -> tuple[str, str]:
@@ -249,7 +248,3 @@ def _notes(columns: Sequence[NodeVariables]) -> list[str]:
     if any(row.hash.startswith("~") for column in columns for row in column.variables):
         notes.append("~#: only a sample of it was looked at")
     return notes
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=True)
