@@ -1,9 +1,11 @@
 """The example notebooks run as they are, and ``make demo``'s driver says the truth about its run."""
 
+import copy
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,17 @@ from tests.ipc_kernels import run_notebook
 EXAMPLES = Path(__file__).parents[1] / "example_notebooks"
 
 
-def run(name: str, folder: Path, *, instead: tuple[str, str] | None = None) -> Any:
-    """The notebook, executed by nbclient in ``folder``; ``instead``: words of it, and others in their place."""
+def run(name: str, folder: Path, *, instead: tuple[str, str] | None = None, again: Sequence[str] = ()) -> Any:
+    """The notebook, executed by nbclient in ``folder``; ``instead``: words of it, and others in their place; ``again``:
+    ids of cells that are run once more at its end, as ``ID-again``."""
     source = (EXAMPLES / name).read_text()
     if instead is not None:
         assert source.count(instead[0]) == 1
         source = source.replace(*instead)
     notebook = nbformat.reads(source, as_version=4)
+    for cell in [copy.deepcopy(cell) for cell in notebook.cells if cell.id in again]:
+        cell.id = f"{cell.id}-again"
+        notebook.cells.append(cell)
     run_notebook(notebook, folder, timeout=240)
     return notebook
 
@@ -87,7 +93,7 @@ def test_demo_fails_with_a_reason_when_an_agent_cannot_start(no_processes_left: 
 @pytest.mark.timeout(400)
 def test_quickstart_runs_alone_on_one_machine(jupyter_dirs: Path, no_processes_left: str) -> None:
     # One training of each kind in place of three.
-    notebook = run("01_quickstart.ipynb", jupyter_dirs, instead=("RUNS = 3", "RUNS = 1"))
+    notebook = run("01_quickstart.ipynb", jupyter_dirs, instead=("RUNS = 3", "RUNS = 1"), again=["alone", "chart"])
     assert_plain(notebook)
     assert text_of(notebook, "hello").count("of 3 and computes on") == 3
     trained = text_of(notebook, "together")
@@ -98,6 +104,10 @@ def test_quickstart_runs_alone_on_one_machine(jupyter_dirs: Path, no_processes_l
     assert "3 nodes, 30 rounds, 0 rounds in which nodes disagreed" in text_of(notebook, "traffic")
     assert "is gone; the others are at round" in text_of(notebook, "back")
     assert "round 90 of 90, 0 rounds in which nodes disagreed" in text_of(notebook, "back")
+    assert "one-0: test accuracy" in text_of(notebook, "alone-again")
+    assert "after 30 rounds" in text_of(notebook, "alone-again")
+    said = [text_of(notebook, cell).split("one machine: ")[1].split("\n")[0] for cell in ("chart", "chart-again")]
+    assert said[0] == said[1]  # a second run trains the same model anew
     assert "quickstart · ready" in text_of(notebook, "status")  # it is the reader who stops the cluster
 
 
