@@ -111,7 +111,8 @@ def test_on_all_compares_printed_text(no_processes_left: str) -> None:
 def test_panel_measures_notebook_and_coordinator(no_processes_left: str) -> None:
     found = figures("panel", "--seconds", "3")
     assert {"kernel_cpu", "websocket_kb_s", "redraws_per_s", "coordinator_cpu", "coordinator_mb"} <= found.keys()
-    assert 0 < found["redraws_per_s"] <= 4
+    # Four a second, and one more where three seconds begin just before one.
+    assert 0 < round(3 * found["redraws_per_s"]) <= 13
     assert found["coordinator_mb"] > 10
 
 

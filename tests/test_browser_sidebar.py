@@ -67,6 +67,7 @@ for step in itertools.count():
         for parameter, gradient in zip(model.parameters(), gradients):
             parameter -= 0.001 * gradient
     sync.step(loss=loss.item(), samples=len(x))
+    nc.report(step=step, error=loss.item() ** 0.5)
     time.sleep(0.04)
 """
 ATTACH = f"%load_ext notebook_cluster\n%cluster attach {CLUSTER}"
@@ -262,6 +263,23 @@ def test_the_tab_of_a_cluster_shows_curves_nodes_and_events(page: "Page", mini: 
     page.get_by_role("img", name=re.compile("^Memory over ")).wait_for(timeout=PATIENCE)
     assert page.locator(".nbc-dash-table tbody tr").count() == 3
     assert mini in page.locator(".nbc-dash-events").inner_text()
+
+
+def test_any_number_that_was_reported_is_chosen_in_that_tab_with_the_keyboard(page: "Page") -> None:
+    listed = page.get_by_role("combobox", name="Number that the curves show")
+    assert listed.locator("option").all_inner_texts() == ["Loss", "error"]
+    listed.focus()
+    page.keyboard.press("e")
+    page.get_by_role("img", name=re.compile("^error by step ")).wait_for(timeout=PATIENCE)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    assert page.get_by_role("checkbox", name="Logarithmic").is_checked()
+    # It stays over a look at the logs.
+    page.get_by_role("tab", name="Logs").click()
+    page.get_by_role("tab", name="Overview").click()
+    page.get_by_role("img", name=re.compile("^error by step ")).wait_for(timeout=PATIENCE)
+    assert page.get_by_role("checkbox", name="Logarithmic").is_checked()
     page.evaluate("window.jupyterapp.shell.currentWidget.close()")
 
 

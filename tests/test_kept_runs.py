@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 import pytest
@@ -114,6 +115,23 @@ def test_runs_are_laid_over_each_other_and_what_differs_stands_out() -> None:
     assert "<td class=nbc-odd>float32</td>" in markup
     assert "<td>20 steps</td>" in markup
     assert markup.count('stroke-width="2.6"') == 2
+    assert ["trained", "for", "2.0", "s", "1.0", "s"] in [row[1:] if row[0] == "*" else row for row in rows]
+    table = unquote(re.findall('href="data:text/csv;charset=utf-8,([^"]*)"', markup)[0])
+    assert table.splitlines() == ["run,step,value", "a@1,1,3.0", "a@1,2,1.0", "a@1,3,2.0", "b@2,1,3.0", "b@2,2,nan"]
+    assert len(re.findall('download="runs-loss.svg"', markup)) == 1
+
+
+def test_runs_are_compared_by_one_job_on_a_logarithmic_axis() -> None:
+    one, other = kept("int8", [0.1, 10.0]), kept("int8", [0.0, -1.0])
+    critic = msgspec.structs.replace(one.view.jobs[0], name="critic")
+    both = msgspec.structs.replace(one, view=msgspec.structs.replace(one.view, jobs=[*one.view.jobs, critic]))
+    assert compare_runs([("a@1", both)]).text.splitlines()[0].split() == ["loss", "a@1", "model", "a@1", "critic"]
+    text, markup = compare_runs([("a@1", both), ("b@2", one)], job="model", log=True)
+    assert text.splitlines()[0].split() == ["loss", "a@1", "b@2"]
+    assert re.findall(r">(0\.1|1|10)</text>", markup)[:3] == ["0.1", "1", "10"]
+    assert "No value is above 0" in compare_runs([("b@2", other)], log=True).html
+    with pytest.raises(ClusterError, match=r"none of these runs has a job 'x': there is model, critic \(--job NAME\)"):
+        compare_runs([("a@1", both)], job="x")
 
 
 def test_without_a_global_model_runs_are_compared_by_their_nodes() -> None:

@@ -93,6 +93,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     compare = _command(commands, "clusters", "compare", "lay kept runs beside each other: results and settings")
     compare.add_argument("runs", metavar="RUN", nargs="+", help="a cluster's last run, or CLUSTER@STARTED")
     compare.add_argument("--metric", default="loss", metavar="NAME", help="a number that was reported (%(default)s)")
+    compare.add_argument("--job", metavar="NAME", help="of this training job alone")
     stop = _command(commands, "clusters", "stop", "end a cluster and every kernel of it")
     stop.add_argument("cluster", metavar="CLUSTER")
     detach = _command(commands, "clusters", "detach", "free the notebook cell that waits; what runs goes on")

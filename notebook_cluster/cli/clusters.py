@@ -129,7 +129,7 @@ def runs(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Print results and settings of several runs beside each other."""
     try:
-        print(compare_runs(read_runs(options.runs), options.metric).text)
+        print(compare_runs(read_runs(options.runs), options.metric, job=options.job).text)
     except ClusterError as error:
         raise UsageError(str(error)) from None
     return 0

@@ -111,6 +111,12 @@ def outside_name(text: str) -> str:
     return cleaned if cleaned == text else f"{cleaned}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
 
 
+def spreadsheet_safe(text: str) -> str:
+    """``text`` as a cell of a CSV file. What begins like a formula gets an apostrophe before it: names come from other
+    machines, and spreadsheets run formulas (OWASP, "CSV Injection")."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 def place_of_curve(job: str, run: int | None, node: str) -> tuple[str, str]:
     """Two names below which the curves of a node, or of the global model, lie: ``model run 2``, ``global model``."""
     return outside_name(run_label(job, run)), outside_name(node) if node else GLOBAL_MODEL

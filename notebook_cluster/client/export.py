@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from notebook_cluster.client.connection import ClusterError
-from notebook_cluster.client.curve_rows import CurveRow, MeasuredRun, curve_rows, outside_name, place_of_curve
+from notebook_cluster.client.curve_rows import (
+    CurveRow,
+    MeasuredRun,
+    curve_rows,
+    outside_name,
+    place_of_curve,
+    spreadsheet_safe,
+)
 from notebook_cluster.client.event_files import EVENT_FILE, EventFiles
 from notebook_cluster.client.whole_files import whole_file
 from notebook_cluster.protocol.state import Series
@@ -143,7 +150,10 @@ def _write_csv(target: Path, run: MeasuredRun, job: str | None, rows: Iterator[C
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)
         for row in rows:
-            table.writerow((state.name, started, *row[:8], _utc(row.time), row.value))
+            safe = row._replace(
+                job=spreadsheet_safe(row.job), node=spreadsheet_safe(row.node), metric=spreadsheet_safe(row.metric)
+            )
+            table.writerow((state.name, started, *safe[:8], _utc(row.time), row.value))
             count += 1
         text.flush()
         text.detach()

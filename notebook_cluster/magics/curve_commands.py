@@ -53,7 +53,8 @@ def compare(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.client import read_runs
     from notebook_cluster.widgets import compare_runs
 
-    shown = compare_runs(read_runs(call.arguments), call.options.get("metric", "loss"))
+    metric, job = call.options.get("metric", "loss"), call.options.get("job")
+    shown = compare_runs(read_runs(call.arguments), metric, job=job, log=call.options.get("log", False))
     session.shell.display_pub.publish(data={"text/plain": shown.text, "text/html": shown.html}, metadata={})
 
 

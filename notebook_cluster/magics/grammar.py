@@ -235,7 +235,11 @@ COMMANDS: dict[str, Command] = {
             "compare",
             "lay kept runs over each other: one chart, and their settings",
             "RUN...",
-            (Option("metric", "another number that was reported (default: loss)", "NAME", str),),
+            (
+                Option("metric", "another number that was reported (default: loss)", "NAME", str),
+                Option("job", "of this training job alone", "NAME", str),
+                Option("log", "a logarithmic axis"),
+            ),
         ),
         Command(
             "vars",

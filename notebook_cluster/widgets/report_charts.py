@@ -4,27 +4,26 @@ Pure, and without script: which chart is seen is chosen by radio buttons and CSS
 picture as SVG and the kept points, as they were measured, as CSV.
 """
 
-import csv
-import io
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-from urllib.parse import quote
 
-from notebook_cluster.client.curve_rows import curve_rows, outside_name
+from notebook_cluster.client.curve_rows import curve_rows
 from notebook_cluster.protocol.state import ClusterView, RoundView, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve, evenly
 from notebook_cluster.widgets.curves import FEW_POINTS, Curves, metric_title, run_line, run_notes, smoothed
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours, plain, plural
 from notebook_cluster.widgets.pictures import Line, standalone, svg_chart, time_unit
 from notebook_cluster.widgets.report_timeline import timeline
+from notebook_cluster.widgets.saving import csv_text, data_link
 from notebook_cluster.widgets.static_html import block, legend, text_block
 
 NUMBERS_SHOWN = 10
 """Of what was reported, beside the loss; the others are in the CSV file of an export."""
 MOST_SAVED = 50_000
 """Points that all links of a page hold; of more each curve is thinned."""
+_ALL_OF_THEM = "%cluster export FILE.csv writes all"
 _SIZE = (980, 340)
 _SMALL = (980, 200)
 _MEAN = "mean of the nodes"
@@ -46,14 +45,26 @@ def charts(state: ClusterView, curves: Curves, rounds: Sequence[RoundView]) -> l
     """The chooser with its charts, memory, and the rounds: markup."""
     run = _Run(state, curves, node_colours(state.nodes), curves.series(), rounds)
     numbers = [name for name in curves.metrics() if _is_drawn(run, name)]
+    more = numbers[NUMBERS_SHOWN + 1 :]
     parts = [
         _chooser(run, numbers[: NUMBERS_SHOWN + 1]) if numbers else "",
+        text_block("nbc-small nbc-muted", _without_charts(more)) if more else "",
         _memory(run),
         _rounds(run),
     ]
+    share = _share_saved(run)
+    if share < 1:
+        said = f"CSV here has {share:.0%} of the kept points, with ends and peaks; {_ALL_OF_THEM}"
+        parts.append(text_block("nbc-small nbc-muted", said))
     shown = [part for part in parts if part]
     nothing = "Nothing was measured yet: nc.report(step=, loss=) and nc.DiLoCo make curves."
     return shown if numbers or shown else [text_block("nbc-empty", nothing)]
+
+
+def _without_charts(metrics: Sequence[str]) -> str:
+    named = ", ".join(plain(name, 40) for name in metrics[:NUMBERS_SHOWN])
+    others = f" and {plural(len(metrics) - NUMBERS_SHOWN, 'other')}" if len(metrics) > NUMBERS_SHOWN else ""
+    return f"{plural(len(metrics), 'number')} without a chart here: {named}{others}; {_ALL_OF_THEM}"
 
 
 def _is_drawn(run: _Run, metric: str) -> bool:
@@ -209,7 +220,8 @@ def _rounds(run: _Run) -> str:
         for one in run.rounds
         if len(one.waits) > 1
     ]
-    saved = _data_link(run, "rounds.csv", "text/csv", _csv(("job", "round", "time", "waited_for", "wait"), rows))
+    heads = ("job", "round", "time", "waited_for", "wait")
+    saved = data_link(f"{run.state.name}-rounds", "text/csv", csv_text(heads, rows))
     said = "A bar is the time that the others waited for that node; more than one in two pixels: the longest"
     notes = [text_block("nbc-small nbc-muted", said)]
     notes += [text_block("nbc-small nbc-muted", f"and {plural(more, 'node')} more")] if more else []
@@ -224,19 +236,26 @@ def _links(links: Sequence[str]) -> list[str]:
 
 
 def _svg_link(run: _Run, picture: str, name: str, classes: str = "") -> str:
-    return _data_link(run, f"{name}.svg", "image/svg+xml", standalone(picture), classes) if picture else ""
+    if not picture:
+        return ""
+    return data_link(f"{run.state.name}-{name}", "image/svg+xml", standalone(picture), classes)
 
 
 def _csv_link(run: _Run, metric: str) -> str:
     chosen = [one for one in run.series if one.name == metric and one.step]
-    kept = sum(len(one.step) for one in run.series)
-    if kept > MOST_SAVED:
-        chosen = [_thinner(one, MOST_SAVED / kept) for one in chosen]
+    share = _share_saved(run)
+    if share < 1:
+        chosen = [_thinner(one, share) for one in chosen]
     rows = [
         (row.node, row.job, row.run, row.step, f"{row.time:.3f}", row.value) for row in curve_rows(chosen, run.rounds)
     ]
     heads = ("node", "job", "run", "step", "time", "value")
-    return _data_link(run, f"{metric}.csv", "text/csv", _csv(heads, rows))
+    return data_link(f"{run.state.name}-{metric}", "text/csv", csv_text(heads, rows))
+
+
+def _share_saved(run: _Run) -> float:
+    """Of the points that are kept, how many the links of the page hold."""
+    return min(MOST_SAVED / max(sum(len(one.step) for one in run.series), 1), 1.0)
 
 
 def _thinner(one: Series, share: float) -> Series:
@@ -245,22 +264,3 @@ def _thinner(one: Series, share: float) -> Series:
         node=one.node, job=one.job, run=one.run, name=one.name, step=[one.step[place] for place in places],
         time=[one.time[place] for place in places], value=[one.value[place] for place in places],
     )  # fmt: skip
-
-
-def _csv(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(heads)
-    table.writerows(rows)
-    return text.getvalue()
-
-
-def _data_link(run: _Run, name: str, kind: str, text: str, classes: str = "") -> str:
-    """A link that saves ``text`` under ``name`` and needs nothing but itself."""
-    stem, _, ending = name.rpartition(".")
-    data = quote(text, safe=" /:=,;()+-.", errors="replace")
-    file = f"{outside_name(f'{run.state.name}-{stem}')}.{ending}"
-    return (
-        f'<a class="nbc-save {classes}" download="{escaped(file)}" aria-label="{escaped(f"Save {plain(name, 80)}")}" '
-        f'href="data:{kind};charset=utf-8,{data}">{ending.upper()}</a>'
-    )

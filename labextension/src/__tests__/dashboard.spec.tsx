@@ -9,7 +9,7 @@ import { Dashboard } from '../sidebar/dashboard';
 import { factsOf, vitalsOf } from '../sidebar/facts';
 import { duration } from '../sidebar/format';
 import { Store } from '../sidebar/store';
-import { act, Answers, cluster, curve, draw, erase, job, node, overview, peer, RUNNING } from './overviews';
+import { act, Answers, cluster, curve, draw, erase, job, node, overview, peer, press, RUNNING } from './overviews';
 
 const JOB = job('model', {
   loss: 0.25,
@@ -122,6 +122,66 @@ it('draws the loss over steps too, a second run as a new line', () => {
   expect(chart.querySelectorAll('path')[1].getAttribute('d')).toMatch(/^M[^L]*L[^ML]*M[^L]*L[^ML]*$/);
   const overTime = tab.querySelector('[aria-label^="Loss over"]')!.querySelectorAll('path')[1];
   expect(overTime.getAttribute('d')!.match(/M/g)).toHaveLength(1);
+});
+
+/** What is in the list, what it shows, and whether the two switches are on. */
+function chosen(tab: HTMLElement): [string[], string, boolean[]] {
+  const list = tab.querySelector('select')!;
+  const boxes = [...tab.querySelectorAll<HTMLInputElement>('.nbc-dash-choice input')];
+  return [[...list.options].map(option => option.label), list.value, boxes.map(box => box.checked)];
+}
+
+function choose(tab: HTMLElement, metric: string): void {
+  const list = tab.querySelector('select')!;
+  act(() => {
+    list.value = metric;
+    list.dispatchEvent(new Event('change', { bubbles: true }));
+  });
+}
+
+/** The labels of the charts: what is drawn, over what, from where to where. */
+function drawn(tab: HTMLElement): (string | null)[] {
+  return [...tab.querySelectorAll('.nbc-dash-chart svg')].map(chart => chart.getAttribute('aria-label'));
+}
+
+it('draws any number that was reported, smoothed or not, on a linear or a logarithmic axis', () => {
+  const tab = dashboard({ ...RUNNING, nodes: [node('desk', 0)] });
+  const noisy = Array.from({ length: 60 }, (_, index) => (index % 2 ? 1 : 3));
+  const series = [
+    { ...curve('desk', 'accuracy', [0.001, 0, 10]), step: [1, 2, 3] },
+    { ...curve('desk', 'loss', noisy), step: noisy.map((_, index) => index) },
+    curve('desk', 'memory', [5])
+  ];
+  expect(tab.querySelector('select')).toBeNull();
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series }));
+  expect(chosen(tab)).toEqual([['Loss', 'accuracy'], 'loss', [true, false]]);
+  // The running mean begins with the first number, and ends between the two.
+  expect(drawn(tab)[1]).toMatch(/^Loss by step 0 to 59, from 1\.\d+ to 3\.0000$/);
+  const [smooth, log] = tab.querySelectorAll<HTMLInputElement>('.nbc-dash-choice input');
+  act(() => smooth.click());
+  expect(drawn(tab)[1]).toBe('Loss by step 0 to 59, from 1.0000 to 3.0000');
+  choose(tab, 'accuracy');
+  expect(drawn(tab)[1]).toBe('accuracy by step 1 to 3, from 0 to 10.000');
+  const across = (): string => tab.querySelectorAll('svg')[1].querySelector('path[stroke]')!.getAttribute('d')!;
+  expect(across().match(/M/g)).toHaveLength(1);
+  act(() => log.click());
+  // Zero has no logarithm: a gap.
+  expect(drawn(tab)[1]).toBe('accuracy by step 1 to 3, from 0.0010 to 10.000');
+  expect(across().match(/M/g)).toHaveLength(2);
+  expect(chosen(tab)[1]).toBe('accuracy');
+});
+
+it('keeps what was chosen over a look at the logs, and shows the loss where the number is gone', async () => {
+  const tab = dashboard({ ...RUNNING, nodes: [node('desk', 0)] });
+  const reported = [curve('desk', 'accuracy', [0.5, 0.75]), curve('desk', 'loss', [3, 2])];
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series: reported }));
+  choose(tab, 'accuracy');
+  await press(tab, 'Logs');
+  expect(tab.querySelector('.nbc-dash-chart')).toBeNull();
+  await press(tab, 'Overview');
+  expect(drawn(tab)[0]).toMatch(/^accuracy over /);
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series: reported.slice(1) }));
+  expect(drawn(tab)[0]).toMatch(/^Loss over /);
 });
 
 it.each([

@@ -21,7 +21,7 @@ export function curveKey(node: string, name: string, job = '', run = 0): string 
   return `${node}\n${job}\n${run}\n${name}`;
 }
 
-/** The loss of a node, or (`node` empty) of the global model, in one run of a job. */
+/** The loss, or another number, of a node, or (`node` empty) of the global model, in one run of a job. */
 export interface ILoss {
   readonly node: string;
   readonly job: string;
@@ -35,11 +35,18 @@ export interface ILoss {
   readonly dash: number;
 }
 
+/** Names of what is trained for or reported, those begun first first, but the loss before all. */
+export function metricsIn(curves: Curves): readonly string[] {
+  const names = new Set([...curves.keys()].map(key => key.split('\n')[3]));
+  names.delete('memory');
+  return names.delete('loss') ? ['loss', ...names] : [...names];
+}
+
 /** The losses of the nodes, or of the global models: every run of every job, those begun first first. */
-export function lossesIn(curves: Curves, ofNodes: boolean): readonly ILoss[] {
+export function lossesIn(curves: Curves, ofNodes: boolean, metric = 'loss'): readonly ILoss[] {
   const rows = [...curves]
     .map(([key, points]) => ({ parts: key.split('\n'), points }))
-    .filter(({ parts }) => parts[3] === 'loss' && (parts[0] !== '') === ofNodes)
+    .filter(({ parts }) => parts[3] === metric && (parts[0] !== '') === ofNodes)
     .map(({ parts, points }) => ({ node: parts[0], job: parts[1], run: Number(parts[2]), points }));
   const jobs = [...new Set(rows.map(row => row.job))];
   const runs = new Map(
@@ -61,8 +68,8 @@ export function lossesIn(curves: Curves, ofNodes: boolean): readonly ILoss[] {
 }
 
 /** The loss of `node` that was begun last. */
-export function newestLoss(curves: Curves, node: string): readonly IPoint[] {
-  const begun = lossesIn(curves, true).filter(loss => loss.node === node && loss.points.length > 0);
+export function newestLoss(curves: Curves, node: string, metric = 'loss'): readonly IPoint[] {
+  const begun = lossesIn(curves, true, metric).filter(loss => loss.node === node && loss.points.length > 0);
   begun.sort((one, other) => one.points[0].time - other.points[0].time);
   return begun.length ? begun[begun.length - 1].points : [];
 }
@@ -109,6 +116,29 @@ function forgetRuns(curves: Map<string, readonly IPoint[]>): void {
       }
     }
   }
+}
+
+/** A curve of so many points is drawn as it is, measured now and then; a longer one of a node as a running mean. */
+const FEW_POINTS = 50;
+const SMOOTHING = 0.9;
+
+/**
+ * The exponential mean up to each point, without the pull to the first (as Adam's first moment), as
+ * `widgets/curves.py` has it; what is no number stays none and counts for nothing.
+ */
+export function smoothed(points: readonly IPoint[]): readonly IPoint[] {
+  if (points.length <= FEW_POINTS) {
+    return points;
+  }
+  let [total, weight] = [0, 0];
+  return points.map(point => {
+    if (point.value === null) {
+      return point;
+    }
+    total = SMOOTHING * total + (1 - SMOOTHING) * point.value;
+    weight = SMOOTHING * weight + (1 - SMOOTHING);
+    return { ...point, value: total / weight };
+  });
 }
 
 /** The newest value that is a number, or null. */

@@ -3,22 +3,17 @@
 import * as React from 'react';
 
 import type { ClusterView, EventView, NodeView } from '../generated';
+import { Charts, CHOICE } from './charts';
 import { progress } from './clusters';
 import type { Act } from './controls';
-import { Curves, curveKey, lossesIn, newestLoss } from './curves';
 import { Facts, rateOf, vitalsOf, Waits } from './facts';
 import { ABSENT, ago, byteCount, clock, duration, integer, number } from './format';
 import { Logs } from './logs';
 import { Memory } from './nodes';
 import { nodeColour } from './palette';
-import { Across, ILine, IRange, pathOf, rangeOf } from './sparkline';
 import { curvesOf, Store } from './store';
 import { Tabs } from './tabs';
 import { Banner } from './view';
-
-const DASHES = [undefined, '10 5', '3 4', '12 4 3 4'];
-const WIDTH = 600;
-const HEIGHT = 180;
 
 interface IDashboard {
   readonly store: Store;
@@ -35,6 +30,8 @@ export function Dashboard({ store, name, act, tryNow }: IDashboard): React.JSX.E
   const cluster = row?.state;
   const isRunning = row?.condition === 'running';
   const [part, setPart] = React.useState(PARTS[0]);
+  // Here, so that a look at the logs does not lose it.
+  const [choice, setChoice] = React.useState(CHOICE);
   // The log of a cluster that has ended cannot be asked for any more.
   const chosen = isRunning ? part : PARTS[0];
   return (
@@ -59,7 +56,7 @@ export function Dashboard({ store, name, act, tryNow }: IDashboard): React.JSX.E
           ) : (
             <>
               <Facts state={cluster} />
-              <Charts cluster={cluster} curves={curvesOf(state, name)} />
+              <Charts cluster={cluster} curves={curvesOf(state, name)} choice={choice} choose={setChoice} />
               <Nodes state={cluster} />
               {cluster.jobs.length > 0 && <Waits job={cluster.jobs[0]} />}
               <Events events={cluster.events} now={cluster.now} />
@@ -73,92 +70,6 @@ export function Dashboard({ store, name, act, tryNow }: IDashboard): React.JSX.E
 
 const LOGS = 'Logs';
 const PARTS = ['Overview', LOGS];
-
-function Charts({ cluster, curves }: { cluster: ClusterView; curves: Curves }): React.JSX.Element {
-  const memory: ILine[] = cluster.nodes.map(node => ({
-    name: node.name,
-    colour: nodeColour(node),
-    points: curves.get(curveKey(node.name, 'memory')) ?? []
-  }));
-  const colours = new Map(cluster.nodes.map(node => [node.name, nodeColour(node)]));
-  const lines: ILine[] = lossesIn(curves, true)
-    .filter(({ node }) => colours.has(node))
-    .map(({ node, points, newest, ofRun, dash }) => ({
-      name: ofRun ? `${node}, ${ofRun}` : node,
-      colour: colours.get(node) ?? '',
-      points,
-      faint: !newest,
-      dash
-    }));
-  // Drawn last, so that it lies above those of the nodes.
-  const globals: ILine[] = lossesIn(curves, false).map(({ job, points, newest, ofRun }) => {
-    const name = cluster.jobs.length > 1 ? `global model of ${job}` : 'global model';
-    return { name: newest ? name : `${name}, ${ofRun}`, colour: 'var(--jp-ui-font-color1)', points, faint: !newest };
-  });
-  const without = cluster.nodes.filter(node => newestLoss(curves, node.name).length === 0);
-  const silent: ILine[] = without.map(node => ({ name: node.name, colour: nodeColour(node), points: [] }));
-  const losses = [...lines.filter(line => line.faint), ...lines.filter(line => !line.faint), ...silent, ...globals];
-  return (
-    <div className="nbc-dash-charts">
-      <Chart title="Loss" lines={losses} format={number} />
-      <Chart title="Loss by step" lines={losses} format={number} across="step" />
-      <Chart title="Memory" lines={memory} format={byteCount} />
-    </div>
-  );
-}
-
-interface IChart {
-  readonly title: string;
-  readonly lines: readonly ILine[];
-  readonly format: (value: number) => string;
-  readonly across?: Across;
-}
-
-/** Curves with least and greatest value. Screen readers hear the range; the table below has the numbers. */
-export function Chart({ title, lines, format, across = 'time' }: IChart): React.JSX.Element {
-  const range = rangeOf(lines, across);
-  const label = range
-    ? `${title} ${extent(range, across)}, from ${format(range.low)} to ${format(range.high)}`
-    : `${title}: no values yet`;
-  return (
-    <figure className="nbc-dash-chart">
-      <figcaption>
-        {title} <span className="nbc-side-progress">{range && extent(range, across)}</span>
-      </figcaption>
-      {range ? (
-        <>
-          <svg role="img" aria-label={label} viewBox={`0 -4 ${WIDTH} ${HEIGHT + 8}`} preserveAspectRatio="none">
-            <path className="nbc-dash-grid" d={`M0 0H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT}H${WIDTH}`} />
-            {lines.map(line => (
-              <path
-                key={line.name}
-                d={pathOf(line.points, range, WIDTH, HEIGHT, across)}
-                stroke={line.colour}
-                strokeOpacity={line.faint ? 0.3 : undefined}
-                strokeDasharray={DASHES[(line.dash ?? 0) % DASHES.length]}
-              />
-            ))}
-          </svg>
-          <span className="nbc-dash-high">{format(range.high)}</span>
-          <span className="nbc-dash-low">{format(range.low)}</span>
-          <ul className="nbc-dash-legend">
-            {lines.map(line => (
-              <li key={line.name} className={line.faint ? 'nbc-dash-faint' : undefined}>
-                <span style={{ background: line.colour }} /> {line.name}
-              </li>
-            ))}
-          </ul>
-        </>
-      ) : (
-        <p className="nbc-side-hint">No values yet.</p>
-      )}
-    </figure>
-  );
-}
-
-function extent({ from, to }: IRange, across: Across): string {
-  return across === 'time' ? `over ${Math.round(to - from)} s` : `${integer(from)} to ${integer(to)}`;
-}
 
 const HEADINGS = ['Node', 'Device', 'State', 'Memory', 'Step', 'Loss', 'Samples/s', 'Round', 'Waited', 'Checkpoint'];
 

@@ -18,6 +18,12 @@ export interface ILine {
 /** What a chart has from left to right. */
 export type Across = 'time' | 'step';
 
+/** `line` for a logarithmic axis: the decimal logarithm of each value; what is not above 0 is a gap. */
+export function logarithmic(line: ILine): ILine {
+  const of = (value: number | null): number | null => (value !== null && value > 0 ? Math.log10(value) : null);
+  return { ...line, points: line.points.map(point => ({ ...point, value: of(point.value) })) };
+}
+
 /** Least and greatest value, and time or step, of all lines. */
 export interface IRange {
   readonly from: number;

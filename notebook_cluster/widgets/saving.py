@@ -1,0 +1,31 @@
+"""Links that save what a page shows: a picture as SVG, points as CSV. They need nothing but themselves."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+from notebook_cluster.client.curve_rows import outside_name, spreadsheet_safe
+from notebook_cluster.widgets.formatting import escaped, plain
+
+_ENDINGS = {"text/csv": "csv", "image/svg+xml": "svg"}
+
+
+def csv_text(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """``rows`` below ``heads`` as a CSV file; no text in it is a formula to a spreadsheet."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(heads)
+    table.writerows([spreadsheet_safe(one) if isinstance(one, str) else one for one in row] for row in rows)
+    return text.getvalue()
+
+
+def data_link(name: str, kind: str, text: str, classes: str = "") -> str:
+    """A link, as markup, that saves ``text``, of MIME type ``kind``, as ``name`` with the ending of its type."""
+    ending = _ENDINGS[kind]
+    data = quote(text, safe=" /:=,;()+-.", errors="replace")
+    title = escaped(f"Save {plain(f'{name}.{ending}', 80)}")
+    return (
+        f'<a class="nbc-save {classes}" download="{escaped(f"{outside_name(name)}.{ending}")}" aria-label="{title}" '
+        f'href="data:{kind};charset=utf-8,{data}">{ending.upper()}</a>'
+    )
