@@ -36,7 +36,7 @@ from tests.panel_notebook import (
     wait_for_progress,
     wait_until_running,
 )
-from tests.sidebar_page import confirm
+from tests.sidebar_page import confirm, use_theme
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -262,8 +262,10 @@ cluster._tell(SeriesAdded(series=told))
     page.locator(".nbc-compact .nbc-node").nth(11).wait_for(timeout=PATIENCE)
     fits = "rows => rows.every(row => row.scrollWidth <= row.clientWidth)"
     assert page.locator(".nbc-compact .nbc-number").evaluate_all(fits)
-    if axe.SCRIPT.exists():
-        assert axe.violations(page, ".nbc-panel") == []
+    for theme in axe.THEMES if axe.SCRIPT.exists() else ():
+        use_theme(page, theme)
+        for zoom in (1, 2):
+            assert axe.violations(page, ".nbc-panel", zoom) == []
     chooser = page.get_by_label("Number that the curves show")
     chooser.focus()
     page.keyboard.press("End")

@@ -242,7 +242,7 @@ def test_a_banner_says_that_the_server_is_gone_until_it_is_back(page: "Page", la
 
 
 @pytest.mark.skipif(not axe.SCRIPT.exists(), reason="no axe-core: npm ci in labextension/")
-@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+@pytest.mark.parametrize("theme", axe.THEMES)
 def test_everyone_can_use_sidebar_and_dashboard(page: "Page", theme: str) -> None:
     close_dialogs(page)
     use_theme(page, theme)
@@ -253,6 +253,8 @@ def test_everyone_can_use_sidebar_and_dashboard(page: "Page", theme: str) -> Non
     page.get_by_role("img", name=re.compile("^Loss over ")).wait_for(timeout=PATIENCE)
     for part in (".nbc-side:not(.nbc-dash)", ".nbc-dash", ".nbc-side-status"):
         assert axe.violations(page, part) == []
+        # In half the width JupyterLab has no room for its status bar.
+        assert part == ".nbc-side-status" or axe.violations(page, part, zoom=2) == []
     name.fill("")
     page.evaluate("window.jupyterapp.shell.currentWidget.close()")
 

@@ -234,16 +234,19 @@ def seen(page: "BrowserPage") -> list[str]:
 
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="no axe-core: npm ci in labextension/")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_accessible_and_fits_a_narrow_window(browser: "Browser", report: Path, scheme: str) -> None:
-    page = browser.new_page(viewport={"width": 900, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("scheme", "colours"), [("light", "none"), ("dark", "none"), ("dark", "active")])
+def test_the_page_is_accessible_and_fits_a_narrow_window(
+    browser: "Browser", report: Path, scheme: str, colours: str
+) -> None:
+    page = browser.new_page(viewport={"width": 900, "height": 800}, color_scheme=scheme, forced_colors=colours)  # type: ignore[arg-type]
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.goto(report.as_uri())
     for fold in page.locator("details").all():
         fold.evaluate("one => one.open = true")
     assert problems == []
-    assert violations(page, ".nbc-panel") == []
+    for zoom in (1, 2):
+        assert violations(page, ".nbc-panel", zoom) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 900
     wide = page.locator(".nbc-wide").filter(has_text="3.12.1").last
     assert wide.evaluate("one => one.scrollWidth > one.clientWidth")
