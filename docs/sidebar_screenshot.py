@@ -36,9 +36,10 @@ ONLY_OURS = """
 def cells() -> list[str]:
     """The quickstart's model, trained for longer, with checkpoints."""
     sources = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-    model = next(source for source in sources if "def make_model" in source)
-    train = next(source for source in sources if "nc.DiLoCo" in source)
-    return [START, LOOK, model, train.replace("epochs=20", "epochs=60")]
+    data, training = (
+        next(source for source in sources if word in source) for word in ("load_digits", "def train_model")
+    )
+    return [START, LOOK, data, training, '%%on_all\ntrain_model("digits", steps=3000)']
 
 
 def wait_for_round(page: "Page", number: int) -> None:

@@ -245,6 +245,23 @@ def test_in_a_narrow_panel_numbers_are_read_whole_and_buttons_stay_at_the_right(
         assert abs(box.get_by_role("button", name=name).evaluate(right) - box.evaluate(edges)) < 2
 
 
+def overlapping(page: "Page") -> list[str]:
+    """Texts of rows of nodes that lie over each other, or have no room."""
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll('.nbc-compact .nbc-node')].flatMap(row => {
+            const parts = [...row.querySelectorAll('.nbc-rank, .nbc-node-name, .nbc-pill, .nbc-number, .nbc-button')]
+                .filter(part => part.textContent && part.checkVisibility())
+                .map(part => [part.textContent, part.getBoundingClientRect()]);
+            const narrow = parts.filter(([text, box]) => box.width < 8).map(([text]) => text);
+            return [...narrow, ...parts.flatMap(([text, one], place) => parts.slice(place + 1)
+                .filter(([, other]) => one.left < other.right - 1 && other.left < one.right - 1
+                    && one.top < other.bottom - 1 && other.top < one.bottom - 1)
+                .map(([over]) => `${text} / ${over}`))];
+        })"""
+    )
+    return found
+
+
 def test_keys_choose_a_metric_and_open_a_list_while_a_cell_runs(page: "Page", lab: Lab) -> None:
     many = """
 from notebook_cluster.protocol.state import Series
@@ -266,6 +283,9 @@ cluster._tell(SeriesAdded(series=told))
         use_theme(page, theme)
         for zoom in (1, 2):
             assert axe.violations(page, ".nbc-panel", zoom) == []
+    for width in (520, 700, 900):  # 520: a window of 900 with the sidebar open
+        page.set_viewport_size({"width": width, "height": 1000})
+        assert overlapping(page) == []
     chooser = page.get_by_label("Number that the curves show")
     chooser.focus()
     page.keyboard.press("End")

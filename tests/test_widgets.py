@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -354,6 +355,8 @@ def test_the_figure_shows_each_node_in_its_colour_with_a_bounded_number_of_point
 def test_a_node_keeps_its_colour_when_others_go_and_has_not_that_of_the_global_model() -> None:
     assert GLOBAL not in PALETTE
     assert len(set(PALETTE)) == len(PALETTE)
+    sidebar = Path(__file__).parents[1] / "labextension" / "src" / "sidebar" / "palette.ts"
+    assert re.findall(r"^  '(#\w{6})'", sidebar.read_text(), re.MULTILINE) == list(PALETTE)
     nodes = [node_view(0, "laptop", place=0), node_view(1, "mini", place=1), node_view(2, "desk", place=2)]
     fewer = [nodes[0], msgspec.structs.replace(nodes[2], rank=1), msgspec.structs.replace(nodes[1], rank=None)]
     assert node_colours(fewer) == node_colours(nodes) == dict(zip(["laptop", "mini", "desk"], PALETTE, strict=False))

@@ -10,7 +10,7 @@ from notebook_cluster.protocol.clock import ABSENT, duration
 from notebook_cluster.protocol.state import JobView, Series
 from notebook_cluster.protocol.thinning import Point
 from notebook_cluster.widgets.curves import Curves, metric_title
-from notebook_cluster.widgets.formatting import byte_count, integer, number, palette_colour, plain
+from notebook_cluster.widgets.formatting import PALETTE, byte_count, integer, number, palette_colour, plain
 from notebook_cluster.widgets.pictures import Line, standalone, svg_chart
 from notebook_cluster.widgets.report_charts import mean_of_nodes
 from notebook_cluster.widgets.report_tables import SETTINGS, job_settings_shown, settings_table
@@ -124,7 +124,14 @@ def _text(columns: Sequence[_Column], metric: str) -> str:
 
 def _html(columns: Sequence[_Column], metric: str, log: bool) -> str:
     lines = [
-        Line(column.name, palette_colour(place), column.points, dotted=column.shared, strong=True, dash=place // 10)
+        Line(
+            column.name,
+            palette_colour(place),
+            column.points,
+            dotted=column.shared,
+            strong=True,
+            dash=place // len(PALETTE),
+        )
         for place, column in enumerate(columns)
         if column.points
     ]

@@ -94,7 +94,10 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-PALETTE = ("#2f81f7", "#e8853d", "#2da876", "#8f7ae5", "#c9a227", "#35a7c2", "#d9534f", "#7f9a3b", "#a9746e", "#5a7d9a")
+PALETTE = (
+    "#2f81f7", "#e8853d", "#2da876", "#8f7ae5", "#c9a227", "#35a7c2", "#d9534f", "#7f9a3b", "#a9746e", "#5a7d9a",
+    "#28b428", "#9852ec", "#7c7c52", "#ec28ec", "#448a7c", "#b48ac2", "#ec2828", "#52a6ec", "#ec6ede", "#ec286e",
+)  # fmt: skip
 NO_PLACE = "#8b949e"
 GLOBAL = "#c9508a"
 """The global model of a job, which no node has; its line is dotted as well."""

@@ -86,14 +86,15 @@ def _chooser(run: _Run, metrics: Sequence[str]) -> str:
     """Radio buttons, a switch, and behind them the charts of which CSS shows one."""
     inputs = [_input("radio", f"nbc-number-{place}", "number", metric_title(name), not place)
               for place, name in enumerate(metrics)]  # fmt: skip
-    inputs = inputs if len(inputs) > 1 else [inputs[0].replace("<input ", '<input class="nbc-only" ', 1)]
+    inputs = inputs if len(inputs) > 1 else [inputs[0].replace("nbc-pick", "nbc-pick nbc-only", 1)]
     inputs += [
         _input("radio", "nbc-over-steps", "over", "over steps", True),
         _input("radio", "nbc-over-time", "over", "over time", False),
         _input("checkbox", "nbc-logarithmic", "log", "logarithmic axis", False),
     ]
     rules = "".join(
-        f"#nbc-number-{place}:checked~.nbc-views>.nbc-number-{place}{{display:block}}" for place in range(len(metrics))
+        f".nbc-panel .nbc-chooser:has(#nbc-number-{place}:checked) .nbc-number-{place}{{display:block}}"
+        for place in range(len(metrics))
     )
     views = [block(f"nbc-view nbc-number-{place}", _of_number(run, name)) for place, name in enumerate(metrics)]
     return f"<style>{rules}</style>" + block(
@@ -104,8 +105,8 @@ def _chooser(run: _Run, metrics: Sequence[str]) -> str:
 def _input(kind: str, name: str, group: str, text: str, checked: bool) -> str:
     chosen = " checked" if checked else ""
     return (
-        f'<input type="{kind}" id="{name}" name="nbc-{group}"{chosen}>'
-        f'<label class="nbc-pick" for="{name}">{escaped(text)}</label>'
+        f'<span class="nbc-pick"><input type="{kind}" id="{name}" name="nbc-{group}"{chosen}>'
+        f'<label for="{name}">{escaped(text)}</label></span>'
     )
 
 

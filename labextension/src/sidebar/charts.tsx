@@ -107,8 +107,10 @@ function titleOf(metric: string): string {
 
 function linesOf(cluster: ClusterView, curves: Curves, { metric, smooth }: IChoice): readonly ILine[] {
   const colours = new Map(cluster.nodes.map(node => [node.name, nodeColour(node)]));
+  const order = [...colours.keys()];
   const lines: ILine[] = lossesIn(curves, true, metric)
     .filter(({ node }) => colours.has(node))
+    .sort((one, other) => order.indexOf(one.node) - order.indexOf(other.node))
     .map(({ node, points, newest, ofRun, dash }) => ({
       name: ofRun ? `${node}, ${ofRun}` : node,
       colour: colours.get(node) ?? '',

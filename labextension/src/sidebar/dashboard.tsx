@@ -75,22 +75,25 @@ const HEADINGS = ['Node', 'Device', 'State', 'Memory', 'Step', 'Loss', 'Samples/
 
 function Nodes({ state }: { state: ClusterView }): React.JSX.Element {
   return (
-    <table className="nbc-dash-table">
-      <thead>
-        <tr>
-          {HEADINGS.map(heading => (
-            <th key={heading} scope="col">
-              {heading}
-            </th>
+    // It can be focused, so that the arrow keys scroll it where the tab is narrow.
+    <div className="nbc-dash-wide" role="region" aria-label="Nodes" tabIndex={0}>
+      <table className="nbc-dash-table">
+        <thead>
+          <tr>
+            {HEADINGS.map(heading => (
+              <th key={heading} scope="col">
+                {heading}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {state.nodes.map(node => (
+            <Row key={node.name} node={node} state={state} />
           ))}
-        </tr>
-      </thead>
-      <tbody>
-        {state.nodes.map(node => (
-          <Row key={node.name} node={node} state={state} />
-        ))}
-      </tbody>
-    </table>
+        </tbody>
+      </table>
+    </div>
   );
 }
 

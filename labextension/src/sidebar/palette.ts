@@ -11,7 +11,17 @@ const PALETTE = [
   '#d9534f',
   '#7f9a3b',
   '#a9746e',
-  '#5a7d9a'
+  '#5a7d9a',
+  '#28b428',
+  '#9852ec',
+  '#7c7c52',
+  '#ec28ec',
+  '#448a7c',
+  '#b48ac2',
+  '#ec2828',
+  '#52a6ec',
+  '#ec6ede',
+  '#ec286e'
 ];
 
 /** The colour of a node: it goes by its place, so that it stays the same when others go. */
