@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from notebook_cluster.agent.kernels.control_socket import HOLD_BYTES, OutputHolder
-from notebook_cluster.coordinator.cells.cell_files import CellFiles
+from notebook_cluster.coordinator.cells.cell_files import CellFiles, Origin
 from notebook_cluster.coordinator.cells.outputs import (
     HEAD_BYTES,
     MOST_WAITING_TEXT,
@@ -207,7 +207,7 @@ def test_the_newest_of_very_many_short_outputs_is_kept(tmp_path: Path) -> None:
     outputs = CellOutputs(tmp_path / "000001.jsonl")
     for number in range(30_000):
         flow.offer([stream(LINE.format(number))], WINDOW_BYTES + 2)
-        outputs.add(stream(LINE.format(number)), "peer", number)
+        outputs.add(stream(LINE.format(number)), Origin("peer", number))
     outputs.close()
     last = "".join(LINE.format(number) for number in range(29_500, 30_000))
     assert text_of(flow.release()[0]).endswith(last)
@@ -258,7 +258,7 @@ def test_files_of_a_cell_are_read_again_without_what_a_crash_cut_off(tmp_path: P
     long = "grün\n" * 100
     outputs = [stream("short\n"), stream("b says\n", "b"), stream(long), error, stream("end\n")]
     for number, output in enumerate(outputs):
-        files.add(output, "peer", number)
+        files.add(output, Origin("peer", number))
     files.close()
     assert (tmp_path / "000001" / "a.txt").read_text() == f"short\n{long}one\ntwo\nend\n"
     assert not (tmp_path / "000001" / "b.txt").exists()
@@ -267,7 +267,7 @@ def test_files_of_a_cell_are_read_again_without_what_a_crash_cut_off(tmp_path: P
         text.write(b"twice")
     files = CellFiles(tmp_path / "000001.jsonl")
     assert [line.output for line in files.load()] == outputs
-    files.add(stream("more\n"), "peer", 5)
+    files.add(stream("more\n"), Origin("peer", 5))
     files.close()
     lines = list(files.read())
     assert [line.output for line in lines] == [*outputs, stream("more\n")]
@@ -278,9 +278,9 @@ def test_files_of_a_cell_are_read_again_without_what_a_crash_cut_off(tmp_path: P
 def test_a_disk_that_takes_nothing_is_said_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "000001").write_text("a file where the folder should be")
     files = CellFiles(tmp_path / "000001.jsonl")
-    files.add(stream("lost\n" * 1000), "peer", 1)
+    files.add(stream("lost\n" * 1000), Origin("peer", 1))
     assert files.trouble
-    files.add(stream("also lost\n"), "peer", 2)
+    files.add(stream("also lost\n"), Origin("peer", 2))
     files.close()
 
 

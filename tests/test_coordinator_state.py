@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from notebook_cluster.coordinator.cells.cell_files import Origin
 from notebook_cluster.coordinator.cells.outputs import CellOutputs, batches, hint_missing_name
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal import kept_rounds, log
@@ -349,7 +350,7 @@ def test_output_of_one_node_is_merged_and_keeps_its_order() -> None:
 def test_much_output_is_bounded_in_memory_and_whole_in_the_file(tmp_path: Path) -> None:
     outputs = CellOutputs(tmp_path / "cells" / "1.jsonl")
     for number in range(3000):
-        outputs.add(stream("a", f"{number:06d}" + "x" * 1000 + "\n"), "key", number)
+        outputs.add(stream("a", f"{number:06d}" + "x" * 1000 + "\n"), Origin("key", number))
     kept = "".join(output.content["text"] for output in outputs.all())
     assert kept.startswith("000000")
     assert kept.endswith("x\n")
@@ -363,6 +364,30 @@ def test_much_output_is_bounded_in_memory_and_whole_in_the_file(tmp_path: Path) 
     again.load()
     assert "".join(output.content["text"] for output in again.all()) == kept
     assert again.last_sequence == {"key": 2999}
+    again.close()
+
+
+def test_output_that_comes_again_to_the_next_coordinator_is_kept_once(tmp_path: Path) -> None:
+    index = tmp_path / "1.jsonl"
+    outputs = CellOutputs(index)
+    # While acknowledgements are held, 7 is the last one that need not come again.
+    assert outputs.add(stream("a", "8"), Origin("key", 7, 8, 1))
+    assert outputs.add(stream("a", "9"), Origin("key", 7, 9, 1))
+    outputs.close()
+    again = CellOutputs(index)
+    again.recover()
+    assert again.last_sequence == {"key": 7}
+    assert not again.add(stream("a", "8"), Origin("key", 8, 8, 1))
+    assert not again.add(stream("a", "9"), Origin("key", 9, 9, 1))
+    assert again.add(stream("b", "8"), Origin("key", 9, 8, 1))
+    assert again.add(stream("a", "9 of an agent that was started again"), Origin("key", 9, 9, 2))
+    assert again.add(stream("a", "10"), Origin("key", 10, 10, 1))
+    assert again.add(stream("a", "10, its end"), Origin("key", 10, 10, 1))
+    again.unload()
+    assert again.add(stream("a", "11"), Origin("key", 11, 11, 1))
+    assert again.add(stream("a", "11, its end"), Origin("key", 11, 11, 1))
+    texts = "".join(output.content["text"] for output in again.all())
+    assert texts == "898" + "9 of an agent that was started again" + "1010, its end1111, its end"
     again.close()
 
 

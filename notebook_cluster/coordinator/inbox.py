@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from notebook_cluster.coordinator.cells.cell_files import Origin
 from notebook_cluster.coordinator.cells.executions import Executions, StdinQuestions
 from notebook_cluster.coordinator.cells.notices import Notices
 from notebook_cluster.coordinator.cells.streaming import OutputStreaming
@@ -255,6 +256,6 @@ class AgentInbox:
         run = self._executions.run_of(source.parent)
         if run is not None and run.replay:
             return
-        key = self._core.state.peers[source.link.name].key
-        cell = None if run is None else run.cell
-        self._streaming.add(key, source.link.dialer.received, node.name, cell, source.kind, content)
+        key, dialer = self._core.state.peers[source.link.name].key, source.link.dialer
+        origin = Origin(key, dialer.received, dialer.handling, node.incarnation)
+        self._streaming.add(origin, node.name, None if run is None else run.cell, source.kind, content)

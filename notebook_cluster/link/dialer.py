@@ -132,6 +132,11 @@ class Dialer(LinkEnd):
         inbox = self._channel.inbox
         return inbox.received if inbox.holding else self._conversation.handling or inbox.received
 
+    @property
+    def handling(self) -> int:
+        """Inside ``on_message`` the sequence number of the message at hand, else 0."""
+        return self._conversation.handling
+
     def hold(self, holding: bool) -> None:
         """Acknowledge nothing from now on, the message at hand included, and all of it later: what messages change
         cannot be written down now, so the agent has to keep them."""

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -26,8 +26,21 @@ INLINE_BYTES = 400
 _LONGEST_LINE = 256 << 20
 
 
+class Origin(NamedTuple):
+    """Where an output comes from."""
+
+    peer: str
+    """The peer's key."""
+    received: int
+    """The last link message of that peer which need not come again to the next coordinator."""
+    message: int = 0
+    """The one that brought the output; 0: it is not known. A full disk holds acknowledgements, and this comes again."""
+    incarnation: int = 0
+    """Of the node's process: as long as it lives so does its agent, which numbers the messages."""
+
+
 class IndexLine(msgspec.Struct):
-    """One output. ``sequence``: the link message of ``peer`` that brought it. ``start`` and ``end``: bytes of the
+    """One output. ``sequence``, ``message``, ``incarnation``: see :class:`Origin`. ``start`` and ``end``: bytes of the
     node's text file that are the text of a stream, which is left out of ``output``; both 0: it is in ``output``."""
 
     output: Output
@@ -35,6 +48,8 @@ class IndexLine(msgspec.Struct):
     sequence: int
     start: int = 0
     end: int = 0
+    message: int = 0
+    incarnation: int = 0
 
 
 class CellFiles:
@@ -57,23 +72,23 @@ class CellFiles:
         """The text file of ``node``."""
         return self.folder / f"{node if is_name(node) else 'node'}.txt"
 
-    def add(self, output: Output, peer: str, sequence: int) -> None:
+    def add(self, output: Output, origin: Origin) -> None:
         """Write ``output``; it is handed to the operating system before this returns."""
         if self.trouble:
             return
         try:
-            self._add(output, peer, sequence)
+            self._add(output, origin)
         except OSError as error:
             self.trouble = f"{error.strerror or error}"
             log.warning("output is not kept in %s any more: %s", self.folder, error)
 
-    def _add(self, output: Output, peer: str, sequence: int) -> None:
+    def _add(self, output: Output, origin: Origin) -> None:
         text = text_of(output)
         start, end = self._write_text(output.node, text) if text else (0, 0)
         if output.kind == "stream" and (end or output.node in self._full):
             output = msgspec.structs.replace(output, content={**output.content, "text": ""})
-        line = self._encoder.encode(IndexLine(output, peer, sequence, start, end)) + b"\n"
-        self._append(self.index, line)
+        line = IndexLine(output, origin.peer, origin.received, start, end, origin.message, origin.incarnation)
+        self._append(self.index, self._encoder.encode(line) + b"\n")
 
     def _write_text(self, node: str, text: str) -> tuple[int, int]:
         if node in self._full:

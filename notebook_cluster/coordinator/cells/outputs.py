@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.cells.cell_files import CellFiles
+from notebook_cluster.coordinator.cells.cell_files import CellFiles, Origin
 from notebook_cluster.protocol.views import LINES_LEFT_OUT, Output
 
 HEAD_BYTES = 256 * 1024
@@ -84,6 +84,9 @@ class CellOutputs:
         self.size = 0
         """Bytes of all output so far, roughly; it only grows."""
         self.last_sequence: dict[str, int] = {}
+        self._had: dict[tuple[str, int], int] = {}
+        """(Node, incarnation) -> the last link message whose output a coordinator before this one has kept."""
+        self._kept_messages: dict[tuple[str, int], int] = {}
         self._loaded = True
         self._begin()
 
@@ -94,13 +97,17 @@ class CellOutputs:
         self._tail_bytes = 0
         self._left_out: dict[str, Missing] = {}
 
-    def add(self, output: Output, peer: str, sequence: int) -> None:
-        """Keep ``output``; it is handed to the operating system before this returns."""
+    def add(self, output: Output, origin: Origin) -> bool:
+        """Keep ``output``; it is handed to the operating system before this returns. False: it was kept already, by a
+        coordinator that ended before it could acknowledge the message."""
         if not self._loaded:
             self.load()
-        self.files.add(output, peer, sequence)
+        if 0 < origin.message <= self._had.get((output.node, origin.incarnation), 0):
+            return False
+        self.files.add(output, origin)
         for piece in pieces_of(output):
             self._keep(piece)
+        return True
 
     def _keep(self, output: Output) -> None:
         size = size_of(output)
@@ -127,14 +134,22 @@ class CellOutputs:
     def _any_of(self, node: str) -> Output | None:
         return next((output for output in [*self._tail, *self._head] if output.node == node), None)
 
+    def recover(self) -> None:
+        """Read what a coordinator before this one has kept."""
+        self.load()
+        self._had = self._kept_messages
+
     def load(self) -> None:
         """Read the files again: after a restart of the coordinator, or because :meth:`unload` was called."""
         self._begin()
         self.size = 0
+        self._kept_messages = {}
         for line in self.files.load():
             for piece in pieces_of(line.output):
                 self._keep(piece)
             self.last_sequence[line.peer] = line.sequence
+            node = line.output.node, line.incarnation
+            self._kept_messages[node] = max(line.message, self._kept_messages.get(node, 0))
         self._loaded = True
 
     def unload(self) -> None:

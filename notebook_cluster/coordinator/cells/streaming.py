@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from notebook_cluster.coordinator.cells.cell_files import Origin
 from notebook_cluster.coordinator.cells.outputs import (
     CellOutputs,
     Flow,
@@ -65,7 +66,7 @@ class OutputStreaming:
             index.unlink()
             shutil.rmtree(index.with_suffix(""), ignore_errors=True)
 
-    def add(self, peer: str, sequence: int, node: str, cell: int | None, kind: Any, content: dict[str, Any]) -> None:
+    def add(self, origin: Origin, node: str, cell: int | None, kind: Any, content: dict[str, Any]) -> None:
         """One output message of ``node``; without ``cell`` (a thread of an earlier cell prints on) for the newest."""
         number = cell if cell is not None else max(self._cells, default=0)
         safe = safe_output(kind, content, self._widget_view(node))
@@ -78,18 +79,20 @@ class OutputStreaming:
                 hint = f"'{missing}' is in the notebook but not on the node: %push {missing} sends it"
                 safe["traceback"] = [*safe.get("traceback", ()), hint]
         output = Output(node=node, rank=state.rank(node), kind=kind, content=safe, place=state.place(node))
-        self._write(self._cells[number], output, peer, sequence)
+        if not self._write(self._cells[number], output, origin):
+            return
         self._unsent.setdefault(number, []).extend(pieces_of(output))
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_later(FLUSH_AFTER, self.flush)
 
-    def _write(self, outputs: CellOutputs, output: Output, peer: str, sequence: int) -> None:
+    def _write(self, outputs: CellOutputs, output: Output, origin: Origin) -> bool:
         before = outputs.files.trouble
-        outputs.add(output, peer, sequence)
+        is_new = outputs.add(output, origin)
         if outputs.files.trouble and not before:
             reason = f"{outputs.files.trouble} (free some space; %cluster stop deletes nothing of it)"
             self._core.tell("warning", f"output is not kept in {outputs.files.folder} any more: {reason}")
+        return is_new
 
     def flush(self) -> None:
         """Send what waits to the views that watch, to each as much as it takes in."""
@@ -153,7 +156,7 @@ class OutputStreaming:
         received: dict[str, int] = {}
         for number in self._core.state.cells:
             outputs = self.open(number)
-            outputs.load()
+            outputs.recover()
             for key, sequence in outputs.last_sequence.items():
                 received[key] = max(received.get(key, 0), sequence)
         return received
