@@ -11,9 +11,14 @@ pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
 
+# Not tests.conftest itself, which takes as long to import as all the rest of such a run.
 CONFTEST = """
-from tests.conftest import pytest_xdist_make_scheduler
+from tests.scheduling import ByFile
+
 pytest_plugins = ["tests.unsteady"]
+
+def pytest_xdist_make_scheduler(config, log):
+    return ByFile(config, log)
 """
 
 # Fails in the first process that runs it, passes in the next.
