@@ -44,6 +44,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     _importing.start()
     _importing.join()
 
+# Every process that the tests start begins with the file that lies there.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).with_name("startup")), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 # A shell that starts a suite in the background has it ignore SIGINT, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

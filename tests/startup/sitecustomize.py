@@ -1,0 +1,84 @@
+"""Python begins with this in every process that the tests start (tests/conftest.py puts its folder on PYTHONPATH).
+
+torch imports its compiler, which takes as long as torch itself, when the first optimizer is made; here when something
+compiles. What is left out tells the compiler where to stop, so it changes nothing while nobody has imported that. Where
+a version of torch has no such functions it is as slow as everywhere.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+_COMPILER = "torch._dynamo"
+_WRAPPERS = {"torch._compile": "_disable_dynamo", "torch.optim.optimizer": "_use_grad_for_differentiable"}
+"""Module -> a function in it that makes a function stop the compiler, and imports that to do so."""
+
+
+def _later(original: Callable[..., Any], without: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``original`` makes, once the compiler is there; before that ``without``."""
+
+    @functools.wraps(original)
+    def wrap(function: Callable[..., Any] | None = None, *arguments: Any, **keywords: Any) -> Any:
+        if function is None:
+            return functools.partial(wrap, *arguments, **keywords)
+        stopping, plain = original(function, *arguments, **keywords), without(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (stopping if _COMPILER in sys.modules else plain)(*args, **kwargs)
+
+        return call
+
+    return wrap
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``optimizer.step``, which computes no gradients unless the optimizer is differentiable."""
+
+    @functools.wraps(function)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        torch = sys.modules["torch"]
+        with torch.set_grad_enabled(args[0].defaults["differentiable"]):
+            return function(*args, **kwargs)
+
+    return step
+
+
+class _Changed(Loader):
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        name = _WRAPPERS[module.__name__]
+        original = getattr(module, name, None)
+        if original is not None:
+            without = _as_it_is if module.__name__ == "torch._compile" else _without_gradients
+            setattr(module, name, _later(original, without))
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _WRAPPERS:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Changed(spec.loader)
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())
