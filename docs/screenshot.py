@@ -17,7 +17,7 @@ PICTURE = Path(__file__).with_name("panel.png")
 JOB = "all-0"
 ROUND = 18
 """Of 30: the curves have a shape by then, and the cell still runs."""
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 def wait_for_round(number: int) -> None:

@@ -247,7 +247,8 @@ _MOST_NAMED = 3
 
 def find_peers(seconds: float = 1.0) -> list[PeerView]:
     """Peers that are heard over mDNS within ``seconds``, that NOTEBOOK_CLUSTER_PEERS names, or that were paired once;
-    each with why it cannot be added."""
+    each with why it cannot be added. While nobody is heard it listens on, three times as long in all: a busy machine
+    answers late."""
     # An event loop of its own: in a notebook the main thread has one that runs.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(_look(seconds))).result()
@@ -260,6 +261,8 @@ async def _look(seconds: float) -> list[PeerView]:
     try:
         await watch.ask_typed()
         await asyncio.sleep(max(seconds - (time.monotonic() - begin), 0.0))
+        while time.monotonic() - begin < 3 * seconds and not any(peer.found_by == "mdns" for peer in watch.views()):
+            await asyncio.sleep(0.05)
         return watch.views()
     finally:
         await watch.close()
