@@ -211,6 +211,42 @@ def test_disk_and_memory_have_one_state_round_by_round(
     assert found[1][1] == f"[True, True] {lossy}"
 
 
+MLX = """
+import mlx.core as mx, mlx.nn
+
+class Own(mlx.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+def make_mlx(elements, seed):
+    return Own(mx.array(np.random.default_rng(seed).standard_normal(elements, dtype=np.float32)))
+
+def work_mlx(model, step):
+    draw = np.random.default_rng([*nc.node().encode(), step]).standard_normal(model.weight.size, dtype=np.float32)
+    model.weight = model.weight - mx.array(draw)
+
+of_torch = make_model, work
+"""
+
+
+@pytest.mark.parametrize("elements", [5_000, 1_200_000])
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_an_mlx_model_with_its_state_on_disk_has_the_bits_of_a_torch_model_in_memory(
+    cluster: Cluster, elements: int, codec: str
+) -> None:
+    pytest.importorskip("mlx.core")
+    run(cluster, MLX + "make_model, work = (of_torch, (make_mlx, work_mlx))[rank]")
+    source = f"sync, model = begin('mlx-{codec}-{elements}', {elements}, seed=rank, codec={codec!r})\n"
+    text = run(
+        cluster, source + "train(sync, model, 3)\nprint(digest(sync), here(sync), feedback(sync))\nsync.finish()"
+    )
+    found = [text[node].splitlines()[-1].split(" ", 1) for node in ("local", "local-2")]
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == "[False, False] [False]"
+    assert found[1][1] == f"[True, True] [{codec == 'int8'}]"
+
+
 def test_a_cell_run_again_a_checkpoint_and_a_joiner_have_it_too(cluster: Cluster) -> None:
     source = "sync, model = begin('again', 1_200_000, codec='int8')\ntrain(sync, model, 2)\n"
     run(cluster, source + "sync.finish()\nprint(sync.checkpoint('disk'))")
