@@ -171,6 +171,17 @@ it('draws any number that was reported, smoothed or not, on a linear or a logari
   expect(chosen(tab)[1]).toBe('accuracy');
 });
 
+it('shows the name of a number that another machine made up as text that can be read', () => {
+  const tab = dashboard({ ...RUNNING, nodes: [node('desk', 0)] });
+  const names = ['<b>x\u202egnp</b>', 'y'.repeat(80)];
+  const series = names.map(name => curve('desk', name, [1, 2]));
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series }));
+  expect(chosen(tab)[0]).toEqual(['<b>x gnp</b>', `${'y'.repeat(39)}…`]);
+  choose(tab, names[1]);
+  expect(drawn(tab)[0]).toMatch(/^y{39}… over /);
+  expect(tab.querySelector('b b, select b')).toBeNull();
+});
+
 it('keeps what was chosen over a look at the logs, and shows the loss where the number is gone', async () => {
   const tab = dashboard({ ...RUNNING, nodes: [node('desk', 0)] });
   const reported = [curve('desk', 'accuracy', [0.5, 0.75]), curve('desk', 'loss', [3, 2])];

@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import type { ClusterView } from '../generated';
 import { Curves, curveKey, lossesIn, metricsIn, newestLoss, smoothed } from './curves';
-import { byteCount, integer, number } from './format';
+import { byteCount, integer, number, plain } from './format';
 import { nodeColour } from './palette';
 import { Across, ILine, IRange, logarithmic, pathOf, rangeOf } from './sparkline';
 
@@ -102,7 +102,7 @@ function Switch({ label, checked, set }: ISwitch): React.JSX.Element {
 }
 
 function titleOf(metric: string): string {
-  return metric === 'loss' ? 'Loss' : metric.slice(0, LONGEST_NAME);
+  return metric === 'loss' ? 'Loss' : plain(metric, LONGEST_NAME);
 }
 
 function linesOf(cluster: ClusterView, curves: Curves, { metric, smooth }: IChoice): readonly ILine[] {

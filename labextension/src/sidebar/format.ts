@@ -34,6 +34,14 @@ export function number(value: number | null): string {
   return value.toLocaleString('en', { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+/** `text` of another machine without what turns its direction or is no character to see, cut to `limit`. */
+export function plain(text: string, limit: number): string {
+  const seen = text.replace(UNSEEN, ' ');
+  return seen.length > limit ? `${seen.slice(0, limit - 1)}…` : seen;
+}
+
 /** `1 node`, `3 nodes`. */
 export function plural(count: number, word: string): string {
   return `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
