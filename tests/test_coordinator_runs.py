@@ -41,7 +41,7 @@ class FakeCoordinator:
         cells = {1: SimpleNamespace(replies={})}
         state = SimpleNamespace(nodes={"mini": mini}, peers={"mini": peer}, cells=cells)
         core: Any = SimpleNamespace(state=state, record=self.recorded.append)
-        self.dialer: Any = SimpleNamespace(received=1)
+        self.dialer: Any = SimpleNamespace(received=1, handling=0)
         link = SimpleNamespace(name="mini", dialer=self.dialer, heard=lambda: None)
         delivery: Any = SimpleNamespace(links={"mini": link})
         fake: Any = self
