@@ -76,7 +76,7 @@ class FakeCoordinator:
     def on_idle(self, *_: Any) -> None:
         pass
 
-    def add(self, key: str, sequence: int, node: str, cell: int, kind: str, content: dict[str, Any]) -> None:
+    def add(self, origin: Any, node: str, cell: int, kind: str, content: dict[str, Any]) -> None:
         self.printed.append(content["text"])
 
     def say(self, channel: KernelChannel, kind: str, **content: Any) -> None:
