@@ -261,7 +261,7 @@ async def _look(seconds: float) -> list[PeerView]:
     try:
         await watch.ask_typed()
         await asyncio.sleep(max(seconds - (time.monotonic() - begin), 0.0))
-        while time.monotonic() - begin < 3 * seconds and not any(peer.found_by == "mdns" for peer in watch.views()):
+        while time.monotonic() - begin < 3 * seconds and not any(peer.found_by == "mdns" for peer in watch.views()):  # noqa: ASYNC110 - nobody tells of what is heard
             await asyncio.sleep(0.05)
         return watch.views()
     finally:
