@@ -31,7 +31,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
 LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts* labextension/src/sidebar/* labextension/style/* labextension/schema/*)
 
-.PHONY: help install demo lab test test-quick check labextension browser namespaces picture docs clean
+.PHONY: help install demo lab test test-quick check labextension browser namespaces engines picture docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -120,11 +120,22 @@ namespaces:
 	    || echo "they could not be installed: tests with several hosts are skipped"; \
 	fi
 
+# A Slurm of the tests' own: skipped, with that reason, where these are missing.
+engines:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && ! (PATH="$$PATH:/usr/sbin"; command -v slurmctld && command -v slurmd && command -v munged) >/dev/null; then \
+	  echo "installing slurm and munge for the tests with engines"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { apt-get -qq update && apt-get -qq install -y --no-install-recommends slurmctld slurmd slurm-client \
+	    slurm-wlm-basic-plugins munge; } >/dev/null 2>&1 \
+	    || echo "they could not be installed: tests with engines are skipped"; \
+	fi
+
 # One worker more than there are cores, with a file each (tests/conftest.py): most of a test's time is spent waiting for
 # processes to start and end.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 5 ? n + 1 : 6)))
 
-test: .venv/.test browser namespaces check
+test: .venv/.test browser namespaces engines check
 	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm test; \
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
 	@$(BIN)/python -m compileall -q notebook_cluster benchmarks tests

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from notebook_cluster.protocol.launches import LaunchView
 from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView, Series
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 
@@ -98,6 +99,7 @@ class FakeCluster:
         self.calls: list[tuple[str, Any]] = []
         self.step = 120
         self.started = time.time() - 96
+        self.launches: list[LaunchView] = []
         self.latest = self._view()
         self._callbacks: list[Callable[[Any], None]] = []
         self._added: list[NodeView] = []
@@ -151,7 +153,8 @@ class FakeCluster:
 
     def _view(self) -> ClusterView:
         view = cluster_view(self.step, started=self.started)
-        return msgspec.structs.replace(view, nodes=view.nodes + getattr(self, "_added", []))
+        nodes = view.nodes + getattr(self, "_added", [])
+        return msgspec.structs.replace(view, nodes=nodes, launches=self.launches)
 
     def _tell(self, event: Any) -> None:
         for callback in list(self._callbacks):

@@ -226,6 +226,21 @@ def test_a_cell_that_a_node_replays_is_shown_and_can_be_skipped(page: "Page", la
     page.get_by_text("[('skip', 'attic')]").wait_for(timeout=PATIENCE)
 
 
+def test_machines_of_an_engine_are_a_line_that_goes_when_they_are_given_back(page: "Page", lab: Lab) -> None:
+    launched = (
+        "from notebook_cluster.protocol.launches import LaunchView\n"
+        "text = 'slurm 4711: 4 of 16 running, pending: Priority'\n"
+        "cluster.launches = [LaunchView(launch='x', name='slurm 4711', condition='pending', hosts=16, running=4,\n"
+        "    joined=4, text=text)]\n"
+        "while len(cluster.calls) < 1: time.sleep(0.02)\ncluster.launches = []"
+    )
+    run(page, lab, "launched.ipynb", launched)
+    machines = page.get_by_role("list", name="Machines from engines")
+    machines.get_by_text("slurm 4711: 4 of 16 running, pending: Priority").wait_for(timeout=PATIENCE)
+    page.get_by_role("button", name="Stop cell").click()
+    machines.wait_for(state="hidden", timeout=PATIENCE)
+
+
 def test_in_a_narrow_panel_numbers_are_read_whole_and_buttons_stay_at_the_right(page: "Page", lab: Lab) -> None:
     reported = (
         "from tests.fake_cluster import node_view\n"

@@ -73,6 +73,20 @@ def test_ranks_are_compact_and_ordered_by_join() -> None:
     assert [(row.name, row.rank) for row in roster(state).nodes] == [("a", 0), ("c", 1)]
 
 
+def test_a_place_of_a_launch_is_had_by_the_last_that_came_until_it_is_given_up() -> None:
+    ordered = e.LaunchOrdered(launch="x", on="ssh:a,b", hosts=2, key="k", folder="/f")
+    came = [e.HostEnlisted(launch="x", place=1, start=start, key=f"k{start}", name="b") for start in range(2)]
+    record = after(ordered, e.LaunchAccepted(launch="x", handle="a,b"), *came).launches["x"]
+    assert (record.engine, record.handle, record.open_places) == ("ssh", "a,b", [0, 1])
+    assert {place: host.key for place, host in record.hosts.items()} == {1: "k1"}
+    left = after(ordered, *came, e.HostLeft(launch="x", place=1)).launches["x"]
+    assert (left.hosts, left.open_places) == ({}, [0, 1])
+    gone = after(ordered, *came, e.HostLeft(launch="x", place=1, given_up=True)).launches["x"]
+    assert (gone.hosts, gone.open_places) == ({}, [0])
+    over = after(ordered, *came, e.LaunchEnded(launch="x", reason="given back")).launches["x"]
+    assert (over.hosts, over.ended) == ({}, "given back")
+
+
 def test_a_removed_name_remembers_its_last_incarnation() -> None:
     state = after(*joined("a", "b"), e.NodeRemoved(node="b", reason="removed"))
     assert (state.last_incarnation("a"), state.last_incarnation("b"), state.last_incarnation("c")) == (1, 1, 0)

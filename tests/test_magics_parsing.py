@@ -65,7 +65,7 @@ def test_options_that_were_not_typed_are_absent():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_subcommand_parses_with_its_argument(name):
-    argument = {"estimate": "1.1B"}.get(name, "mini") if COMMANDS[name].argument else ""
+    argument = {"estimate": "1.1B", "shrink": "2"}.get(name, "mini") if COMMANDS[name].argument else ""
     assert parse_cluster(f"{name} {argument}").command.name == name
 
 
@@ -254,7 +254,7 @@ def names(kind):
     ("text", "found", "typed"),
     [
         ("%cluster sta", ["start", "status"], "sta"),
-        ("%cluster start --p", ["--peers"], "--p"),
+        ("%cluster start --pe", ["--peers"], "--pe"),
         ("%cluster restart m", ["mini"], "m"),
         ("%cluster logs ", ["mini", "desk"], ""),
         ("%cluster add a", ["air", "all"], "a"),

@@ -63,6 +63,7 @@ export interface ClusterView {
   kernels: {
     [k: string]: number | null;
   };
+  launches: LaunchView[];
 }
 /**
  * One node. `rank` is None while it is not in the roster.
@@ -159,6 +160,18 @@ export interface CellView {
 export interface EventView {
   time: number | null;
   level: 'error' | 'info' | 'warning';
+  text: string;
+}
+/**
+ * Hosts that were asked of an engine at one time.
+ */
+export interface LaunchView {
+  launch: string;
+  name: string;
+  condition: 'ended' | 'pending' | 'running' | 'starting';
+  hosts: number;
+  running: number;
+  joined: number;
   text: string;
 }
 /**

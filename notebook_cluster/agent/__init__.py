@@ -22,7 +22,7 @@ from notebook_cluster.agent.events import AgentReady, SharedMachine, SharingEven
 from notebook_cluster.agent.kernels.programs import FOLLOWS_ALL
 from notebook_cluster.agent.running import run_agent
 from notebook_cluster.agent.service import Agent
-from notebook_cluster.agent.settings import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, Limits
+from notebook_cluster.agent.settings import DEFAULT_CODE_MINUTES, DEFAULT_LEASE_S, AgentSettings, LaunchedAs, Limits
 
 __all__ = [
     "DEFAULT_CODE_MINUTES",
@@ -31,6 +31,7 @@ __all__ = [
     "Agent",
     "AgentReady",
     "AgentSettings",
+    "LaunchedAs",
     "Limits",
     "SharedMachine",
     "SharingEvent",

@@ -222,11 +222,18 @@ class SharingLimits:
         limits = self._admission.limits
         if limits.until is not None and time.time() >= limits.until and not self._ending:
             self._ending = True
-            self._spawn(self._end_sharing(time.strftime("%H:%M", time.localtime(limits.until))))
+            hour = time.strftime("%H:%M", time.localtime(limits.until))
+            self._spawn(self._end_sharing(f"{self._peer} was shared until {hour}"))
         if limits.memory_bytes is not None:
             await self._check_memory(limits.memory_bytes)
         if limits.idle_only or limits.on_power is not None:
             await self._check_owner()
+
+    def leave(self, reason: str) -> None:
+        """End sharing after a checkpoint; returns at once."""
+        if not self._ending:
+            self._ending = True
+            self._spawn(self._end_sharing(reason))
 
     def close(self) -> None:
         """End what goes on by itself."""
@@ -313,8 +320,7 @@ class SharingLimits:
         finally:
             self._clearing = False
 
-    async def _end_sharing(self, hour: str) -> None:
-        reason = f"{self._peer} was shared until {hour}"
+    async def _end_sharing(self, reason: str) -> None:
         self._admission.closed = reason
         await self._clear(reason)
         self._stop(reason)

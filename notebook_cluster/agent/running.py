@@ -4,6 +4,7 @@ The log is a 0600 file for a private agent, the terminal for a shared one.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -24,7 +25,8 @@ def run_agent(
     on_event: Tell = lambda event: None,
     beside: Callable[[Agent], Coroutine[Any, Any, None]] | None = None,
 ) -> str:
-    """Run an agent in this process until SIGTERM, SIGINT or SIGHUP, or its own end; returns the reason.
+    """Run an agent in this process until SIGTERM, SIGINT or SIGHUP, or its own end; returns the reason. One that an
+    engine started keeps a checkpoint first, and may end with its standard input.
 
     ``beside(agent)`` runs on the agent's loop from when it is ready until it ends: it reads what the person types.
 
@@ -47,8 +49,11 @@ def run_agent(
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # nohup ignores it, so that sharing goes on after the terminal was closed.
             numbers.append(signal.SIGHUP)
+        end = agent.stop if settings.launch is None else agent.leave
         for number in numbers:
-            loop.add_signal_handler(number, agent.stop, f"stopped by {number.name}")
+            loop.add_signal_handler(number, end, f"stopped by {number.name}")
+        if settings.launch is not None and settings.launch.lifeline:
+            _watch_standard_input(lambda: agent.leave("the connection that had it started has ended"))
         try:
             return await agent.run(ready)
         finally:
@@ -57,6 +62,19 @@ def run_agent(
             await asyncio.gather(*companion, return_exceptions=True)
 
     return asyncio.run(serve())
+
+
+def _watch_standard_input(ended: Callable[[], None]) -> None:
+    """Call ``ended`` on the loop when nobody can write there any more."""
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            ended()
+
+    with contextlib.suppress(OSError):  # a file has no other end
+        loop.add_reader(0, readable)
 
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -75,6 +75,8 @@ class Agent:
         self._stopping = asyncio.Event()
         self._reason = ""
         self._sharing: SharingService | None = None
+        self._sharing_limits: SharingLimits | None = None
+        self._leaving = False
 
     async def run(self, on_ready: Callable[[AgentReady], None]) -> str:
         """Serve until stopped; returns the reason of the end.
@@ -86,8 +88,8 @@ class Agent:
         """
         settings = self._settings
         private_directory(settings.directory)
-        lock = None if settings.private else lock_data_folder(settings)
-        identity = new_identity() if settings.private else load_identity(settings.directory)
+        lock = None if settings.serves_one else lock_data_folder(settings)
+        identity = new_identity() if settings.serves_one else load_identity(settings.directory)
         self._coordinators = Coordinators(settings.directory)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         gate = Gate(context)
@@ -116,6 +118,14 @@ class Agent:
             self._reason = reason
             log.info("ends: %s", reason)
             self._stopping.set()
+
+    def leave(self, reason: str) -> None:
+        """End as :meth:`stop`, after a checkpoint; told twice, without."""
+        if self._leaving or self._sharing_limits is None:
+            self.stop(reason)
+        else:
+            self._leaving = True
+            self._sharing_limits.leave(reason)
 
     # ---- for the person at this machine --------------------------------------------------------------------------
 
@@ -163,10 +173,12 @@ class Agent:
         sockets = private_socket_directory()
         self._resources = self._make_resources(sockets)
         self._clusters = Clusters(self._resources, self._coordinators, self._cluster_ended)
-        self._sharing_limits = SharingLimits(
+        sharing_limits = SharingLimits(
             self._clusters, self._resources, self._presence, lease=settings.lease, stop=self.stop
         )
-        announcement = announce("agent", identity.public_key, settings.name)
+        announcement = None
+        if settings.launch is None:
+            announcement = announce("agent", identity.public_key, settings.name)
         try:
             if not settings.private:
                 self._sharing = SharingService(
@@ -180,24 +192,38 @@ class Agent:
                     devices=self._devices,
                     tell=self._tell,
                 )
-                await self._open_to_others(self._sharing)
+                if not await self._open_to_others(self._sharing):
+                    return
+            self._sharing_limits = sharing_limits
             on_ready(self._ready(identity.public_key, port))
             await self._warm_up()
-            if self._sharing is not None:
+            if self._sharing is not None and settings.launch is None:
                 self._sharing.announcer.start()
-            self._watching = [asyncio.create_task(watch()) for watch in (self._watch_trust, self._watch_machine)]
+            watches = (self._watch_trust(), self._watch_machine(sharing_limits))
+            self._watching = [asyncio.create_task(watch) for watch in watches]
             await self._stopping.wait()
         finally:
-            withdraw(announcement)
+            if announcement is not None:
+                withdraw(announcement)
+            sharing_limits.close()
             sharing = [self._sharing.close()] if self._sharing is not None else []
             await asyncio.gather(self._end_everything(), *sharing)
             self._resources.close()
 
-    async def _open_to_others(self, sharing: SharingService) -> None:
+    async def _open_to_others(self, sharing: SharingService) -> bool:
+        """False: it was to end before it could begin."""
+        starting = asyncio.ensure_future(sharing.start())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            return False
         try:
-            await sharing.start()
+            starting.result()
         except PairingError as error:
             raise OSError(str(error)) from None
+        return True
 
     def _ready(self, public_key: str, port: int) -> AgentReady:
         codes = self._sharing.codes if self._sharing is not None else None
@@ -241,13 +267,12 @@ class Agent:
     async def _end_everything(self) -> None:
         for task in self._watching:
             task.cancel()
-        self._sharing_limits.close()
         await self._clusters.end_all(self._reason or "the agent ended")
         await self._listener.close(flush=1.0)
         self._clusters.close()
 
     def _cluster_ended(self) -> None:
-        if self._settings.private and not self._clusters.hosts():
+        if self._settings.serves_one and not self._clusters.hosts():
             self.stop("its cluster is over")
 
     # ---- what happens by the clock -----------------------------------------------------------------------------
@@ -261,24 +286,24 @@ class Agent:
             except Exception:
                 log.exception("could not look whom this machine trusts")
 
-    async def _watch_machine(self) -> None:
+    async def _watch_machine(self, sharing_limits: SharingLimits) -> None:
         look = 0
         while True:
             await asyncio.sleep(_SAMPLE_S)
             look += 1
             try:
                 self._check_sleep()
-                await self._sharing_limits.check()
+                await sharing_limits.check()
                 await self._clusters.sample()
                 if look % _LOOK_EVERY == 0:
                     self._clusters.tell_peer_info()
                     await asyncio.to_thread(self._resources.programs.sweep)
-                    if self._sharing is not None:
+                    if self._sharing is not None and self._settings.launch is None:
                         self._sharing.announcer.check()
             except Exception:
                 # One look that fails (a device unplugged) must not end the ones after it.
                 log.exception("could not look after this machine")
-            if self._settings.private and not self._clusters.hosts() and self._is_alone():
+            if self._settings.serves_one and not self._clusters.hosts() and self._is_alone():
                 self.stop("no coordinator came within the lease")
 
     def _is_alone(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from notebook_cluster.memory import amount
+from notebook_cluster.protocol.launches import LaunchKey
 from notebook_cluster.security import same_user_keys
 
 
@@ -78,6 +79,17 @@ DEFAULT_CODE_MINUTES = 120.0
 
 
 @dataclass(frozen=True)
+class LaunchedAs:
+    """What an engine started this agent as: with the key of a launch, at one of its places, for the ``start``-th time
+    after the first. ``lifeline``: the end of standard input is a reason to leave."""
+
+    key: LaunchKey
+    place: int
+    start: int = 0
+    lifeline: bool = False
+
+
+@dataclass(frozen=True)
 class AgentSettings:
     """How an agent runs.
 
@@ -88,8 +100,9 @@ class AgentSettings:
 
     ``code``: with which coordinators pair, any number of them for ``code_minutes``; empty: codes are made up, one for
     each coordinator. ``pairing``: False opens no code. ``dial``: ``HOST:PORT`` of a cluster to go to, with ``code``
-    being that cluster's (empty: paired before); such an agent opens no code of its own. ``limits``: what its owner
-    allows.
+    being that cluster's (empty: paired before); such an agent opens no code of its own. ``launch``: an engine started
+    it for the cluster at ``dial`` (several addresses have commas between), which it serves alone, unseen by others, and
+    with which it ends. ``limits``: what its owner allows.
     """
 
     name: str
@@ -102,6 +115,7 @@ class AgentSettings:
     code_minutes: float = DEFAULT_CODE_MINUTES
     pairing: bool = True
     dial: str = ""
+    launch: LaunchedAs | None = None
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -111,6 +125,11 @@ class AgentSettings:
             raise ValueError(f"port {self.port}: it must be between 0 (any free one) and 65535")
         if not self.code_minutes > 0:
             raise ValueError(f"a code that is valid for {self.code_minutes:g} minutes: it must be above 0")
+
+    @property
+    def serves_one(self) -> bool:
+        """It is there for one cluster: nobody else is told of it, and it ends with it."""
+        return self.private or self.launch is not None
 
 
 def lock_data_folder(settings: AgentSettings) -> IO[bytes]:

@@ -5,6 +5,7 @@ May import: ``client``, ``agent``, ``doctor``, ``peering``, ``pairing``, ``disco
 
 - :mod:`.arguments`: what may be typed; :mod:`.values`: how each value is read, and where a code comes from
 - :mod:`.share`: offer this machine; :mod:`.terminal`, :mod:`.console`, :mod:`.picker`: what its person sees and types
+- :mod:`.launched`: the same for an engine that starts it on its hosts
 - :mod:`.trust`: ``pair`` and ``trust``, trust a peer, see who is trusted, take trust back
 - :mod:`.clusters`: ``peers``, ``status``, ``report``, ``export``, ``runs``, ``stop``, ``detach``, ``skip``
 - :mod:`.doctor`: ``doctor``

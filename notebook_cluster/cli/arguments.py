@@ -156,7 +156,13 @@ def _share(share: argparse.ArgumentParser) -> None:
         help="stop nodes when the battery is below this level and not charged (30 without a number)",
     )  # fmt: skip
     limits.add_argument("--confirm", action="store_true", help="ask here before each node is started")
-    limits.add_argument("--until", type=values.until, default=None, metavar="HH:MM", help="stop sharing at this time")
+    limits.add_argument(
+        "--until",
+        type=values.until,
+        default=None,
+        metavar="HH:MM",
+        help="stop sharing at this time (or 2026-11-19T14:03)",
+    )
 
 
 def _share_with(group: "argparse._ArgumentGroup") -> None:
@@ -167,11 +173,18 @@ def _share_with(group: "argparse._ArgumentGroup") -> None:
     )  # fmt: skip
     group.add_argument("--no-code", action="store_true", help="accept no new coordinators, only those trusted already")
     group.add_argument(
-        "--dial", type=values.host_port, default=None, metavar="HOST:PORT",
+        "--dial", type=values.host_ports, default=None, metavar="HOST:PORT",
         help="go to a cluster that invited you, with its --code: for machines that cannot be reached from outside",
     )  # fmt: skip
     group.add_argument("--join", action="store_true", help="choose a cluster of this network and join it")
     group.add_argument("--no-qr", action="store_true", help="do not draw the code as a QR picture")
+    group.add_argument(
+        "--launch-key", default=None, metavar="FILE|-",
+        help="given by an engine that starts hosts for the cluster at --dial (%%cluster start --on): a file, or the "
+        "first line of standard input, whose end then ends this",
+    )  # fmt: skip
+    group.add_argument("--place", type=values.whole, default=0, metavar="N", help="which host of the launch this is")
+    group.add_argument("--start", type=values.whole, default=0, metavar="N", help="how often it was started before")
 
 
 def _export(export: argparse.ArgumentParser) -> None:

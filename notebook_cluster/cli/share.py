@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 def share(options: argparse.Namespace) -> int:
     """Run a shared agent in this process; returns when it was stopped."""
+    if options.launch_key is not None:
+        from notebook_cluster.cli.launched import share_launched
+
+        return share_launched(options)
     interactive = is_terminal()
     _check_together(options, interactive)
     options.code = read_code(options)
@@ -68,6 +72,10 @@ def _check_together(options: argparse.Namespace, interactive: bool) -> None:
         raise UsageError("--no-code and --code exclude each other: leave one of them out")
     if options.code_minutes and (not code or options.dial):
         raise UsageError("--code-minutes is how long this machine's own --code is accepted: give that code as well")
+    if options.place or options.start:
+        raise UsageError("--place and --start go with --launch-key: engines give them")
+    if options.dial and "," in options.dial:
+        raise UsageError(f"--dial {options.dial}: give one HOST:PORT; several go with --launch-key")
     if options.join and options.dial:
         raise UsageError("--join and --dial exclude each other: --join lets you choose, --dial goes to an address")
     if options.join and not interactive:

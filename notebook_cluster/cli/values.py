@@ -71,6 +71,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """A whole number, 0 too."""
+    if not _is_count(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number: use 0 or more")
+    return int(text)
+
+
 def percent(text: str) -> float:
     """0 to 100, with or without a percent sign."""
     value = _number(text.removesuffix("%").strip())
@@ -95,6 +102,11 @@ def host_port(text: str) -> str:
     if not (_HOST.fullmatch(host) and _is_count(number) and 0 < int(number) < 65536):
         raise argparse.ArgumentTypeError(f"{text[:300]!r} is not HOST:PORT: write it like 192.168.1.20:4711")
     return f"{host}:{int(number)}"
+
+
+def host_ports(text: str) -> str:
+    """One or more ``HOST:PORT`` with commas between."""
+    return ",".join(dict.fromkeys(host_port(part) for part in text.split(",")))
 
 
 def peer_or_address(text: str) -> str:
@@ -122,7 +134,12 @@ def memory(text: str) -> int:
 
 
 def until(text: str) -> float:
-    """The next time (Unix) at which the clock shows ``HH:MM``."""
+    """The next time (Unix) at which the clock shows ``HH:MM``, or the one that stands there with its date."""
+    if "T" in text:
+        try:
+            return datetime.datetime.fromisoformat(text.strip()).timestamp()
+        except (ValueError, OverflowError, OSError):
+            raise argparse.ArgumentTypeError(f"{text[:100]!r} is not a time: write it like 2026-11-19T14:03") from None
     match = _CLOCK.fullmatch(text.strip())
     if match is None or int(match[1]) > 23 or int(match[2]) > 59:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time of day: write it like 17:00")

@@ -13,6 +13,7 @@ from typing import Any
 from notebook_cluster.client import values
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.files import Destination, find_sources, send_files
+from notebook_cluster.client.launching import Launching
 from notebook_cluster.client.past import Past
 from notebook_cluster.client.requests import RunningCluster, add_request, how_to_join
 from notebook_cluster.client.start import ensure_coordinator, nobody_came, read_connection, running_clusters
@@ -20,6 +21,7 @@ from notebook_cluster.client.stream import Progress, wait
 from notebook_cluster.client.values import Pulled
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.interaction import AnswerInput, ListVariables, NodeVariables
+from notebook_cluster.protocol.launches import LaunchView, StartLaunch
 from notebook_cluster.protocol.state import ClusterView, NodeView, Series, by_rank
 
 
@@ -102,7 +104,7 @@ class Moving(RunningCluster):
         return by_rank(node for node in nodes if not targets or node.name in targets)
 
 
-class Cluster(Past, Moving):
+class Cluster(Past, Moving, Launching):
     """A running cluster, as one view sees it. Every method blocks until the coordinator has answered and raises
     :class:`ClusterError` with one line that names the thing and the way out."""
 
@@ -118,6 +120,14 @@ class Cluster(Past, Moving):
         nodes: int = 0,
         code: str = "",
         invite: bool = False,
+        on: str = "",
+        hosts: int = 0,
+        gpus: int = 0,
+        time: str = "",
+        partition: str = "",
+        setup: str = "",
+        address: str = "",
+        folder: str = "",
         known: Sequence[str] | None = None,
         fresh: bool = False,
         directory: str | None = None,
@@ -129,11 +139,13 @@ class Cluster(Past, Moving):
         """Start cluster ``name``, or attach to it when it runs.
 
         Args:
-            local: nodes on this machine; default 1, and none are added to a cluster that runs.
+            local: nodes on this machine; default 1 (with ``on`` 0), and none are added to a cluster that runs.
             peers: names, ``HOST:PORT``, or ``all`` for every trusted peer found over mDNS, also those found later.
             nodes: at least so many nodes in all; local ones fill up.
             code: pairs with peers that share with this code and are not trusted yet; alone it means ``peers`` all.
             invite: also let peers join by themselves, with ``code`` (or one that is made): see :meth:`invite`.
+            on, hosts, gpus, time, partition, setup, address, folder: have an engine start hosts, see :meth:`grow`;
+                those that a cluster has from it already are enough.
             known: names or ``HOST:PORT`` of peers to know of without mDNS; default: NOTEBOOK_CLUSTER_PEERS.
             fresh: end a running cluster of this name first; clean kernels.
             directory: working directory of local nodes; default: the current one.
@@ -166,7 +178,15 @@ class Cluster(Past, Moving):
             state = wait(cluster.connection.attached)
             if invite:
                 say(how_to_join(cluster.invite(code)))
+            if on and local is None:
+                local = 0
             cluster._fill(state, local, peers or (("all",) if code else ()), nodes, code, say)
+            if on:
+                request = StartLaunch(
+                    on=on, hosts=hosts, gpus=gpus, time=time, partition=partition, setup=setup, address=address,
+                    folder=folder,
+                )  # fmt: skip
+                cluster._launch_once(request, say)
         except BaseException:
             if not cluster.attached:
                 with contextlib.suppress(Exception):
@@ -300,6 +320,12 @@ class AsyncCluster:
 
     async def examine(self, packages: Sequence[str] = ()) -> list[v.Finding]:
         return await self._request(v.Examine(packages=list(packages)), list[v.Finding])  # type: ignore[no-any-return]
+
+    async def grow(self, on: str, hosts: int = 0, **options: Any) -> LaunchView:
+        return await asyncio.to_thread(self.blocking.grow, on, hosts, **options)
+
+    async def shrink(self, hosts: int) -> list[str]:
+        return await asyncio.to_thread(self.blocking.shrink, hosts)
 
     async def remove(self, node: str) -> None:
         await self._request(v.RemoveNode(node=node))

@@ -12,6 +12,7 @@ from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.coordinator.nodes.measurements import GlobalModels, Measurements, finite
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
+from notebook_cluster.coordinator.peers.launches import Launches
 from notebook_cluster.coordinator.rounds.progress import SignsOfLife
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import ViewServer
@@ -43,6 +44,7 @@ class ClusterViews:
     finding: PeerFinder
     trust: Trust
     invitation: InvitationHost
+    launches: Launches
 
     def cluster(self) -> ClusterView:
         """Everything that a panel shows, except the curves."""
@@ -55,6 +57,7 @@ class ClusterViews:
             jobs=self.jobs(), cell=cell_view(current) if current is not None else None,
             queued=len(state.queue()), events=list(self.core.events), directory=state.directory,
             run_log=str(self.core.journal.path), invitation=self.invitation.view(), kernels=dict(self.views.kernels),
+            launches=self.launches.views(),
         )  # fmt: skip
 
     def jobs(self) -> list[JobView]:

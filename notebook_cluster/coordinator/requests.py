@@ -16,6 +16,7 @@ from notebook_cluster.coordinator.kernels.inspection import Inspections, Variabl
 from notebook_cluster.coordinator.kernels.transfers import Transfers
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
+from notebook_cluster.coordinator.peers.launches import Launches
 from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import View, ViewServer
@@ -24,10 +25,13 @@ from notebook_cluster.protocol import interaction as c
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.interaction import AnswerInput
+from notebook_cluster.protocol.launches import ShrinkLaunches, StartLaunch
 from notebook_cluster.protocol.state import GetHistory
 from notebook_cluster.protocol.views import RequestError
 
-DECISIONS = (v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoint, v.Invite)
+DECISIONS = (
+    v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoint, v.Invite, StartLaunch, ShrinkLaunches,
+)  # fmt: skip
 """What must be in the journal before it is done."""
 
 
@@ -54,6 +58,7 @@ class Requests:
     membership: Membership
     provisioner: NodeProvisioner
     invitation: InvitationHost
+    launches: Launches
     examination: Examination
     runner: RoundRunner
     closing: Callable[[], str]
@@ -136,6 +141,10 @@ class Requests:
                 return await self.examination.run(body.packages)
             case v.Invite():
                 return await self.invitation.invite(body)
+            case StartLaunch():
+                return await self.launches.start(body)
+            case ShrinkLaunches():
+                return await self.launches.shrink(body)
             case v.RemoveNode():
                 self.membership.remove(body.node)
             case v.RestartNode():

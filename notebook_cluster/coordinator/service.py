@@ -27,6 +27,7 @@ from notebook_cluster.coordinator.nodes.measurements import GlobalModels, Measur
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
+from notebook_cluster.coordinator.peers.launches import Launches
 from notebook_cluster.coordinator.peers.links import PeerLinks
 from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner, OwnAgent
@@ -85,12 +86,8 @@ class Coordinator:
         else:
             self._streaming.discard_old()
         self._core.record(startup.cluster_started(settings, self._core.state))
-        error = journal.flush(START_PATIENCE)
-        if error is not None:
-            raise self._cannot_start(error)
-
-    def _cannot_start(self, error: OSError) -> OSError:
-        return OSError(f"cluster {self._settings.cluster!r} cannot start: {self._disk.trouble(error)}")
+        if (error := journal.flush(START_PATIENCE)) is not None:
+            raise startup.cannot_start(settings, self._disk.trouble(error))
 
     # ---- the parts, each with what it needs; a lambda stands for one that is made later
 
@@ -113,7 +110,7 @@ class Coordinator:
         self._shown = ClusterViews(
             core=core, delivery=self._delivery, views=self._views, measurements=self._measurements,
             global_models=self._global_models, runner=self._runner, signs=self._signs, replay=self._replay,
-            finding=self._finding, trust=self._trust, invitation=self._invitation,
+            finding=self._finding, trust=self._trust, invitation=self._invitation, launches=self._launches,
         )  # fmt: skip
         self._persistence = ViewPersistence(self._settings.runtime, self._series, self._shown)
         self._make_ends()
@@ -166,31 +163,35 @@ class Coordinator:
         )  # fmt: skip
 
     def _make_peers(self, identity: Identity, received: dict[str, int]) -> None:
-        core, context = self._core, self._context
-        self._trust = trust = Trust()
-        self._finding = PeerFinder(
+        core, context, membership = self._core, self._context, self._membership
+        lease, runtime = self._settings.agent_lease, self._settings.runtime
+        self._trust = trust = Trust(lambda key: self._launches.hosts.name_of(key))
+        finding = self._finding = PeerFinder(
             context, trust, known_peers(self._settings.known), lambda new: self._provisioner.on_found(new)
         )
         self._invitation = InvitationHost(
-            core, context, identity, trust, on_arrival=lambda key, address: self._provisioner.on_arrival(key, address)
-        )
-        self._links = PeerLinks(
-            core, delivery=self._delivery, membership=self._membership, trust=trust, context=context,
+            core, context, identity, trust, on_arrival=lambda key, address: self._provisioner.on_arrival(key, address),
+            enlisting=lambda: self._launches.hosts,
+        )  # fmt: skip
+        links = self._links = PeerLinks(
+            core, delivery=self._delivery, membership=membership, trust=trust, context=context,
             identity=identity, received=received, reception=lambda: self._invitation.reception,
             on_message=lambda dialer, peer, message, buffers: self._inbox.receive(dialer, peer, message, buffers),
-            revoke=self._invitation.revoke,
+            revoke=self._invitation.revoke, on_left=lambda peer, reason: self._launches.hosts.on_left(peer, reason),
         )  # fmt: skip
+        self._launches = Launches(
+            core, links=links, membership=membership, invitation=self._invitation, identity=identity, lease=lease
+        )
         self._own_agent = OwnAgent(
-            core, links=self._links, membership=self._membership, directory=self._settings.runtime,
-            lease=self._settings.agent_lease, closing=self._closing,
-        )  # fmt: skip
+            core, links=links, membership=membership, directory=runtime, lease=lease, closing=self._closing
+        )
         pairing = Pairing(core, context, identity, trust)
-        self._resolver = PeerResolver(
-            core, delivery=self._delivery, links=self._links, finding=self._finding, pairing=pairing, trust=trust
+        self._resolver = resolver = PeerResolver(
+            core, delivery=self._delivery, links=links, finding=finding, pairing=pairing, trust=trust
         )
         self._provisioner = NodeProvisioner(
-            core, links=self._links, resolver=self._resolver, pairing=pairing, finding=self._finding,
-            membership=self._membership, own_agent=self._own_agent,
+            core, links=links, resolver=resolver, pairing=pairing, finding=finding, membership=membership,
+            own_agent=self._own_agent,
         )  # fmt: skip
 
     def _make_kernels(self) -> None:
@@ -215,24 +216,23 @@ class Coordinator:
         self._requests = Requests(
             core=self._core, disk=self._disk, views=self._views, shown=self._shown, series=self._series,
             cells=self._cells, stdin=self._stdin, streaming=self._streaming, replay=self._replay, comms=self._comms,
-            inspections=self._inspections, variables=self._variables, transfers=self._transfers,
+            inspections=self._inspections, variables=self._variables, transfers=self._transfers, runner=self._runner,
             membership=self._membership, provisioner=self._provisioner, invitation=self._invitation,
-            examination=examination, runner=self._runner, closing=self._closing, stop=self._stop_soon,
+            launches=self._launches, examination=examination, closing=self._closing, stop=self._stop_soon,
         )  # fmt: skip
 
     # ---- life
 
     async def run(self) -> None:
         """Serve until stopped, until the lease is over, or until SIGTERM."""
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, f"ended by {signal.Signals(number).name}")
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, f"ended by {number.name}")
         # An error up to here ends this process alone: the agents keep what they have for the next one.
         address = self._views.start()
         try:
             startup.write_connection_file(self._settings, self._core, self._views, address)
         except OSError as error:
-            raise self._cannot_start(error) from error
+            raise startup.cannot_start(self._settings, self._disk.trouble(error)) from error
         self._progress.close()
         self._core.journal.when_written(self._begin)  # no peer hears of an epoch that is in no journal
         try:
@@ -250,6 +250,7 @@ class Coordinator:
         received = self._streaming.recover()
         self._core.tell("warning", f"the coordinator was restarted (epoch {self._core.state.epoch})")
         self._invitation.restore()
+        self._launches.recover()
         self._links.redial(received)
         self._membership.recover()
         self._cells.recover()
@@ -330,6 +331,7 @@ class Coordinator:
             log.exception("the end could not be written down")  # the agents are told all the same
         await self._core.journal.written(GOODBYE)
         await self._links.release()
+        await self._launches.close()
         self._core.cancel_tasks()
         await self._links.close()
         await self._finding.close()

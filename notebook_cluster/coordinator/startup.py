@@ -152,6 +152,11 @@ def write_connection_file(settings: Settings, core: Core, views: ViewServer, add
     write_private(settings.runtime / "connection.json", msgspec.json.encode(connection))
 
 
+def cannot_start(settings: Settings, trouble: str) -> OSError:
+    """The error for ``trouble`` with the disk."""
+    return OSError(f"cluster {settings.cluster!r} cannot start: {trouble}")
+
+
 class PrivateAgent(msgspec.Struct):
     """What an agent that was started for this cluster says when it is ready."""
 

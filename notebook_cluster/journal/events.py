@@ -47,6 +47,47 @@ class DoorOpened(Message, frozen=True):
     pairing: int
 
 
+class LaunchOrdered(Message, frozen=True):
+    """An engine is asked for hosts; ``key`` is the launch's public one, and ``on`` as in StartLaunch."""
+
+    launch: str
+    on: str
+    hosts: int
+    key: str
+    folder: str
+    """Where the launch's key and logs are."""
+
+
+class LaunchAccepted(Message, frozen=True):
+    """``handle``: what the engine calls it."""
+
+    launch: str
+    handle: str
+
+
+class HostEnlisted(Message, frozen=True):
+    """An agent with ``key`` takes this place of the launch, in the stead of one that had it."""
+
+    launch: str
+    place: int
+    start: int
+    key: str
+    name: str
+
+
+class HostLeft(Message, frozen=True):
+    """Nobody has this place any more; ``given_up``: nor will anybody."""
+
+    launch: str
+    place: int
+    given_up: bool = False
+
+
+class LaunchEnded(Message, frozen=True):
+    launch: str
+    reason: str
+
+
 class PeerDescribed(Message, frozen=True):
     name: str
     machine: str
@@ -205,6 +246,11 @@ Event = (
     | PeerDropped
     | PeerDescribed
     | DoorOpened
+    | LaunchOrdered
+    | LaunchAccepted
+    | HostEnlisted
+    | HostLeft
+    | LaunchEnded
     | NodeAdded
     | NodeStarting
     | NodeUp
@@ -225,7 +271,7 @@ Event = (
 )
 
 DURABLE = (
-    ClusterStarted, PeerAdded, PeerDropped, DoorOpened, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned,
-    NodeRemoved, Stopped,
+    ClusterStarted, PeerAdded, PeerDropped, DoorOpened, LaunchOrdered, LaunchAccepted, HostEnlisted, HostLeft,
+    LaunchEnded, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned, NodeRemoved, Stopped,
 )  # fmt: skip
 """Events about membership: fsynced before anybody is told."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from notebook_cluster.journal import events as e
+from notebook_cluster.journal.launched import LaunchRecord, apply_to_launches
 from notebook_cluster.protocol.node import NodeAddress, NodeHello, Roster
 from notebook_cluster.protocol.state import CellView
 
@@ -104,6 +105,7 @@ class State(msgspec.Struct, frozen=True):
     reception: int = 0
     """TCP port where peers dial in, 0 before the first invitation; ``pairing`` likewise."""
     pairing: int = 0
+    launches: dict[str, LaunchRecord] = {}
     stopped: str | None = None
 
     def running(self) -> Cell | None:
@@ -230,6 +232,8 @@ def apply(state: State, event: e.Event) -> State:
             return _change(state, peers={**state.peers, event.name: dropped})
         case e.DoorOpened():
             return _change(state, reception=event.reception, pairing=event.pairing)
+        case e.LaunchOrdered() | e.LaunchAccepted() | e.HostEnlisted() | e.HostLeft() | e.LaunchEnded():
+            return _change(state, launches=apply_to_launches(state.launches, event))
         case e.PeerDescribed():
             described = msgspec.structs.replace(
                 state.peers[event.name], machine=event.machine, hosts=tuple(event.hosts), devices=tuple(event.devices),

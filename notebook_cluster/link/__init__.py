@@ -22,7 +22,7 @@ from notebook_cluster.link.channel import Condition, LinkSettings
 from notebook_cluster.link.dial_out import DialOut
 from notebook_cluster.link.dialer import Dialer
 from notebook_cluster.link.frames import Drops
-from notebook_cluster.link.inbound_listener import InboundListener
+from notebook_cluster.link.inbound_listener import Enlisting, InboundListener
 from notebook_cluster.link.listener import Listener
 from notebook_cluster.link.session import Session
 
@@ -31,6 +31,7 @@ __all__ = [
     "DialOut",
     "Dialer",
     "Drops",
+    "Enlisting",
     "InboundListener",
     "LinkSettings",
     "Listener",

@@ -3,17 +3,30 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
 from notebook_cluster.link.authenticated_router import AuthenticatedRouter, Caller
 from notebook_cluster.link.connection import is_silence
 from notebook_cluster.link.frames import Arrival, Drops
-from notebook_cluster.protocol import ProtocolError, decode
+from notebook_cluster.protocol import ProtocolError, decode, encode
+from notebook_cluster.protocol.launches import Enlist, Enlisted, NotEnlisted
 from notebook_cluster.security import Gate, Identity, fingerprint
 
 _log = logging.getLogger(__name__)
+
+
+class Enlisting(Protocol):
+    """Decides about agents that come with the key of a launch."""
+
+    def is_launch(self, key: str) -> bool:
+        """``key`` opens a connection only to say :class:`Enlist`."""
+        ...
+
+    def enlist(self, key: str, address: str, message: Enlist, answer: Callable[[Enlisted | NotEnlisted], None]) -> None:
+        """Call ``answer`` once, now or later."""
+        ...
 
 
 class InboundListener:
@@ -37,9 +50,12 @@ class InboundListener:
         *,
         authorise: Callable[[str], str | None],
         on_arrival: Callable[[str, str], None],
+        enlisting: Enlisting | None = None,
         gate: Gate | None = None,
     ) -> None:
-        """``gate`` is the context's ZAP handler when it has one already."""
+        """``enlisting`` hears of those whose key, which ``authorise`` knows, is that of a launch. ``gate`` is the
+        context's ZAP handler when it has one already."""
+        self._enlisting = enlisting
         self._authorise = authorise
         self._on_arrival = on_arrival
         self.dropped = Drops()
@@ -110,6 +126,9 @@ class InboundListener:
             else:
                 connection.received([frame.bytes for frame in frames])
             return
+        if self._enlisting is not None and self._enlisting.is_launch(caller.key):
+            self._enlist(self._enlisting, caller, frames)
+            return
         try:
             decode(frames[0].bytes, Arrival)
         except ProtocolError as error:
@@ -126,6 +145,17 @@ class InboundListener:
         _log.info("%.80r dialled in from %s", name, caller.address)
         self._on_arrival(caller.key, caller.address)
         self._tell(caller.key)
+
+    def _enlist(self, enlisting: Enlisting, caller: Caller, frames: list[zmq.Frame]) -> None:
+        def answer(message: Enlisted | NotEnlisted) -> None:
+            self._door.send(caller.routing_id, [encode(message)])
+
+        try:
+            message = decode(frames[0].bytes, Enlist)
+        except ProtocolError as error:
+            self.dropped.note("garbage", "dropped a frame of %s: %s", caller.address, error)
+            return
+        enlisting.enlist(caller.key, caller.address, message, answer)
 
     def _tell(self, key: str) -> None:
         caller, connection = self._here.get(key), self._wanted.get(key)

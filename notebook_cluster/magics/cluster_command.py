@@ -8,6 +8,7 @@ from notebook_cluster.magics.curve_commands import compare, export, track
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.execution.cells import watch_cell
 from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
+from notebook_cluster.magics.launch_commands import grow, launch_options, shrink
 from notebook_cluster.magics.parsing import Invocation, find_node
 from notebook_cluster.magics.session import NotebookSession
 from notebook_cluster.magics.transfer_commands import send
@@ -43,6 +44,7 @@ def _start(session: NotebookSession, call: Invocation) -> None:
         nodes=call.options.get("nodes", 0),
         code=call.options.get("code", ""),
         invite=call.options.get("invite", False),
+        **launch_options(call),
         fresh=call.options.get("fresh", False),
         kind="magics",
         on_progress=_say,
@@ -333,6 +335,8 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "add": _add,
     "invite": _invite,
     "doctor": _doctor,
+    "grow": grow,
+    "shrink": shrink,
     "remove": _remove,
     "restart": _restart,
     "skip": _skip,

@@ -131,9 +131,27 @@ def _parameters(text: str) -> str:
     return str(round(number))
 
 
+def _machines(text: str) -> str:
+    try:
+        return str(_whole(1, 1000)(text))
+    except ValueError as error:
+        raise UsageError(f"%cluster shrink {text}: say how many machines, {error}") from None
+
+
 _LARGE = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _RUN = "a run that was kept (see runs), as lesson@2026-11-19T14:03; default: this notebook's"
 _NO_REPLAY = "do not run the cluster's earlier cells on it first"
+
+_LAUNCH_OPTIONS = (
+    Option("on", "have an engine start machines", "slurm|NAME", str),
+    Option("hosts", "so many of them", "N", _whole(1, 1000)),
+    Option("gpus", "of each (default: whole hosts)", "N", _whole(1, 64)),
+    Option("time", "how long they are wanted, as the engine writes it", "2:00:00", str),
+    Option("partition", "of the engine", "NAME", str),
+    Option("setup", "a shell line that each runs first", "LINE", str),
+    Option("address", "of this machine, for them (default: they try all)", "HOST", str),
+    Option("folder", "one that they share with this machine", "DIR", str),
+)
 
 COMMANDS: dict[str, Command] = {
     command.name: command
@@ -148,6 +166,7 @@ COMMANDS: dict[str, Command] = {
                 Option("peers", "a node on each of these machines", "all|NAME,...", _names("'all', or names of peers")),
                 Option("code", "pair with machines that share with this code; alone: with all", "CODE", _code),
                 Option("invite", "let machines join by themselves, see invite"),
+                *_LAUNCH_OPTIONS,
                 Option("fresh", "new kernels, also when the cluster runs already"),
                 Option("no-panel", "do not show the panel"),
             ),
@@ -172,6 +191,8 @@ COMMANDS: dict[str, Command] = {
                 Option("close", "let nobody else join"),
             ),
         ),
+        Command("grow", "have an engine start more machines, which join when they run", "", _LAUNCH_OPTIONS),
+        Command("shrink", "give N machines back to their engines, highest ranks first", "N", (), _machines),
         Command("remove", "take a node out and end its kernel", "NODE"),
         Command(
             "restart",

@@ -4,10 +4,12 @@ May import: ``link`` (Connection, Drops), ``sockets``, ``security``, ``protocol`
 ``coordinator``, ``peering`` and ``cli``.
 
 - :mod:`.guest`: the side that connects: :func:`pair` with a code, :func:`ask` who is there
+- :mod:`.enlisting`: without a code, with the key of a launch
 - :mod:`.host`: the side that shows the code; :mod:`.port`: its socket, and who is connected to it for how long
 """
 
+from notebook_cluster.pairing.enlisting import NobodyThere, enlist
 from notebook_cluster.pairing.guest import PairingError, ask, first_that_answers, pair
 from notebook_cluster.pairing.host import PairingHost, Partner
 
-__all__ = ["PairingError", "PairingHost", "Partner", "ask", "first_that_answers", "pair"]
+__all__ = ["NobodyThere", "PairingError", "PairingHost", "Partner", "ask", "enlist", "first_that_answers", "pair"]

@@ -1,7 +1,7 @@
 """Peers that may be used: what is known about each, and which keys this user's clusters trust."""
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +16,10 @@ from notebook_cluster.security import Trusted, TrustStore, fingerprint, same_use
 class Trust:
     """Answers from the files as they are now: what was removed is not trusted from the next question on."""
 
-    def __init__(self) -> None:
+    def __init__(self, launched: Callable[[str], str | None] = lambda key: None) -> None:
+        """``launched(key)``: the name of the agent with ``key`` that an engine has started for this cluster."""
         self.store: TrustStore = trusted_peers()
+        self.launched = launched
 
     def is_pinned(self, key: str) -> bool:
         """True for the key of a peer that was paired."""
@@ -25,7 +27,7 @@ class Trust:
 
     def is_trusted(self, key: str) -> bool:
         """True when code may be sent to whoever holds ``key``."""
-        return self.is_pinned(key) or key in same_user_keys("agent")
+        return self.is_pinned(key) or self.launched(key) is not None or key in same_user_keys("agent")
 
     def keys(self) -> set[str]:
         """All of them, for one pass over many peers."""

@@ -185,6 +185,10 @@ class NodeVariables(Message, frozen=True):
     """Seconds since the answer was given; 0 for one that is new."""
 
 
+AnyInteraction = Complete | Inspect | ListVariables | AnswerInput | WatchWidgets | CommToNode
+"""What a view may ask for."""
+
+
 # ---- coordinator <-> node
 
 

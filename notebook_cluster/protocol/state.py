@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from notebook_cluster.protocol.launches import LaunchView
 from notebook_cluster.protocol.wire import Message
 
 NodeCondition = Literal[
@@ -185,6 +186,8 @@ class ClusterView(Message, frozen=True):
     kernels: dict[str, float] = {}
     """Id of a Jupyter kernel whose notebook has attached to this cluster -> when it did last (Unix time). The newest
     cluster of a kernel is the one that its notebook uses."""
+    launches: list[LaunchView] = []
+    """Oldest first; of those that ended the last ones."""
 
 
 class Series(Message, frozen=True):

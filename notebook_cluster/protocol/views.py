@@ -7,18 +7,8 @@ holds its address and both key pairs.
 
 from typing import Any, Literal
 
-from notebook_cluster.protocol.interaction import (
-    AnswerInput,
-    CommToNode,
-    Complete,
-    InputRequested,
-    InputWithdrawn,
-    Inspect,
-    ListVariables,
-    NodeComm,
-    NodeValue,
-    WatchWidgets,
-)
+from notebook_cluster.protocol.interaction import AnyInteraction, InputRequested, InputWithdrawn, NodeComm, NodeValue
+from notebook_cluster.protocol.launches import AnyLaunching
 from notebook_cluster.protocol.state import ClusterView, GetHistory, Series
 from notebook_cluster.protocol.transfers import AnyTransfer
 from notebook_cluster.protocol.wire import Message
@@ -252,12 +242,8 @@ AnyRequest = (
     | Ping
     | LeaveCluster
     | Stop
-    | Complete
-    | Inspect
-    | ListVariables
-    | AnswerInput
-    | WatchWidgets
-    | CommToNode
+    | AnyInteraction
+    | AnyLaunching
     | AnyTransfer
 )
 

@@ -59,6 +59,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "facts": _facts(state),
         "cell": _cell(state.cell, state.now, bool(ended)),
         "invitation": None if ended else _invitation(state.invitation),
+        "launches": [] if ended else [plain(row.text, 400) for row in state.launches if row.condition != "ended"],
         "nodes": [_node(node, state, bool(ended)) for node in by_rank(state.nodes)],
         "compact": len(state.nodes) > FEW_NODES,
         "peers": peers,

@@ -289,6 +289,11 @@ function invitation() {
   };
 }
 
+function launchLine() {
+  const root = element("div", "nbc-small nbc-launch", { role: "listitem" });
+  return { root, update: (launch) => write(root, launch.text) };
+}
+
 function eventLine() {
   const [clock, text] = [element("span", "nbc-muted"), element("span", "nbc-event-text")];
   const root = element("div", "nbc-event", {}, [clock, text]);
@@ -473,6 +478,7 @@ function render({ model, el }) {
   const answers = element("div", "nbc-answers", { role: "status", "aria-live": "polite" });
   const notice = element("div", "nbc-answer nbc-warning", { role: "note" });
   const invited = invitation();
+  const launches = element("div", "nbc-launches", { role: "list", "aria-label": "Machines from engines" });
   const facts = element("div", "nbc-facts");
   const [cellWord, cellSource] = [element("span", "nbc-muted"), element("span", "nbc-code nbc-cut nbc-grow")];
   const cell = element("div", "nbc-cell nbc-row", {}, [cellWord, cellSource]);
@@ -484,7 +490,7 @@ function render({ model, el }) {
   const folds = { waits: fold("Who was waited for", waits), peers: fold("Peers", peers), events: fold("Events", events) };
   const choice = curveChoice((chosen) => model.send({ action: "curves", ...chosen }));
   const root = element("div", "nbc-panel", { role: "region" }, [
-    head, answers, notice, invited.root, facts, cell, nodes, none, ...Object.values(folds).map((one) => one.root), choice.root,
+    head, answers, notice, invited.root, facts, launches, cell, nodes, none, ...Object.values(folds).map((one) => one.root), choice.root,
   ]);
 
   function update() {
@@ -501,6 +507,7 @@ function render({ model, el }) {
     reconcile(answers, open.shown(state.answers), (answer) => answer.id, answerLine);
     write(notice, state.notice);
     if (state.invitation) invited.update(state.invitation);
+    reconcile(launches, state.launches.map((text) => ({ text })), (launch) => launch.text.split(":")[0], launchLine);
     reconcile(facts, state.facts, (fact) => fact.label, factTile);
     if (state.cell) write(cellWord, `Cell ${state.cell.id} ${state.cell.status} ${state.cell.time}`);
     if (state.cell) write(cellSource, state.cell.source);
@@ -509,7 +516,7 @@ function render({ model, el }) {
     reconcile(peers, state.peers, (peer) => `${peer.key} ${peer.name}`, () => peerRow(open));
     reconcile(waits, state.waits, (wait) => wait.round, waitLine);
     reconcile(events, [...state.events].reverse(), (event) => `${event.time} ${event.text}`, eventLine);
-    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [cell, state.cell], [none, !state.nodes.length], [choice.root, state.curves]]) show(part, Boolean(visible));
+    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [launches, state.launches.length], [cell, state.cell], [none, !state.nodes.length], [choice.root, state.curves]]) show(part, Boolean(visible));
     for (const [name, one] of Object.entries(folds)) {
       one.update(state.folds[name]);
       show(one.root, Boolean(state[name].length));

@@ -30,6 +30,7 @@ def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     if model["invitation"]:
         # This is saved with the notebook, and whoever reads that must not get the code.
         body.append(text_block("nbc-small nbc-muted", "Peers may join with a code: %cluster status shows it."))
+    body += [text_block("nbc-small nbc-launch", text) for text in model["launches"]]
     if model["cell"]:
         body.append(_cell(model["cell"]))
     nodes = [_node(node) for node in model["nodes"]]

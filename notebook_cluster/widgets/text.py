@@ -26,6 +26,7 @@ def render_text(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     lines.append(" · ".join(_fact(fact) for fact in model["facts"]))
     if model["invitation"]:
         lines.append(f"peers may join, on each: {model['invitation']['command']}")
+    lines += model["launches"]
     if model["cell"]:
         lines.append(_cell(model["cell"]))
     curves = Curves(series)

@@ -52,7 +52,17 @@ export function cluster(name: string, changes: Partial<ClusterView> = {}): Clust
       nodes: [node('desk', 0), node('mini', 1)],
       peers: []
     },
-    ...{ jobs: [], cell: null, queued: 0, events: [], directory: '', run_log: '', invitation: '', kernels: {} },
+    ...{
+      jobs: [],
+      cell: null,
+      queued: 0,
+      events: [],
+      directory: '',
+      run_log: '',
+      invitation: '',
+      kernels: {},
+      launches: []
+    },
     ...changes
   } as ClusterView;
   return { name, condition: 'running', reason: '', state };

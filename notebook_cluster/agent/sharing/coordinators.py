@@ -3,17 +3,22 @@
 Those of the same user on this machine may, and those that were paired.
 """
 
+import asyncio
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
 
 from notebook_cluster.agent.events import SharingEvent, Tell
+from notebook_cluster.agent.settings import LaunchedAs
 from notebook_cluster.link import DialOut, Listener
 from notebook_cluster.link.tcp import host_port
-from notebook_cluster.pairing import PairingError, ask, pair
+from notebook_cluster.pairing import NobodyThere, PairingError, ask, enlist, pair
 from notebook_cluster.security import Trusted, TrustStore, owner, same_user_keys, trusted_coordinators
+
+_ENLIST_AGAIN_S = 1.0
 
 
 class Coordinators:
@@ -28,6 +33,11 @@ class Coordinators:
         self._lock = threading.Lock()
         self._let_in = self._paired()
         """Key -> entry of those that came in, or could have, since the last look."""
+        self._launch: LaunchedAs | None = None
+
+    def trust_launch(self, launch: LaunchedAs) -> None:
+        """Let in the coordinator that had this agent started, until this process ends."""
+        self._launch = launch
 
     def authorise(self, key: str) -> str | None:
         """A name for people, or None for a key that must stay out."""
@@ -36,11 +46,15 @@ class Coordinators:
             with self._lock:
                 self._let_in[key] = trusted
             return trusted.owner
+        if self._launch is not None and self._launch.key.server_key == key:
+            return self._launch.key.owner
         return same_user_keys("coordinator").get(key)
 
     def owner(self, key: str) -> str:
         """``user@machine`` of a key that was let in."""
         trusted = self.store.find(key)
+        if trusted is None and self._launch is not None:
+            return self._launch.key.owner
         return trusted.owner if trusted is not None else self._here
 
     def owner_id(self, key: str) -> str:
@@ -112,6 +126,51 @@ class Dialling:
                 lambda condition, reason: self._changed(trusted, condition, reason),
             )
         return trusted
+
+    async def enlist(self, addresses: Sequence[str], launch: LaunchedAs, patience: float) -> None:
+        """Go to the cluster of ``launch`` at the first of ``addresses`` that answers, and keep the connection. For
+        ``patience`` seconds it need not be there: its coordinator may be starting again.
+
+        Raises:
+            PairingError: the launch is over, its place is taken, or nobody answered in time.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                address = await self._first_to_enlist_at(addresses, launch)
+                break
+            except NobodyThere as error:
+                if time.monotonic() > deadline:
+                    raise PairingError(f"{error}, for {patience:g} s now") from None
+                self._tell(SharingEvent("dial", f"{error}: tried again", cluster=launch.key.cluster))
+            await asyncio.sleep(_ENLIST_AGAIN_S)
+        trusted = Trusted(launch.key.cluster, launch.key.server_key, launch.key.owner, address)
+        self._made[address] = self._listener.dial_out(
+            address, trusted.key, lambda condition, reason: self._changed(trusted, condition, reason)
+        )
+
+    async def _first_to_enlist_at(self, addresses: Sequence[str], launch: LaunchedAs) -> str:
+        """All are tried at once: this machine may not reach some of them, and says so late."""
+
+        async def attempt(address: str) -> str:
+            await enlist(
+                self._context, address, launch.key, self._name, place=launch.place, start=launch.start, key=self._key
+            )
+            return address
+
+        attempts = [asyncio.ensure_future(attempt(address)) for address in addresses]
+        trouble: list[str] = []
+        try:
+            for finished in asyncio.as_completed(attempts):
+                try:
+                    return await finished
+                except NobodyThere as error:
+                    trouble.append(str(error))
+        finally:
+            for task in attempts:
+                task.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+        raise NobodyThere("; ".join(sorted(trouble)))
 
     def forget(self, key: str) -> None:
         """``key`` is trusted no more, and the listener has ended its connections."""

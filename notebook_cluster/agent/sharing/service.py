@@ -268,17 +268,22 @@ class SharingService:
         self.codes = PairingCodes(
             settings, store, context, gate, here=self._here, tell=tell, on_port=self.announcer.set_pairing_port
         )
+        self._coordinators = coordinators
         self._dialling = Dialling(context, settings.name, identity.public_key, store, listener, tell)
 
     async def start(self) -> None:
-        """Open the first code, or go to the cluster that was asked for.
+        """Open the first code, or go to the cluster that was asked for, or that had this agent started.
 
         Raises:
             OSError: the pairing port is taken.
             ValueError: the code is unusable.
             PairingError: the cluster cannot be joined.
         """
-        if self._settings.dial:
+        if self._settings.launch is not None:
+            self._coordinators.trust_launch(self._settings.launch)
+            addresses = self._settings.dial.split(",")
+            await self._dialling.enlist(addresses, self._settings.launch, self._settings.lease)
+        elif self._settings.dial:
             await self.join(self._settings.dial, self._settings.code)
         elif self._settings.pairing:
             self.codes.start()

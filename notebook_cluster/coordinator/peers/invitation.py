@@ -11,7 +11,7 @@ import zmq
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.discovery import ClusterAdvertiser, reachable_addresses
 from notebook_cluster.journal import events as e
-from notebook_cluster.link import InboundListener
+from notebook_cluster.link import Enlisting, InboundListener
 from notebook_cluster.pairing import PairingHost, Partner
 from notebook_cluster.peering.candidates import Trust
 from notebook_cluster.protocol import PROTOCOL_VERSION
@@ -34,8 +34,11 @@ class InvitationHost:
         trust: Trust,
         *,
         on_arrival: Callable[[str, str], None],
+        enlisting: Callable[[], Enlisting],
     ) -> None:
-        """``on_arrival(key, address)``: a trusted peer has dialled in."""
+        """``on_arrival(key, address)``: a trusted peer has dialled in; ``enlisting()`` decides about those that an
+        engine has started."""
+        self._enlisting = enlisting
         self._core = core
         self._trust = trust
         self._on_arrival = on_arrival
@@ -66,6 +69,7 @@ class InvitationHost:
             self._identity,
             authorise=self._known,
             on_arrival=self._on_arrival,
+            enlisting=self._enlisting(),
             gate=self._gate,
         )
         self._port = reception.start()
@@ -73,8 +77,26 @@ class InvitationHost:
 
     def _known(self, key: str) -> str | None:
         """Whose key this is, for peers that may come in."""
-        entry = self._trust.store.find(key)
-        return entry.name if entry is not None else None
+        if (entry := self._trust.store.find(key)) is not None:
+            return entry.name
+        return "a launch" if self._enlisting().is_launch(key) else self._trust.launched(key)
+
+    def listen(self) -> int:
+        """The port where peers dial in, open from now on.
+
+        Raises:
+            OSError: it cannot be had.
+        """
+        state = self._core.state
+        if self.reception is None:
+            self._listen(state.reception)
+        if self._port != state.reception:
+            self._core.record(e.DoorOpened(reception=self._port, pairing=state.pairing))
+        return self._port
+
+    def is_here(self, key: str) -> bool:
+        """The peer with ``key`` has a connection."""
+        return self.reception is not None and self.reception.is_here(key)
 
     def revoke(self, key: str) -> None:
         """Cut the connection of a peer that is trusted no more."""

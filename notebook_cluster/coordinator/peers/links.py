@@ -56,11 +56,12 @@ class PeerLinks:
         on_message: Callable[[Dialer, str, Message, list[bytes]], None],
         reception: Callable[[], InboundListener | None],
         revoke: Callable[[str], None],
+        on_left: Callable[[str, str], None],
     ) -> None:
         """``received``: the last message of each peer, by key, that the coordinator before this one has handled.
 
         ``on_message(dialer, peer, message, buffers)`` gets what agents say; ``reception()`` is where peers dial in, and
-        ``revoke(key)`` cuts off who has.
+        ``revoke(key)`` cuts off who has. ``on_left(name, reason)``: the agent of that peer has ended.
         """
         self._core = core
         self._delivery = delivery
@@ -72,6 +73,7 @@ class PeerLinks:
         self._on_message = on_message
         self._reception = reception
         self._revoke = revoke
+        self._on_left = on_left
         self._noted: dict[str, int] = {}
         self._noted_at = 0.0
         self._kept_told: set[tuple[str, str]] = set()
@@ -166,7 +168,7 @@ class PeerLinks:
         peer = self._core.state.peers[name]
         if peer.found_by != "remembered" or name not in self._delivery.links:
             raise RequestError(f"peer {name!r} cannot be reached: {reason}")
-        self._forget(name, reason)
+        self.forget(name, reason)
         last = peer.address.removeprefix("tcp://")
         raise RequestError(
             f"peer {name!r} is not found on this network, and it was last at {last}, where it cannot be reached: "
@@ -276,6 +278,7 @@ class PeerLinks:
         link.reason = message.reason
         link.released.set()  # a Stop need not wait for it
         self._membership.peer_gone(link.name, f"agent of {link.name} ended: {message.reason}")
+        self._on_left(link.name, message.reason)
 
     # ---- trust
 
@@ -296,11 +299,11 @@ class PeerLinks:
     def _drop(self, name: str, key: str) -> None:
         reason = f"trust in {name} was removed"
         self._core.tell("warning", f"{reason} (key {fingerprint(key)}): it is not used any more")
-        self._forget(name, reason)
+        self.forget(name, reason)
         self._membership.peer_gone(name, reason)
         self._revoke(key)
 
-    def _forget(self, name: str, reason: str) -> None:
+    def forget(self, name: str, reason: str) -> None:
         """Use a peer no more; its agent is told to end what this cluster has there."""
         link = self._delivery.links.pop(name, None)
         self._core.record(e.PeerDropped(name=name, reason=reason))

@@ -184,13 +184,15 @@ class PeerResolver:
     def dial_arrived(self, key: str, address: str) -> Candidate | None:
         """A trusted peer has dialled this cluster from ``address``; returns it when it was not connected already."""
         entry = self._trust.store.find(key)
-        if entry is None:
+        called = entry.name if entry is not None else self._trust.launched(key)
+        if called is None:
             return None
-        name = self._links.name_of(key) or self._free_name(entry.name)
+        name = self._links.name_of(key) or self._free_name(called)
         link, peer = self._delivery.links.get(name), self._core.state.peers.get(name)
         if link is not None and peer is not None and (peer.found_by == "dialled" or link.is_open):
             return None
         host, _, port = address.rpartition(":")
         self._links.connect(name, key, f"tcp://{address}", "dialled")
-        self._core.tell("info", f"{name} of {entry.owner} dialled this cluster from {address}")
-        return Candidate(entry.name, key, (host,), int(port or 0), "dialled")
+        whose = f"{name} of {entry.owner}" if entry is not None else name
+        self._core.tell("info", f"{whose} dialled this cluster from {address}")
+        return Candidate(called, key, (host,), int(port or 0), "dialled")

@@ -1,0 +1,157 @@
+"""The agents that engines started, as peers of this cluster: who may come in, which places they have, who has left."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.peers.links import PeerLinks
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.launched import LaunchedHost, LaunchRecord
+from notebook_cluster.journal.state import Node
+from notebook_cluster.protocol import PROTOCOL_VERSION
+from notebook_cluster.protocol.launches import Enlist, Enlisted, NotEnlisted
+from notebook_cluster.protocol.names import is_name
+from notebook_cluster.protocol.wire import mismatch
+from notebook_cluster.security import is_key
+
+COMING_S = 10.0
+"""For an agent that was let in to dial: until then nobody else gets its place."""
+_CUT_S = 3.0
+"""For an agent that left to hear that it may end."""
+
+Answer = Callable[[Enlisted | NotEnlisted], None]
+
+
+class LaunchedHosts:
+    """An :class:`~notebook_cluster.link.Enlisting`. Each place of a launch is had by one agent at a time: the one of
+    the latest start."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        links: PeerLinks,
+        membership: Membership,
+        is_here: Callable[[str], bool],
+        revoke: Callable[[str], None],
+    ) -> None:
+        """``is_here(key)``: that agent has a connection; ``revoke(key)`` cuts it."""
+        self._core = core
+        self._links = links
+        self._membership = membership
+        self._is_here = is_here
+        self._revoke = revoke
+        self._since: dict[str, float] = {}
+
+    # ---- who comes in; the first two also on the ZAP thread
+
+    def is_launch(self, key: str) -> bool:
+        return self._launch_of(key) is not None
+
+    def name_of(self, key: str) -> str | None:
+        """The name of the host with ``key``, while it has a place."""
+        found = self._place_of(key)
+        return None if found is None else found[0].hosts[found[1]].name
+
+    def _launch_of(self, key: str) -> LaunchRecord | None:
+        alive = (record for record in self._core.state.launches.values() if record.ended is None)
+        return next((record for record in alive if record.key == key), None)
+
+    def _place_of(self, key: str) -> tuple[LaunchRecord, int] | None:
+        for record in self._core.state.launches.values():
+            for place, host in record.hosts.items():
+                if host.key == key:
+                    return record, place
+        return None
+
+    def enlist(self, key: str, address: str, message: Enlist, answer: Answer) -> None:
+        record = self._launch_of(key)
+        reason = "this launch is over" if record is None else self._objection(record, message, address)
+        if record is None or reason:
+            answer(NotEnlisted(protocol=PROTOCOL_VERSION, reason=reason))
+            return
+        there = record.hosts.get(message.place)
+        if there is None or there.key != message.key:
+            if there is not None:
+                self.leave(record.launch, message.place, f"its engine has started it again, on {message.name}")
+            self._since[message.key] = time.monotonic()
+            self._core.record(
+                e.HostEnlisted(
+                    launch=record.launch, place=message.place, start=message.start, key=message.key, name=message.name
+                )
+            )
+        # Whoever was told has to be known to the coordinator after this one.
+        self._core.journal.settled(lambda: answer(Enlisted()))
+
+    def _objection(self, record: LaunchRecord, message: Enlist, address: str) -> str:
+        """Why an agent does not get the place that it wants, or empty."""
+        if (versions := mismatch(message.name, message.protocol)) is not None:
+            return versions
+        if not is_name(message.name) or not is_key(message.key) or self._launch_of(message.key) is not None:
+            return "it has no usable name or key"
+        if message.place not in record.open_places:
+            return f"place {message.place} of {record.wanted} is not wanted any more"
+        there, other = record.hosts.get(message.place), self._place_of(message.key)
+        if other is not None and other != (record, message.place):
+            return "this key has another place"
+        if there is None or there.key == message.key or message.start > there.start:
+            return ""
+        if message.start == there.start and not self._holds(there):
+            return ""
+        self._core.tell(
+            "warning",
+            f"{record.engine} {record.handle}: host {message.place} was started twice; {there.name} has its place, "
+            f"{message.name} at {address} was sent away",
+        )
+        return f"{there.name} has place {message.place} of {record.engine} {record.handle} already"
+
+    def _holds(self, host: LaunchedHost) -> bool:
+        return self._is_here(host.key) or time.monotonic() - self._since.get(host.key, -COMING_S) < COMING_S
+
+    # ---- who is there, and who has left
+
+    def joined(self, record: LaunchRecord) -> int:
+        """How many hosts have nodes that take part."""
+        return sum(any(node.is_in and node.settled for node in self._nodes(host.key)) for host in record.hosts.values())
+
+    def highest_rank(self, record: LaunchRecord, place: int) -> int | None:
+        """Of the nodes on this host; None: there are none."""
+        host = record.hosts.get(place)
+        ranks = [self._core.state.rank(node.name) for node in self._nodes(host.key)] if host is not None else []
+        return max((rank for rank in ranks if rank is not None), default=None)
+
+    def was_in_before(self, record: LaunchRecord, place: int, moment: float) -> bool:
+        """An agent had the place then (monotonic time)."""
+        host = record.hosts.get(place)
+        return host is not None and self._since.get(host.key, 0.0) < moment
+
+    def on_left(self, peer: str, reason: str) -> None:
+        """The agent of this peer has ended, and said so."""
+        found = self._place_of(self._core.state.peers[peer].key)
+        if found is not None:
+            self.leave(found[0].launch, found[1], reason)
+
+    def leave(self, launch: str, place: int, reason: str, *, given_up: bool = False) -> None:
+        """Take out of the cluster whoever has this place; ``given_up``: nobody else gets it."""
+        host = self._core.state.launches[launch].hosts.get(place)
+        self._core.record(e.HostLeft(launch=launch, place=place, given_up=given_up))
+        if host is None:
+            return
+        self._since.pop(host.key, None)
+        for node in self._nodes(host.key):
+            self._membership.remove(node.name)
+        name = self._links.name_of(host.key)
+        if name is not None and self._links.has(name):
+            self._links.forget(name, reason)
+        self._core.tell("warning", f"{name or host.name} has left: {reason}")
+        self._core.spawn(self._cut(host.key))
+
+    async def _cut(self, key: str) -> None:
+        await asyncio.sleep(_CUT_S)
+        self._revoke(key)
+
+    def _nodes(self, key: str) -> list[Node]:
+        name = self._links.name_of(key)
+        return [node for node in self._core.state.nodes.values() if node.peer == name]

@@ -1,0 +1,18 @@
+"""Engines that start agents on other machines: Slurm, and whatever others add.
+
+May import: ``security``, ``protocol``. Called by: ``coordinator``.
+
+An engine does what it is for (queues, quotas, placement, requeue); a launcher has it start one command,
+``notebook-cluster share --dial ...``, on so many hosts, and says how that stands. It schedules nothing and knows
+nothing of nodes.
+
+- :mod:`.launcher`: the protocol ``Launcher``, what it is told and what it says
+- :mod:`.finding`: the launcher of a name: ours, or one of the entry points ``notebook_cluster.launchers``
+- :mod:`.commands`: how the programs of an engine are run: with a time limit, and their own words when they refuse
+- :mod:`.slurm`: one engine
+"""
+
+from notebook_cluster.launchers.finding import find_launcher
+from notebook_cluster.launchers.launcher import HostState, Launch, Launcher, LaunchError, LaunchOrder, LaunchState
+
+__all__ = ["HostState", "Launch", "LaunchError", "LaunchOrder", "LaunchState", "Launcher", "find_launcher"]

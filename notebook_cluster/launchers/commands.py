@@ -1,0 +1,64 @@
+"""How the programs of an engine are run: never longer than some seconds, with their own words when they refuse."""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from notebook_cluster.launchers.launcher import LaunchError
+
+_MOST = 1_000_000
+_TOKENS = re.compile(r"(JUPYTER|JPY|JUPYTERHUB|CONFIGPROXY)_\w*(TOKEN|PASSWORD|SECRET)\w*")
+"""What a Jupyter server and its hub put into a kernel's environment: nobody's business on another machine."""
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, as an engine may keep and pass it on: without Jupyter's tokens."""
+    kept = {name: value for name, value in os.environ.items() if _TOKENS.fullmatch(name) is None}
+    return kept | dict(extra or {})
+
+
+def find_program(program: str, way_out: str) -> str:
+    """Its path. LaunchError with ``way_out`` where it is not on PATH."""
+    path = shutil.which(program)
+    if path is None:
+        raise LaunchError(f"there is no {program} on the PATH of this machine: {way_out}")
+    return path
+
+
+async def run(argv: Sequence[str], *, timeout: float, stdin: str = "", refused: str = "") -> str:
+    """What ``argv`` prints.
+
+    Raises:
+        LaunchError: it ends with another code than 0 (``refused`` and its own words), or not within ``timeout``.
+    """
+    name = os.path.basename(argv[0])
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd="/"
+    )
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(stdin.encode()), timeout)
+    except TimeoutError:
+        raise LaunchError(f"{name} has not answered within {timeout:g} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    if process.returncode:
+        said = own_words(errors.decode(errors="replace"), name) or f"exit code {process.returncode}"
+        raise LaunchError(f"{refused or f'{name} failed'}: {said}")
+    return output[:_MOST].decode(errors="replace")
+
+
+def own_words(text: str, program: str) -> str:
+    """What a program wrote to stderr as one line, without its name before each."""
+    lines = []
+    for line in text.splitlines():
+        line = line.strip().removeprefix(f"{program}:").strip().removeprefix("error:").strip()
+        line = "".join(letter for letter in line if letter.isprintable())
+        if line and line not in lines:
+            lines.append(line)
+    return "; ".join(lines)[:500]

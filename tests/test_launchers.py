@@ -1,0 +1,322 @@
+"""Hosts that an engine starts, without an engine: one of another package that starts agents as processes here."""
+
+import argparse
+import contextlib
+import datetime
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from notebook_cluster.cli.launched import leave_at
+from notebook_cluster.cli.values import until as read_until
+from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.launchers import LaunchError, find_launcher
+from notebook_cluster.launchers.commands import environment, own_words
+from notebook_cluster.link import Listener
+from notebook_cluster.magics.errors import UsageError
+from notebook_cluster.magics.launch_commands import launch_options
+from notebook_cluster.magics.parsing import parse_cluster
+from notebook_cluster.protocol.launches import LaunchKey
+from notebook_cluster.security import Identity, data_directory, new_identity
+from notebook_cluster.widgets import render_html, render_text
+from tests.cluster import running_cluster
+from tests.command import COMMAND
+from tests.conftest import shared_folders, wait_until
+from tests.engines.processes import install
+from tests.in_loop import in_loop, until
+from tests.test_agent_keeping import JOB
+
+HERE = {"on": "processes", "address": "127.0.0.1"}
+ROOT = str(Path(__file__).parent.parent)
+
+
+@pytest.fixture(name="cluster", scope="module")
+def shared_cluster() -> Iterator[Cluster]:
+    """On two hosts, p0 and p1, of which the coordinator's own PATH has the command."""
+    with shared_folders() as root, pytest.MonkeyPatch.context() as patch:
+        install(root / "packages")
+        patch.syspath_prepend(str(root / "packages"))
+        inherited = os.environ.get("PYTHONPATH", "")
+        patch.setenv("PYTHONPATH", ":".join(filter(None, [str(root / "packages"), ROOT, inherited])))
+        patch.setenv("PATH", f"{Path(COMMAND).parent}:{os.environ['PATH']}")
+        patch.setattr("notebook_cluster.client.launching.PENDING_S", 1.0)
+        work = root / "work"
+        work.mkdir()
+        patch.chdir(work)
+        with running_cluster("lesson", hosts=2, **HERE) as cluster:
+            yield cluster
+
+
+def names(cluster: Cluster) -> set[str]:
+    return {node.name for node in cluster.state().nodes if node.condition == "ok"}
+
+
+def told(cluster: Cluster, text: str) -> str:
+    try:
+        return cluster.wait_until(
+            lambda state: next((event.text for event in state.events if text in event.text), ""), 60
+        )
+    except TimeoutError:
+        pytest.fail(f"nobody said {text!r}: {render_text(cluster.state())}")
+
+
+def folder_of(cluster: Cluster, launch: int = -1) -> Path:
+    return data_directory() / "launches" / cluster.state().launches[launch].launch
+
+
+def key_of(cluster: Cluster) -> LaunchKey:
+    return msgspec.json.decode((folder_of(cluster, 0) / "key.json").read_bytes(), type=LaunchKey)
+
+
+def agent(cluster: Cluster, name: str) -> psutil.Process:
+    """The one that calls itself so."""
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "--launch-key" in (words := process.info["cmdline"] or [])
+        and words[words.index("--name") + 1] == name
+        and str(folder_of(cluster)) in " ".join(words)
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def address(cluster: Cluster) -> str:
+    """Where peers dial in."""
+    words = agent(cluster, "p1").cmdline()
+    return words[words.index("--dial") + 1]
+
+
+def share(cluster: Cluster, key: LaunchKey, tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """What an agent says that comes with ``key``, until it ends."""
+    path = tmp_path / "key.json"
+    path.write_bytes(msgspec.json.encode(key) + b"\n")
+    dial = f"127.0.0.1:9,{address(cluster)}"  # nobody is at the first one
+    command = [COMMAND, "share", "--dial", dial, "--launch-key", str(path), "--name", "p9", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_engine_of_another_package_starts_hosts_that_compute_together(cluster: Cluster) -> None:
+    ended, outputs = cluster.run("print(nc.mean_metrics(x=rank)['x'])")
+    assert ended.status == "ok", ended
+    assert {output.content["text"] for output in outputs} == {"0.5\n"}
+    assert names(cluster) == {"p0", "p1"}
+    assert cluster.state().launches[0].text == "processes here: 2 running"
+    for render in (render_text, render_html):
+        assert "processes here: 2 running" in render(cluster.state())
+
+
+def test_a_place_that_is_started_twice_stays_with_the_first(cluster: Cluster, tmp_path: Path) -> None:
+    second = share(cluster, key_of(cluster), tmp_path, "--place", "1")
+    assert second.returncode == 1
+    assert "cluster lesson refuses: p1 has place 1 of processes here already" in second.stderr
+    assert "host 1 was started twice; p1 has its place, p9 at 127.0.0.1" in told(cluster, "started twice")
+    assert names(cluster) == {"p0", "p1"}
+
+
+def test_a_place_that_the_launch_has_not_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    refused = share(cluster, key_of(cluster), tmp_path, "--place", "2")
+    assert refused.returncode == 1
+    assert "place 2 of 2 is not wanted any more" in refused.stderr
+
+
+def test_another_key_is_no_key_of_this_launch(cluster: Cluster, tmp_path: Path) -> None:
+    pair = new_identity()
+    key = msgspec.structs.replace(key_of(cluster), public_key=pair.public_key, secret_key=pair.secret_key)
+    refused = share(cluster, key, tmp_path, "--start", "1")
+    assert refused.returncode == 1
+    assert "refuses this launch's key: the launch is over" in refused.stderr
+
+
+def test_an_agent_talks_to_no_other_coordinator(cluster: Cluster, tmp_path: Path) -> None:
+    key = msgspec.structs.replace(key_of(cluster), server_key=new_identity().public_key)
+    alone = share(cluster, key, tmp_path, "--start", "1", "--lease", "1")
+    assert alone.returncode == 1
+    assert "does not answer as the peer that was found: another key or another program; " in alone.stderr
+    assert "for 1 s now" in alone.stderr
+    assert names(cluster) == {"p0", "p1"}
+
+
+@in_loop
+async def test_the_key_of_a_launch_opens_no_other_door(cluster: Cluster) -> None:
+    key, sessions, before = key_of(cluster), [], {peer.name for peer in cluster.state().peers}
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    intruder = Listener(
+        context, "tcp://127.0.0.1:*", Identity(key.public_key, key.secret_key), authorise=lambda other: "anybody",
+        on_session=sessions.append,
+    )  # fmt: skip
+    intruder.start()
+    dialled = intruder.dial_out(address(cluster), key.server_key)
+    log = Path(cluster.connection.file.run_log).with_name("coordinator.log")
+    await until(lambda: "dropped a frame of 127.0.0.1" in log.read_text(), "the frame to be dropped")
+    assert dialled.condition == "connected"
+    assert sessions == []
+    assert {peer.name for peer in cluster.state().peers} == before
+    await intruder.close()
+    context.destroy(linger=0)
+
+
+def test_a_second_start_while_the_first_is_there_is_one_line(cluster: Cluster) -> None:
+    said: list[str] = []
+    with Cluster.start("lesson", hosts=5, **HERE, on_progress=said.append):
+        assert said == ["processes here: 2 running: there already, %cluster grow --on processes asks for more"]
+
+
+def test_a_host_that_its_engine_ends_keeps_its_training_and_leaves(cluster: Cluster) -> None:
+    cluster.grow("processes", 1, address="127.0.0.1")
+    (third,) = names(cluster) - {"p0", "p1"}
+    peer = next(node.peer for node in cluster.state().nodes if node.name == third)
+    assert cluster.run(JOB.format(write="pass"), [third])[0].status == "ok"
+    log = folder_of(cluster) / "0.log"
+    agent(cluster, "p0").terminate()
+    assert told(cluster, f"{peer} has left").endswith("stopped by SIGTERM")
+    wait_until(lambda: "not in cluster lesson any more" in log.read_text(), what=log.read_text)
+    kept = data_directory() / "agents" / "p0" / "work" / "lesson" / "checkpoints" / "digits" / "state"
+    assert f"checkpoint of cluster lesson kept in {kept.parent}" in log.read_text()
+    assert kept.read_text() == "kept"
+    assert names(cluster) == {"p0", "p1"}
+
+
+def test_a_host_leaves_before_its_time_is_over(cluster: Cluster) -> None:
+    with contextlib.suppress(ClusterError):  # it may be over before it has come
+        end = datetime.datetime.now() + datetime.timedelta(seconds=8)
+        cluster.grow("processes", 1, address="127.0.0.1", time=end.isoformat())
+    log = folder_of(cluster) / "0.log"
+    wait_until(lambda: "not in cluster lesson any more: p0 was shared until" in log.read_text(), what=log.read_text)
+    wait_until(lambda: cluster.state().launches[-1].condition == "ended", what="the end of the launch")
+    assert names(cluster) == {"p0", "p1"}
+
+
+def test_shrinking_gives_back_the_highest_ranks_and_never_more_than_there_are(cluster: Cluster) -> None:
+    with pytest.raises(ClusterError, match=r"shrink 3: engines started 2 hosts of this cluster; %cluster remove NODE"):
+        cluster.shrink(3)
+    ranks = {node.rank: node.peer for node in cluster.state().nodes}
+    assert cluster.shrink(1) == [ranks[1]]
+    assert names(cluster) == {ranks[0]}
+
+
+def test_an_engine_that_is_not_known_is_named_with_those_that_are(cluster: Cluster) -> None:
+    with pytest.raises(
+        ClusterError, match=r"--on slrum: no such engine \(did you mean 'slurm'\?\). There are: processes"
+    ):
+        cluster.grow("slrum")
+
+
+def test_where_hosts_are_shared_must_be_there(cluster: Cluster) -> None:
+    with pytest.raises(ClusterError, match="--folder /nowhere: name a folder that is there"):
+        cluster.grow("processes", 1, folder="/nowhere")
+
+
+# ---- what is typed, read and said
+
+
+def test_the_launcher_that_the_page_shows_is_the_one_that_is_tried_here() -> None:
+    page = Path(ROOT, "docs", "engines.md").read_text()
+    shown = page.split("```python\nimport asyncio")[1].split("```")[0]
+    assert shown.strip() in Path(ROOT, "tests", "engines", "processes.py").read_text()
+
+
+def test_our_own_engine_is_known() -> None:
+    assert find_launcher("slurm").hosts("") == 0
+    with pytest.raises(LaunchError, match="slurm finds the hosts itself, say --on slurm --partition gpu"):
+        find_launcher("slurm").hosts("gpu")
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("start --hosts 2", "--hosts is for hosts that an engine starts"),
+        ("grow --time 1:00", "name it with --on slurm"),
+    ],
+)
+def test_options_of_hosts_need_an_engine(line: str, error: str) -> None:
+    call = parse_cluster(line)
+    assert call is not None
+    with pytest.raises(UsageError, match=error):
+        launch_options(call)
+
+
+def test_options_of_an_engine_reach_the_client_as_they_were_typed() -> None:
+    call = parse_cluster('grow --on slurm --hosts 16 --gpus 4 --time 2:00:00 --setup "source ~/venv/bin/activate"')
+    assert call is not None
+    typed = {"on": "slurm", "hosts": 16, "gpus": 4, "time": "2:00:00", "setup": "source ~/venv/bin/activate"}
+    assert launch_options(call) == typed
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--launch-key", "key.json"), "say where it is with --dial HOST:PORT"),
+        (
+            ("--launch-key", "key.json", "--dial", "127.0.0.1:9", "--code", "tiger-lamp-42"),
+            "--launch-key and --code exclude",
+        ),
+        (("--dial", "127.0.0.1:9", "--place", "1"), "--place and --start go with --launch-key"),
+        (("--dial", "127.0.0.1:9,127.0.0.1:10"), "give one HOST:PORT; several go with --launch-key"),
+        (("--launch-key", "/nowhere", "--dial", "127.0.0.1:9"), "No such file or directory: '/nowhere'"),
+    ],
+)
+def test_what_an_engine_gives_is_checked(options: tuple[str, ...], error: str, jupyter_dirs: Path) -> None:
+    done = subprocess.run([COMMAND, "share", *options], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (1, 2)
+    assert error in done.stderr
+
+
+def test_what_is_no_key_is_not_repeated(jupyter_dirs: Path) -> None:
+    command = [COMMAND, "share", "--launch-key", "-", "--dial", "127.0.0.1:9"]
+    secret = '{"type": "LaunchKey", "secret_key": "hunter2'
+    done = subprocess.run(command, input=secret, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "notebook-cluster: the first line of standard input is not the key of a launch\n",
+    )
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "end of input"])
+def test_an_agent_that_still_looks_for_its_cluster_can_be_ended(how: str, no_processes_left: str) -> None:
+    pair, server = new_identity(), new_identity()
+    key = LaunchKey(
+        cluster="lesson", owner="me@here", server_key=server.public_key, public_key=pair.public_key,
+        secret_key=pair.secret_key,
+    )  # fmt: skip
+    command = [COMMAND, "share", "--dial", "127.0.0.1:9", "--launch-key", "-", "--name", "p9", "--lease", "600"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(key) + b"\n")
+        assert b"nothing answers at 127.0.0.1:9" in process.stderr.readline()
+        if how == "SIGTERM":
+            process.terminate()
+        else:
+            process.stdin.close()
+        assert process.wait(30) == 0
+
+
+def test_a_time_may_have_its_date() -> None:
+    assert read_until("2026-11-19T14:03:00") - read_until("2026-11-19T14:02") == 60
+    with pytest.raises(argparse.ArgumentTypeError, match="'2026-11-19T99:03' is not a time: write it like"):
+        read_until("2026-11-19T99:03")
+
+
+def test_a_host_leaves_a_minute_early_or_a_fifth_of_a_short_time() -> None:
+    assert leave_at(10_000, 0) == 9_940
+    assert leave_at(100, 0) == 80
+    assert leave_at(100, 200) == 100
+
+
+def test_tokens_of_jupyter_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hunter2")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", "/data")
+    assert "JUPYTERHUB_API_TOKEN" not in environment()
+    assert environment()["JUPYTER_DATA_DIR"] == "/data"
+
+
+def test_an_engines_words_are_one_line() -> None:
+    said = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed\n"
+    assert own_words(said, "sbatch") == "invalid partition specified: nope; Batch job submission failed"
