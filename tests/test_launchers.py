@@ -222,8 +222,9 @@ def test_the_launcher_that_the_page_shows_is_the_one_that_is_tried_here() -> Non
     assert shown.strip() in Path(ROOT, "tests", "engines", "processes.py").read_text()
 
 
-def test_our_own_engine_is_known() -> None:
+def test_our_own_engines_are_known() -> None:
     assert find_launcher("slurm").hosts("") == 0
+    assert find_launcher("ssh").hosts("gpu1, me@gpu2") == 2
     with pytest.raises(LaunchError, match="slurm finds the hosts itself, say --on slurm --partition gpu"):
         find_launcher("slurm").hosts("gpu")
 

@@ -36,8 +36,8 @@ class Launching(RunningCluster):
         do. Returns how it stands then.
 
         Args:
-            on: ``slurm``, or what another package adds.
-            hosts: how many.
+            on: ``slurm``, ``ssh:gpu1,gpu2`` (names of ~/.ssh/config), or what another package adds.
+            hosts: how many; of ssh those that are named.
             gpus: of each host; 0: whole hosts.
             time: how long, as the engine writes it (``2:00:00``); its own default without.
             partition: of the engine.

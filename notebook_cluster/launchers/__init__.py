@@ -1,4 +1,4 @@
-"""Engines that start agents on other machines: Slurm, and whatever others add.
+"""Engines that start agents on other machines: Slurm, SSH, and whatever others add.
 
 May import: ``security``, ``protocol``. Called by: ``coordinator``.
 
@@ -9,7 +9,7 @@ nothing of nodes.
 - :mod:`.launcher`: the protocol ``Launcher``, what it is told and what it says
 - :mod:`.finding`: the launcher of a name: ours, or one of the entry points ``notebook_cluster.launchers``
 - :mod:`.commands`: how the programs of an engine are run: with a time limit, and their own words when they refuse
-- :mod:`.slurm`: one engine
+- :mod:`.slurm`, :mod:`.ssh`: one engine each
 """
 
 from notebook_cluster.launchers.finding import find_launcher

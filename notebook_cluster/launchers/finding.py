@@ -5,11 +5,12 @@ from importlib.metadata import entry_points
 
 from notebook_cluster.launchers.launcher import Launcher, LaunchError
 from notebook_cluster.launchers.slurm import Slurm
+from notebook_cluster.launchers.ssh import Ssh
 from notebook_cluster.protocol.names import did_you_mean
 
 GROUP = "notebook_cluster.launchers"
 """Entry points of other packages: a name, and a class that is a Launcher."""
-_OURS: dict[str, Callable[[], Launcher]] = {"slurm": Slurm}
+_OURS: dict[str, Callable[[], Launcher]] = {"slurm": Slurm, "ssh": Ssh}
 
 
 def find_launcher(engine: str) -> Launcher:

@@ -143,8 +143,8 @@ _RUN = "a run that was kept (see runs), as lesson@2026-11-19T14:03; default: thi
 _NO_REPLAY = "do not run the cluster's earlier cells on it first"
 
 _LAUNCH_OPTIONS = (
-    Option("on", "have an engine start machines", "slurm|NAME", str),
-    Option("hosts", "so many of them", "N", _whole(1, 1000)),
+    Option("on", "have an engine start machines", "slurm|ssh:HOST,...", str),
+    Option("hosts", "so many of them (of ssh: those named)", "N", _whole(1, 1000)),
     Option("gpus", "of each (default: whole hosts)", "N", _whole(1, 64)),
     Option("time", "how long they are wanted, as the engine writes it", "2:00:00", str),
     Option("partition", "of the engine", "NAME", str),

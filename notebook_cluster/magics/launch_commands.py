@@ -14,14 +14,14 @@ def launch_options(call: Invocation) -> dict[str, Any]:
     typed = {name: call.options[name] for name in _OPTIONS if name in call.options}
     if typed and "on" not in typed:
         needs = f"%cluster {call.command.name} --{next(iter(typed))} is for hosts that an engine starts"
-        raise UsageError(f"{needs}: name it with --on slurm")
+        raise UsageError(f"{needs}: name it with --on slurm, or --on ssh:HOST,HOST")
     return typed
 
 
 def grow(session: NotebookSession, call: Invocation) -> None:
     cluster, options = session.require(), launch_options(call)
     if not options:
-        raise UsageError("%cluster grow: name the engine with --on slurm")
+        raise UsageError("%cluster grow: name the engine with --on slurm, or --on ssh:HOST,HOST")
     cluster.grow(**options, on_progress=lambda text: print(text, flush=True))
 
 

@@ -1,2 +1,2 @@
-"""Engines for the tests of launchers: a private Slurm (``slurm.sh``), and an engine of another package
-(:mod:`.processes`) that starts agents as processes of this machine."""
+"""Engines for the tests of launchers: a private Slurm (``slurm.sh``), private SSH hosts (``ssh.sh``), and an engine of
+another package (:mod:`.processes`) that starts agents as processes of this machine."""

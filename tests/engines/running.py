@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import namespaces
+
 _FOLDER = Path(__file__).parent
 
 
@@ -23,6 +25,15 @@ def no_slurm() -> str:
         if shutil.which(program, path=path) is None:
             return f"a Slurm of its own needs the program {program!r}: make engines"
     return ""
+
+
+@functools.cache
+def no_ssh() -> str:
+    """Why there can be no SSH hosts here, or an empty text."""
+    for program in ("/usr/sbin/sshd", "ssh", "ssh-keygen"):
+        if shutil.which(program) is None:
+            return f"SSH hosts need the program {program!r}: make engines"
+    return namespaces.missing()
 
 
 def ask(*words: str) -> str:
@@ -57,6 +68,38 @@ def slurm() -> Iterator[Slurm]:
         patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
         try:
             yield Slurm(folder)
+        finally:
+            subprocess.run([script, "stop", str(folder)], capture_output=True, timeout=60, check=False)
+
+
+@dataclass(frozen=True)
+class SshHosts:
+    """h1 and h2, each with an address and processes of its own; ``ssh`` on PATH knows them. ``address``: of this
+    machine, for them."""
+
+    folder: Path
+    address: str
+
+
+@contextmanager
+def ssh_hosts() -> Iterator[SshHosts]:
+    """Started, and ended with all that they run."""
+    folder = Path(tempfile.mkdtemp(prefix="nbt-ssh-", dir="/tmp"))
+    script = str(_FOLDER / "ssh.sh")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MODE", "netns")
+        started = subprocess.run([script, "start", str(folder), "2"], capture_output=True, text=True, timeout=90)
+        assert started.returncode == 0, started.stderr
+        config = folder / "config"
+        bridge = next(line.split()[1] for line in config.read_text().splitlines() if "HostName" in line)
+        programs = folder / "bin"
+        programs.mkdir()
+        client = programs / "ssh"
+        client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+        client.chmod(0o755)
+        patch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        try:
+            yield SshHosts(folder, f"{bridge.rpartition('.')[0]}.1")
         finally:
             subprocess.run([script, "stop", str(folder)], capture_output=True, timeout=60, check=False)
 
