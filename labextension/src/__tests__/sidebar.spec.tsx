@@ -1,6 +1,6 @@
 import * as React from 'react';
 
-import type { Overview } from '../generated';
+import type { LaunchView, Overview } from '../generated';
 import { Dashboard } from '../sidebar/dashboard';
 import { Store } from '../sidebar/store';
 import { Sidebar } from '../sidebar/view';
@@ -176,6 +176,20 @@ it('opens and ends an invitation', async () => {
     ['invite', undefined],
     ['invite', false]
   ]);
+});
+
+it('shows how machines of engines stand until they are given back', () => {
+  const launch = (name: string, condition: 'pending' | 'ended', text: string): LaunchView => ({
+    ...{ launch: name, name, condition, hosts: 2, running: 1, joined: 1 },
+    text: `${name}: ${text}`
+  });
+  const launches = [
+    launch('slurm 7', 'ended', 'given back'),
+    launch('slurm 8', 'pending', '1 of 2 running, pending: Priority')
+  ];
+  const host = sidebar(overview({ clusters: [cluster('lesson', { launches })] }));
+  expect(host.textContent).toContain('slurm 8: 1 of 2 running, pending: Priority');
+  expect(host.textContent).not.toContain('slurm 7');
 });
 
 it('shows what an action failed with until it is dismissed', async () => {

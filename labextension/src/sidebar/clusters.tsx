@@ -107,6 +107,13 @@ function Running({ state, curves, act, onOpen, onInsert }: ICluster & { state: C
       <ClusterButtons state={state} send={send} onOpen={onOpen} onInsert={name => setNoNotebook(onInsert(name))} />
       <Problem text={problem} onClose={clear} />
       <Problem text={noNotebook} onClose={() => setNoNotebook('')} />
+      {state.launches
+        .filter(launch => launch.condition !== 'ended')
+        .map(launch => (
+          <div key={launch.launch} className="nbc-side-hint">
+            {launch.text}
+          </div>
+        ))}
       <ul className="nbc-side-list">
         {state.nodes.map(node => (
           <Node key={node.name} node={node} state={state} curves={curves} send={send} />
