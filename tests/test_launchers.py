@@ -16,8 +16,10 @@ import zmq
 from notebook_cluster.cli.launched import leave_at
 from notebook_cluster.cli.values import until as read_until
 from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.coordinator.peers.launches import _let_old_ones_go
 from notebook_cluster.launchers import LaunchError, find_launcher
 from notebook_cluster.launchers.commands import environment, own_words
+from notebook_cluster.launchers.slurm import _NOT_OURS
 from notebook_cluster.link import Listener
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.launch_commands import launch_options
@@ -316,6 +318,25 @@ def test_tokens_of_jupyter_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_DATA_DIR", "/data")
     assert "JUPYTERHUB_API_TOKEN" not in environment()
     assert environment()["JUPYTER_DATA_DIR"] == "/data"
+
+
+def test_a_notebook_that_is_a_job_itself_hands_nothing_of_that_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SCANCEL_INTERACTIVE", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "1")
+    passed = environment(_NOT_OURS)
+    assert {name for name in passed if name.startswith(("SLURM_", "SCANCEL_"))} == {"SLURM_CONF"}
+    assert "SBATCH_ACCOUNT" in passed
+
+
+def test_what_hosts_wrote_goes_when_it_is_old_and_its_launch_over(tmp_path: Path) -> None:
+    for name, file in (("old", "0.log"), ("pending", "key.json"), ("new", "0.log")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("said")
+        if name != "new":
+            for path in (tmp_path / name / file, tmp_path / name):
+                os.utime(path, (1, 1))
+    _let_old_ones_go(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "pending"]
 
 
 def test_an_engines_words_are_one_line() -> None:

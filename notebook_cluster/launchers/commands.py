@@ -15,10 +15,13 @@ _TOKENS = re.compile(r"(JUPYTER|JPY|JUPYTERHUB|CONFIGPROXY)_\w*(TOKEN|PASSWORD|S
 """What a Jupyter server and its hub put into a kernel's environment: nobody's business on another machine."""
 
 
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, as an engine may keep and pass it on: without Jupyter's tokens."""
-    kept = {name: value for name, value in os.environ.items() if _TOKENS.fullmatch(name) is None}
-    return kept | dict(extra or {})
+def environment(without: re.Pattern[str] | None = None) -> dict[str, str]:
+    """This process's environment, as an engine may keep and pass it on: without Jupyter's tokens, and without the
+    variables whose whole name is ``without``."""
+    left_out = [pattern for pattern in (_TOKENS, without) if pattern is not None]
+    return {
+        name: value for name, value in os.environ.items() if not any(pattern.fullmatch(name) for pattern in left_out)
+    }
 
 
 def find_program(program: str, way_out: str) -> str:
@@ -29,15 +32,17 @@ def find_program(program: str, way_out: str) -> str:
     return path
 
 
-async def run(argv: Sequence[str], *, timeout: float, stdin: str = "", refused: str = "") -> str:
-    """What ``argv`` prints.
+async def run(
+    argv: Sequence[str], *, timeout: float, variables: Mapping[str, str], stdin: str = "", refused: str = ""
+) -> str:
+    """What ``argv`` prints, with ``variables`` as its environment.
 
     Raises:
         LaunchError: it ends with another code than 0 (``refused`` and its own words), or not within ``timeout``.
     """
     name = os.path.basename(argv[0])
     process = await asyncio.create_subprocess_exec(
-        *argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd="/"
+        *argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables, cwd="/"
     )
     try:
         output, errors = await asyncio.wait_for(process.communicate(stdin.encode()), timeout)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from notebook_cluster.launchers.commands import find_program, run
+from notebook_cluster.launchers.commands import environment, find_program, run
 from notebook_cluster.launchers.launcher import HostState, Launch, LaunchError, LaunchOrder, LaunchState
 
 _SUBMIT_S = 30.0
@@ -31,6 +31,7 @@ if ! [ -r {secret} ]; then
   exit {no_key}
 fi
 {setup}
+export SLURM_TIME_FORMAT=standard
 until=$(timeout 10 squeue -h -j "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" -o %e 2>/dev/null | head -n 1)
 case $until in 2*T*) set -- --until "$until" ;; *) set -- ;; esac
 set -- {arguments} --name "$SLURMD_NODENAME" --place "$SLURM_ARRAY_TASK_ID" --start "${{SLURM_RESTART_COUNT:-0}}" "$@"
@@ -39,6 +40,10 @@ if [ -x {python} ]; then exec {python} -m notebook_cluster.cli "$@"; fi
 echo "there is no {program} on the PATH of this host" >&2
 exit {no_program}
 """
+
+
+_NOT_OURS = re.compile(r"SLURM_(?!CONF$|CLUSTERS$).*|(SQUEUE|SCANCEL|SINFO)_.*")
+"""What a notebook that is a job itself was given as one, and how its user likes to see queues."""
 
 
 class Slurm:
@@ -62,7 +67,7 @@ class Slurm:
         argv += [f"--time={order.time}"] if order.time else []
         argv += [f"--partition={order.partition}"] if order.partition else []
         try:
-            said = await run(argv, timeout=_SUBMIT_S, stdin=_script(order), refused="slurm does not take the job")
+            said = await _ask(argv, _SUBMIT_S, stdin=_script(order), refused="slurm does not take the job")
         except LaunchError as error:
             raise LaunchError(f"{error}{await _partitions(order.partition)}") from None
         # With several clusters: NUMBER;CLUSTER
@@ -75,7 +80,7 @@ class Slurm:
         squeue = find_program("squeue", _WAY_OUT)
         columns = "%i|%T|%r|%N|%S"
         try:
-            told = await run([squeue, "-h", "-r", "-t", "all", "-j", launch.handle, "-o", columns], timeout=_ASK_S)
+            told = await _ask([squeue, "-h", "-r", "-t", "all", "-j", launch.handle, "-o", columns], _ASK_S)
         except LaunchError as error:
             if "invalid job id" in str(error).lower():
                 return LaunchState()  # forgotten: it ended some minutes ago
@@ -92,14 +97,20 @@ class Slurm:
     async def stop(self, launch: Launch, places: Sequence[int] = ()) -> None:
         scancel = find_program("scancel", _WAY_OUT)
         if not launch.handle:
-            await run([scancel, f"--name={launch.name}"], timeout=_SUBMIT_S)
+            await _ask([scancel, f"--name={launch.name}"], _SUBMIT_S)
             return
         elements = [f"{launch.handle}_{place}" for place in places] or [launch.handle]
         try:
-            await run([scancel, *elements], timeout=_SUBMIT_S)
+            await _ask([scancel, *elements], _SUBMIT_S)
         except LaunchError as error:
             if "invalid job id" not in str(error).lower():
                 raise
+
+
+async def _ask(argv: Sequence[str], timeout: float, *, stdin: str = "", refused: str = "") -> str:
+    """As :func:`.commands.run`, with times written as they are read here."""
+    variables = environment(_NOT_OURS) | {"SLURM_TIME_FORMAT": "standard"}
+    return await run(argv, timeout=timeout, variables=variables, stdin=stdin, refused=refused)
 
 
 def _script(order: LaunchOrder) -> str:
@@ -124,7 +135,7 @@ def _host(state: str, reason: str, host: str, expected: str) -> HostState:
 async def _how_they_failed(launch: Launch, hosts: dict[int, HostState]) -> dict[int, HostState]:
     """Those that failed, with what their exit codes mean."""
     try:
-        told = await run([find_program("scontrol", _WAY_OUT), "show", "job", "-o", launch.handle], timeout=_ASK_S)
+        told = await _ask([find_program("scontrol", _WAY_OUT), "show", "job", "-o", launch.handle], _ASK_S)
     except LaunchError:
         return {}
     after = {}
@@ -153,7 +164,7 @@ async def _partitions(wanted: str) -> str:
     if not wanted:
         return ""
     try:
-        told = await run([find_program("sinfo", _WAY_OUT), "-h", "-o", "%R"], timeout=_ASK_S)
+        told = await _ask([find_program("sinfo", _WAY_OUT), "-h", "-o", "%R"], _ASK_S)
     except LaunchError:
         return ""
     names = sorted(set(told.split()))

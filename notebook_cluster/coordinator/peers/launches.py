@@ -34,6 +34,8 @@ from notebook_cluster.security import Identity, data_directory, new_identity, ow
 KEY_FILE = "key.json"
 STOP_S = 20.0
 """At the end of the cluster, for engines to take back what they were asked for."""
+KEPT_S = 14 * 86400.0
+"""How long what its hosts wrote stays when a launch is over."""
 FIRST_PAUSE_S = 0.3
 """Between the first looks at a launch: it may start at once. The pause grows up to the launcher's own."""
 _GONE = HostState("ended", "it is gone")
@@ -139,7 +141,9 @@ class Launches:
         name, pair = f"{cluster[:40]}-{secrets.token_hex(4)}", new_identity()
         try:
             port = self._invitation.listen()
-            folder = private_directory(_parent(request.folder) / name)
+            parent = _parent(request.folder)
+            _let_old_ones_go(parent)
+            folder = private_directory(parent / name)
             key = LaunchKey(
                 cluster=cluster, owner=owner(), server_key=self._identity.public_key, public_key=pair.public_key,
                 secret_key=pair.secret_key,
@@ -150,7 +154,7 @@ class Launches:
         self._core.record(
             e.LaunchOrdered(launch=name, on=request.on, hosts=hosts, key=pair.public_key, folder=str(folder))
         )
-        addresses = (request.address,) if request.address else reachable_addresses()
+        addresses = request.address.split(",") if request.address else reachable_addresses()
         dial = ",".join(f"{address}:{port}" for address in addresses)
         argv = ("notebook-cluster", "share", "--dial", dial, "--lease", f"{self._lease:g}")
         return LaunchOrder(
@@ -310,6 +314,15 @@ def _parent(folder: str) -> Path:
     if not path.is_absolute() or not path.is_dir():
         raise NotADirectoryError(f"--folder {folder}: name a folder that is there, from the root on")
     return private_directory(path / f"notebook-cluster-{os.getuid()}")
+
+
+def _let_old_ones_go(parent: Path) -> None:
+    """What hosts of launches that are long over have written."""
+    for folder in parent.iterdir():
+        with contextlib.suppress(OSError):
+            written = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+            if not (folder / KEY_FILE).exists() and time.time() - written > KEPT_S:
+                shutil.rmtree(folder)
 
 
 def _forget_key(folder: Path) -> None:
