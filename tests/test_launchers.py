@@ -16,7 +16,8 @@ import zmq
 from notebook_cluster.cli.launched import leave_at
 from notebook_cluster.cli.values import until as read_until
 from notebook_cluster.client import Cluster, ClusterError
-from notebook_cluster.coordinator.peers.launches import _let_old_ones_go
+from notebook_cluster.coordinator.peers.launch_folders import let_old_ones_go
+from notebook_cluster.coordinator.peers.launched_hosts import LATE_S, Latecomers
 from notebook_cluster.launchers import LaunchError, find_launcher
 from notebook_cluster.launchers.commands import environment, own_words
 from notebook_cluster.launchers.slurm import _NOT_OURS
@@ -313,6 +314,16 @@ def test_a_host_leaves_a_minute_early_or_a_fifth_of_a_short_time() -> None:
     assert leave_at(100, 200) == 100
 
 
+def test_a_host_that_runs_and_does_not_come_is_named_once() -> None:
+    late = Latecomers()
+    assert late.look("x", [0, 1], 0.0) == []
+    assert late.look("x", [1], LATE_S - 1) == []  # the other one has come
+    assert late.look("y", [1], LATE_S + 1) == []
+    assert late.look("x", [0, 1], LATE_S + 1) == [1]
+    assert late.look("x", [0, 1], LATE_S + 2) == []
+    assert late.look("x", [0, 1], 3 * LATE_S) == [0]
+
+
 def test_tokens_of_jupyter_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hunter2")
     monkeypatch.setenv("JUPYTER_DATA_DIR", "/data")
@@ -335,7 +346,7 @@ def test_what_hosts_wrote_goes_when_it_is_old_and_its_launch_over(tmp_path: Path
         if name != "new":
             for path in (tmp_path / name / file, tmp_path / name):
                 os.utime(path, (1, 1))
-    _let_old_ones_go(tmp_path)
+    let_old_ones_go(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "pending"]
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.nodes.membership import Membership
@@ -18,6 +18,8 @@ from notebook_cluster.security import is_key
 
 COMING_S = 10.0
 """For an agent that was let in to dial: until then nobody else gets its place."""
+LATE_S = 20.0
+"""After which a host that runs should have come."""
 _CUT_S = 3.0
 """For an agent that left to hear that it may end."""
 
@@ -94,8 +96,8 @@ class LaunchedHosts:
         if message.place not in record.open_places:
             return f"place {message.place} of {record.wanted} is not wanted any more"
         there, other = record.hosts.get(message.place), self._place_of(message.key)
-        if other is not None and other != (record, message.place):
-            return "this key has another place"
+        if (other is None and self._links.is_used(message.key)) or other not in (None, (record, message.place)):
+            return "its key is that of another peer"
         if there is None or there.key == message.key or message.start > there.start:
             return ""
         if message.start == there.start and not self._holds(there):
@@ -155,3 +157,22 @@ class LaunchedHosts:
     def _nodes(self, key: str) -> list[Node]:
         name = self._links.name_of(key)
         return [node for node in self._core.state.nodes.values() if node.peer == name]
+
+
+class Latecomers:
+    """Places whose hosts run, as their engine says, and of which no agent has come: each is named once."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int], float] = {}
+        self._named: set[tuple[str, int]] = set()
+
+    def look(self, launch: str, running: Iterable[int], now: float) -> list[int]:
+        """Those of ``running``, all that are so ``now`` (monotonic time), that are late for the first time."""
+        missing = {(launch, place) for place in running}
+        for key in [key for key in self._since if key[0] == launch and key not in missing]:
+            del self._since[key]
+            self._named.discard(key)
+        late = [key for key in sorted(missing) if now - self._since.setdefault(key, now) > LATE_S]
+        fresh = [key for key in late if key not in self._named]
+        self._named.update(fresh)
+        return [place for _, place in fresh]

@@ -1,19 +1,15 @@
 """Hosts that engines start for this cluster: asks for them, lets them in, says how they stand, gives them back."""
 
 import asyncio
-import contextlib
-import os
 import secrets
-import shutil
 import time
 from pathlib import Path
-
-import msgspec
 
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
-from notebook_cluster.coordinator.peers.launched_hosts import LaunchedHosts
+from notebook_cluster.coordinator.peers.launch_folders import KEY_FILE, forget_key, make_folder
+from notebook_cluster.coordinator.peers.launched_hosts import LATE_S, Latecomers, LaunchedHosts
 from notebook_cluster.coordinator.peers.links import PeerLinks
 from notebook_cluster.discovery import reachable_addresses
 from notebook_cluster.journal import events as e
@@ -29,13 +25,10 @@ from notebook_cluster.launchers import (
 )
 from notebook_cluster.protocol.launches import MAX_HOSTS, LaunchKey, LaunchView, ShrinkLaunches, StartLaunch
 from notebook_cluster.protocol.views import RequestError
-from notebook_cluster.security import Identity, data_directory, new_identity, owner, private_directory, write_private
+from notebook_cluster.security import Identity, new_identity, owner
 
-KEY_FILE = "key.json"
 STOP_S = 20.0
 """At the end of the cluster, for engines to take back what they were asked for."""
-KEPT_S = 14 * 86400.0
-"""How long what its hosts wrote stays when a launch is over."""
 FIRST_PAUSE_S = 0.3
 """Between the first looks at a launch: it may start at once. The pause grows up to the launcher's own."""
 _GONE = HostState("ended", "it is gone")
@@ -67,6 +60,7 @@ class Launches:
         self._launchers: dict[str, Launcher] = {}
         self._states: dict[str, LaunchState] = {}
         self._trouble: dict[str, str] = {}
+        self._latecomers = Latecomers()
 
     # ---- requests of views
 
@@ -139,16 +133,13 @@ class Launches:
         """Write down what is asked for, and the launch's key where its hosts read it."""
         cluster = self._core.state.cluster
         name, pair = f"{cluster[:40]}-{secrets.token_hex(4)}", new_identity()
+        key = LaunchKey(
+            cluster=cluster, owner=owner(), server_key=self._identity.public_key, public_key=pair.public_key,
+            secret_key=pair.secret_key,
+        )  # fmt: skip
         try:
             port = self._invitation.listen()
-            parent = _parent(request.folder)
-            _let_old_ones_go(parent)
-            folder = private_directory(parent / name)
-            key = LaunchKey(
-                cluster=cluster, owner=owner(), server_key=self._identity.public_key, public_key=pair.public_key,
-                secret_key=pair.secret_key,
-            )  # fmt: skip
-            write_private(folder / KEY_FILE, msgspec.json.encode(key) + b"\n")
+            folder = make_folder(request.folder, name, key)
         except OSError as error:
             raise RequestError(f"no hosts can be asked for: {error}") from None
         self._core.record(
@@ -255,12 +246,25 @@ class Launches:
             self._core.tell("error" if failed else "warning", f"{_title(record)}: {_all(who)} ended: {reason}")
         said = [f"{_all(who)}: {reason}" for reason, (who, _) in ended.items()]
         self._end_if_over(name, "; ".join(said if len(ended) > 1 else ended))
+        self._name_late_ones(self._record(name), state)
+
+    def _name_late_ones(self, record: LaunchRecord, state: LaunchState) -> None:
+        """A host that runs and does not come cannot say why: it does not reach this machine, or is not set up."""
+        places = [place for place in record.open_places if place not in record.hosts]
+        running = [place for place in places if state.hosts.get(place, _GONE).condition == "running"]
+        for place in self._latecomers.look(record.launch, running, time.monotonic()):
+            self._core.tell(
+                "warning",
+                f"{_title(record)}: {state.hosts[place].host or f'host {place}'} has run for {LATE_S:g} s and has not "
+                f"come: does it reach port {self._core.state.reception} of this machine (--address names where)? What "
+                f"it says is in {record.folder}/{place}.log",
+            )
 
     def _end_if_over(self, name: str, reason: str = "") -> None:
         record = self._record(name)
         if record.ended is None and not record.open_places:
             self._core.record(e.LaunchEnded(launch=name, reason=reason or "given back"))
-            _forget_key(Path(record.folder))
+            forget_key(Path(record.folder))
 
     # ---- start and end of the coordinator
 
@@ -289,7 +293,7 @@ class Launches:
             why = f"{engine} has not answered within {STOP_S:g} s" if isinstance(error, TimeoutError) else _said(error)
             self._core.tell("error", f"{engine} {launch.handle or launch.name} may not have been taken back: {why}")
         finally:
-            _forget_key(launch.folder)
+            forget_key(launch.folder)
 
 
 def _check(request: StartLaunch, hosts: int) -> None:
@@ -301,36 +305,8 @@ def _check(request: StartLaunch, hosts: int) -> None:
     for option in ("time", "partition", "setup", "address"):
         value = getattr(request, option)
         if not value.isprintable() or len(value) > 2000 or (option != "setup" and (" " in value or value[:1] == "-")):
-            raise RequestError(
-                f"--{option} {value[:80]!r} cannot be used: it is one {'line' if ' ' in value else 'word'}"
-            )
-
-
-def _parent(folder: str) -> Path:
-    """Where launches have their folders. OSError where there is none."""
-    if not folder:
-        return private_directory(data_directory() / "launches")
-    path = Path(folder).expanduser()
-    if not path.is_absolute() or not path.is_dir():
-        raise NotADirectoryError(f"--folder {folder}: name a folder that is there, from the root on")
-    return private_directory(path / f"notebook-cluster-{os.getuid()}")
-
-
-def _let_old_ones_go(parent: Path) -> None:
-    """What hosts of launches that are long over have written."""
-    for folder in parent.iterdir():
-        with contextlib.suppress(OSError):
-            written = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-            if not (folder / KEY_FILE).exists() and time.time() - written > KEPT_S:
-                shutil.rmtree(folder)
-
-
-def _forget_key(folder: Path) -> None:
-    """Nobody comes in with it any more; what hosts wrote stays, unless they wrote nothing."""
-    (folder / KEY_FILE).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        if all(path.stat().st_size == 0 for path in folder.iterdir()):
-            shutil.rmtree(folder)
+            form = "one line" if option == "setup" else "one word"
+            raise RequestError(f"--{option} {value[:80]!r} cannot be used: it is {form}")
 
 
 def _said(error: Exception) -> str:
