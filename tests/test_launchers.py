@@ -5,8 +5,10 @@ import contextlib
 import datetime
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -17,7 +19,9 @@ from notebook_cluster.cli.launched import leave_at
 from notebook_cluster.cli.values import until as read_until
 from notebook_cluster.client import Cluster, ClusterError
 from notebook_cluster.coordinator.peers.launch_folders import let_old_ones_go
-from notebook_cluster.coordinator.peers.launched_hosts import LATE_S, Latecomers
+from notebook_cluster.coordinator.peers.launched_hosts import LATE_S, Latecomers, LaunchedHosts
+from notebook_cluster.journal import events as e
+from notebook_cluster.journal.state import State, apply
 from notebook_cluster.launchers import LaunchError, find_launcher
 from notebook_cluster.launchers.commands import environment, own_words
 from notebook_cluster.launchers.slurm import _NOT_OURS
@@ -25,7 +29,8 @@ from notebook_cluster.link import Listener
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.launch_commands import launch_options
 from notebook_cluster.magics.parsing import parse_cluster
-from notebook_cluster.protocol.launches import LaunchKey
+from notebook_cluster.protocol import PROTOCOL_VERSION
+from notebook_cluster.protocol.launches import Enlist, Enlisted, LaunchKey, NotEnlisted
 from notebook_cluster.security import Identity, data_directory, new_identity
 from notebook_cluster.widgets import render_html, render_text
 from tests.cluster import running_cluster
@@ -312,6 +317,52 @@ def test_a_host_leaves_a_minute_early_or_a_fifth_of_a_short_time() -> None:
     assert leave_at(10_000, 0) == 9_940
     assert leave_at(100, 0) == 80
     assert leave_at(100, 200) == 100
+
+
+class MadeUpCore:
+    """Where a launch of one host stands, in its second start."""
+
+    def __init__(self) -> None:
+        self.state = apply(State(), e.LaunchOrdered(launch="x", on="slurm", hosts=1, key="K" * 40, folder="/f"))
+        self.journal = SimpleNamespace(settled=lambda call: call())
+
+    def record(self, event: e.Event) -> None:
+        self.state = apply(self.state, event)
+
+    def tell(self, level: str, text: str) -> None: ...
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        work.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "start", "let_in"),
+    [
+        ("is here", 1, False),
+        ("was let in and has not dialled yet", 1, False),
+        ("has dialled and is gone", 1, True),  # its controller started the job again, and killed it
+        ("is here", 2, True),
+        ("has dialled and is gone", 0, False),
+    ],
+)
+def test_a_place_is_had_by_the_latest_start_and_by_the_first_of_two(first: str, start: int, let_in: bool) -> None:
+    core, keys, said = MadeUpCore(), [new_identity().public_key for _ in range(2)], []
+    links = SimpleNamespace(
+        is_used=lambda key: key == keys[0] and "dialled yet" not in first, name_of=lambda key: None,
+    )  # fmt: skip
+    hosts = LaunchedHosts(
+        core,
+        links=links,
+        membership=None,
+        is_here=lambda key: first == "is here",
+        revoke=lambda key: None,  # type: ignore[arg-type]
+    )
+    core.record(e.HostEnlisted(launch="x", place=0, start=1, key=keys[0], name="n1"))
+    hosts._since[keys[0]] = time.monotonic()
+    second = Enlist(protocol=PROTOCOL_VERSION, name="n2", place=0, start=start, key=keys[1])
+    hosts.enlist("K" * 40, "127.0.0.1:9", second, said.append)
+    assert [type(answer) for answer in said] == [Enlisted if let_in else NotEnlisted]
+    assert core.state.launches["x"].hosts[0].name == ("n2" if let_in else "n1")
 
 
 def test_a_host_that_runs_and_does_not_come_is_named_once() -> None:

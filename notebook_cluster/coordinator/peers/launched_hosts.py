@@ -110,7 +110,10 @@ class LaunchedHosts:
         return f"{there.name} has place {message.place} of {record.engine} {record.handle} already"
 
     def _holds(self, host: LaunchedHost) -> bool:
-        return self._is_here(host.key) or time.monotonic() - self._since.get(host.key, -COMING_S) < COMING_S
+        """It is here, or was let in a moment ago and has not dialled yet."""
+        if self._is_here(host.key) or self._links.is_used(host.key):
+            return self._is_here(host.key)
+        return time.monotonic() - self._since.get(host.key, -COMING_S) < COMING_S
 
     # ---- who is there, and who has left
 
@@ -128,6 +131,11 @@ class LaunchedHosts:
         """An agent had the place then (monotonic time)."""
         host = record.hosts.get(place)
         return host is not None and self._since.get(host.key, 0.0) < moment
+
+    def is_connected(self, record: LaunchRecord, place: int) -> bool:
+        """The agent that has the place has a connection."""
+        host = record.hosts.get(place)
+        return host is not None and self._is_here(host.key)
 
     def on_left(self, peer: str, reason: str) -> None:
         """The agent of this peer has ended, and said so."""

@@ -236,8 +236,10 @@ class Launches:
             over = now.condition == "ended"
             reason = now.reason.lower() if now.reason.isupper() else now.reason
             if self.hosts.was_in_before(record, place, asked):
-                why = f"{_title(record)} {'has ended there' if over else 'is pending again'}: {reason}"
-                self.hosts.leave(name, place, why, given_up=over)
+                # A controller that was restarted may take a job for pending whose host is well.
+                if over or not self.hosts.is_connected(record, place):
+                    why = f"{_title(record)} {'has ended there' if over else 'is pending again'}"
+                    self.hosts.leave(name, place, f"{why}: {reason}" if reason else why, given_up=over)
             elif over:
                 self._core.record(e.HostLeft(launch=name, place=place, given_up=True))
             if over:
