@@ -226,6 +226,21 @@ def test_the_panel_adds_a_curve_for_each_run_and_job() -> None:
     assert legend == ["desk, gan run 2", "desk, critic"]
 
 
+def test_of_jobs_one_after_the_other_the_panel_draws_that_plainly_which_is_trained_now() -> None:
+    pytest.importorskip("plotly")
+    from notebook_cluster.widgets.figure import CurvesFigure
+
+    figure = CurvesFigure()
+    jobs = [curve(node, job, run, (3.0, run / 1000)) for node in ("desk", "mini")
+            for job, run in (("alone", 1001), ("two", 2001), ("all", 3001))]  # fmt: skip
+    assert figure.draw(Curves(jobs[:-1]), {}, 0.0)
+    drawn = [trace for trace in figure.widget.data if trace.y is not None and len(trace.y)]
+    assert {trace.name: trace.opacity for trace in drawn} == {
+        "desk, all": None, "desk, alone": 0.3, "desk, two": 0.3, "mini, two": None, "mini, alone": 0.3,
+    }  # fmt: skip
+    assert [trace.name for trace in drawn if trace.showlegend] == []  # the nodes' own entries are at their memory
+
+
 def test_a_search_over_settings_adds_no_traces_without_end() -> None:
     """Of many runs those that are drawn no more leave their traces to the next: no view is drawn anew for each."""
     pytest.importorskip("plotly")

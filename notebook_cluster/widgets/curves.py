@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from notebook_cluster.protocol.runs import places
+from notebook_cluster.protocol.runs import IN_A_CELL, places
 from notebook_cluster.protocol.state import Series
 from notebook_cluster.protocol.thinning import ThinnedCurve, ThinnedCurves
 from notebook_cluster.widgets.formatting import plain
@@ -24,6 +24,8 @@ class LossCurve(NamedTuple):
     """``generator``, ``model run 2``; empty where nothing else is drawn."""
     dash: int
     """0, 1, 2 ... for the jobs in the order in which they appeared: several are told apart by more than their names."""
+    is_over: bool = False
+    """A later cell has trained another job."""
 
 
 class CurveChoice(NamedTuple):
@@ -100,6 +102,7 @@ class Curves:
         for _, job, run, _ in keys:
             runs.setdefault(job, []).append(run)
         numbers, jobs = {job: places(of_job) for job, of_job in runs.items()}, list(runs)
+        cell = max((run for of_job in runs.values() for run in of_job), default=0) // IN_A_CELL
         found = []
         for key in sorted(keys, key=lambda key: (key[2], jobs.index(key[1]))):
             node, job, run, _ = key
@@ -108,7 +111,7 @@ class Curves:
             found.append(
                 LossCurve(
                     node, job, run, self._curves[key], run == max(numbers[job]),
-                    named if several or len(jobs) > 1 else "", jobs.index(job),
+                    named if several or len(jobs) > 1 else "", jobs.index(job), bool(job) and run // IN_A_CELL < cell,
                 )
             )  # fmt: skip
         return found

@@ -185,7 +185,7 @@ class CurvesFigure:
         self._show_metric(index, curve, colour, clock, limit, choice)
         if one is None:
             return
-        faint = not one.newest
+        faint = not one.newest or one.is_over
         for chart, trace in enumerate(self.widget.data[index : index + 2]):
             if trace.name != _label(run_label(one)):
                 trace.name = _label(run_label(one))
@@ -259,11 +259,12 @@ def _key(one: LossCurve) -> tuple[str, str, int]:
 
 
 def _drawn_runs(losses: list[LossCurve]) -> tuple[dict[str, LossCurve], list[LossCurve]]:
-    """What the traces of each node show, the newest run of its first job, and what is drawn beside it."""
+    """What the traces of each node show, the newest run of the first job that it trains now, and what is drawn beside
+    it."""
     main: dict[str, LossCurve] = {}
     others: list[LossCurve] = []
     for one in losses:
-        if one.newest and (one.node not in main or one.dash < main[one.node].dash):
+        if one.newest and (one.node not in main or _first(one) < _first(main[one.node])):
             others += [main[one.node]] if one.node in main else []
             main[one.node] = one
         elif one.newest:
@@ -275,6 +276,12 @@ def _drawn_runs(losses: list[LossCurve]) -> tuple[dict[str, LossCurve], list[Los
     for runs in earlier.values():
         others += runs[-EARLIER_RUNS:]
     return main, others
+
+
+def _first(one: LossCurve) -> tuple[bool, int]:
+    """Of several jobs of a node: those that are trained now in their order, then those of cells before, the last one
+    first."""
+    return one.is_over, -one.run if one.is_over else one.dash
 
 
 def _label(name: str) -> str:

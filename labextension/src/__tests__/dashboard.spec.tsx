@@ -195,6 +195,17 @@ it('keeps what was chosen over a look at the logs, and shows the loss where the 
   expect(drawn(tab)[0]).toMatch(/^Loss over /);
 });
 
+it('draws the job that is trained now plainly, and those of cells before it faint', () => {
+  const tab = dashboard({ nodes: [node('desk', 0)] });
+  const series = [curve('desk', 'loss', [4, 3], 'alone', 1001), curve('desk', 'loss', [4, 3], 'all', 2001)];
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series }));
+  const items = [...tab.querySelector('.nbc-dash-legend')!.children];
+  expect(items.map(item => [item.textContent!.trim(), item.className])).toEqual([
+    ['desk, alone', 'nbc-dash-faint'],
+    ['desk, all', '']
+  ]);
+});
+
 it.each([
   [0.0042, '4 ms'],
   [3.44, '3.4 s'],

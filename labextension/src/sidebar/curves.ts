@@ -15,6 +15,8 @@ export type Curves = ReadonlyMap<string, readonly IPoint[]>;
 const MOST_POINTS = 400;
 /** Of each job, the newest, as `protocol/runs.py` keeps them: what a page shows is the same after it is loaded again. */
 const KEPT_RUNS = 8;
+/** The numbers of runs that begin in one cell, as `protocol/runs.py` has it. */
+const IN_A_CELL = 1000;
 
 /** The key of curve `name` of a node, or of the global model of `job`, in a run of it. No name holds a line break. */
 export function curveKey(node: string, name: string, job = '', run = 0): string {
@@ -27,7 +29,7 @@ export interface ILoss {
   readonly job: string;
   readonly run: number;
   readonly points: readonly IPoint[];
-  /** No run of this job was begun later. */
+  /** No run of this job was begun later, and no later cell has trained another job. */
   readonly newest: boolean;
   /** `generator`, `model run 2`; empty where nothing else is drawn. */
   readonly ofRun: string;
@@ -55,12 +57,14 @@ export function lossesIn(curves: Curves, ofNodes: boolean, metric = 'loss'): rea
       [...new Set(rows.filter(row => row.job === job).map(row => row.run))].sort((one, other) => one - other)
     ])
   );
+  const cell = Math.floor(Math.max(0, ...rows.map(row => row.run)) / IN_A_CELL);
   return rows
     .map(row => {
       const ofJob = runs.get(row.job) ?? [];
       const name = row.job || 'nc.report';
       const named = ofJob.length > 1 ? `${name} run ${ofJob.indexOf(row.run) + 1}` : name;
-      const newest = row.run === ofJob[ofJob.length - 1];
+      const isOver = row.job !== '' && Math.floor(row.run / IN_A_CELL) < cell;
+      const newest = row.run === ofJob[ofJob.length - 1] && !isOver;
       const ofRun = ofJob.length > 1 || jobs.length > 1 ? named : '';
       return { ...row, newest, ofRun, dash: jobs.indexOf(row.job) };
     })
