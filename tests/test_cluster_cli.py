@@ -1,5 +1,6 @@
 """``notebook-cluster status|detach|stop`` in a terminal, against a cluster that a notebook uses."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,16 @@ def test_status_shows_the_nodes_of_one_cluster_or_of_all(notebook: NotebookKerne
     for shown in (command("status"), command("status", "lesson")):
         assert shown.startswith("cluster lesson")
         assert {"local", "local-2"} <= set(shown.split())
+
+
+def test_status_is_json_for_scripts_without_the_code_that_lets_machines_in(notebook: NotebookKernel) -> None:
+    notebook.works("%cluster invite")
+    (found,) = json.loads(command("status", "--json"))
+    assert (found["name"], [node["name"] for node in found["nodes"]]) == ("lesson", ["local", "local-2"])
+    assert {"jobs", "peers", "launches", "cell", "started"} <= found.keys()
+    assert (found["invitation"], found["launches"]) == ("", [])
+    assert command("status").count("--code") == 1
+    notebook.works("%cluster invite --close")
 
 
 def test_skip_ends_the_replay_of_a_cell(notebook: NotebookKernel) -> None:

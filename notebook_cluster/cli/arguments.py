@@ -84,6 +84,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
     status = _command(commands, "clusters", "status", "show a running cluster, or all of them")
     status.add_argument("cluster", nargs="?", metavar="CLUSTER")
+    status.add_argument("--json", action="store_true", help="print a list with an object for each cluster, as JSON")
     report = _command(commands, "clusters", "report", "write a cluster's run as one HTML page that needs no network")
     report.add_argument("cluster", metavar="CLUSTER")
     report.add_argument("file", metavar="FILE.html")

@@ -3,7 +3,9 @@
 
 import argparse
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.console import print_table
@@ -75,14 +77,30 @@ def _print_clusters(clusters: "list[FoundCluster]") -> None:
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print the state of one cluster, or of all that run."""
+    """Print the state of one cluster, or of all that run; as JSON a list with an object for each."""
     names = [check_running(options.cluster)] if options.cluster else running_clusters()
-    if not names:
-        print("no cluster runs: in a notebook, %load_ext notebook_cluster and %cluster start")
-    for index, name in enumerate(names):
+    states = []
+    for name in names:
         with Cluster.attach(name, kind="cli", live=False) as cluster:
-            print(("\n" if index else "") + render_text(cluster.state()))
+            states.append(cluster.state())
+    if options.json:
+        # What scripts write down should let nobody in.
+        shown = [_whole(msgspec.structs.replace(state, invitation="")) for state in states]
+        print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
+    elif states:
+        print("\n\n".join(render_text(state) for state in states))
+    else:
+        print("no cluster runs: in a notebook, %load_ext notebook_cluster and %cluster start")
     return 0
+
+
+def _whole(value: Any) -> Any:
+    """``value`` with every field of its messages, also those that have their default and are left out on the wire."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, list | tuple):
+        return [_whole(one) for one in value]
+    return {key: _whole(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def report(options: argparse.Namespace) -> int:
