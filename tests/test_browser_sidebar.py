@@ -7,6 +7,7 @@ import contextlib
 import re
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -273,6 +274,13 @@ def test_any_number_that_was_reported_is_chosen_in_that_tab_with_the_keyboard(pa
     listed.focus()
     page.keyboard.press("e")
     page.get_by_role("img", name=re.compile("^error by step ")).wait_for(timeout=PATIENCE)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save error as CSV").press("Enter")
+    assert saved.value.suggested_filename == "error.csv"
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0] == "line,step,time,value"
+    assert {line.split(",")[0] for line in lines[1:]} >= {"local", "local-2"}
+    listed.focus()
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Space")

@@ -182,6 +182,41 @@ it('shows the name of a number that another machine made up as text that can be 
   expect(tab.querySelector('b b, select b')).toBeNull();
 });
 
+it('saves a chart as a picture of its own and its points as they came', async () => {
+  const saved: [string, Blob][] = [];
+  const blobs: Blob[] = [];
+  URL.createObjectURL = (blob: Blob) => `blob:${blobs.push(blob)}`;
+  URL.revokeObjectURL = () => {};
+  const click = jest.spyOn(HTMLAnchorElement.prototype, 'click').mockImplementation(function (
+    this: HTMLAnchorElement
+  ): void {
+    saved.push([this.download, blobs[blobs.length - 1]]);
+  });
+  const tab = dashboard({ ...RUNNING, nodes: [node('=<b>"x",1', 0), node('desk', 1)] });
+  const noisy = Array.from({ length: 60 }, (_, index) => (index === 3 ? null : index % 2 ? 1 : 3));
+  const series = [curve('=<b>"x",1', 'loss', noisy), curve('', 'loss', [2, 1], 'model', 1001)];
+  act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series }));
+  await press(tab, 'Save Loss by step as SVG');
+  await press(tab, 'Save Loss as CSV');
+  const [[picture, svg], [table, csv]] = saved;
+  expect([picture, svg.type, table, csv.type]).toEqual(['Loss by step.svg', 'image/svg+xml', 'Loss.csv', 'text/csv']);
+  const text = (blob: Blob): Promise<string> =>
+    new Promise(done => {
+      const reader = new FileReader();
+      reader.onload = () => done(reader.result as string);
+      reader.readAsText(blob);
+    });
+  const page = new DOMParser().parseFromString(await text(svg), 'image/svg+xml');
+  expect(page.querySelector('parsererror, b')).toBeNull();
+  const texts = [...page.querySelectorAll('text')].map(one => one.textContent);
+  expect(texts).toEqual(['Loss by step 0 to 59', '3.0000', '1.0000', '=<b>"x",1', 'desk', 'global model']);
+  const rows = (await text(csv)).split('\n');
+  expect(rows.slice(0, 2)).toEqual(['line,step,time,value', `"'=<b>""x"",1",0,0.000,3`]);
+  expect(rows[4]).toBe(`"'=<b>""x"",1",3,3.000,`);
+  expect(rows.slice(-2)).toEqual(['global model,1,1.000,1', '']);
+  click.mockRestore();
+});
+
 it('keeps what was chosen over a look at the logs, and shows the loss where the number is gone', async () => {
   const tab = dashboard({ ...RUNNING, nodes: [node('desk', 0)] });
   const reported = [curve('desk', 'accuracy', [0.5, 0.75]), curve('desk', 'loss', [3, 2])];

@@ -6,6 +6,7 @@ import type { ClusterView } from '../generated';
 import { Curves, curveKey, lossesIn, metricsIn, newestLoss, smoothed } from './curves';
 import { byteCount, integer, number, plain } from './format';
 import { nodeColour } from './palette';
+import { Save } from './saving';
 import { Across, ILine, IRange, logarithmic, pathOf, rangeOf } from './sparkline';
 
 const DASHES = [undefined, '10 5', '3 4', '12 4 3 4'];
@@ -47,15 +48,16 @@ export function Charts({ cluster, curves, choice, choose }: ICharts): React.JSX.
   }));
   const lines = linesOf(cluster, curves, shown);
   const scaled = choice.log ? lines.map(logarithmic) : lines;
+  const measured = choice.smooth ? linesOf(cluster, curves, { ...shown, smooth: false }) : lines;
   const format = choice.log ? (value: number) => number(10 ** value) : number;
   const title = titleOf(metric);
   return (
     <>
       {metrics.length > 0 && <Choice metrics={metrics} choice={shown} choose={choose} />}
       <div className="nbc-dash-charts">
-        <Chart title={title} lines={scaled} format={format} />
-        <Chart title={`${title} by step`} lines={scaled} format={format} across="step" />
-        <Chart title="Memory" lines={memory} format={byteCount} />
+        <Chart title={title} lines={scaled} measured={measured} format={format} />
+        <Chart title={`${title} by step`} lines={scaled} measured={measured} format={format} across="step" />
+        <Chart title="Memory" lines={memory} measured={memory} format={byteCount} />
       </div>
     </>
   );
@@ -131,12 +133,14 @@ function linesOf(cluster: ClusterView, curves: Curves, { metric, smooth }: IChoi
 interface IChart {
   readonly title: string;
   readonly lines: readonly ILine[];
+  /** The same as they came: neither smoothed nor for a logarithmic axis. */
+  readonly measured: readonly ILine[];
   readonly format: (value: number) => string;
   readonly across?: Across;
 }
 
 /** Curves with least and greatest value. Screen readers hear the range; the table below has the numbers. */
-export function Chart({ title, lines, format, across = 'time' }: IChart): React.JSX.Element {
+export function Chart({ title, lines, measured, format, across = 'time' }: IChart): React.JSX.Element {
   const range = rangeOf(lines, across);
   const label = range
     ? `${title} ${extent(range, across)}, from ${format(range.low)} to ${format(range.high)}`
@@ -169,6 +173,12 @@ export function Chart({ title, lines, format, across = 'time' }: IChart): React.
               </li>
             ))}
           </ul>
+          <Save
+            chart={{
+              ...{ name: title, title: `${title} ${extent(range, across)}`, lines, measured },
+              ...{ range, across, format, dashes: DASHES }
+            }}
+          />
         </>
       ) : (
         <p className="nbc-side-hint">No values yet.</p>
