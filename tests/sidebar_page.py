@@ -87,9 +87,29 @@ def wait_for_other_text(found: "Locator") -> None:
         wait_until(lambda before=before: found.inner_text() != before, 60, f"another text than {before!r}")
 
 
+SECOND_TRY = 6000
+"""Milliseconds: longer than a button asks."""
+
+
 def confirm(question: "Locator") -> None:
     """Press a button that asks once more for the second time, once it takes that for an answer."""
     question.and_(question.page.locator(":not(.nbc-mod-early, .nbc-early)")).click(timeout=PATIENCE)
+
+
+def press_and_confirm(button: "Locator", question: "Locator") -> None:
+    """Press ``button`` and :func:`confirm` its question; again where a busy machine comes to that when the question has
+    been taken back."""
+    from playwright.sync_api import TimeoutError as TooLate
+
+    ready = question.and_(question.page.locator(":not(.nbc-mod-early, .nbc-early)"))
+    for _ in range(PATIENCE // SECOND_TRY):
+        button.click(timeout=PATIENCE)
+        try:
+            ready.click(timeout=SECOND_TRY)
+        except TooLate:
+            continue
+        return
+    confirm(question)
 
 
 def use_theme(page: "Page", name: str) -> None:

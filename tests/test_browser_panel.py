@@ -36,7 +36,7 @@ from tests.panel_notebook import (
     wait_for_progress,
     wait_until_running,
 )
-from tests.sidebar_page import confirm, use_theme
+from tests.sidebar_page import press_and_confirm, use_theme
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -160,8 +160,10 @@ def run_last_cell(page: "Page") -> None:
 
 def test_what_an_action_says_is_shown_as_text(page: "Page", lab: Lab) -> None:
     run(page, lab, "texts.ipynb")
-    page.get_by_role("button", name="Restart mini").click()
-    confirm(page.get_by_role("button", name="Really restart mini?"))
+    press_and_confirm(
+        page.get_by_role("button", name="Restart mini"),
+        page.get_by_role("button", name="Really restart mini?"),
+    )
     page.get_by_text("node 'mini' did not come back: <img src=x onerror=alert(1)>").wait_for(timeout=PATIENCE)
     assert page.locator(".nbc-panel img").count() == 0
 
@@ -323,8 +325,10 @@ cluster._tell(SeriesAdded(series=told))
 def test_stop_cluster_leaves_a_picture_that_is_saved_and_no_thread(page: "Page", lab: Lab) -> None:
     run(page, lab, "stop.ipynb", WAIT_FOR_THREAD)
     wait_for_curves(page, 6)
-    page.get_by_role("button", name="Stop cluster").click()
-    confirm(page.get_by_role("button", name="Really stop cluster"))
+    press_and_confirm(
+        page.get_by_role("button", name="Stop cluster"),
+        page.get_by_role("button", name="Really stop cluster"),
+    )
     page.wait_for_selector(".jp-RenderedHTMLCommon .nbc-panel svg.nbc-chart path", timeout=PATIENCE)
     page.get_by_text("threads of panels: 0").wait_for(timeout=PATIENCE)
     assert page.locator(".js-plotly-plot").count() == 0
@@ -366,8 +370,10 @@ def test_a_real_cluster_is_shown_stopped_and_ended_from_its_panel(page: "Page", 
     page.screenshot(path=tmp_path / "real.png")
     page.get_by_role("button", name="Stop cell").click()
     page.get_by_text("the cell ended: interrupted").wait_for(timeout=PATIENCE)
-    page.get_by_role("button", name="Stop cluster").click()
-    confirm(page.get_by_role("button", name="Really stop cluster"))
+    press_and_confirm(
+        page.get_by_role("button", name="Stop cluster"),
+        page.get_by_role("button", name="Really stop cluster"),
+    )
     page.wait_for_selector(".jp-RenderedHTMLCommon .nbc-panel svg.nbc-chart path", timeout=PATIENCE)
     wait_until(lambda: not processes_of_clusters(), 60, lambda: f"the end of {processes_of_clusters()}")
 

@@ -22,7 +22,7 @@ from tests.browser import (
     write_notebook,
 )
 from tests.panel_notebook import run, wait_for_progress
-from tests.sidebar_page import confirm
+from tests.sidebar_page import press_and_confirm
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -100,8 +100,10 @@ def test_a_panel_that_was_saved_in_mid_training_is_a_picture_where_its_kernel_is
     run_all(page)
     page.wait_for_function("() => Number(document.querySelector('.nbc-number')?.textContent) > 5", timeout=PATIENCE)
     wait_for_saved_step(page, lab, "mid.ipynb", step_now(page))
-    page.get_by_role("button", name="Stop cluster").click()
-    confirm(page.get_by_role("button", name="Really stop cluster"))
+    press_and_confirm(
+        page.get_by_role("button", name="Stop cluster"),
+        page.get_by_role("button", name="Really stop cluster"),
+    )
     page.locator(PICTURE).get_by_text("ended at").wait_for(timeout=PATIENCE)
     assert page.get_by_text("as it was on").count() == 0
     # The file is as it was while the cluster ran.
@@ -145,8 +147,10 @@ def test_after_a_reload_the_panel_lives_and_its_picture_is_still_kept(page: "Pag
     wait_for_saved_step(page, lab, "reload.ipynb", step_now(page) + 1)
     assert len(outputs_of(lab, "reload.ipynb")) == 2
     # The end of the cluster reaches it too, though what the kernel sends to this output does not any more.
-    page.get_by_role("button", name="Stop cluster").first.click()
-    confirm(page.get_by_role("button", name="Really stop cluster"))
+    press_and_confirm(
+        page.get_by_role("button", name="Stop cluster").first,
+        page.get_by_role("button", name="Really stop cluster"),
+    )
     page.wait_for_function(f"() => document.querySelectorAll('{PICTURE}').length === 2", timeout=PATIENCE)
     save(page)
     assert outputs_of(lab, "reload.ipynb") == []

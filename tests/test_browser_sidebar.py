@@ -31,10 +31,10 @@ from tests.sidebar_page import (
     CLUSTER,
     close_dialogs,
     cluster,
-    confirm,
     loss,
     node,
     peer,
+    press_and_confirm,
     round_number,
     run_cell,
     show_more,
@@ -322,14 +322,18 @@ def test_this_machine_is_shared_with_a_switch_that_shows_code_and_picture(page: 
 
 def test_a_node_is_removed_after_a_second_click(page: "Page", mini: str) -> None:
     row = node(page, mini)
-    row.get_by_role("button", name=f"Remove {mini}").click()
-    confirm(row.get_by_role("button", name=f"Really remove {mini}?"))
+    press_and_confirm(
+        row.get_by_role("button", name=f"Remove {mini}"),
+        row.get_by_role("button", name=f"Really remove {mini}?"),
+    )
     row.wait_for(state="detached", timeout=PATIENCE)
 
 
 def test_the_cluster_is_stopped_after_a_second_click_and_says_so(page: "Page") -> None:
-    cluster(page).get_by_role("button", name="Stop cluster").click()
-    confirm(cluster(page).get_by_role("button", name=f"Really stop cluster {CLUSTER} and end all its kernels?"))
+    press_and_confirm(
+        cluster(page).get_by_role("button", name="Stop cluster"),
+        cluster(page).get_by_role("button", name=f"Really stop cluster {CLUSTER} and end all its kernels?"),
+    )
     cluster(page).get_by_role("button", name="Stop cluster").wait_for(state="detached", timeout=PATIENCE)
     unfold(page)
     cluster(page).get_by_text(f"cluster '{CLUSTER}' has ended: stopped").wait_for(timeout=PATIENCE)
@@ -355,6 +359,8 @@ def test_a_cluster_is_started_with_the_keyboard_alone(page: "Page", strangers: S
     evening = page.get_by_role("region", name="cluster evening")
     assert evening.get_by_role("listitem").count() == 1
     show_more(evening)
-    evening.get_by_role("button", name="Stop cluster").click()
-    confirm(evening.get_by_role("button", name="Really stop cluster evening and end all its kernels?"))
+    press_and_confirm(
+        evening.get_by_role("button", name="Stop cluster"),
+        evening.get_by_role("button", name="Really stop cluster evening and end all its kernels?"),
+    )
     evening.get_by_role("button", name="Stop cluster").wait_for(state="detached", timeout=PATIENCE)

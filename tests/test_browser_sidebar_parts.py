@@ -30,8 +30,8 @@ from tests.conftest import wait_until
 from tests.sidebar_page import (
     CLUSTER,
     cluster,
-    confirm,
     node,
+    press_and_confirm,
     run_cell,
     show_more,
     show_sidebar,
@@ -206,8 +206,10 @@ def test_that_training_ended_is_told_and_nothing_of_before_when_the_page_is_load
 
 def test_a_node_that_somebody_restarts_is_not_told_as_lost(page: "Page") -> None:
     before = told(page)
-    node(page, "local-2").get_by_role("button", name="Restart local-2").click()
-    confirm(node(page, "local-2").get_by_role("button", name="Really restart local-2?"))
+    press_and_confirm(
+        node(page, "local-2").get_by_role("button", name="Restart local-2"),
+        node(page, "local-2").get_by_role("button", name="Really restart local-2?"),
+    )
     page.get_by_role("listitem", name=re.compile("^node local-2, (starting|replaying)")).wait_for(timeout=PATIENCE)
     page.get_by_role("listitem", name="node local-2, ok").wait_for(timeout=PATIENCE)
     assert told(page) == before
@@ -215,8 +217,10 @@ def test_a_node_that_somebody_restarts_is_not_told_as_lost(page: "Page") -> None
 
 def test_a_cluster_that_has_ended_has_a_report_and_goes_from_the_list(page: "Page") -> None:
     show_more(cluster(page))
-    cluster(page).get_by_role("button", name="Stop cluster").click()
-    confirm(cluster(page).get_by_role("button", name=f"Really stop cluster {CLUSTER} and end all its kernels?"))
+    press_and_confirm(
+        cluster(page).get_by_role("button", name="Stop cluster"),
+        cluster(page).get_by_role("button", name=f"Really stop cluster {CLUSTER} and end all its kernels?"),
+    )
     report = cluster(page).get_by_role("button", name=f"Report of {CLUSTER}")
     report.wait_for(timeout=PATIENCE)
     unfold(page)
