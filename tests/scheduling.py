@@ -50,6 +50,10 @@ class ByFile(LoadScopeScheduling):
         pending = [(unit, test) for unit in units for test, is_done in unit.items() if not is_done]
         for unit, test in pending[:1]:
             unit[test] = True
+        # What it had done is done: xdist would hand these files out once more, to workers that then wait for a test.
+        own = self.assigned_work[node]
+        for scope in [scope for scope, unit in own.items() if all(unit.values())]:
+            del own[scope]
         super().remove_node(node)
         return pending[0][1] if pending else None
 

@@ -240,6 +240,22 @@ def test_a_run_that_ended_early_stays_red(project: pytest.Pytester, options: lis
     assert counted(project, "shaky0") == 1
 
 
+def test_the_files_that_a_dead_worker_had_done_keep_nobody_waiting(project: pytest.Pytester) -> None:
+    done = FIRST + "\n".join(f"\n    def test_{number}():\n        count('done')\n" for number in range(6))
+    project.makepyfile(**{f"test_done_{number}": done for number in range(12)})
+    tests = """
+    def test_deadly():
+        if first_time("deadly"):
+            os._exit(7)
+
+    def test_after():
+        count("after")
+    """
+    code, output = run(project, tests, "-n", "2", "--dist", "loadscope")
+    assert (code, last_line(output)) == (0, "73 passed, 1 unsteady")
+    assert (counted(project, "done"), counted(project, "after")) == (72, 1)
+
+
 def test_a_file_that_cannot_be_read_stays_red(project: pytest.Pytester) -> None:
     project.makepyfile(test_broken="import nothing_of_this_name")
     code, output = run(
