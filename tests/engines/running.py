@@ -57,19 +57,27 @@ class Slurm:
 
 
 @contextmanager
-def slurm() -> Iterator[Slurm]:
-    """Started, and ended with all that it runs."""
-    folder = Path(tempfile.mkdtemp(prefix="nbt-slurm-", dir="/tmp"))
-    script = str(_FOLDER / "slurm.sh")
+def _started(engine: str, mode: str, hosts: int) -> Iterator[tuple[Path, pytest.MonkeyPatch]]:
+    """The folder of ``engine``, which was started by its script and is ended with all that it runs, and an environment
+    to change meanwhile."""
+    folder = Path(tempfile.mkdtemp(prefix=f"nbt-{engine}-", dir="/tmp"))
+    script = str(_FOLDER / f"{engine}.sh")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MODE", "ports")
-        started = subprocess.run([script, "start", str(folder), "3"], capture_output=True, text=True, timeout=90)
+        patch.setenv("MODE", mode)
+        started = subprocess.run([script, "start", str(folder), str(hosts)], capture_output=True, text=True, timeout=90)
         assert started.returncode == 0, started.stderr
-        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
         try:
-            yield Slurm(folder)
+            yield folder, patch
         finally:
             subprocess.run([script, "stop", str(folder)], capture_output=True, timeout=60, check=False)
+
+
+@contextmanager
+def slurm() -> Iterator[Slurm]:
+    """Started, and ended with all that it runs."""
+    with _started("slurm", "ports", 3) as (folder, patch):
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        yield Slurm(folder)
 
 
 @dataclass(frozen=True)
@@ -84,12 +92,7 @@ class SshHosts:
 @contextmanager
 def ssh_hosts() -> Iterator[SshHosts]:
     """Started, and ended with all that they run."""
-    folder = Path(tempfile.mkdtemp(prefix="nbt-ssh-", dir="/tmp"))
-    script = str(_FOLDER / "ssh.sh")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MODE", "netns")
-        started = subprocess.run([script, "start", str(folder), "2"], capture_output=True, text=True, timeout=90)
-        assert started.returncode == 0, started.stderr
+    with _started("ssh", "netns", 2) as (folder, patch):
         config = folder / "config"
         bridge = next(line.split()[1] for line in config.read_text().splitlines() if "HostName" in line)
         programs = folder / "bin"
@@ -98,10 +101,7 @@ def ssh_hosts() -> Iterator[SshHosts]:
         client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
         client.chmod(0o755)
         patch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-        try:
-            yield SshHosts(folder, f"{bridge.rpartition('.')[0]}.1")
-        finally:
-            subprocess.run([script, "stop", str(folder)], capture_output=True, timeout=60, check=False)
+        yield SshHosts(folder, f"{bridge.rpartition('.')[0]}.1")
 
 
 def where_it_stands(secret: str) -> list[str]:
