@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import type { ClusterView } from '../generated';
-import { Curves, curveKey, lossesIn, metricsIn, newestLoss, smoothed } from './curves';
+import { Curves, curveKey, lossesIn, metricsIn, smoothed } from './curves';
 import { byteCount, integer, number, plain } from './format';
 import { nodeColour } from './palette';
 import { Save } from './saving';
@@ -48,7 +48,7 @@ export function Charts({ cluster, curves, choice, choose }: ICharts): React.JSX.
   }));
   const lines = linesOf(cluster, curves, shown);
   const scaled = choice.log ? lines.map(logarithmic) : lines;
-  const measured = choice.smooth ? linesOf(cluster, curves, { ...shown, smooth: false }) : lines;
+  const measured = (): readonly ILine[] => linesOf(cluster, curves, { ...shown, smooth: false });
   const format = choice.log ? (value: number) => number(10 ** value) : number;
   const title = titleOf(metric);
   return (
@@ -57,7 +57,7 @@ export function Charts({ cluster, curves, choice, choose }: ICharts): React.JSX.
       <div className="nbc-dash-charts">
         <Chart title={title} lines={scaled} measured={measured} format={format} />
         <Chart title={`${title} by step`} lines={scaled} measured={measured} format={format} across="step" />
-        <Chart title="Memory" lines={memory} measured={memory} format={byteCount} />
+        <Chart title="Memory" lines={memory} measured={() => memory} format={byteCount} />
       </div>
     </>
   );
@@ -110,8 +110,8 @@ function titleOf(metric: string): string {
 function linesOf(cluster: ClusterView, curves: Curves, { metric, smooth }: IChoice): readonly ILine[] {
   const colours = new Map(cluster.nodes.map(node => [node.name, nodeColour(node)]));
   const order = [...colours.keys()];
-  const lines: ILine[] = lossesIn(curves, true, metric)
-    .filter(({ node }) => colours.has(node))
+  const losses = lossesIn(curves, true, metric).filter(({ node }) => colours.has(node));
+  const lines: ILine[] = [...losses]
     .sort((one, other) => order.indexOf(one.node) - order.indexOf(other.node))
     .map(({ node, points, newest, ofRun, dash }) => ({
       name: ofRun ? `${node}, ${ofRun}` : node,
@@ -125,7 +125,8 @@ function linesOf(cluster: ClusterView, curves: Curves, { metric, smooth }: IChoi
     const name = cluster.jobs.length > 1 ? `global model of ${job}` : 'global model';
     return { name: newest ? name : `${name}, ${ofRun}`, colour: 'var(--jp-ui-font-color1)', points, faint: !newest };
   });
-  const without = cluster.nodes.filter(node => newestLoss(curves, node.name, metric).length === 0);
+  const told = new Set(losses.filter(({ points }) => points.length > 0).map(({ node }) => node));
+  const without = cluster.nodes.filter(node => !told.has(node.name));
   const silent: ILine[] = without.map(node => ({ name: node.name, colour: nodeColour(node), points: [] }));
   return [...lines.filter(line => line.faint), ...lines.filter(line => !line.faint), ...silent, ...globals];
 }
@@ -134,7 +135,7 @@ interface IChart {
   readonly title: string;
   readonly lines: readonly ILine[];
   /** The same as they came: neither smoothed nor for a logarithmic axis. */
-  readonly measured: readonly ILine[];
+  readonly measured: () => readonly ILine[];
   readonly format: (value: number) => string;
   readonly across?: Across;
 }

@@ -72,8 +72,8 @@ export function lossesIn(curves: Curves, ofNodes: boolean, metric = 'loss'): rea
 }
 
 /** The loss of `node` that was begun last. */
-export function newestLoss(curves: Curves, node: string, metric = 'loss'): readonly IPoint[] {
-  const begun = lossesIn(curves, true, metric).filter(loss => loss.node === node && loss.points.length > 0);
+export function newestLoss(curves: Curves, node: string): readonly IPoint[] {
+  const begun = lossesIn(curves, true).filter(loss => loss.node === node && loss.points.length > 0);
   begun.sort((one, other) => one.points[0].time - other.points[0].time);
   return begun.length ? begun[begun.length - 1].points : [];
 }

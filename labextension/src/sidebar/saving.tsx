@@ -17,7 +17,7 @@ export interface ISaved {
   readonly name: string;
   readonly title: string;
   readonly lines: readonly ILine[];
-  readonly measured: readonly ILine[];
+  readonly measured: () => readonly ILine[];
   readonly range: IRange;
   readonly across: Across;
   readonly format: (value: number) => string;
@@ -34,7 +34,7 @@ export function Save({ chart }: { chart: ISaved }): React.JSX.Element {
   return (
     <span className="nbc-dash-saves">
       {button('SVG', () => save(`${chart.name}.svg`, 'image/svg+xml', svgOf(chart)))}
-      {button('CSV', () => save(`${chart.name}.csv`, 'text/csv', csvOf(chart.measured)))}
+      {button('CSV', () => save(`${chart.name}.csv`, 'text/csv', csvOf(chart.measured())))}
     </span>
   );
 }
