@@ -21,9 +21,7 @@ from notebook_cluster.widgets.text import aligned
 _SIZE = (980, 340)
 _STANDS_OUT = (
     "<style>.nbc-panel td.nbc-odd{font-weight:650;background:var(--nbc-soft)}"
-    ".nbc-panel .nbc-wide{overflow-x:auto}.nbc-panel .nbc-compared .nbc-chart{max-width:980px}"
-    ".nbc-panel .nbc-saves{display:flex;gap:14px;margin:2px 0 6px;font-size:12px}"
-    ".nbc-panel .nbc-save{min-height:24px;line-height:24px;color:var(--nbc-info)}</style>"
+    ".nbc-panel .nbc-wide{overflow-x:auto}.nbc-panel .nbc-compared .nbc-chart{max-width:980px}</style>"
 )
 
 
@@ -67,7 +65,8 @@ def compare_runs(
 
 
 def _columns(name: str, run: MeasuredRun, metric: str, chosen: str | None) -> list[_Column]:
-    state, curves = run.state(), Curves(run.series())
+    state, series = run.state(), run.series()
+    curves = Curves(series)
     jobs: list[JobView | None] = [job for job in state.jobs if chosen in (None, job.name)]
     if not jobs and chosen is None:
         jobs = [None]
@@ -78,7 +77,7 @@ def _columns(name: str, run: MeasuredRun, metric: str, chosen: str | None) -> li
         settings = job_settings_shown(job) if job is not None else {}
         settings |= {"nodes": str(len(state.nodes)), "rounds": integer(job.round if job is not None else 0)}
         settings["sent by all nodes"] = byte_count(job.bytes_sent) if job is not None else ABSENT
-        settings["trained for"] = duration(_seconds(run.series(), of))
+        settings["trained for"] = duration(_seconds(series, of))
         values = [y for _, y in points if math.isfinite(y)]
         settings[f"last {metric}"] = number(values[-1] if values else None)
         settings[f"lowest {metric}"] = number(min(values, default=None))
