@@ -99,7 +99,7 @@ def wait_for_peers(processes: dict[str, subprocess.Popen], scratch: Path, second
         if time.monotonic() > deadline:
             names = ", ".join(sorted(missing))
             raise RuntimeError(f"{names} not found over mDNS in {seconds:g} s: does a firewall block UDP port 5353?")
-        for peer in find_peers(3.0):
+        for peer in find_peers(1.0):
             if peer.name in missing and peer.found_by == "mdns" and peer.trusted:
                 missing.discard(peer.name)
                 say(f"  found {peer.name} over mDNS at {peer.address}")
