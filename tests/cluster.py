@@ -12,6 +12,7 @@ import pytest
 from notebook_cluster.client import Cluster, ClusterError, list_clusters
 from notebook_cluster.protocol.state import ClusterView, NodeView
 from notebook_cluster.protocol.views import CellEnded, CellOutput, Output
+from notebook_cluster.widgets import render_text
 from tests.conftest import shared_folders, wait_until
 
 
@@ -25,6 +26,16 @@ def running_cluster(name: str = "test", **options: Any) -> Iterator[Cluster]:
         if cluster.connection.closed is None:
             end(cluster)
         cluster.close()
+
+
+def told(cluster: Cluster, text: str, timeout: float = 60) -> str:
+    """The first line among what happened that has ``text``, as soon as it is there."""
+    try:
+        return cluster.wait_until(
+            lambda state: next((event.text for event in state.events if text in event.text), ""), timeout
+        )
+    except TimeoutError:
+        pytest.fail(f"nobody said {text!r}: {render_text(cluster.state())}")
 
 
 def end(cluster: Cluster) -> None:

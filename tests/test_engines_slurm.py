@@ -18,7 +18,7 @@ from notebook_cluster.protocol.launches import LaunchKey, LaunchView
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.security import data_directory
 from notebook_cluster.widgets import render_text
-from tests.cluster import running_cluster
+from tests.cluster import running_cluster, told
 from tests.conftest import shared_folders, wait_until
 from tests.engines.running import Slurm, ask, no_slurm, slurm, where_it_stands
 
@@ -56,16 +56,6 @@ def launch(cluster: Cluster, text: str = "", place: int = -1) -> LaunchView:
         return cluster.wait_until(look, 60)
     except TimeoutError:
         pytest.fail(f"no {text!r}: {render_text(cluster.state())}")
-
-
-def told(cluster: Cluster, text: str, timeout: float = 60) -> str:
-    def look(state: ClusterView) -> str:
-        return next((event.text for event in state.events if text in event.text), "")
-
-    try:
-        return cluster.wait_until(look, timeout)
-    except TimeoutError:
-        pytest.fail(f"nobody said {text!r}: {render_text(cluster.state())}")
 
 
 def number(cluster: Cluster) -> str:

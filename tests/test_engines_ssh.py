@@ -13,8 +13,7 @@ import pytest
 from notebook_cluster.client import Cluster, ClusterError
 from notebook_cluster.protocol.launches import LaunchKey
 from notebook_cluster.security import data_directory
-from notebook_cluster.widgets import render_text
-from tests.cluster import running_cluster
+from tests.cluster import running_cluster, told
 from tests.command import COMMAND
 from tests.conftest import MARK, marked_processes, shared_folders, wait_until
 from tests.engines.running import SshHosts, no_ssh, ssh_hosts, where_it_stands
@@ -45,15 +44,6 @@ def agents() -> list[str]:
     """The command lines of agents on the hosts."""
     found = marked_processes(os.environ[MARK]).values()
     return [line for line in found if "share --dial" in line and not line.split()[0].endswith("/ssh")]
-
-
-def told(cluster: Cluster, text: str) -> str:
-    try:
-        return cluster.wait_until(
-            lambda state: next((event.text for event in state.events if text in event.text), ""), 60
-        )
-    except TimeoutError:
-        pytest.fail(f"nobody said {text!r}: {render_text(cluster.state())}")
 
 
 def test_hosts_train_together_and_the_key_stands_nowhere(hosts: SshHosts) -> None:

@@ -33,7 +33,7 @@ from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.launches import Enlist, Enlisted, LaunchKey, NotEnlisted
 from notebook_cluster.security import Identity, data_directory, new_identity
 from notebook_cluster.widgets import render_html, render_text
-from tests.cluster import running_cluster
+from tests.cluster import running_cluster, told
 from tests.command import COMMAND
 from tests.conftest import shared_folders, wait_until
 from tests.engines.processes import install
@@ -63,15 +63,6 @@ def shared_cluster() -> Iterator[Cluster]:
 
 def names(cluster: Cluster) -> set[str]:
     return {node.name for node in cluster.state().nodes if node.condition == "ok"}
-
-
-def told(cluster: Cluster, text: str) -> str:
-    try:
-        return cluster.wait_until(
-            lambda state: next((event.text for event in state.events if text in event.text), ""), 60
-        )
-    except TimeoutError:
-        pytest.fail(f"nobody said {text!r}: {render_text(cluster.state())}")
 
 
 def folder_of(cluster: Cluster, launch: int = -1) -> Path:
