@@ -58,8 +58,13 @@ class Listening:
         tcp = self._router(max(settings.tcp_chunk, settings.loopback_chunk), settings.tcp_high_water_mark)
         serve(tcp, identity, _DOMAIN)
         give_up_unacknowledged(tcp)
-        tcp.setsockopt(zmq.HEARTBEAT_IVL, int(settings.heartbeat * 1000))
-        tcp.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(settings.heartbeat_timeout * 1000))
+        # The system's, not libzmq's heartbeat: when a connection ends while this side is at its high-water mark, the
+        # next heartbeat aborts the process (libzmq 4.3.5, assertion !_io_error in stream_engine_base.cpp).
+        pause = max(1, round(settings.heartbeat))
+        tcp.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        tcp.setsockopt(zmq.TCP_KEEPALIVE_IDLE, pause)
+        tcp.setsockopt(zmq.TCP_KEEPALIVE_INTVL, pause)
+        tcp.setsockopt(zmq.TCP_KEEPALIVE_CNT, max(1, round(settings.heartbeat_timeout / pause) - 1))
         self.port = tcp.bind_to_random_port(f"tcp://{host}")
         self._routers = [tcp]
         loop.register(tcp, zmq.POLLIN, lambda flags: self._receive(tcp, from_ipc=False))
