@@ -79,8 +79,8 @@ def agent(cluster: Cluster, name: str) -> psutil.Process:
         process
         for process in psutil.process_iter(["cmdline"])
         if "--launch-key" in (words := process.info["cmdline"] or [])
+        and str(folder_of(cluster)) in " ".join(words)  # first: those of other tests on this machine have no --name
         and words[words.index("--name") + 1] == name
-        and str(folder_of(cluster)) in " ".join(words)
     ]
     assert len(found) == 1, found
     return found[0]
