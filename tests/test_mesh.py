@@ -1,6 +1,8 @@
 """The mesh: who gets in, what arrives in which order, what is dropped."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +141,40 @@ def test_a_restarted_node_is_dialled_anew(pair: list[MeshNode]) -> None:
         wait_until(lambda: again.frames == [("mini", frame(3), b"for the new one")])
     finally:
         again.close()
+
+
+BEHIND = """
+import threading
+from notebook_cluster.mesh import MeshSettings
+from notebook_cluster.protocol.mesh import JobFrame
+from tests.conftest import wait_until
+from tests.mesh_nodes import mesh_nodes
+
+few = MeshSettings(
+    tcp_chunk=65536, loopback_chunk=65536, tcp_high_water_mark=4, loopback_high_water_mark=4, heartbeat=0.2
+)
+with mesh_nodes("mini", "desk", peers=["one", "two"], mesh_settings=few) as (mini, desk):
+    frame = JobFrame(job="model", incarnation=1, kind="mean", round=1)
+    mini.mesh.send("desk", frame, b"first")
+    wait_until(lambda: desk.frames)
+    held, go = threading.Event(), threading.Event()
+    desk.loop.call_soon(lambda: (held.set(), go.wait(60)))
+    assert held.wait(10)
+    for number in range(400):
+        mini.mesh.send("desk", frame, bytes(65536))
+    wait_until(lambda: 20 < mini.mesh.waiting("desk") < 400)
+    mini.mesh.close()
+    threading.Event().wait(10 * few.heartbeat)  # what ended processes came with the next heartbeats
+    go.set()
+    desk.loop.call(lambda: None)
+    print("lives")
+"""
+
+
+def test_a_node_that_is_behind_outlives_its_neighbour() -> None:
+    """libzmq aborts the process where its heartbeat comes after the end of a connection that waits to be read."""
+    done = subprocess.run([sys.executable, "-c", BEHIND], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr[-2000:]
 
 
 def test_garbage_is_counted_and_the_mesh_goes_on(pair: list[MeshNode]) -> None:
