@@ -130,6 +130,8 @@ def test_runs_are_compared_by_one_job_on_a_logarithmic_axis() -> None:
     assert text.splitlines()[0].split() == ["loss", "a@1", "b@2"]
     assert re.findall(r">(0\.1|1|10)</text>", markup)[:3] == ["0.1", "1", "10"]
     assert "No value is above 0" in compare_runs([("b@2", other)], log=True).html
+    with pytest.raises(ClusterError, match="run 'a@1' is named twice: name each run once"):
+        compare_runs([("a@1", both), ("a@1", both)])
     with pytest.raises(ClusterError, match=r"none of these runs has a job 'x': there is model, critic \(--job NAME\)"):
         compare_runs([("a@1", both)], job="x")
 

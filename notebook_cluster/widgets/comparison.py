@@ -50,8 +50,11 @@ def compare_runs(
     of this training job alone; ``log``: the axis is logarithmic, and what is not above 0 is a gap.
 
     Raises:
-        ClusterError: none of them has measured ``metric``, or has ``job``; names what they have.
+        ClusterError: one is named twice, or none of them has measured ``metric``, or has ``job``; names what they have.
     """
+    names = [name for name, _ in runs]
+    if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+        raise ClusterError(f"run {twice!r} is named twice: name each run once")
     jobs = dict.fromkeys(one.name for _, run in runs for one in run.state().jobs)
     if job is not None and job not in jobs:
         there = f"there is {', '.join(plain(one, 64) for one in jobs)}" if jobs else "nothing was trained"
