@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from notebook_cluster.protocol.node import NodeAddress
 from notebook_cluster.security import Identity, dial
-from notebook_cluster.sockets import SENDING, IOThread, give_up_unacknowledged
+from notebook_cluster.sockets import SENDING, IOThread, give_up_unacknowledged, keep_alive
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class MeshSettings:
     header_bytes: int = 64 * 1024
     held_bytes: int = 16 << 20
     """ipc frames of nodes that the roster does not have yet."""
-    heartbeat: float = 2.0
-    heartbeat_timeout: float = 20.0
+    keepalive: float = 2.0
+    keepalive_timeout: float = 20.0
     """A Wi-Fi break shorter than this costs nothing: TCP repeats what was lost."""
     unreachable: float = 2.0
     """Without a handshake, or an answer to a probe, for so long: the coordinator is asked for a relay."""
@@ -185,8 +185,7 @@ class MeshConnection:
             dial(socket, self._identity, self._address.mesh_key)
             give_up_unacknowledged(socket)
             socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)  # TCP repeats its first packet later and later
-            socket.setsockopt(zmq.HEARTBEAT_IVL, int(self._settings.heartbeat * 1000))
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(self._settings.heartbeat_timeout * 1000))
+            keep_alive(socket, self._settings.keepalive, self._settings.keepalive_timeout)
             monitor = socket.get_monitor_socket(_WATCHED)
         self._loop.register(monitor, zmq.POLLIN, self._on_monitor)
         self._dialled_at = time.monotonic()

@@ -10,7 +10,7 @@ import zmq
 
 from notebook_cluster.mesh.connection import MeshSettings
 from notebook_cluster.security import Gate, Identity, serve, user_id
-from notebook_cluster.sockets import RECEIVING, IOThread, give_up_unacknowledged
+from notebook_cluster.sockets import RECEIVING, IOThread, give_up_unacknowledged, keep_alive
 
 _log = logging.getLogger(__name__)
 
@@ -58,13 +58,7 @@ class Listening:
         tcp = self._router(max(settings.tcp_chunk, settings.loopback_chunk), settings.tcp_high_water_mark)
         serve(tcp, identity, _DOMAIN)
         give_up_unacknowledged(tcp)
-        # The system's, not libzmq's heartbeat: when a connection ends while this side is at its high-water mark, the
-        # next heartbeat aborts the process (libzmq 4.3.5, assertion !_io_error in stream_engine_base.cpp).
-        pause = max(1, round(settings.heartbeat))
-        tcp.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        tcp.setsockopt(zmq.TCP_KEEPALIVE_IDLE, pause)
-        tcp.setsockopt(zmq.TCP_KEEPALIVE_INTVL, pause)
-        tcp.setsockopt(zmq.TCP_KEEPALIVE_CNT, max(1, round(settings.heartbeat_timeout / pause) - 1))
+        keep_alive(tcp, settings.keepalive, settings.keepalive_timeout)
         self.port = tcp.bind_to_random_port(f"tcp://{host}")
         self._routers = [tcp]
         loop.register(tcp, zmq.POLLIN, lambda flags: self._receive(tcp, from_ipc=False))

@@ -13,6 +13,9 @@ May import: nothing of this package. Called by: ``mesh``, ``node`` and ``client`
 """
 
 from notebook_cluster.sockets.io_thread import RECEIVING, SENDING, IOThread
-from notebook_cluster.sockets.pump import UNACKNOWLEDGED, Pump, give_up_unacknowledged, plain_context
+from notebook_cluster.sockets.pump import UNACKNOWLEDGED, Pump, give_up_unacknowledged, keep_alive, plain_context
 
-__all__ = ["RECEIVING", "SENDING", "UNACKNOWLEDGED", "IOThread", "Pump", "give_up_unacknowledged", "plain_context"]
+__all__ = [
+    "RECEIVING", "SENDING", "UNACKNOWLEDGED", "IOThread", "Pump", "give_up_unacknowledged", "keep_alive",
+    "plain_context",
+]  # fmt: skip

@@ -29,6 +29,18 @@ def give_up_unacknowledged(socket: zmq.Socket[Any]) -> None:
     socket.setsockopt(zmq.TCP_MAXRT, int(UNACKNOWLEDGED * 1000))
 
 
+def keep_alive(socket: zmq.Socket[Any], pause: float, timeout: float) -> None:
+    """Have the system end a TCP connection whose other side is gone without a word: asked each ``pause`` seconds (whole
+    ones, at least 1), silent for ``timeout``. In place of libzmq's own heartbeat (ZMQ_HEARTBEAT_IVL): when a connection
+    ends while its receiver is at the high-water mark, the next one aborts the process (4.3.5: assertion !_io_error in
+    stream_engine_base.cpp)."""
+    seconds = max(1, round(pause))
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, seconds)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, seconds)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, max(1, round(timeout / seconds) - 1))
+
+
 def plain_context(context: zmq.Context[Any]) -> "zmq.Context[zmq.Socket[bytes]]":
     """``context`` itself, or for a ``zmq.asyncio.Context`` a plain view of it (its sockets would return futures)."""
     return context if type(context) is zmq.Context else zmq.Context.shadow(context.underlying)

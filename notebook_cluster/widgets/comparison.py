@@ -126,17 +126,11 @@ def _text(columns: Sequence[_Column], metric: str) -> str:
 
 def _html(columns: Sequence[_Column], metric: str, log: bool) -> str:
     lines = [
-        Line(
-            column.name,
-            palette_colour(place),
-            column.points,
-            dotted=column.shared,
-            strong=True,
-            dash=place // len(PALETTE),
-        )
+        Line(column.name, palette_colour(place), column.points, dotted=column.shared, strong=True,
+             dash=place // len(PALETTE))
         for place, column in enumerate(columns)
         if column.points
-    ]
+    ]  # fmt: skip
     chart = svg_chart(metric_title(metric), "steps", lines, size=_SIZE, log=log, labels=True)
     rows = [(column.name, *point) for column in columns for point in column.points]
     links = [data_link(f"runs-{metric}", "image/svg+xml", standalone(chart))] if chart else []
