@@ -88,12 +88,19 @@ class Run:
         if quiet and self._status(cell) != "ok":
             self.schedule.troubles.append(f"leg {number} ended as {self.world.state['cell']}")
         self._tick_until(lambda: not self.schedule.busy, 200.0, "the faults to be over")
+        # Who was lost when the others ended is in the middle of its cell still, and brings its work alone.
+        self._tick_until(lambda: not self._at_work(folder), QUIET, f"the last nodes to end leg {number}")
         self.world.over = False
         self._check(number, codec, folder)
         self._gaps(folder, self.schedule.faults[first:], trained)
         shutil.rmtree(folder)
         for progress in (self.hosts.folder / "progress").iterdir():
             progress.unlink()
+
+    def _at_work(self, folder: Path) -> bool:
+        """Whether a process that nobody ended has not come to the end of the leg."""
+        lives = (life for life in read_lives(folder) if life.ends is None and life.pid not in self.world.ended)
+        return any(Path(f"/proc/{life.pid}").exists() for life in lives)
 
     def _trains(self, node: str) -> bool:
         return self.hosts.progress(node).counted > 0
