@@ -50,9 +50,12 @@ async def test_a_machine_whose_cable_was_pulled_is_not_taken_to_be_at_its_loopba
     for host in ("10.77.0.2", "127.0.0.1", "10.77.0.2", "10.77.0.9"):
         finder._changed({INSTANCE: parse_peer(values(), [host], 4711)})
     assert heard == ["10.77.0.2:4711", "10.77.0.9:4711"]
+    finder._changed({})
+    finder._changed({INSTANCE: parse_peer(values(), ["127.0.0.1"], 4712)})  # nobody had heard of it for a while
+    assert heard[2:] == ["10.77.0.9:4712"]
     own = ["127.0.0.1"]  # no network any more: what runs on this machine is where it says
     finder._changed({INSTANCE: parse_peer(values(), ["127.0.0.1"], 4711)})
-    assert heard[2:] == ["127.0.0.1:4711"]
+    assert heard[3:] == ["127.0.0.1:4711"]
 
 
 def test_a_good_record_is_a_peer() -> None:

@@ -25,6 +25,8 @@ announced a moment later."""
 ASK_TIMEOUT = 3.0
 TYPED_AGAIN = 15.0
 """Seconds after which a typed address that did not answer is asked again."""
+_MOST_OUTSIDE = 1000
+"""Announcements of which the addresses are remembered, twice as many as are listened to at once."""
 
 
 class PeerFinder:
@@ -46,6 +48,8 @@ class PeerFinder:
         self._heard = asyncio.Event()
         self._news = asyncio.Event()
         self._records: dict[str, FoundPeer] = {}
+        self._outside: dict[str, tuple[str, ...]] = {}
+        """Where others reached who announced itself under that instance last, also when it was gone in between."""
         self._typed: dict[str, Candidate | None] = {entry: None for entry in typed if ":" in entry}
         self._silent: dict[str, str] = {}
         """Typed address -> why nothing is known about it."""
@@ -74,9 +78,14 @@ class PeerFinder:
 
     def _changed(self, found: dict[str, FoundPeer]) -> None:
         for instance, peer in found.items():
-            before = self._records.get(instance)
-            if before is not None and _was_cut_off(peer, before):
-                found[instance] = before
+            if not _is_near(peer.hosts):
+                self._outside[instance] = peer.hosts
+            elif instance in self._outside and not _is_near(reachable_addresses()):
+                # Its cable was pulled, and is in again: what it says until it has looked at its own addresses holds
+                # only for who is on no network either.
+                found[instance] = dataclasses.replace(peer, hosts=self._outside[instance])
+        while len(self._outside) > _MOST_OUTSIDE:
+            self._outside.pop(next(iter(self._outside)))
         new = [peer for instance, peer in found.items() if self._records.get(instance) != peer]
         self._records = found
         self._news.set()
@@ -248,14 +257,9 @@ async def _resolve_host(host: str) -> list[str]:
     return addresses
 
 
-def _was_cut_off(peer: FoundPeer, before: FoundPeer) -> bool:
-    """Its cable was pulled, and is in again: what it says until it has looked at its own addresses holds only for who
-    is on no network either."""
-
-    def is_near(hosts: Sequence[str]) -> bool:
-        return all(ipaddress.ip_address(host).is_loopback for host in hosts)
-
-    return is_near(peer.hosts) and not is_near(before.hosts) and not is_near(reachable_addresses())
+def _is_near(hosts: Sequence[str]) -> bool:
+    """They reach this machine alone."""
+    return all(ipaddress.ip_address(host).is_loopback for host in hosts)
 
 
 def _is_at(candidate: Candidate, addresses: Sequence[str], port: int) -> bool:
