@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 
 from notebook_cluster.protocol.launches import LaunchView
-from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView, Series
+from notebook_cluster.protocol.state import (
+    CellView,
+    ClusterView,
+    EventView,
+    JobView,
+    NodeView,
+    PeerView,
+    RoundWait,
+    Series,
+)
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 
 GB = 10**9
@@ -154,7 +163,13 @@ class FakeCluster:
     def _view(self) -> ClusterView:
         view = cluster_view(self.step, started=self.started)
         nodes = view.nodes + getattr(self, "_added", [])
-        return msgspec.structs.replace(view, nodes=nodes, launches=self.launches)
+        rounds = range(max(self.step // 20 - 30, 1), self.step // 20)
+        waits = [
+            RoundWait(round=one, node=nodes[one % len(nodes)].name, seconds=one % 5 / 4, time=self.started + 2 * one)
+            for one in rounds
+        ]
+        jobs = [msgspec.structs.replace(view.jobs[0], waits=waits)]
+        return msgspec.structs.replace(view, nodes=nodes, launches=self.launches, jobs=jobs)
 
     def _tell(self, event: Any) -> None:
         for callback in list(self._callbacks):

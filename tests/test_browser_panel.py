@@ -279,7 +279,7 @@ def overlapping(page: "Page") -> list[str]:
     return found
 
 
-def test_keys_choose_a_metric_and_open_a_list_while_a_cell_runs(page: "Page", lab: Lab) -> None:
+def test_keys_choose_a_metric_and_open_a_list_while_a_cell_runs(page: "Page", lab: Lab, tmp_path: Path) -> None:
     many = """
 from notebook_cluster.protocol.state import Series
 from notebook_cluster.protocol.views import SeriesAdded
@@ -296,6 +296,8 @@ cluster._tell(SeriesAdded(series=told))
     page.locator(".nbc-compact .nbc-node").nth(11).wait_for(timeout=PATIENCE)
     fits = "rows => rows.every(row => row.scrollWidth <= row.clientWidth)"
     assert page.locator(".nbc-compact .nbc-number").evaluate_all(fits)
+    page.locator("summary", has_text="Rounds, and who was waited for").press("Enter")
+    page.locator(".nbc-wait").nth(4).wait_for(timeout=PATIENCE)
     for theme in axe.THEMES if axe.SCRIPT.exists() else ():
         use_theme(page, theme)
         for zoom in (1, 2):
@@ -303,6 +305,8 @@ cluster._tell(SeriesAdded(series=told))
     for width in (520, 700, 900):  # 520: a window of 900 with the sidebar open
         page.set_viewport_size({"width": width, "height": 1000})
         assert overlapping(page) == []
+        assert page.locator(".nbc-waits").evaluate("waits => waits.scrollWidth <= waits.clientWidth")
+        page.locator(".nbc-panel").screenshot(path=tmp_path / f"{width}.png")
     chooser = page.get_by_label("Number that the curves show")
     chooser.focus()
     page.keyboard.press("End")
@@ -313,6 +317,15 @@ cluster._tell(SeriesAdded(series=told))
     kind = "() => document.querySelector('.js-plotly-plot').layout.yaxis.type === 'log'"
     page.wait_for_function(kind, timeout=PATIENCE)
     assert chooser.input_value() == "<b>test_accuracy"
+    with page.expect_download(timeout=PATIENCE) as saved:
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+    assert saved.value.suggested_filename.startswith("digits-_b_test_accuracy-")
+    assert saved.value.suggested_filename.endswith(".csv")
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0] == "metric,node,job,run,step,time,value"
+    assert "<b>test_accuracy,mini,,,9,2.000,0.9" in lines
+    assert {line.split(",")[0] for line in lines[1:]} == {"<b>test_accuracy", "memory"}
     events = page.locator("details", has_text="Events")
     assert not events.locator(".nbc-event").first.is_visible()
     events.locator("summary").focus()

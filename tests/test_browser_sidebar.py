@@ -265,7 +265,11 @@ def test_the_tab_of_a_cluster_shows_curves_nodes_and_events(page: "Page", mini: 
     page.get_by_role("img", name=re.compile("^Loss over ")).wait_for(timeout=PATIENCE)
     page.get_by_role("img", name=re.compile("^Memory over ")).wait_for(timeout=PATIENCE)
     assert page.locator(".nbc-dash-table tbody tr").count() == 3
-    assert mini in page.locator(".nbc-dash-events").inner_text()
+    events = page.locator("details", has_text="Events")
+    assert not events.locator(".nbc-dash-events").is_visible()
+    events.locator("summary").press("Enter")
+    events.locator(".nbc-dash-events").wait_for(timeout=PATIENCE)
+    assert mini in events.locator(".nbc-dash-events").inner_text()
 
 
 def test_any_number_that_was_reported_is_chosen_in_that_tab_with_the_keyboard(page: "Page") -> None:

@@ -127,7 +127,7 @@ def test_dashboard_and_sidebar_open_by_command_and_by_the_line_in_the_status_bar
     assert "Round" in facts
     assert "less than data parallel" in facts
     assert "Samples/s" in facts
-    assert page.get_by_role("region", name="Who was waited for").get_by_role("listitem").count() == 2
+    assert page.get_by_role("region", name="Rounds, and who was waited for").get_by_role("listitem").count() == 2
     side = page.get_by_role("region", name="cluster digits")
     page.evaluate("window.jupyterapp.shell.collapseLeft()")
     side.wait_for(state="hidden", timeout=PATIENCE)

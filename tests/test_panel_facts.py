@@ -83,7 +83,7 @@ def train(run: Run, root: Path) -> None:
 
     def waited() -> bool:
         run.keep("training")
-        return any(wait["fraction"] for wait in run.moments["training"]["waits"])
+        return any(bar["width"] for lane in run.moments["training"]["waits"] for bar in lane["bars"])
 
     wait_until(waited, 60, "a round that was waited for")
     (root / "go").touch()
@@ -138,12 +138,15 @@ def test_a_card_has_device_memory_load_and_what_its_training_does(run: Run) -> N
         assert re.fullmatch(r"Saved early at round \d+, step \d+, \d+ s ago", card["checkpoint"])
 
 
-def test_who_waited_for_whom_is_there_for_each_round_newest_first(run: Run) -> None:
-    waits = run.moments["training"]["waits"]
-    rounds = [int(wait["round"]) for wait in waits]
-    assert rounds == list(range(rounds[0], rounds[0] - len(rounds), -1))
-    assert {wait["node"] for wait in waits} <= {"local", "local-2"}
-    assert max(wait["fraction"] for wait in waits) == 1.0
+def test_each_round_has_its_place_in_time_and_in_the_lane_of_whom_it_waited_for(run: Run) -> None:
+    head, *lanes = run.moments["training"]["waits"]
+    rounds = [int(bar["said"].removeprefix("round ").split(":")[0]) for bar in head["bars"]]
+    assert rounds == list(range(rounds[0], rounds[0] + len(rounds)))
+    assert {lane["name"] for lane in lanes} <= {"local", "local-2"}
+    assert sorted(bar["said"] for bar in head["bars"]) == sorted(bar["said"] for lane in lanes for bar in lane["bars"])
+    places = [bar["left"] for bar in head["bars"]]
+    assert places == sorted(places)
+    assert places[-1] == 100.0
 
 
 def test_a_node_whose_work_is_refused_says_so_with_the_reason_until_it_counts_again(run: Run) -> None:

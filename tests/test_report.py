@@ -19,7 +19,7 @@ import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
-from notebook_cluster.journal.kept_rounds import MAX_ROUNDS, Rounds
+from notebook_cluster.journal.kept_rounds import MAX_ROUNDS, SHOWN_WAITS, Rounds
 from notebook_cluster.journal.records import CommitRecord, Record, VoidRecord
 from notebook_cluster.journal.state import Cell, State, cells_of_report
 from notebook_cluster.protocol.rounds import Commit, OuterSettings
@@ -294,7 +294,7 @@ def test_of_many_rounds_the_newest_and_the_longest_waits_stay() -> None:
     assert len(rounds) <= MAX_ROUNDS
     assert rounds[-1].round == 3 * MAX_ROUNDS - 1
     assert 77 in [one.round for one in rounds]
-    assert [one.round for one in kept.waits("model")] == list(range(3 * MAX_ROUNDS - 8, 3 * MAX_ROUNDS))
+    assert [one.round for one in kept.waits("model")] == list(range(3 * MAX_ROUNDS - SHOWN_WAITS, 3 * MAX_ROUNDS))
 
 
 def test_a_round_that_is_void_is_forgotten() -> None:
@@ -411,7 +411,7 @@ def test_nbconvert_shows_a_panel_as_html_with_its_curves(trained: SharedNotebook
     page = Page(markup[markup.index('class="nbc-panel"') :])
     assert page.tags.count("svg") == 3
     text = "\n".join(page.texts)
-    for part in ("lesson", "local-2", "Loss", "Memory (GB)", "Saved half-way at round 4", "Who was waited for"):
+    for part in ("lesson", "local-2", "Loss", "Memory (GB)", "Saved half-way at round 4", "who was waited for"):
         assert part in text, part
     assert "lesson" in bundle["text/plain"]
     assert "▁" in bundle["text/plain"]

@@ -133,7 +133,15 @@ def test_the_points_that_are_saved_are_those_that_were_measured() -> None:
     losses = next(table for table in tables if len(table) == 201)
     own = [row for row in losses if row["node"] == "desk"]
     assert [float(row["value"]) for row in own] == values
-    assert own[0] == {"node": "desk", "job": "model", "run": "1", "step": "1", "time": "101.000", "value": "3.0"}
+    assert own[0] == {
+        "metric": "loss",
+        "node": "desk",
+        "job": "model",
+        "run": "1",
+        "step": "1",
+        "time": "101.000",
+        "value": "3.0",
+    }
     rounds = next(table for table in tables if "waited_for" in table[0])
     assert [(row["round"], row["waited_for"], row["wait"]) for row in rounds] == [
         ("1", "desk", "3.2"), ("2", "desk", "3.2"), ("3", "desk", "3.2"),
@@ -280,5 +288,5 @@ def test_the_keyboard_chooses_what_is_drawn_and_a_link_saves_it(browser: "Browse
     with page.expect_download() as download:
         page.keyboard.press("Enter")
     assert download.value.suggested_filename == "digits-loss.csv"
-    assert Path(download.value.path()).read_text().startswith("node,job,run,step,time,value\n")
+    assert Path(download.value.path()).read_text().startswith("metric,node,job,run,step,time,value\n")
     page.close()

@@ -22,7 +22,16 @@ from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
 from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.curves import CurveChoice, Curves, smoothed
-from notebook_cluster.widgets.formatting import GLOBAL, PALETTE, byte_count, node_colour, node_colours, number, plain
+from notebook_cluster.widgets.formatting import (
+    GLOBAL,
+    NO_PLACE,
+    PALETTE,
+    byte_count,
+    node_colour,
+    node_colours,
+    number,
+    plain,
+)
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pictures import Line, svg_chart, thin
 from notebook_cluster.widgets.report import render_report
@@ -483,24 +492,48 @@ def test_samples_of_all_nodes_that_are_there_are_added_while_a_cell_runs() -> No
 
 
 def test_who_was_waited_for_in_rounds_before_the_newest_start_is_not_shown() -> None:
-    waits = [RoundWait(round=number, node="mini", seconds=0.5) for number in (4, 5, 1, 2, 1, 2, 3)]
-    state = cluster_view()
-    state = msgspec.structs.replace(state, jobs=[msgspec.structs.replace(state.jobs[0], waits=waits)])
-    assert [row["round"] for row in panel_model(state)["waits"]] == ["3", "2", "1"]
-
-
-def test_who_was_waited_for_is_shown_newest_round_first() -> None:
-    waits = [RoundWait(round=1, node="mini", seconds=0.5), RoundWait(round=2, node="desk", seconds=2.0)]
-    state = cluster_view()
-    state = msgspec.structs.replace(state, jobs=[msgspec.structs.replace(state.jobs[0], waits=waits)])
-    assert panel_model(state)["waits"] == [
-        {"round": "2", "node": "desk", "time": "2.0 s", "fraction": 1.0},
-        {"round": "1", "node": "mini", "time": "0.5 s", "fraction": 0.25},
+    waits = [
+        RoundWait(round=number, node="mini", seconds=0.5, time=100.0 + place)
+        for place, number in enumerate((4, 5, 1, 2, 1, 2, 3))
     ]
-    assert render_html(state).count('class="nbc-wait"') == 2
-    assert "who was waited for\n  round 2  desk  2.0 s\n  round 1  mini  0.5 s\n" in render_text(state)
+    state = cluster_view()
+    state = msgspec.structs.replace(state, jobs=[msgspec.structs.replace(state.jobs[0], waits=waits)])
+    head, mini = panel_model(state)["waits"]
+    assert (head["name"], mini["said"]) == ("3 rounds", "1.5 s in 3 rounds")
+    assert [bar["said"] for bar in mini["bars"]] == [f"round {number}: mini, 0.5 s" for number in (1, 2, 3)]
+
+
+def waited(*waits: tuple[int, str, float, float]) -> ClusterView:
+    """A cluster with those rounds: number, who was waited for, how long, when it was committed."""
+    rows = [RoundWait(round=round, node=node, seconds=seconds, time=time) for round, node, seconds, time in waits]
+    state = cluster_view(nodes=[node_view(0, "laptop"), node_view(1, "desk")])
+    return msgspec.structs.replace(state, jobs=[msgspec.structs.replace(state.jobs[0], waits=rows)])
+
+
+def test_rounds_and_who_was_waited_for_lie_on_one_line_of_time() -> None:
+    state = waited((1, "gone", 0.5, 100.5), (2, "desk", 2.0, 104.0), (3, "desk", 1.0, 110.0))
+    head, desk, gone = panel_model(state)["waits"]
+    assert (head["name"], head["said"]) == ("3 rounds", "in 10.0 s")
+    assert [(bar["left"], bar["width"]) for bar in head["bars"]] == [(5.0, 0.0), (40.0, 0.0), (100.0, 0.0)]
+    assert (desk["name"], desk["said"], desk["colour"]) == ("desk", "3.0 s in 2 rounds", PALETTE[1])
+    assert [(bar["left"], bar["width"]) for bar in desk["bars"]] == [(20.0, 20.0), (90.0, 10.0)]
+    assert (gone["said"], gone["colour"]) == ("0.5 s in 1 round", NO_PLACE)
+    assert gone["bars"] == [{"left": 0.0, "width": 5.0, "said": "round 1: gone, 0.5 s"}]
+    html = render_html(state)
+    assert html.count('class="nbc-wait"') == 3
+    assert 'title="round 2: desk, 2.0 s" style="left:20.0%;width:20.0%"' in html
+    shown = "who was waited for, last 3 rounds\n  desk  3.0 s in 2 rounds\n  gone  0.5 s in 1 round\n"
+    assert shown in render_text(state)
     assert "who was waited for" not in render_text(cluster_view())
-    assert "Who was waited for" not in render_html(cluster_view())
+    assert "who was waited for" not in render_html(cluster_view())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0])
+def test_a_wait_that_is_no_length_of_time_has_no_bar(wrong: float) -> None:
+    state = waited((1, "desk", wrong, 100.0), (2, "desk", 0.5, 100.0), (3, "desk", 0.5, 90.0))
+    assert panel_model(state)["waits"][0]["name"] == "2 rounds"
+    assert "nan" not in render_html(state).lower().split("<body")[-1].split("style=")[-1]
+    assert panel_model(waited((1, "desk", wrong, 100.0)))["waits"] == []
 
 
 def test_columns_are_thinned_as_points_are() -> None:

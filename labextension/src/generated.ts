@@ -139,6 +139,7 @@ export interface RoundWait {
   round: number;
   node: string;
   seconds: number | null;
+  time: number | null;
 }
 /**
  * One cell.

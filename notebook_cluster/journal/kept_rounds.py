@@ -76,7 +76,7 @@ class KeptRounds:
 
 
 MAX_ROUNDS = 2000
-SHOWN_WAITS = 8
+SHOWN_WAITS = 40
 """Rounds of each job that panels show."""
 
 
@@ -122,7 +122,7 @@ class Rounds:
             view = kept[1]
             if view.job == job and len(view.waits) > 1:
                 node = min(view.waits, key=view.waits.__getitem__)
-                found.append(RoundWait(round=view.round, node=node, seconds=_longest(kept)))
+                found.append(RoundWait(round=view.round, node=node, seconds=_longest(kept), time=view.time))
             if len(found) == SHOWN_WAITS:
                 break
         return found[::-1]

@@ -109,6 +109,8 @@ class RoundWait(Message, frozen=True):
     """The last one to arrive."""
     seconds: float
     """How long the first one waited for it."""
+    time: float = 0.0
+    """When the round was committed, seconds since the epoch."""
 
 
 class JobView(Message, frozen=True):

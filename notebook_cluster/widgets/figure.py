@@ -76,8 +76,9 @@ class CurvesFigure:
         figure.update_yaxes(rangemode="tozero", col=_CHARTS)  # a few kB more or less must not look like a leak
         self.widget = go.FigureWidget(figure)
         # Its browser side does not look at its own width; then plotly does when the window tells of a change, which
-        # panel.js makes it do.
-        self.widget._config = {**self.widget._config, "responsive": True}
+        # panel.js makes it do. The picture that its camera saves stays sharp at any size.
+        camera = {"format": "svg", "filename": "curves"}
+        self.widget._config = {**self.widget._config, "responsive": True, "toImageButtonOptions": camera}
         self._nodes: dict[str, int] = {}
         self._others: dict[tuple[str, str, int], int] = {}
         """(Node, job, run) -> where the traces of its loss begin, beside those of the node."""

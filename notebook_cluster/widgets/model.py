@@ -3,16 +3,28 @@
 Pure. Every text that came from another machine is cleaned here; renderers still escape it.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from notebook_cluster.protocol.clock import ABSENT, ago, clock, duration
-from notebook_cluster.protocol.state import CellView, ClusterView, EventView, JobView, NodeView, PeerView, by_rank
+from notebook_cluster.protocol.state import (
+    CellView,
+    ClusterView,
+    EventView,
+    JobView,
+    NodeView,
+    PeerView,
+    RoundWait,
+    by_rank,
+)
 from notebook_cluster.widgets.formatting import (
+    NO_PLACE,
     byte_count,
     integer,
     node_colour,
+    node_colours,
     number,
     percent,
     plain,
@@ -51,7 +63,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
     status, level = (plain(ended), "muted") if ended else _status(state)
     peers = [_row_among(peer, state.peers, bool(ended)) for peer in state.peers]
     events = [_event(event, state.now) for event in state.events[-EVENTS_SHOWN:]]
-    waits = _waits(state.jobs[0]) if state.jobs else []
+    waits = _waits(state.jobs[0], state.nodes) if state.jobs else []
     return {
         "name": plain(state.name, 64),
         "status": status,
@@ -103,7 +115,7 @@ def _folds(
     free = sum(not peer["blocked"] for peer in peers)
     can = f"{plural(free, 'peer')} can be added" if free else "none to be added"
     last = f"{events[-1]['clock']} {events[-1]['text']}" if events else ""
-    latest = f"round {waits[0]['round']}: {waits[0]['node']}, {waits[0]['time']}" if waits else ""
+    latest = waits[0]["bars"][-1]["said"] if waits else ""
     return {
         "waits": {"said": latest, "open": False},
         "peers": {"said": f"{len(peers)}, {can}", "open": free > 0},
@@ -206,21 +218,37 @@ def _job_note(job: JobView) -> str:
     return plain(f"{job.strategy} · {plural(job.parameters, 'parameter')}", 60)
 
 
-def _waits(job: JobView) -> list[dict[str, Any]]:
-    """For whom the last rounds were waited, newest first; ``fraction`` of the longest wait among them. Where the job
-    began anew, the rounds before have the same numbers: they are left out, as a row is known by its number."""
+def _waits(job: JobView, nodes: Sequence[NodeView]) -> list[dict[str, Any]]:
+    """The last rounds on one line of time: a lane with a bar for each, then one for each node that was waited for, with
+    a bar for each such wait, longest waits first. ``left`` and ``width`` of a bar are in percent of the lane. Of rounds
+    before the job began anew nothing is shown: they have the same numbers."""
     pairs = enumerate(zip(job.waits, job.waits[1:], strict=False), 1)
     waits = job.waits[max((place for place, (before, wait) in pairs if wait.round <= before.round), default=0) :]
-    longest = max((wait.seconds for wait in waits), default=0.0)
-    return [
+    waits = [wait for wait in waits if math.isfinite(wait.time) and 0 <= wait.seconds < _MOST]
+    if not waits:
+        return []
+    begin, end = min(wait.time - wait.seconds for wait in waits), max(wait.time for wait in waits)
+    across = max(end - begin, 1e-3)
+
+    def bar(wait: RoundWait, seconds: float) -> dict[str, Any]:
+        left = 100 * (wait.time - seconds - begin) / across
+        said = f"round {integer(wait.round)}: {plain(wait.node, 64)}, {duration(wait.seconds)}"
+        return {"left": round(left, 2), "width": round(100 * seconds / across, 2), "said": said}
+
+    colours, of_node = node_colours(nodes), dict[str, list[RoundWait]]()
+    for wait in waits:
+        of_node.setdefault(wait.node, []).append(wait)
+    lanes = [
         {
-            "round": integer(wait.round),
-            "node": plain(wait.node, 64),
-            "time": duration(wait.seconds),
-            "fraction": round(wait.seconds / longest, 3) if longest > 0 else 0.0,
+            "name": plain(node, 64),
+            "said": f"{duration(sum(wait.seconds for wait in its))} in {plural(len(its), 'round')}",
+            "colour": colours.get(node, NO_PLACE),
+            "bars": [bar(wait, wait.seconds) for wait in its],
         }
-        for wait in reversed(waits)
+        for node, its in sorted(of_node.items(), key=lambda row: -sum(wait.seconds for wait in row[1]))
     ]
+    head = {"name": plural(len(waits), "round"), "said": f"in {duration(end - begin)}", "colour": NO_PLACE}
+    return [head | {"bars": [bar(wait, 0.0) for wait in waits]}, *lanes]
 
 
 def _cell(cell: CellView | None, now: float, over: bool) -> dict[str, Any] | None:

@@ -308,33 +308,44 @@ function eventLine() {
 }
 
 function waitLine() {
-  const [round, node, time] = [element("span", "nbc-muted"), element("span", "nbc-cut"), element("span")];
-  const used = element("div", "nbc-meter-used");
-  const root = element("div", "nbc-wait", { role: "listitem" }, [round, node, element("div", "nbc-meter", { "aria-hidden": "true" }, [used]), time]);
+  const [name, said, lane] = [element("span", "nbc-cut"), element("span"), element("div", "nbc-lane", { "aria-hidden": "true" })];
+  const bar = () => {
+    const root = element("div");
+    return {
+      root,
+      update(bar) {
+        Object.assign(root.style, { left: `${bar.left}%`, width: `${bar.width}%` });
+        writeAttribute(root, "title", bar.said);
+      },
+    };
+  };
   return {
-    root,
+    root: element("div", "nbc-wait", { role: "listitem" }, [name, lane, said]),
     update(wait) {
-      write(round, `Round ${wait.round}`);
-      write(node, wait.node);
-      used.style.width = `${100 * wait.fraction}%`;
-      write(time, wait.time);
+      write(name, wait.name);
+      write(said, wait.said);
+      lane.style.setProperty("--nbc-rank", wait.colour);
+      reconcile(lane, wait.bars, (one) => one.said, bar);
     },
   };
 }
 
-/** Which number the curves show, and how: a list and two switches above the figure. */
-function curveChoice(choose) {
+/** Which number the curves show, and how: a list and two switches above the figure; and a button for their points. */
+function curveChoice(choose, savePoints) {
   const metric = element("select", "nbc-input", { "aria-label": "Number that the curves show" });
   const [smooth, log] = ["Smoothed", "Logarithmic"].map((label) => {
     const box = element("input", "", { type: "checkbox" });
     return [box, element("label", "nbc-switch", {}, [box, label])];
   });
+  const save = button("CSV", { act: savePoints });
+  writeAttribute(save, "aria-label", "Save the points of these curves as CSV");
+  writeAttribute(save, "title", "Save the points of these curves; the camera above them saves the picture, %cluster export all points");
   const act = () => choose({ metric: metric.value, smooth: smooth[0].checked, log: log[0].checked });
   [metric, smooth[0], log[0]].forEach((control) => control.addEventListener("change", act));
   metric.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab has shortcuts on letters
   let [offered, shown] = ["", ""];
   return {
-    root: element("div", "nbc-row nbc-wrap nbc-choice", { role: "group", "aria-label": "Curves" }, [metric, smooth[1], log[1]]),
+    root: element("div", "nbc-row nbc-wrap nbc-choice", { role: "group", "aria-label": "Curves" }, [metric, smooth[1], log[1], save]),
     /** Only what changed at the kernel: until it has answered, what was chosen here stays. */
     update(curves) {
       const names = JSON.stringify(curves.metrics);
@@ -352,6 +363,13 @@ function curveChoice(choose) {
       log[0].checked = curves.log;
     },
   };
+}
+
+/** Have the browser save a file that the kernel made. */
+function saveFile({ name, text }) {
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  element("a", "", { href: address, download: name }).click();
+  URL.revokeObjectURL(address);
 }
 
 /** What is folded, with what is said of it while it is. */
@@ -484,11 +502,11 @@ function render({ model, el }) {
   const cell = element("div", "nbc-cell nbc-row", {}, [cellWord, cellSource]);
   const nodes = element("div", "nbc-nodes", { role: "list", "aria-label": "Nodes" });
   const none = element("div", "nbc-empty", {}, ["No nodes yet. Add a peer below, or run %cluster start --local 1."]);
-  const waits = element("div", "nbc-waits", { role: "list", "aria-label": "Who was waited for, newest round first" });
+  const waits = element("div", "nbc-waits", { role: "list", "aria-label": "Rounds, and who was waited for" });
   const peers = element("div", "nbc-peers", { role: "list", "aria-label": "Peers" });
   const events = element("div", "nbc-events", { role: "log", "aria-live": "polite", "aria-label": "Events", tabindex: "0" });
-  const folds = { waits: fold("Who was waited for", waits), peers: fold("Peers", peers), events: fold("Events", events) };
-  const choice = curveChoice((chosen) => model.send({ action: "curves", ...chosen }));
+  const folds = { waits: fold("Rounds, and who was waited for", waits), peers: fold("Peers", peers), events: fold("Events", events) };
+  const choice = curveChoice((chosen) => model.send({ action: "curves", ...chosen }), () => model.send({ action: "points" }));
   const root = element("div", "nbc-panel", { role: "region" }, [
     head, answers, notice, invited.root, facts, launches, cell, nodes, none, ...Object.values(folds).map((one) => one.root), choice.root,
   ]);
@@ -514,7 +532,7 @@ function render({ model, el }) {
     nodes.classList.toggle("nbc-compact", state.compact);
     reconcile(nodes, state.nodes, (node) => node.name, () => nodeCard(ask));
     reconcile(peers, state.peers, (peer) => `${peer.key} ${peer.name}`, () => peerRow(open));
-    reconcile(waits, state.waits, (wait) => wait.round, waitLine);
+    reconcile(waits, state.waits.map((wait, place) => ({ ...wait, place })), (wait) => wait.place, waitLine);
     reconcile(events, [...state.events].reverse(), (event) => `${event.time} ${event.text}`, eventLine);
     for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [launches, state.launches.length], [cell, state.cell], [none, !state.nodes.length], [choice.root, state.curves]]) show(part, Boolean(visible));
     for (const [name, one] of Object.entries(folds)) {
@@ -525,7 +543,10 @@ function render({ model, el }) {
   }
 
   // How the panel looks, for the file: JupyterLab's part (panelPlace.ts) writes it into the output around this panel.
-  const keep = ({ picture }) => picture && el.dispatchEvent(new CustomEvent("notebook-cluster-picture", { detail: picture, bubbles: true }));
+  const keep = ({ picture, points }) => {
+    if (points) saveFile(points);
+    if (picture) el.dispatchEvent(new CustomEvent("notebook-cluster-picture", { detail: picture, bubbles: true }));
+  };
   model.on("msg:custom", keep);
   model.on("change:state", update);
   update();

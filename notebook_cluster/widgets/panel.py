@@ -20,6 +20,7 @@ import anywidget
 import msgspec
 import traitlets
 
+from notebook_cluster.client.curve_rows import outside_name
 from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 from notebook_cluster.protocol.state import ClusterView, Series
@@ -28,6 +29,7 @@ from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.curves import CurveChoice, Curves
 from notebook_cluster.widgets.formatting import node_colours, plain
 from notebook_cluster.widgets.model import panel_model
+from notebook_cluster.widgets.saving import series_csv, thinned
 from notebook_cluster.widgets.static_html import render_html
 from notebook_cluster.widgets.subshell import Pace, reroute
 from notebook_cluster.widgets.text import render_text
@@ -46,6 +48,8 @@ MANY_NODES = 16
 """So many are sent at these intervals; more of them less often, so that traffic and work do not grow with them."""
 MOST_METRICS = 40
 """That the panel offers to show."""
+MOST_SAVED = 20_000
+"""Points in a file that the panel saves: jupyter_server drops messages of more than 3 MB. `%cluster export` has all."""
 _NO_SUBSHELL = (
     "While a cell runs these buttons wait for its end: use the sidebar, or 'notebook-cluster' in a terminal. "
     "This kernel has ipykernel {version}; with 7 and later they act at once."
@@ -203,6 +207,8 @@ class Panel:
     def _clicked(self, content: object) -> None:
         if isinstance(content, dict) and content.get("action") == "curves":
             self._choose(content)
+        elif isinstance(content, dict) and content.get("action") == "points":
+            self._send_points()
         else:
             self._actions.ask(content)
         self._state_pace.ask()
@@ -213,6 +219,13 @@ class Panel:
         known = metric if metric in self._curves.metrics() else self._choice.metric
         self._choice = CurveChoice(known, content.get("smooth") is True, content.get("log") is True)
         self._curve_pace.ask()
+
+    def _send_points(self) -> None:
+        """The points of the curves that are shown, as they came, for a file. The browser saves it."""
+        shown = [one for one in self._curves.series() if one.name in (self._choice.metric, "memory")]
+        points = max(sum(len(one.step) for one in shown), 1)
+        name = f"{outside_name(f'{self._latest.name}-{self._choice.metric}')}.csv"
+        self._widget.send({"points": {"name": name, "text": series_csv(thinned(shown, MOST_SAVED / points))}})
 
     def _posted(self, call: Callable[[], None]) -> None:
         """Called on action threads: ``call`` changes an answer, so the state must be sent after it."""

@@ -9,14 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from notebook_cluster.client.curve_rows import curve_rows
 from notebook_cluster.protocol.state import ClusterView, RoundView, Series
-from notebook_cluster.protocol.thinning import Point, ThinnedCurve, evenly
+from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import FEW_POINTS, Curves, metric_title, run_line, run_notes, smoothed
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours, plain, plural
 from notebook_cluster.widgets.pictures import Line, standalone, svg_chart, time_unit
 from notebook_cluster.widgets.report_timeline import timeline
-from notebook_cluster.widgets.saving import csv_text, data_link
+from notebook_cluster.widgets.saving import csv_text, data_link, series_csv, thinned
 from notebook_cluster.widgets.static_html import block, legend, text_block
 
 NUMBERS_SHOWN = 10
@@ -244,24 +243,9 @@ def _svg_link(run: _Run, picture: str, name: str, classes: str = "") -> str:
 
 def _csv_link(run: _Run, metric: str) -> str:
     chosen = [one for one in run.series if one.name == metric and one.step]
-    share = _share_saved(run)
-    if share < 1:
-        chosen = [_thinner(one, share) for one in chosen]
-    rows = [
-        (row.node, row.job, row.run, row.step, f"{row.time:.3f}", row.value) for row in curve_rows(chosen, run.rounds)
-    ]
-    heads = ("node", "job", "run", "step", "time", "value")
-    return data_link(f"{run.state.name}-{metric}", "text/csv", csv_text(heads, rows))
+    return data_link(f"{run.state.name}-{metric}", "text/csv", series_csv(thinned(chosen, _share_saved(run))))
 
 
 def _share_saved(run: _Run) -> float:
     """Of the points that are kept, how many the links of the page hold."""
     return min(MOST_SAVED / max(sum(len(one.step) for one in run.series), 1), 1.0)
-
-
-def _thinner(one: Series, share: float) -> Series:
-    places = evenly(one.value, max(int(len(one.step) * share), 4))
-    return Series(
-        node=one.node, job=one.job, run=one.run, name=one.name, step=[one.step[place] for place in places],
-        time=[one.time[place] for place in places], value=[one.value[place] for place in places],
-    )  # fmt: skip

@@ -5,7 +5,9 @@ import io
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-from notebook_cluster.client.curve_rows import outside_name, spreadsheet_safe
+from notebook_cluster.client.curve_rows import curve_rows, outside_name, spreadsheet_safe
+from notebook_cluster.protocol.state import Series
+from notebook_cluster.protocol.thinning import evenly
 from notebook_cluster.widgets.formatting import escaped, plain
 
 _ENDINGS = {"text/csv": "csv", "image/svg+xml": "svg"}
@@ -18,6 +20,31 @@ def csv_text(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     table.writerow(heads)
     table.writerows([spreadsheet_safe(one) if isinstance(one, str) else one for one in row] for row in rows)
     return text.getvalue()
+
+
+def thinned(series: Sequence[Series], share: float) -> list[Series]:
+    """Of each curve that share of its points, but at least four; all of them where ``share`` is 1 or more."""
+    return [one if share >= 1 else _thinner(one, share) for one in series]
+
+
+def _thinner(one: Series, share: float) -> Series:
+    places = evenly(one.value, max(int(len(one.step) * share), 4))
+    return Series(
+        node=one.node, job=one.job, run=one.run, name=one.name, step=[one.step[place] for place in places],
+        time=[one.time[place] for place in places], value=[one.value[place] for place in places],
+    )  # fmt: skip
+
+
+def series_csv(series: Sequence[Series]) -> str:
+    """``series`` as a CSV file, a row for each point."""
+    heads = ("metric", "node", "job", "run", "step", "time", "value")
+    return csv_text(
+        heads,
+        [
+            (row.metric, row.node, row.job, row.run, row.step, f"{row.time:.3f}", row.value)
+            for row in curve_rows(series, [])
+        ],
+    )
 
 
 def data_link(name: str, kind: str, text: str, classes: str = "") -> str:

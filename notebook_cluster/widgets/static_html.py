@@ -15,7 +15,7 @@ from notebook_cluster.widgets.pictures import Line, svg_chart
 
 _FEW_POINTS = 3
 """A cluster that has just started has so few: two dots on large axes say nothing."""
-WAITS = "Who was waited for"
+WAITS = "Rounds, and who was waited for"
 _NUMBERS = (("step", "Step"), ("loss", "Loss"), ("round", "Round"), ("wait", "Wait"))
 
 
@@ -189,11 +189,11 @@ def _peer(peer: dict[str, Any]) -> str:
 
 
 def _wait(wait: dict[str, Any]) -> str:
-    return block(
-        "nbc-wait",
-        [text_block("nbc-muted", f"Round {wait['round']}"), text_block("nbc-cut", wait["node"])]
-        + [block("nbc-meter", [_bar("nbc-meter-used", wait["fraction"])]), text_block("", wait["time"])],
-    )
+    bars = [
+        block("", [], title=bar["said"], style=f"left:{bar['left']}%;width:{bar['width']}%") for bar in wait["bars"]
+    ]
+    lane = block("nbc-lane", bars, style=f"--nbc-rank:{wait['colour']}")
+    return block("nbc-wait", [text_block("nbc-cut", wait["name"]), lane, text_block("", wait["said"])])
 
 
 def event_block(event: dict[str, Any]) -> str:

@@ -32,8 +32,9 @@ def render_text(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     curves = Curves(series)
     lines += ["", *_nodes(model["nodes"], curves), *_models(curves)]
     if model["waits"]:
-        rows = [[f"round {wait['round']}", wait["node"], wait["time"]] for wait in model["waits"]]
-        lines += ["", "who was waited for", *(f"  {line}" for line in aligned(rows, right={2}))]
+        head, *lanes = model["waits"]
+        rows = [[lane["name"], lane["said"]] for lane in lanes]
+        lines += ["", f"who was waited for, last {head['name']}", *(f"  {line}" for line in aligned(rows))]
     if model["peers"]:
         lines += ["", *_peers(model["peers"])]
     if model["events"]:

@@ -15,8 +15,8 @@ const JOB = job('model', {
   loss: 0.25,
   loss_round: 11,
   waits: [
-    { round: 11, node: 'mini', seconds: 0.04 },
-    { round: 12, node: '<b>desk</b>', seconds: 2 }
+    { round: 11, node: 'mini', seconds: 1, time: 101 },
+    { round: 12, node: '<b>desk</b>', seconds: 2, time: 105 }
   ]
 });
 
@@ -76,13 +76,25 @@ it.each(['lost', 'dead', 'asleep'] as const)('shows no current numbers of a node
   expect([cells[4], cells[6]]).toEqual(['10', '–']);
 });
 
-it('says who is waited for now, and who was in the last rounds, the newest first', () => {
+it('says who is waited for now, and shows when the last rounds were and for whom they waited', () => {
   const tab = dashboard({ ...RUNNING, jobs: [{ ...JOB, waiting_for: ['mini'] }] });
   expect(tab.querySelector('.nbc-dash-facts')!.textContent).toContain('waiting for mini');
   const rows = [...tab.querySelectorAll('.nbc-dash-waits li')];
-  expect(rows.map(row => row.textContent)).toEqual(['Round 12<b>desk</b>2.0 s', 'Round 11mini40 ms']);
-  const bars = rows.map(row => row.querySelector<HTMLElement>('.nbc-side-bar > span')!.style.width);
-  expect(bars).toEqual(['100%', '2%']);
+  expect(rows.map(row => row.textContent)).toEqual([
+    ...['2 roundsin 5.0 s', '<b>desk</b>2.0 s in 1 round', 'mini1.0 s in 1 round']
+  ]);
+  const bars = rows.map(row =>
+    [...row.querySelectorAll<HTMLElement>('.nbc-dash-lane > span')].map(bar => [bar.style.left, bar.style.width])
+  );
+  expect(bars).toEqual([
+    [
+      ['20%', '0%'],
+      ['100%', '0%']
+    ],
+    [['60%', '40%']],
+    [['0%', '20%']]
+  ]);
+  expect(rows[1].querySelector('.nbc-dash-lane > span')!.getAttribute('title')).toBe('round 12: <b>desk</b>, 2.0 s');
 });
 
 it('says of a node its load, its temperature, its battery and the way to it, where they are known', () => {

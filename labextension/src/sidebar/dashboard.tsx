@@ -7,6 +7,7 @@ import { Charts, CHOICE } from './charts';
 import { progress } from './clusters';
 import type { Act } from './controls';
 import { Facts, rateOf, vitalsOf, Waits } from './facts';
+import { useOpened } from './folding';
 import { ABSENT, ago, byteCount, clock, duration, integer, number } from './format';
 import { Logs } from './logs';
 import { Memory } from './nodes';
@@ -58,7 +59,7 @@ export function Dashboard({ store, name, act, tryNow }: IDashboard): React.JSX.E
               <Facts state={cluster} />
               <Charts cluster={cluster} curves={curvesOf(state, name)} choice={choice} choose={setChoice} />
               <Nodes state={cluster} />
-              {cluster.jobs.length > 0 && <Waits job={cluster.jobs[0]} />}
+              <Waits state={cluster} />
               <Events events={cluster.events} now={cluster.now} />
             </>
           )}
@@ -136,9 +137,13 @@ function Note({ text }: { text: string }): React.JSX.Element | null {
 }
 
 function Events({ events, now }: { events: readonly EventView[]; now: number | null }): React.JSX.Element {
+  const [isOpen, setOpen] = useOpened('events of a dashboard', false);
+  const latest = events[events.length - 1];
   return (
-    <section aria-label="Events">
-      <h3>Events</h3>
+    <details className="nbc-dash-fold" open={isOpen} onToggle={event => setOpen(event.currentTarget.open)}>
+      <summary>
+        <h3>Events</h3> <span className="nbc-side-hint">{latest && `${clock(latest.time, now)} ${latest.text}`}</span>
+      </summary>
       <ol className="nbc-dash-events">
         {[...events].reverse().map((event, index) => (
           <li key={events.length - index} data-level={event.level}>
@@ -147,6 +152,6 @@ function Events({ events, now }: { events: readonly EventView[]; now: number | n
           </li>
         ))}
       </ol>
-    </section>
+    </details>
   );
 }

@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import type { ClusterView, JobView, NodeView, PeerView } from '../generated';
 import { byteCount, duration, integer, number, percent, plural, roundTrip } from './format';
+import { nodeColour } from './palette';
 
 /** A rate above it is not one. */
 const MOST = 1e12;
@@ -126,29 +127,70 @@ export function Facts({ state }: { state: ClusterView }): React.JSX.Element {
   );
 }
 
-/** For whom the last rounds of a job were waited, newest first. */
-export function Waits({ job }: { job: JobView }): React.JSX.Element | null {
-  if (!job.waits.length) {
-    return null;
+interface ILane {
+  readonly name: string;
+  readonly said: string;
+  readonly colour?: string;
+  readonly bars: readonly { readonly left: number; readonly width: number; readonly said: string }[];
+}
+
+/**
+ * The last rounds of a job on one line of time, as the panel has them (`widgets/model.py`): a lane with a bar for each,
+ * then one for each node that was waited for, longest waits first. Places are in percent.
+ */
+export function lanesOf(job: JobView, nodes: readonly NodeView[]): ILane[] {
+  // Where the job began anew, the rounds before have the same numbers.
+  const anew = job.waits.reduce((last, wait, place) => (wait.round <= job.waits[place - 1]?.round ? place : last), 0);
+  const waits = job.waits
+    .slice(anew)
+    .flatMap(({ seconds, time, ...wait }) => (seconds !== null && time !== null ? [{ ...wait, seconds, time }] : []));
+  if (!waits.length) {
+    return [];
   }
-  const longest = Math.max(...job.waits.map(wait => wait.seconds ?? 0)) || 1;
-  const share = (seconds: number | null): string => `${((100 * (seconds ?? 0)) / longest).toFixed(1)}%`;
-  return (
-    <section aria-label="Who was waited for">
-      <h3>Who was waited for</h3>
+  const begin = Math.min(...waits.map(wait => wait.time - wait.seconds));
+  const end = Math.max(...waits.map(wait => wait.time));
+  const across = Math.max(end - begin, 1e-3);
+  const bar = (wait: (typeof waits)[number], seconds: number): ILane['bars'][number] => ({
+    left: (100 * (wait.time - seconds - begin)) / across,
+    width: (100 * seconds) / across,
+    said: `round ${integer(wait.round)}: ${wait.node}, ${duration(wait.seconds)}`
+  });
+  const total = (its: typeof waits): number => its.reduce((sum, wait) => sum + wait.seconds, 0);
+  const lanes = [...new Set(waits.map(wait => wait.node))]
+    .map(name => ({ name, its: waits.filter(wait => wait.node === name) }))
+    .sort((one, other) => total(other.its) - total(one.its))
+    .map(({ name, its }) => {
+      const node = nodes.find(candidate => candidate.name === name);
+      return {
+        name,
+        said: `${duration(total(its))} in ${plural(its.length, 'round')}`,
+        colour: node && nodeColour(node),
+        bars: its.map(wait => bar(wait, wait.seconds))
+      };
+    });
+  const all = waits.map(wait => bar(wait, 0));
+  return [{ name: plural(waits.length, 'round'), said: `in ${duration(end - begin)}`, bars: all }, ...lanes];
+}
+
+/** When the last rounds of the first job were, and for whom they waited. */
+export function Waits({ state }: { state: ClusterView }): React.JSX.Element | null {
+  const lanes = state.jobs.length ? lanesOf(state.jobs[0], state.nodes) : [];
+  return lanes.length ? (
+    <section aria-label="Rounds, and who was waited for">
+      <h3>Rounds, and who was waited for</h3>
       <ol className="nbc-dash-waits">
-        {[...job.waits].reverse().map((wait, place) => (
-          // Two rounds have one number where the job began anew.
+        {lanes.map(({ name, said, colour, bars }, place) => (
           <li key={place}>
-            <span className="nbc-side-progress">Round {integer(wait.round)}</span>
-            <span className="nbc-side-name">{wait.node}</span>
-            <span className="nbc-side-bar" aria-hidden="true">
-              <span style={{ width: share(wait.seconds) }} />
+            <span className="nbc-side-name">{name}</span>
+            <span className="nbc-dash-lane" aria-hidden="true" style={{ color: colour }}>
+              {bars.map((bar, number) => (
+                <span key={number} title={bar.said} style={{ left: `${bar.left}%`, width: `${bar.width}%` }} />
+              ))}
             </span>
-            <span>{duration(wait.seconds)}</span>
+            <span>{said}</span>
           </li>
         ))}
       </ol>
     </section>
-  );
+  ) : null;
 }
