@@ -94,15 +94,16 @@ def measure(nodes: int, seconds: float) -> dict[str, float]:
         try:
             port = int(player.stdout.readline())
             opened.run(
-                "from notebook_cluster.client import Cluster\nfrom notebook_cluster.widgets import show_panel\n"
+                "from notebook_cluster.client import Cluster\n"
+                "from benchmarks.panel_strip import show_strip, show_training_panel\n"
                 f"cluster = Cluster.start('benchmark', local=0)\ncluster.add('127.0.0.1:{port}', {nodes})"
             )
             coordinator = psutil.Process(int(_printed(opened, "print(cluster.connection.file.pid)")))
             opened.run(
                 "import time\nwhile len(cluster.series()) < 3 * len(cluster.state().nodes):\n    time.sleep(0.2)\n"
-                "show_panel(cluster)"
+                "show_training_panel(cluster)"
             )
-            opened.run("from benchmarks.panel_strip import show_strip\nstrip = show_strip(cluster, get_ipython())")
+            opened.run("strip = show_strip(cluster, get_ipython())")
             traffic.settle()
             figures = _watch(psutil.Process(opened.pid), coordinator, traffic, seconds)
             opened.run("cluster.stop()")

@@ -83,7 +83,7 @@ def train(run: Run, root: Path) -> None:
 
     def waited() -> bool:
         run.keep("training")
-        return any(bar["width"] for lane in run.moments["training"]["waits"] for bar in lane["bars"])
+        return any(width for lane in run.moments["training"]["waits"] for _, width, _ in lane["bars"])
 
     wait_until(waited, 60, "a round that was waited for")
     (root / "go").touch()
@@ -140,11 +140,13 @@ def test_a_card_has_device_memory_load_and_what_its_training_does(run: Run) -> N
 
 def test_each_round_has_its_place_in_time_and_in_the_lane_of_whom_it_waited_for(run: Run) -> None:
     head, *lanes = run.moments["training"]["waits"]
-    rounds = [int(bar["said"].removeprefix("round ").split(":")[0]) for bar in head["bars"]]
+    rounds = [int(said.removeprefix("round ")) for _, _, said in head["bars"]]
     assert rounds == list(range(rounds[0], rounds[0] + len(rounds)))
     assert {lane["name"] for lane in lanes} <= {"local", "local-2"}
-    assert sorted(bar["said"] for bar in head["bars"]) == sorted(bar["said"] for lane in lanes for bar in lane["bars"])
-    places = [bar["left"] for bar in head["bars"]]
+    assert sorted(said.split(":")[0] for lane in lanes for _, _, said in lane["bars"]) == sorted(
+        said for _, _, said in head["bars"]
+    )
+    places = [left for left, _, _ in head["bars"]]
     assert places == sorted(places)
     assert places[-1] == 100.0
 

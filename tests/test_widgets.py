@@ -500,7 +500,7 @@ def test_who_was_waited_for_in_rounds_before_the_newest_start_is_not_shown() -> 
     state = msgspec.structs.replace(state, jobs=[msgspec.structs.replace(state.jobs[0], waits=waits)])
     head, mini = panel_model(state)["waits"]
     assert (head["name"], mini["said"]) == ("3 rounds", "1.5 s in 3 rounds")
-    assert [bar["said"] for bar in mini["bars"]] == [f"round {number}: mini, 0.5 s" for number in (1, 2, 3)]
+    assert [said for _, _, said in mini["bars"]] == [f"round {number}: 0.5 s" for number in (1, 2, 3)]
 
 
 def waited(*waits: tuple[int, str, float, float]) -> ClusterView:
@@ -514,18 +514,25 @@ def test_rounds_and_who_was_waited_for_lie_on_one_line_of_time() -> None:
     state = waited((1, "gone", 0.5, 100.5), (2, "desk", 2.0, 104.0), (3, "desk", 1.0, 110.0))
     head, desk, gone = panel_model(state)["waits"]
     assert (head["name"], head["said"]) == ("3 rounds", "in 10.0 s")
-    assert [(bar["left"], bar["width"]) for bar in head["bars"]] == [(5.0, 0.0), (40.0, 0.0), (100.0, 0.0)]
+    assert head["bars"] == [[5.0, 0.0, "round 1"], [40.0, 0.0, "round 2"], [100.0, 0.0, "round 3"]]
     assert (desk["name"], desk["said"], desk["colour"]) == ("desk", "3.0 s in 2 rounds", PALETTE[1])
-    assert [(bar["left"], bar["width"]) for bar in desk["bars"]] == [(20.0, 20.0), (90.0, 10.0)]
+    assert desk["bars"] == [[20.0, 20.0, "round 2: 2.0 s"], [90.0, 10.0, "round 3: 1.0 s"]]
     assert (gone["said"], gone["colour"]) == ("0.5 s in 1 round", NO_PLACE)
-    assert gone["bars"] == [{"left": 0.0, "width": 5.0, "said": "round 1: gone, 0.5 s"}]
+    assert gone["bars"] == [[0.0, 5.0, "round 1: 0.5 s"]]
     html = render_html(state)
     assert html.count('class="nbc-wait"') == 3
-    assert 'title="round 2: desk, 2.0 s" style="left:20.0%;width:20.0%"' in html
+    assert 'title="round 2: 2.0 s" style="left:20.0%;width:20.0%"' in html
     shown = "who was waited for, last 3 rounds\n  desk  3.0 s in 2 rounds\n  gone  0.5 s in 1 round\n"
     assert shown in render_text(state)
     assert "who was waited for" not in render_text(cluster_view())
     assert "who was waited for" not in render_html(cluster_view())
+
+
+def test_of_many_nodes_those_that_were_waited_for_longest_have_a_lane() -> None:
+    state = waited(*((number, f"node-{number}", float(number), 100.0 + number) for number in range(1, 12)))
+    _, *lanes = panel_model(state)["waits"]
+    assert [lane["name"] for lane in lanes] == [*(f"node-{number}" for number in range(11, 3, -1)), "3 nodes more"]
+    assert (lanes[-1]["said"], lanes[-1]["bars"]) == ("6.0 s in 3 rounds", [])
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0])

@@ -33,6 +33,8 @@ from notebook_cluster.widgets.formatting import (
 )
 
 EVENTS_SHOWN = 40
+LANES_SHOWN = 8
+"""Nodes that were waited for."""
 FEW_NODES = 6
 """Of more each has a row in place of a card."""
 _MOST = 1e12
@@ -64,6 +66,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
     peers = [_row_among(peer, state.peers, bool(ended)) for peer in state.peers]
     events = [_event(event, state.now) for event in state.events[-EVENTS_SHOWN:]]
     waits = _waits(state.jobs[0], state.nodes) if state.jobs else []
+    waited = state.jobs[0].waits[-1] if waits else None
     return {
         "name": plain(state.name, 64),
         "status": status,
@@ -77,7 +80,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "peers": peers,
         "events": events,
         "waits": waits,
-        "folds": _folds(peers, events, waits),
+        "folds": _folds(peers, events, waited),
         "can_interrupt": state.cell is not None and state.cell.status == "running",
         "can_checkpoint": bool(state.jobs),
         "checkpoint_name": f"{state.jobs[0].name}-round-{state.jobs[0].round}" if state.jobs else "",
@@ -109,13 +112,13 @@ def peer_row(peer: PeerView) -> dict[str, Any]:
 
 
 def _folds(
-    peers: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]], waits: Sequence[dict[str, Any]]
+    peers: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]], waited: RoundWait | None
 ) -> dict[str, dict[str, Any]]:
     """What is said of lists that are folded, and whether they begin open: peers do where one can be added."""
     free = sum(not peer["blocked"] for peer in peers)
     can = f"{plural(free, 'peer')} can be added" if free else "none to be added"
     last = f"{events[-1]['clock']} {events[-1]['text']}" if events else ""
-    latest = waits[0]["bars"][-1]["said"] if waits else ""
+    latest = f"round {integer(waited.round)}: {plain(waited.node, 64)}, {duration(waited.seconds)}" if waited else ""
     return {
         "waits": {"said": latest, "open": False},
         "peers": {"said": f"{len(peers)}, {can}", "open": free > 0},
@@ -219,9 +222,9 @@ def _job_note(job: JobView) -> str:
 
 
 def _waits(job: JobView, nodes: Sequence[NodeView]) -> list[dict[str, Any]]:
-    """The last rounds on one line of time: a lane with a bar for each, then one for each node that was waited for, with
-    a bar for each such wait, longest waits first. ``left`` and ``width`` of a bar are in percent of the lane. Of rounds
-    before the job began anew nothing is shown: they have the same numbers."""
+    """The last rounds on one line of time: a lane with a bar for each, then one for each of the LANES_SHOWN nodes that
+    were waited for longest, with a bar for each such wait. A bar is [left, width, text], in percent of the lane. Of
+    rounds before the job began anew nothing is shown: they have the same numbers."""
     pairs = enumerate(zip(job.waits, job.waits[1:], strict=False), 1)
     waits = job.waits[max((place for place, (before, wait) in pairs if wait.round <= before.round), default=0) :]
     waits = [wait for wait in waits if math.isfinite(wait.time) and 0 <= wait.seconds < _MOST]
@@ -230,25 +233,35 @@ def _waits(job: JobView, nodes: Sequence[NodeView]) -> list[dict[str, Any]]:
     begin, end = min(wait.time - wait.seconds for wait in waits), max(wait.time for wait in waits)
     across = max(end - begin, 1e-3)
 
-    def bar(wait: RoundWait, seconds: float) -> dict[str, Any]:
+    def bar(wait: RoundWait, seconds: float, said: str) -> list[float | str]:
         left = 100 * (wait.time - seconds - begin) / across
-        said = f"round {integer(wait.round)}: {plain(wait.node, 64)}, {duration(wait.seconds)}"
-        return {"left": round(left, 2), "width": round(100 * seconds / across, 2), "said": said}
+        return [round(left, 2), round(100 * seconds / across, 2), f"round {integer(wait.round)}{said}"]
 
     colours, of_node = node_colours(nodes), dict[str, list[RoundWait]]()
     for wait in waits:
         of_node.setdefault(wait.node, []).append(wait)
+    longest = sorted(of_node.items(), key=lambda row: -sum(wait.seconds for wait in row[1]))
     lanes = [
         {
             "name": plain(node, 64),
-            "said": f"{duration(sum(wait.seconds for wait in its))} in {plural(len(its), 'round')}",
+            "said": _waited(its),
             "colour": colours.get(node, NO_PLACE),
-            "bars": [bar(wait, wait.seconds) for wait in its],
+            "bars": [bar(wait, wait.seconds, f": {duration(wait.seconds)}") for wait in its],
         }
-        for node, its in sorted(of_node.items(), key=lambda row: -sum(wait.seconds for wait in row[1]))
+        for node, its in longest[:LANES_SHOWN]
     ]
+    if len(longest) > LANES_SHOWN:
+        rest = [wait for _, its in longest[LANES_SHOWN:] for wait in its]
+        lanes.append({
+            "name": f"{plural(len(longest) - LANES_SHOWN, 'node')} more", "said": _waited(rest), "colour": NO_PLACE,
+            "bars": [],
+        })  # fmt: skip
     head = {"name": plural(len(waits), "round"), "said": f"in {duration(end - begin)}", "colour": NO_PLACE}
-    return [head | {"bars": [bar(wait, 0.0) for wait in waits]}, *lanes]
+    return [head | {"bars": [bar(wait, 0.0, "") for wait in waits]}, *lanes]
+
+
+def _waited(waits: Sequence[RoundWait]) -> str:
+    return f"{duration(sum(wait.seconds for wait in waits))} in {plural(len(waits), 'round')}"
 
 
 def _cell(cell: CellView | None, now: float, over: bool) -> dict[str, Any] | None:

@@ -313,9 +313,9 @@ function waitLine() {
     const root = element("div");
     return {
       root,
-      update(bar) {
-        Object.assign(root.style, { left: `${bar.left}%`, width: `${bar.width}%` });
-        writeAttribute(root, "title", bar.said);
+      update([left, width, text]) {
+        Object.assign(root.style, { left: `${left}%`, width: `${width}%` });
+        writeAttribute(root, "title", text);
       },
     };
   };
@@ -325,7 +325,7 @@ function waitLine() {
       write(name, wait.name);
       write(said, wait.said);
       lane.style.setProperty("--nbc-rank", wait.colour);
-      reconcile(lane, wait.bars, (one) => one.said, bar);
+      reconcile(lane, wait.bars, (one) => one[2], bar);
     },
   };
 }

@@ -189,9 +189,7 @@ def _peer(peer: dict[str, Any]) -> str:
 
 
 def _wait(wait: dict[str, Any]) -> str:
-    bars = [
-        block("", [], title=bar["said"], style=f"left:{bar['left']}%;width:{bar['width']}%") for bar in wait["bars"]
-    ]
+    bars = [block("", [], title=said, style=f"left:{left}%;width:{width}%") for left, width, said in wait["bars"]]
     lane = block("nbc-lane", bars, style=f"--nbc-rank:{wait['colour']}")
     return block("nbc-wait", [text_block("nbc-cut", wait["name"]), lane, text_block("", wait["said"])])
 

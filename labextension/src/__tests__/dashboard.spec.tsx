@@ -94,7 +94,17 @@ it('says who is waited for now, and shows when the last rounds were and for whom
     [['60%', '40%']],
     [['0%', '20%']]
   ]);
-  expect(rows[1].querySelector('.nbc-dash-lane > span')!.getAttribute('title')).toBe('round 12: <b>desk</b>, 2.0 s');
+  expect(rows[1].querySelector('.nbc-dash-lane > span')!.getAttribute('title')).toBe('round 12: 2.0 s');
+});
+
+it('has lanes for the eight nodes that were waited for longest, and says how long all others were', () => {
+  const waits = Array.from({ length: 11 }, (_, place) => ({
+    ...{ round: place + 1, node: `node-${place}`, seconds: 1 + place, time: 100 + place }
+  }));
+  const rows = [...dashboard({ ...RUNNING, jobs: [{ ...JOB, waits }] }).querySelectorAll('.nbc-dash-waits li')];
+  expect(rows).toHaveLength(10);
+  expect(rows[1].textContent).toBe('node-1011.0 s in 1 round');
+  expect(rows[9].textContent).toBe('3 nodes more6.0 s in 3 rounds');
 });
 
 it('says of a node its load, its temperature, its battery and the way to it, where they are known', () => {

@@ -127,6 +127,9 @@ export function Facts({ state }: { state: ClusterView }): React.JSX.Element {
   );
 }
 
+/** Nodes that were waited for, as the panel has it. */
+const LANES_SHOWN = 8;
+
 interface ILane {
   readonly name: string;
   readonly said: string;
@@ -136,7 +139,7 @@ interface ILane {
 
 /**
  * The last rounds of a job on one line of time, as the panel has them (`widgets/model.py`): a lane with a bar for each,
- * then one for each node that was waited for, longest waits first. Places are in percent.
+ * then one for each of the nodes that were waited for longest. Places are in percent.
  */
 export function lanesOf(job: JobView, nodes: readonly NodeView[]): ILane[] {
   // Where the job began anew, the rounds before have the same numbers.
@@ -153,21 +156,23 @@ export function lanesOf(job: JobView, nodes: readonly NodeView[]): ILane[] {
   const bar = (wait: (typeof waits)[number], seconds: number): ILane['bars'][number] => ({
     left: (100 * (wait.time - seconds - begin)) / across,
     width: (100 * seconds) / across,
-    said: `round ${integer(wait.round)}: ${wait.node}, ${duration(wait.seconds)}`
+    said: `round ${integer(wait.round)}: ${duration(wait.seconds)}`
   });
   const total = (its: typeof waits): number => its.reduce((sum, wait) => sum + wait.seconds, 0);
-  const lanes = [...new Set(waits.map(wait => wait.node))]
+  const saidOf = (its: typeof waits): string => `${duration(total(its))} in ${plural(its.length, 'round')}`;
+  const longest = [...new Set(waits.map(wait => wait.node))]
     .map(name => ({ name, its: waits.filter(wait => wait.node === name) }))
-    .sort((one, other) => total(other.its) - total(one.its))
-    .map(({ name, its }) => {
-      const node = nodes.find(candidate => candidate.name === name);
-      return {
-        name,
-        said: `${duration(total(its))} in ${plural(its.length, 'round')}`,
-        colour: node && nodeColour(node),
-        bars: its.map(wait => bar(wait, wait.seconds))
-      };
-    });
+    .sort((one, other) => total(other.its) - total(one.its));
+  const lanes: ILane[] = longest.slice(0, LANES_SHOWN).map(({ name, its }) => {
+    const node = nodes.find(candidate => candidate.name === name);
+    const bars = its.map(wait => bar(wait, wait.seconds));
+    return { name, said: saidOf(its), colour: node && nodeColour(node), bars };
+  });
+  const rest = longest.slice(LANES_SHOWN);
+  if (rest.length) {
+    const name = `${plural(rest.length, 'node')} more`;
+    lanes.push({ name, said: saidOf(rest.flatMap(({ its }) => its)), bars: [] });
+  }
   const all = waits.map(wait => bar(wait, 0));
   return [{ name: plural(waits.length, 'round'), said: `in ${duration(end - begin)}`, bars: all }, ...lanes];
 }
