@@ -63,6 +63,8 @@ class Checks:
         """(node, incarnation) -> Ledger"""
         self.states = {}
         """Round -> hash of the state after it."""
+        self.first_states = set()
+        """Hashes of those with which the job has begun, until it began with another one: nobody's work is in them."""
         self.values = {}
         """Hash -> (theta, momentum)"""
         self.contributions = {}
@@ -147,6 +149,8 @@ class Checks:
         ledger.holds = state.round
         known = self.states.setdefault(state.round, state.state_hash)
         if known != state.state_hash:
+            if state.round == 0 and state.state_hash in self.first_states:
+                return  # it holds or takes over what one that has left began with: the job begins with another or again
             self.broken(f"{ledger.node} holds {state.state_hash} after round {state.round}, others {known}")
         if state.state_hash not in self.values:
             theta, momentum = np.array(state.theta, copy=True), np.array(state.momentum, copy=True)
@@ -189,6 +193,8 @@ class Checks:
             )
             if here and not ledger.killed and ledger.holds > last:
                 self.broken(f"the job goes on from round {last}, and {ledger.node} holds round {ledger.holds}")
+        if last == 0:
+            self.first_states.add(state_hash)
         if self.states.get(last, state_hash) != state_hash or max(self.states, default=0) > last:
             self.say(f"the job goes on from round {last}: nobody holds more")
             self.states = {round: held for round, held in self.states.items() if round < last}
