@@ -252,10 +252,8 @@ def _waits(job: JobView, nodes: Sequence[NodeView]) -> list[dict[str, Any]]:
     ]
     if len(longest) > LANES_SHOWN:
         rest = [wait for _, its in longest[LANES_SHOWN:] for wait in its]
-        lanes.append({
-            "name": f"{plural(len(longest) - LANES_SHOWN, 'node')} more", "said": _waited(rest), "colour": NO_PLACE,
-            "bars": [],
-        })  # fmt: skip
+        more = plural(len(longest) - LANES_SHOWN, "node")
+        lanes.append({"name": f"{more} more", "said": _waited(rest), "colour": NO_PLACE, "bars": []})
     head = {"name": plural(len(waits), "round"), "said": f"in {duration(end - begin)}", "colour": NO_PLACE}
     return [head | {"bars": [bar(wait, 0.0, "") for wait in waits]}, *lanes]
 
