@@ -295,6 +295,7 @@ def test_of_many_rounds_the_newest_and_the_longest_waits_stay() -> None:
     assert rounds[-1].round == 3 * MAX_ROUNDS - 1
     assert 77 in [one.round for one in rounds]
     assert [one.round for one in kept.waits("model")] == list(range(3 * MAX_ROUNDS - SHOWN_WAITS, 3 * MAX_ROUNDS))
+    assert [one.round for one in kept.waits("model", 8)] == list(range(3 * MAX_ROUNDS - 8, 3 * MAX_ROUNDS))
 
 
 def test_a_round_that_is_void_is_forgotten() -> None:

@@ -539,7 +539,9 @@ def test_of_many_nodes_those_that_were_waited_for_longest_have_a_lane() -> None:
 def test_a_wait_that_is_no_length_of_time_has_no_bar(wrong: float) -> None:
     state = waited((1, "desk", wrong, 100.0), (2, "desk", 0.5, 100.0), (3, "desk", 0.5, 90.0))
     assert panel_model(state)["waits"][0]["name"] == "2 rounds"
-    assert "nan" not in render_html(state).lower().split("<body")[-1].split("style=")[-1]
+    places = re.findall(r"left:([^%]*)%;width:([^%]*)%", render_html(state))
+    assert len(places) == 4
+    assert all(0 <= float(number) <= 100 for place in places for number in place)
     assert panel_model(waited((1, "desk", wrong, 100.0)))["waits"] == []
 
 

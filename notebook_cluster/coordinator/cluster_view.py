@@ -17,6 +17,7 @@ from notebook_cluster.coordinator.rounds.progress import SignsOfLife
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.journal.curves import CurvesFile, LastView, SeriesStore, read_series, read_view
+from notebook_cluster.journal.kept_rounds import OTHER_WAITS, SHOWN_WAITS
 from notebook_cluster.journal.state import Node, cell_view, cells_of_report
 from notebook_cluster.journal.store import curves_path
 from notebook_cluster.peering.candidates import Trust, found_view
@@ -64,8 +65,10 @@ class ClusterViews:
         """The jobs, with how long their nodes waited and the newest loss of the global model."""
         waits = self.core.journal.committed.waits
         return [
-            self.global_models.shown_in(msgspec.structs.replace(job, waits=waits(job.name)))
-            for job in self.runner.job_views()
+            self.global_models.shown_in(
+                msgspec.structs.replace(job, waits=waits(job.name, OTHER_WAITS if place else SHOWN_WAITS))
+            )
+            for place, job in enumerate(self.runner.job_views())
         ]
 
     def history(self) -> RunHistory:

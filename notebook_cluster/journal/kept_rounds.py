@@ -77,7 +77,9 @@ class KeptRounds:
 
 MAX_ROUNDS = 2000
 SHOWN_WAITS = 40
-"""Rounds of each job that panels show."""
+"""Rounds of the first job, which panels show."""
+OTHER_WAITS = 8
+"""Of every other job: a search makes hundreds of them, and each state that views get has them all."""
 
 
 class Rounds:
@@ -115,15 +117,15 @@ class Rounds:
             old, new = self._kept[: MAX_ROUNDS // 2], self._kept[MAX_ROUNDS // 2 :]
             self._kept = [max(pair, key=_longest) for pair in zip(old[::2], old[1::2], strict=False)] + new
 
-    def waits(self, job: str) -> list[RoundWait]:
-        """The last rounds of ``job`` for panels: for whom was waited, and how long at most."""
+    def waits(self, job: str, most: int = SHOWN_WAITS) -> list[RoundWait]:
+        """The last rounds of ``job``, at most ``most``: for whom was waited, and how long at most."""
         found = []
         for kept in reversed(self._kept):
             view = kept[1]
             if view.job == job and len(view.waits) > 1:
                 node = min(view.waits, key=view.waits.__getitem__)
                 found.append(RoundWait(round=view.round, node=node, seconds=_longest(kept), time=view.time))
-            if len(found) == SHOWN_WAITS:
+            if len(found) == most:
                 break
         return found[::-1]
 

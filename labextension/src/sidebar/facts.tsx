@@ -6,7 +6,7 @@ import type { ClusterView, JobView, NodeView, PeerView } from '../generated';
 import { byteCount, duration, integer, number, percent, plural, roundTrip } from './format';
 import { nodeColour } from './palette';
 
-/** A rate above it is not one. */
+/** A rate, or a wait, above it is not one. */
 const MOST = 1e12;
 
 /** One number with its name, and what it means. */
@@ -146,7 +146,9 @@ export function lanesOf(job: JobView, nodes: readonly NodeView[]): ILane[] {
   const anew = job.waits.reduce((last, wait, place) => (wait.round <= job.waits[place - 1]?.round ? place : last), 0);
   const waits = job.waits
     .slice(anew)
-    .flatMap(({ seconds, time, ...wait }) => (seconds !== null && time !== null ? [{ ...wait, seconds, time }] : []));
+    .flatMap(({ seconds, time, ...wait }) =>
+      seconds !== null && seconds >= 0 && seconds < MOST && time !== null ? [{ ...wait, seconds, time }] : []
+    );
   if (!waits.length) {
     return [];
   }
