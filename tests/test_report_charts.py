@@ -16,7 +16,7 @@ import pytest
 from notebook_cluster.protocol.state import CellView, ClusterView, EventView, PeerVersions, RoundView, Series
 from notebook_cluster.widgets.pictures import Line, LinearAxis, LogAxis, short_labels, spread_out, svg_chart
 from notebook_cluster.widgets.report import render_report
-from notebook_cluster.widgets.report_timeline import timeline
+from notebook_cluster.widgets.timeline import timeline
 from tests.axe import SCRIPT, violations
 from tests.browser import CHROMIUM, CHROMIUM_OPTIONS
 from tests.conftest import wait_until

@@ -3,7 +3,6 @@
 Pure. Every text that came from another machine is cleaned here; renderers still escape it.
 """
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -20,21 +19,18 @@ from notebook_cluster.protocol.state import (
     by_rank,
 )
 from notebook_cluster.widgets.formatting import (
-    NO_PLACE,
     byte_count,
     integer,
     node_colour,
-    node_colours,
     number,
     percent,
     plain,
     plural,
     round_trip,
 )
+from notebook_cluster.widgets.timeline import wait_lanes
 
 EVENTS_SHOWN = 40
-LANES_SHOWN = 8
-"""Nodes that were waited for."""
 FEW_NODES = 6
 """Of more each has a row in place of a card."""
 _MOST = 1e12
@@ -65,7 +61,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
     status, level = (plain(ended), "muted") if ended else _status(state)
     peers = [_row_among(peer, state.peers, bool(ended)) for peer in state.peers]
     events = [_event(event, state.now) for event in state.events[-EVENTS_SHOWN:]]
-    waits = _waits(state.jobs[0], state.nodes) if state.jobs else []
+    waits = wait_lanes(state.jobs[0].waits, state.nodes) if state.jobs else []
     waited = state.jobs[0].waits[-1] if waits else None
     return {
         "name": plain(state.name, 64),
@@ -219,47 +215,6 @@ def _job_note(job: JobView) -> str:
     if job.waiting_for:
         return plain("waiting for " + ", ".join(job.waiting_for), 60)
     return plain(f"{job.strategy} · {plural(job.parameters, 'parameter')}", 60)
-
-
-def _waits(job: JobView, nodes: Sequence[NodeView]) -> list[dict[str, Any]]:
-    """The last rounds on one line of time: a lane with a bar for each, then one for each of the LANES_SHOWN nodes that
-    were waited for longest, with a bar for each such wait. A bar is [left, width, text], in percent of the lane. Of
-    rounds before the job began anew nothing is shown: they have the same numbers."""
-    pairs = enumerate(zip(job.waits, job.waits[1:], strict=False), 1)
-    waits = job.waits[max((place for place, (before, wait) in pairs if wait.round <= before.round), default=0) :]
-    waits = [wait for wait in waits if math.isfinite(wait.time) and 0 <= wait.seconds < _MOST]
-    if not waits:
-        return []
-    begin, end = min(wait.time - wait.seconds for wait in waits), max(wait.time for wait in waits)
-    across = max(end - begin, 1e-3)
-
-    def bar(wait: RoundWait, seconds: float, said: str) -> list[float | str]:
-        left = 100 * (wait.time - seconds - begin) / across
-        return [round(left, 2), round(100 * seconds / across, 2), f"round {integer(wait.round)}{said}"]
-
-    colours, of_node = node_colours(nodes), dict[str, list[RoundWait]]()
-    for wait in waits:
-        of_node.setdefault(wait.node, []).append(wait)
-    longest = sorted(of_node.items(), key=lambda row: -sum(wait.seconds for wait in row[1]))
-    lanes = [
-        {
-            "name": plain(node, 64),
-            "said": _waited(its),
-            "colour": colours.get(node, NO_PLACE),
-            "bars": [bar(wait, wait.seconds, f": {duration(wait.seconds)}") for wait in its],
-        }
-        for node, its in longest[:LANES_SHOWN]
-    ]
-    if len(longest) > LANES_SHOWN:
-        rest = [wait for _, its in longest[LANES_SHOWN:] for wait in its]
-        more = plural(len(longest) - LANES_SHOWN, "node")
-        lanes.append({"name": f"{more} more", "said": _waited(rest), "colour": NO_PLACE, "bars": []})
-    head = {"name": plural(len(waits), "round"), "said": f"in {duration(end - begin)}", "colour": NO_PLACE}
-    return [head | {"bars": [bar(wait, 0.0, "") for wait in waits]}, *lanes]
-
-
-def _waited(waits: Sequence[RoundWait]) -> str:
-    return f"{duration(sum(wait.seconds for wait in waits))} in {plural(len(waits), 'round')}"
 
 
 def _cell(cell: CellView | None, now: float, over: bool) -> dict[str, Any] | None:

@@ -14,9 +14,9 @@ from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import FEW_POINTS, Curves, metric_title, run_line, run_notes, smoothed
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours, plain, plural
 from notebook_cluster.widgets.pictures import Line, standalone, svg_chart, time_unit
-from notebook_cluster.widgets.report_timeline import timeline
 from notebook_cluster.widgets.saving import csv_text, data_link, series_csv, thinned
 from notebook_cluster.widgets.static_html import block, legend, text_block
+from notebook_cluster.widgets.timeline import timeline
 
 NUMBERS_SHOWN = 10
 """Of what was reported, beside the loss; the others are in the CSV file of an export."""

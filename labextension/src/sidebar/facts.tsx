@@ -138,7 +138,7 @@ interface ILane {
 }
 
 /**
- * The last rounds of a job on one line of time, as the panel has them (`widgets/model.py`): a lane with a bar for each,
+ * The last rounds of a job on one line of time, as the panel has them (`widgets/timeline.py`): a lane with a bar for each,
  * then one for each of the nodes that were waited for longest. Places are in percent.
  */
 export function lanesOf(job: JobView, nodes: readonly NodeView[]): ILane[] {

@@ -1,19 +1,26 @@
-"""The rounds of a run as one picture: a lane for each node, in it a bar for the time that the others waited for it."""
+"""Rounds on one line of time: a lane for each node, in it a bar for the time that the others waited for it. Those of a
+run as one picture for its report (:func:`timeline`), the last ones for a panel (:func:`wait_lanes`)."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from typing import Any
 
 from notebook_cluster.protocol.clock import duration
-from notebook_cluster.protocol.state import RoundView
-from notebook_cluster.widgets.formatting import NO_PLACE, escaped, integer, plain, plural
+from notebook_cluster.protocol.state import NodeView, RoundView, RoundWait
+from notebook_cluster.widgets.formatting import NO_PLACE, escaped, integer, node_colours, plain, plural
 from notebook_cluster.widgets.pictures import LinearAxis, numbers_below, short_labels, time_unit
 
+LANES_SHOWN = 8
+"""Nodes that have a lane in a panel."""
 _LANES = 24
 _WIDTH, _LEFT, _RIGHT, _TOP, _LANE, _BOTTOM = 980, 170, 150, 44, 18, 26
 _LETTERS = 24
 _BUCKET = 2.0
 """Pixels: of several rounds in them the one with the longest wait is drawn."""
+_LONGEST = 1e12
+"""Seconds; above it is no wait."""
 
 
 def timeline(rounds: Sequence[RoundView], started: float, colours: dict[str, str]) -> tuple[str, int]:
@@ -43,7 +50,7 @@ def timeline(rounds: Sequence[RoundView], started: float, colours: dict[str, str
     labels = short_labels([plain(name, 64) for name in lanes], _LETTERS)
     for number, (name, label) in enumerate(zip(lanes, labels, strict=True)):
         top = _TOP + _LANE * number
-        said = f"{duration(sum(seconds for _, seconds in waited[name]))} in {plural(len(waited[name]), 'round')}"
+        said = _in_all([seconds for _, seconds in waited[name]])
         parts += [
             f'<text x="{_LEFT - 10}" y="{top + 12}" text-anchor="end">{escaped(label)}</text>',
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{top + 8}" y2="{top + 8}" class="nbc-chart-grid"/>',
@@ -87,3 +94,47 @@ def _bars(
             f'fill="{escaped(colour)}"><title>{escaped(said)}</title></rect>'
         )
     return parts
+
+
+# ---- the last rounds, for a panel ------------------------------------------------------------------------------------
+
+
+def wait_lanes(waits: Sequence[RoundWait], nodes: Sequence[NodeView]) -> list[dict[str, Any]]:
+    """The last rounds, oldest first, as lanes: one with a bar for each round, then one for each of LANES_SHOWN nodes
+    that were waited for longest, with a bar for each such wait. A bar is [left, width, text], in percent of the lane.
+    Of rounds before the job began anew nothing is shown: they have the same numbers."""
+    pairs = enumerate(pairwise(waits), 1)
+    waits = waits[max((place for place, (before, wait) in pairs if wait.round <= before.round), default=0) :]
+    waits = [wait for wait in waits if math.isfinite(wait.time) and 0 <= wait.seconds < _LONGEST]
+    if not waits:
+        return []
+    begin, end = min(wait.time - wait.seconds for wait in waits), max(wait.time for wait in waits)
+    across = max(end - begin, 1e-3)
+
+    def bar(wait: RoundWait, seconds: float, said: str) -> list[float | str]:
+        left = 100 * (wait.time - seconds - begin) / across
+        return [round(left, 2), round(100 * seconds / across, 2), f"round {integer(wait.round)}{said}"]
+
+    colours, of_node = node_colours(nodes), dict[str, list[RoundWait]]()
+    for wait in waits:
+        of_node.setdefault(wait.node, []).append(wait)
+    longest = sorted(of_node.items(), key=lambda row: -sum(wait.seconds for wait in row[1]))
+    lanes = [
+        {
+            "name": plain(node, 64),
+            "said": _in_all([wait.seconds for wait in its]),
+            "colour": colours.get(node, NO_PLACE),
+            "bars": [bar(wait, wait.seconds, f": {duration(wait.seconds)}") for wait in its],
+        }
+        for node, its in longest[:LANES_SHOWN]
+    ]
+    if len(longest) > LANES_SHOWN:
+        rest = [wait.seconds for _, its in longest[LANES_SHOWN:] for wait in its]
+        more = plural(len(longest) - LANES_SHOWN, "node")
+        lanes.append({"name": f"{more} more", "said": _in_all(rest), "colour": NO_PLACE, "bars": []})
+    head = {"name": plural(len(waits), "round"), "said": f"in {duration(end - begin)}", "colour": NO_PLACE}
+    return [head | {"bars": [bar(wait, 0.0, "") for wait in waits]}, *lanes]
+
+
+def _in_all(waits: Collection[float]) -> str:
+    return f"{duration(sum(waits))} in {plural(len(waits), 'round')}"
