@@ -191,8 +191,11 @@ def _of_old_runs(keys: Iterable[Key]) -> list[Key]:
 def extremes(values: Sequence[float], begin: int, end: int) -> list[int]:
     """Indices, in order, of the lowest and the highest of ``values[begin:end]``; when some are not finite, of the
     highest and of the first that is not: a gap must stay visible."""
+    part = values[begin:end]
+    if math.isfinite(sum(part)):  # so all are
+        return sorted({begin + part.index(min(part)), begin + part.index(max(part))})
     numbers = [index for index in range(begin, end) if math.isfinite(values[index])]
-    if len(numbers) == end - begin:
+    if len(numbers) == end - begin:  # too large to be added
         return sorted({min(numbers, key=values.__getitem__), max(numbers, key=values.__getitem__)})
     gap = next(index for index in range(begin, end) if not math.isfinite(values[index]))
     return sorted({gap} | ({max(numbers, key=values.__getitem__)} if numbers else set()))

@@ -41,6 +41,11 @@ class CurveChoice(NamedTuple):
 class Curves:
     """All curves in the order in which they appeared: of nodes, and of the global models of jobs."""
 
+    @classmethod
+    def of(cls, series: "Curves | Iterable[Series]") -> "Curves":
+        """``series``; itself where it has its curves already, which costs nothing."""
+        return series if isinstance(series, Curves) else cls(series)
+
     def __init__(self, series: Iterable[Series] = ()) -> None:
         self._curves = ThinnedCurves()
         for one in series:

@@ -253,7 +253,7 @@ class Panel:
     def _send_picture(self, bundle: dict[str, str] | None = None) -> None:
         """How the panel looks, for the file. The browser writes it: what a kernel sends to an output does not arrive
         any more after the page was loaded again. With ``bundle`` the panel ends as that picture."""
-        picture = bundle or _static_bundle(self._latest, self._curves.series())
+        picture = bundle or _static_bundle(self._latest, self._curves)
         self._widget.send(
             {"picture": {"html": picture["text/html"], "text": picture["text/plain"], "last": bundle is not None}}
         )
@@ -282,7 +282,7 @@ class Panel:
         self._unsubscribe()
         if self in _panels:
             _panels.remove(self)
-        bundle = _static_bundle(self._latest, self._curves.series(), self._ended)
+        bundle = _static_bundle(self._latest, self._curves, self._ended)
         self._send_picture(bundle)
         update_display(bundle, raw=True, display_id=self._display_id)
         for widget in (self._box, self._widget, self._figure and self._figure.widget):
@@ -318,7 +318,7 @@ def _gist(state: ClusterView) -> tuple[object, ...]:
     return state.cell, nodes, [(job.name, job.round) for job in state.jobs], state.events[-1:]
 
 
-def _static_bundle(state: ClusterView, series: Sequence[Series] = (), ended: str = "") -> dict[str, str]:
+def _static_bundle(state: ClusterView, series: Curves | Sequence[Series] = (), ended: str = "") -> dict[str, str]:
     # It is saved with the notebook: no code stands in it.
     state = msgspec.structs.replace(state, invitation="")
     # Whoever opens the file later must not take it for how things are.

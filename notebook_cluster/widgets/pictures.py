@@ -115,7 +115,9 @@ def spread_out(places: list[float], first: float, last: float, apart: float) -> 
 
 _WIDTH, _HEIGHT = 460, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 26, 26
-_POINTS = 200
+_POINTS, _FEW_POINTS = 200, 60
+"""Of a line; where there are more than _MANY lines they share what those have, down to the second number."""
+_MANY = 16
 _FOR_LABELS, _LABEL_HEIGHT, _LABEL_LETTERS = 150, 12, 18
 
 
@@ -175,7 +177,8 @@ def svg_chart(
         *grid(upward, across, (_LEFT, right), height),
     ]
     over = sorted(lines, key=lambda line: (not line.faint, not line.behind, line.strong))
-    parts += [_path(line, across, upward, drawn) for line in over]
+    points = max(_POINTS * _MANY // max(len(lines), _MANY), _FEW_POINTS)
+    parts += [_path(line, across, upward, drawn, points) for line in over]
     parts += _labels(over[::-1], upward, drawn, (right, _TOP, height - _BOTTOM)) if labels else []
     return "".join([*parts, "</svg>"])
 
@@ -205,9 +208,9 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
     return [points[index] for index in evenly([value for _, value in points], limit)]
 
 
-def _path(line: Line, across: Axis, upward: Axis, drawn: Callable[[Point], bool]) -> str:
+def _path(line: Line, across: Axis, upward: Axis, drawn: Callable[[Point], bool], points: int) -> str:
     commands, dots, pen_down = [], [], False
-    for x, y in thin(line.points, _POINTS):
+    for x, y in thin(line.points, points):
         shown = drawn((x, y))
         if shown:
             # h0 draws a dot where a single value has nothing to be joined to.

@@ -19,7 +19,9 @@ WAITS = "Rounds, and who was waited for"
 _NUMBERS = (("step", "Step"), ("loss", "Loss"), ("round", "Round"), ("wait", "Wait"))
 
 
-def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str = "", moment: str = "") -> str:
+def render_html(
+    state: ClusterView, series: Curves | Sequence[Series] = (), *, ended: str = "", moment: str = ""
+) -> str:
     """``state`` as one ``<div>`` with its style, the node cards and, from ``series``, loss and memory curves as SVG.
 
     ``ended`` says why the cluster is no more, where that is so; ``moment`` when it was so, for a picture that is kept.
@@ -36,7 +38,7 @@ def render_html(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     nodes = [_node(node) for node in model["nodes"]]
     kind = "nbc-nodes nbc-compact" if model["compact"] else "nbc-nodes"
     body.append(block(kind, nodes, role="list") if nodes else text_block("nbc-empty", "No nodes yet."))
-    body.append(_charts(state, Curves(series)))
+    body.append(_charts(state, Curves.of(series)))
     lists = {
         "waits": (WAITS, [block("nbc-waits", [_wait(wait) for wait in model["waits"]])]),
         "peers": ("Peers", [_peer(peer) for peer in model["peers"]]),

@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from notebook_cluster.protocol.clock import dated, duration
 from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, by_rank
-from notebook_cluster.protocol.thinning import Point
+from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import Curves, LossCurve, smoothed
 from notebook_cluster.widgets.formatting import (
     GLOBAL,
@@ -188,7 +190,7 @@ def _chart(job: JobView, curves: Curves, state: ClusterView) -> str:
     lines = [_line(one.node, colours.get(one.node, NO_PLACE), one, faint=True) for one in of_nodes] if few else []
     if not measured and of_nodes:
         lines.append(
-            Line("mean of the nodes, smoothed", _MEAN, _smooth(_mean([one.curve.by_step() for one in of_nodes])))
+            Line("mean of the nodes, smoothed", _MEAN, _smooth(_mean([one.curve for one in of_nodes])))
         )
     what = "Loss of the global model" if measured else "Loss: mean of the nodes' batches, smoothed"
     return svg_chart(what + (", faint: each node" if lines and few else ""), "step", [*lines, *measured], size=_SIZE)
@@ -202,29 +204,28 @@ def _smooth(points: Sequence[Point]) -> list[Point]:
     return list(zip([x for x, _ in points], smoothed(y for _, y in points), strict=True))
 
 
-def _mean(curves: Sequence[Sequence[Point]]) -> list[Point]:
+def _mean(curves: Sequence[ThinnedCurve]) -> list[Point]:
     """The mean of ``curves`` at the steps of the one that is furthest: each counts with its newest value there. Where
     that node was started again, the steps that it goes once more are left out."""
-    filled = [curve for curve in curves if curve]
-    if not filled:
+    columns = [(np.array(curve.step), np.array(curve.value)) for curve in curves if curve.step]
+    if not columns:
         return []
-    longest = max(filled, key=lambda curve: max(step for step, _ in curve))
-    stride = max(1, len(longest) // _POINTS)
-    places = [0] * len(filled)
-    found: list[Point] = []
-    for step, _ in longest[::stride]:
-        if found and step <= found[-1][0]:
-            continue
-        values = []
-        for index, curve in enumerate(filled):
-            while places[index] + 1 < len(curve) and curve[places[index] + 1][0] <= step:
-                places[index] += 1
-            x, value = curve[places[index]]
-            if x <= step and math.isfinite(value):
-                values.append(value)
-        if values:
-            found.append((step, sum(values) / len(values)))
-    return found
+    longest = max((steps for steps, _ in columns), key=np.max)
+    places = longest[:: max(1, len(longest) // _POINTS)]
+    furthest = np.maximum.accumulate(places)
+    places = places[np.append(True, furthest[1:] > furthest[:-1])]
+    sums, counts = np.zeros(len(places)), np.zeros(len(places), np.int64)
+    for steps, values in columns:
+        newest = np.searchsorted(np.maximum.accumulate(steps), places, side="right") - 1
+        there = np.where(newest >= 0, values[newest], np.nan)
+        finite = np.isfinite(there)
+        sums += np.where(finite, there / len(columns), 0.0)  # divided first: the sum may be beyond a float
+        counts += finite
+    return [
+        (int(step), float(total) * len(columns) / int(count))
+        for step, total, count in zip(places, sums, counts, strict=True)
+        if count
+    ]
 
 
 def _nodes(training: Training, state: ClusterView) -> str:

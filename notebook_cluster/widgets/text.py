@@ -16,7 +16,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 EVENTS_IN_TEXT = 8
 
 
-def render_text(state: ClusterView, series: Sequence[Series] = (), *, ended: str = "") -> str:
+def render_text(state: ClusterView, series: Curves | Sequence[Series] = (), *, ended: str = "") -> str:
     """``state`` as aligned lines of text, with a small loss curve per node from ``series``. No final newline.
 
     ``ended`` says why the cluster is no more, where that is so.
@@ -29,7 +29,7 @@ def render_text(state: ClusterView, series: Sequence[Series] = (), *, ended: str
     lines += model["launches"]
     if model["cell"]:
         lines.append(_cell(model["cell"]))
-    curves = Curves(series)
+    curves = Curves.of(series)
     lines += ["", *_nodes(model["nodes"], curves), *_models(curves)]
     if model["waits"]:
         head, *lanes = model["waits"]
