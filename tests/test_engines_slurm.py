@@ -19,6 +19,7 @@ from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.security import data_directory
 from notebook_cluster.widgets import render_text
 from tests.cluster import running_cluster, told
+from tests.command import run_command
 from tests.conftest import shared_folders, wait_until
 from tests.engines.running import Slurm, ask, no_slurm, slurm, where_it_stands
 
@@ -217,6 +218,16 @@ def test_a_coordinator_that_dies_finds_its_hosts_again_or_leaves_no_job(engine: 
             os.kill(again.connection.file.pid, signal.SIGKILL)
             again.connection.wait_closed()
         wait_until(lambda: job not in engine.jobs(), what=lambda: str(engine.jobs()))
+
+
+def test_a_script_runs_on_hosts_of_slurm_and_none_is_kept(engine: Slurm, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text("WORD = 'here'\n")
+    (tmp_path / "script.py").write_text("import os, part\nprint(part.WORD, os.environ['SLURMD_NODENAME'])\n")
+    before = engine.jobs()
+    done = run_command("run", str(tmp_path / "script.py"), "--on", "slurm", "--address", "127.0.0.1", "--time", "5")
+    assert (done.returncode, done.stdout) == (0, "[n3] here n3\n"), done.stderr
+    assert "slurm" in done.stderr
+    assert engine.jobs() == before
 
 
 def test_stopping_the_cluster_takes_everything_back(cluster: Cluster, engine: Slurm) -> None:

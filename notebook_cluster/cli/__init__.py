@@ -1,7 +1,8 @@
 """The command ``notebook-cluster``: share this machine, see what is there, steer a cluster from a terminal.
 
 May import: ``client``, ``agent``, ``doctor``, ``peering``, ``pairing``, ``discovery``, ``security``, ``protocol``,
-``widgets`` (the plain-text renderer). Called by: people, and by anything that can start a command (ssh, systemd, srun).
+``widgets`` (the plain-text renderer), ``magics`` (texts of a terminal, Stop). Called by: people, and by anything that
+can start a command (ssh, systemd, srun).
 
 - :mod:`.arguments`: what may be typed; :mod:`.values`: how each value is read, and where a code comes from
 - :mod:`.share`: offer this machine; :mod:`.terminal`, :mod:`.console`, :mod:`.picker`: what its person sees and types
@@ -9,6 +10,8 @@ May import: ``client``, ``agent``, ``doctor``, ``peering``, ``pairing``, ``disco
 - :mod:`.trust`: ``pair`` and ``trust``, trust a peer, see who is trusted, take trust back
 - :mod:`.clusters`: ``peers``, ``status``, ``report``, ``export``, ``runs``, ``stop``, ``detach``, ``skip``
 - :mod:`.doctor`: ``doctor``
+- :mod:`.run`: ``run``, a script on every node; :mod:`.run_arguments`, :mod:`.run_files`, :mod:`.run_output`: what is
+  typed, what goes to the nodes, and what is shown of theirs
 
 Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.
 """

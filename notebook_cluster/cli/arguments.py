@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from notebook_cluster.cli import values
+from notebook_cluster.cli.run_arguments import add_run_options, split_at_script
 from notebook_cluster.cli.values import add_code_options
 from notebook_cluster.protocol import VERSION
 from notebook_cluster.protocol.names import did_you_mean, is_distribution
@@ -82,6 +83,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     trust = _command(commands, "trust", "trust", "see who is trusted, and take trust back")
     _trust(trust)
 
+    run = _command(commands, "run", "run", "run a script on every node of a cluster")
+    add_run_options(run)
     status = _command(commands, "clusters", "status", "show a running cluster, or all of them")
     status.add_argument("cluster", nargs="?", metavar="CLUSTER")
     status.add_argument("--json", action="store_true", help="print a list with an object for each cluster, as JSON")
@@ -109,7 +112,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="compare the versions of these packages on all peers",
     )  # fmt: skip
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    of_script: list[str] = []
+    behind: list[str] = []
+    if words[:1] == ["run"]:
+        ours, of_script, behind = split_at_script(words[1:], run)
+        words = ["run", *ours]
+    options = parser.parse_args(words)
+    options.of_script, options.behind = of_script, behind
     if getattr(options, "action", "") is None:
         options.load = lambda: _help(trust)
     return options

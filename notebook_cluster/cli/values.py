@@ -118,6 +118,11 @@ def peer_or_address(text: str) -> str:
     return text
 
 
+def peers(text: str) -> tuple[str, ...]:
+    """``all``, or peers with commas between: names or ``HOST:PORT``."""
+    return tuple(dict.fromkeys(peer_or_address(part.strip()) for part in text.split(",")))
+
+
 def devices(text: str) -> tuple[str, ...]:
     """Kinds or ids of devices with commas between."""
     what = "device: use cpu, mps, cuda, rocm or one like cuda:0"

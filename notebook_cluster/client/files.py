@@ -12,7 +12,7 @@ import os
 import stat
 import uuid
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,10 @@ class Sources:
             return False
 
 
-def find_sources(path: str, directory: Path | None = None) -> Sources:
-    """The file ``path``, or everything in the folder ``path`` but caches and version control.
+def find_sources(
+    path: str, directory: Path | None = None, *, leave_out: Callable[[Path], bool] = lambda entry: False
+) -> Sources:
+    """The file ``path``, or everything in the folder ``path`` but caches, version control and what ``leave_out`` says.
 
     Inside ``directory`` (default: the current one) the relative path stays what it is, so that a cell finds the file
     under the same name on every node; what is elsewhere goes into the working folder itself.
@@ -83,7 +85,7 @@ def find_sources(path: str, directory: Path | None = None) -> Sources:
     name, inside = _target(found, base)
     sources = Sources(base if inside else None)
     if stat.S_ISDIR(mode):
-        _walk(found, found.resolve(), name, sources, {found.resolve()})
+        _walk(found, found.resolve(), name, sources, {found.resolve()}, leave_out)
     elif stat.S_ISREG(mode):
         _add(found, name, sources)
     else:
@@ -104,7 +106,9 @@ def _target(found: Path, base: Path) -> tuple[str, bool]:
     return found.resolve().name, False
 
 
-def _walk(folder: Path, root: Path, name: str, sources: Sources, seen: set[Path]) -> None:
+def _walk(
+    folder: Path, root: Path, name: str, sources: Sources, seen: set[Path], leave_out: Callable[[Path], bool]
+) -> None:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -113,7 +117,7 @@ def _walk(folder: Path, root: Path, name: str, sources: Sources, seen: set[Path]
         sources.empty_folders.append(name)
     for entry in entries:
         path = f"{name}/{entry.name}" if name else entry.name
-        if entry.name in LEFT_OUT:
+        if entry.name in LEFT_OUT or leave_out(entry):
             continue
         target = entry.resolve()
         if entry.is_symlink() and not target.is_relative_to(root):
@@ -122,7 +126,7 @@ def _walk(folder: Path, root: Path, name: str, sources: Sources, seen: set[Path]
             if target in seen:
                 sources.skipped.append(f"{path} is a link to a folder that is sent already")
                 continue
-            _walk(entry, root, path, sources, seen | {target})
+            _walk(entry, root, path, sources, seen | {target}, leave_out)
         elif entry.is_file():
             _add(entry, path, sources)
         else:

@@ -189,9 +189,7 @@ def _chart(job: JobView, curves: Curves, state: ClusterView) -> str:
     few = len(of_nodes) <= FEW_NODES
     lines = [_line(one.node, colours.get(one.node, NO_PLACE), one, faint=True) for one in of_nodes] if few else []
     if not measured and of_nodes:
-        lines.append(
-            Line("mean of the nodes, smoothed", _MEAN, _smooth(_mean([one.curve for one in of_nodes])))
-        )
+        lines.append(Line("mean of the nodes, smoothed", _MEAN, _smooth(_mean([one.curve for one in of_nodes]))))
     what = "Loss of the global model" if measured else "Loss: mean of the nodes' batches, smoothed"
     return svg_chart(what + (", faint: each node" if lines and few else ""), "step", [*lines, *measured], size=_SIZE)
 

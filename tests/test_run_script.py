@@ -1,0 +1,204 @@
+"""``notebook-cluster run``: a plain script on real nodes, as somebody at a terminal would start it."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.client import Cluster, list_clusters, running_clusters
+from tests.command import COMMAND, run_command
+from tests.conftest import Agents, wait_until
+
+UTIL = "def greet(): return 'hello'\n"
+SCRIPT = """
+import sys
+import notebook_cluster as nc
+from util import greet
+print(__name__, sys.argv[1:], greet(), nc.rank(), 'of', nc.world_size(), open('data/x.txt').read())
+"""
+SLOW = """
+import time, sys
+import notebook_cluster as nc
+print('begun', nc.rank(), flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def write(folder: Path, name: str, source: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(source)
+
+
+@pytest.fixture
+def project(work: Path) -> Path:
+    """A folder with a script, a module, data, and what nobody wants to send."""
+    for name, source in {
+        "train.py": SCRIPT, "util.py": UTIL, "data/x.txt": "7", ".env": "SECRET", "slow.py": SLOW,
+        "venv/pyvenv.cfg": "", ".git/config": "",
+    }.items():  # fmt: skip
+        write(work, name, source)
+    return work
+
+
+class Running:
+    """The command while it runs; what it printed is in two files."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._files = folder / "stdout.txt", folder / "stderr.txt"
+        with self._files[0].open("wb") as out, self._files[1].open("wb") as errors:
+            self.process = subprocess.Popen(
+                [COMMAND, "run", *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, cwd=folder,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def out(self) -> str:
+        return self._files[0].read_text()
+
+    @property
+    def errors(self) -> str:
+        return self._files[1].read_text()
+
+    def until(self, text: str) -> None:
+        def look() -> bool:
+            if text not in self.out + self.errors and self.process.poll() is not None:
+                pytest.fail(f"it ended without {text!r}: {self.out}{self.errors}")
+            return text in self.out + self.errors
+
+        wait_until(look, 90, what=lambda: f"{text!r}: {self.out}{self.errors}")
+
+    def end(self, *signals: signal.Signals) -> int:
+        for one in signals:
+            self.process.send_signal(one)
+        return self.process.wait(60)
+
+
+def test_a_script_runs_on_every_node_as_python_would(project: Path) -> None:
+    done = run_command("run", "train.py", "--lr", "0.1", "--nodes", "2", "--", "--nodes", "5")
+    assert done.returncode == 0, done.stderr
+    arguments = "['--lr', '0.1', '--nodes', '5']"
+    assert sorted(done.stdout.splitlines()) == [
+        f"[local-2] __main__ {arguments} hello 1 of 2 7", f"[local] __main__ {arguments} hello 0 of 2 7",
+    ]  # fmt: skip
+    assert "read as options of notebook-cluster: --nodes 2 (" in done.stderr
+    assert "the script has ended on 2 nodes" in done.stderr
+    assert list_clusters() == []
+    page = project / "run.html"
+    assert run_command("report", "run-train", str(page)).returncode == 0
+    assert "notebook-cluster run train.py --lr 0.1 --nodes 5" in page.read_text()
+
+
+def test_it_ends_with_the_exit_code_of_the_script(project: Path) -> None:
+    write(project, "exit.py", "import sys, notebook_cluster as nc\nif nc.rank() == 1: sys.exit(7)\n")
+    done = run_command("run", "exit.py", "--nodes", "2")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert "notebook-cluster: local-2: exit code 7\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "said"),
+    [
+        ("import sys\nsys.exit()\n", 0, "the script has ended on 1 node"),
+        ("import sys\nsys.exit('no data')\n", 1, "[local] no data"),
+        ("def f():\n    1 / 0\nf()\n", 1, "line 2, in f\n[local]     1 / 0\n"),
+        ("x = = 1\n", 1, "SyntaxError: invalid syntax"),
+    ],
+)
+def test_what_ends_a_script_is_shown_as_python_shows_it(project: Path, source: str, code: int, said: str) -> None:
+    write(project, "end.py", source)
+    done = run_command("run", "end.py")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "run_script" not in done.stderr
+
+
+def test_its_folder_goes_to_peers_and_to_those_that_come_later(project: Path, agents: Agents) -> None:
+    agents("mini", "desk")
+    running = Running(project, "slow.py", "--local", "0", "--peers", "mini")
+    running.until("[mini] begun 0")
+    assert "not sent: .env is hidden\n" in running.errors
+    with Cluster.attach("run-slow") as cluster:
+        cluster.add("desk")
+        running.until("[desk] begun 1")
+    for name in ("mini", "desk"):
+        folder = agents.root / "agents" / name / "work" / "run-slow"
+        assert (folder / "data" / "x.txt").read_text() == "7"
+        assert not [one for one in (".env", ".git", "venv", "stdout.txt") if (folder / one).exists()]
+    assert running.end(signal.SIGINT) == 130
+    assert "the nodes are asked to stop" in running.errors
+    assert list_clusters() == []
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_cluster_too(project: Path, how: signal.Signals, code: int) -> None:
+    running = Running(project, "slow.py")
+    running.until("[local] begun 0")
+    assert running.end(how) == code
+    assert list_clusters() == []
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_script_that_does_not_end(project: Path) -> None:
+    write(
+        project, "deaf.py", SLOW.replace("    time.sleep", "  try:\n    time.sleep") + "  except BaseException: pass\n"
+    )
+    running = Running(project, "deaf.py")
+    running.until("[local] begun 0")
+    running.process.send_signal(signal.SIGINT)
+    running.until("Ctrl-C again ends the cluster at once")
+    assert running.end(signal.SIGINT) == 130
+    assert list_clusters() == []
+
+
+def test_in_a_cluster_that_runs_it_is_run_anew_and_the_cluster_goes_on(project: Path) -> None:
+    first = run_command("run", "--keep", "--cluster", "lesson", "train.py")
+    assert (first.returncode, first.stdout) == (0, "[local] __main__ [] hello 0 of 1 7\n")
+    assert "cluster lesson goes on: notebook-cluster stop lesson ends it" in first.stderr
+    write(project, "util.py", UTIL.replace("hello", "good day"))
+    again = run_command("run", "--cluster", "lesson", "train.py")
+    assert (again.returncode, again.stdout) == (0, "[local] __main__ [] good day 0 of 1 7\n")
+    assert running_clusters() == ["lesson"]
+    assert run_command("stop", "lesson").returncode == 0
+
+
+def test_two_runs_of_a_script_at_once_have_a_cluster_each(project: Path) -> None:
+    running = Running(project, "slow.py")
+    running.until("[local] begun 0")
+    other = Running(project / "data", "../slow.py")
+    other.until("[local] begun 0")
+    assert running_clusters() == ["run-slow", "run-slow-2"]
+    assert [one.end(signal.SIGTERM) for one in (running, other)] == [143, 143]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("trian.py",), 1, "there is no file or folder 'trian.py' in {folder} (did you mean 'train.py'?)"),
+        (("data",), 1, "data is a folder: name the script in it, as data/train.py"),
+        (("train.py", "--hosts", "2"), 2, "--hosts is for hosts that an engine starts: name it with --on slurm"),
+        (("--nods", "2", "train.py"), 2, "there is no option --nods (did you mean '--nodes'?)"),
+        (("train.py", "--on", "slrm"), 1, "--on slrm: no such engine (did you mean 'slurm'?)"),
+        (("train.py", "--cluster", "a/b"), 2, "--cluster 'a/b': use letters, digits"),
+    ],
+)
+def test_what_cannot_be_run_is_said_and_nothing_stays(
+    project: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    done = run_command("run", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said.format(folder=project) in done.stderr
+    assert list_clusters() == []
+
+
+def test_a_home_folder_or_too_much_is_never_sent(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (project / "weights.bin").open("wb") as file:
+        file.truncate(600_000_000)
+    done = run_command("run", "train.py", "--peers", "mini")
+    assert done.returncode == 1
+    assert f"{project} has 600 MB (most in weights.bin: 600 MB), and at most 500 MB go with a script" in done.stderr
+    done = run_command("run", "train.py", "--peers", "mini", HOME=os.fspath(project))
+    assert done.returncode == 1
+    assert f"all of {project} would go with the script" in done.stderr
+    assert list_clusters() == []
