@@ -99,6 +99,28 @@ async def test_coordinator_that_comes_back_while_it_is_kept_finds_its_kernels(
 
 
 @in_loop
+async def test_training_is_kept_soon_after_the_coordinator_is_gone_and_the_kernels_wait_for_it(
+    jupyter_dirs: Path,
+) -> None:
+    async with SharedAgent(jupyter_dirs / "mini", lease=60, keep_after=1.0, link=LINK) as agent:
+        async with AgentClient(agent.where, settings=LINK) as client:
+            pid = await train(client)
+        folder = jupyter_dirs / "mini" / "work" / "digits" / "checkpoints" / "digits"
+        await agent.told("kept", str(folder))
+        (folder / "state").unlink()
+        async with AgentClient(agent.where, identity=client.identity, epoch=2, settings=LINK) as again:
+            (node,) = (await again.receive(p.Inventory)).nodes
+            assert node.pid == pid
+            request = again.execute("print('still here')")
+            await again.printed(request, "still here")
+        # Once for each time that it is gone.
+        await agent.told("kept", count=2)
+        assert (folder / "state").read_text() == "kept"
+        kinds = [event.kind for event in agent.events]
+        assert (kinds.count("kept"), "node-ended" in kinds) == (2, False)
+
+
+@in_loop
 async def test_owners_who_come_after_the_lease_are_told_what_is_kept_and_the_first_one_why(jupyter_dirs: Path) -> None:
     """Also another owner whom this machine trusts: the machine of the first one may be gone for good."""
     other = new_identity()

@@ -191,6 +191,7 @@ class SharingLimits:
 
     Args:
         lease: seconds of awake time without its coordinator after which a cluster's kernels are ended.
+        keep_after: such seconds after which their training is kept once, for the coordinator may be gone for good.
         stop: ends the agent, for a reason.
     """
 
@@ -201,6 +202,7 @@ class SharingLimits:
         presence: Presence,
         *,
         lease: float,
+        keep_after: float,
         stop: Callable[[str], None],
     ) -> None:
         self._clusters = clusters
@@ -209,9 +211,12 @@ class SharingLimits:
         self._tell = resources.tell
         self._presence = presence
         self._lease = lease
+        self._keep_after = keep_after
         self._stop = stop
         self._looked = -_LOOK_S
         self._leaving: set[ClusterHost] = set()
+        self._keeping: dict[ClusterHost, asyncio.Task[None]] = {}
+        """Those whose training was kept, or is, since their coordinator has been silent."""
         self._clearing = False
         self._ending = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -243,15 +248,29 @@ class SharingLimits:
     # ---- silence -----------------------------------------------------------------------------------------------
 
     def _check_leases(self) -> None:
-        for host in self._clusters.hosts():
-            if host not in self._leaving and self._silence(host) > self._lease:
+        hosts = self._clusters.hosts()
+        for host in hosts:
+            silence = self._silence(host)
+            if host not in self._leaving and silence > self._lease:
                 self._leaving.add(host)
                 self._spawn(self._lease_over(host))
+            elif host not in self._keeping and silence > self._keep_after:
+                self._keeping[host] = self._spawn(self._keep(host))
+        for host, task in list(self._keeping.items()):
+            if task.done() and (host not in hosts or self._silence(host) < self._keep_after):
+                del self._keeping[host]
+
+    async def _keep(self, host: ClusterHost) -> None:
+        """The nodes go on: they wait for their coordinator."""
+        if folders := await host.keep_checkpoints("no word from its coordinator"):
+            log.info("cluster %s: %.0f s without its coordinator%s", host.name, self._silence(host), _kept(folders))
 
     async def _lease_over(self, host: ClusterHost) -> None:
         reason = "no coordinator came back within its lease"
         log.warning("cluster %s: no word from its coordinator for %.0f s", host.name, self._silence(host))
         try:
+            if host in self._keeping:
+                await self._keeping[host]
             folders = await host.keep_checkpoints(reason)
             if self._silence(host) > self._lease:
                 await self._clusters.end_cluster(host, f"{reason}{_kept(folders)}", asked=False, told=False)
@@ -325,10 +344,11 @@ class SharingLimits:
         await self._clear(reason)
         self._stop(reason)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _kept(folders: list[str]) -> str:

@@ -174,8 +174,9 @@ class Agent:
         self._resources = self._make_resources(sockets)
         self._clusters = Clusters(self._resources, self._coordinators, self._cluster_ended)
         sharing_limits = SharingLimits(
-            self._clusters, self._resources, self._presence, lease=settings.lease, stop=self.stop
-        )
+            self._clusters, self._resources, self._presence, lease=settings.lease, keep_after=settings.keep_after,
+            stop=self.stop,
+        )  # fmt: skip
         announcement = None
         if settings.launch is None:
             announcement = announce("agent", identity.public_key, settings.name)

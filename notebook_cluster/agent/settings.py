@@ -75,6 +75,8 @@ class Limits:
 
 
 DEFAULT_LEASE_S = 600.0
+KEEP_AFTER_S = 20.0
+"""Seconds without a coordinator, which may be gone for good, after which training is kept."""
 DEFAULT_CODE_MINUTES = 120.0
 
 
@@ -96,7 +98,7 @@ class AgentSettings:
     ``directory``: its data folder (working folders, kernel logs and, when shared, its identity and whom it trusts).
     ``private``: it serves the one coordinator that started it: a new identity, no mDNS, no pairing, and it ends with
     its last cluster. ``lease``: seconds of awake time without its coordinator after which a cluster's kernels are
-    ended.
+    ended. ``keep_after``: such seconds after which their training is kept, once, while they wait on.
 
     ``code``: with which coordinators pair, any number of them for ``code_minutes``; empty: codes are made up, one for
     each coordinator. ``pairing``: False opens no code. ``dial``: ``HOST:PORT`` of a cluster to go to, with ``code``
@@ -111,6 +113,7 @@ class AgentSettings:
     bind: str = "*"
     port: int = 0
     lease: float = DEFAULT_LEASE_S
+    keep_after: float = KEEP_AFTER_S
     code: str = ""
     code_minutes: float = DEFAULT_CODE_MINUTES
     pairing: bool = True
