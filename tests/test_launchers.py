@@ -6,6 +6,7 @@ import datetime
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,6 +201,27 @@ def test_shrinking_gives_back_the_highest_ranks_and_never_more_than_there_are(cl
     assert names(cluster) == {ranks[0]}
 
 
+def test_each_host_has_as_many_nodes_as_were_asked_for(cluster: Cluster) -> None:
+    before = {node.name for node in cluster.state().nodes}
+    launch = cluster.grow("processes", 2, nodes_per_host=2, address="127.0.0.1")
+    assert (launch.hosts, launch.running, launch.joined) == (2, 2, 2)
+    nodes = [node for node in cluster.state().nodes if node.name not in before]
+    assert [node.condition for node in nodes] == ["ok"] * 4
+    assert sorted(Counter(node.peer for node in nodes).values()) == [2, 2]
+    ended, outputs = cluster.run("print(world_size)")
+    assert ended.status == "ok", ended
+    assert {output.content["text"] for output in outputs} == {f"{len(before) + 4}\n"}
+    given = cluster.shrink(2)
+    assert len(given) == 2
+    wait_until(lambda: names(cluster) == before, what=lambda: str(names(cluster)))
+
+
+@pytest.mark.parametrize("number", [-1, 65])
+def test_a_host_has_from_one_to_64_nodes(cluster: Cluster, number: int) -> None:
+    with pytest.raises(ClusterError, match=f"--nodes-per-host {number}: use 1 to 64, or leave it out"):
+        cluster.grow("processes", 1, nodes_per_host=number, address="127.0.0.1")
+
+
 def test_an_engine_that_is_not_known_is_named_with_those_that_are(cluster: Cluster) -> None:
     with pytest.raises(
         ClusterError, match=r"--on slrum: no such engine \(did you mean 'slurm'\?\). There are: processes"
@@ -233,6 +255,7 @@ def test_our_own_engines_are_known() -> None:
     [
         ("start --hosts 2", "--hosts is for hosts that an engine starts"),
         ("grow --time 1:00", "name it with --on slurm"),
+        ("start --nodes-per-host 2", "--nodes-per-host is for hosts that an engine starts"),
     ],
 )
 def test_options_of_hosts_need_an_engine(line: str, error: str) -> None:
@@ -243,10 +266,11 @@ def test_options_of_hosts_need_an_engine(line: str, error: str) -> None:
 
 
 def test_options_of_an_engine_reach_the_client_as_they_were_typed() -> None:
-    call = parse_cluster('grow --on slurm --hosts 16 --gpus 4 --time 2:00:00 --setup "source ~/venv/bin/activate"')
+    line = 'grow --on slurm --hosts 16 --gpus 4 --nodes-per-host 8 --time 2:00:00 --setup "source ~/venv/bin/activate"'
+    call = parse_cluster(line)
     assert call is not None
-    typed = {"on": "slurm", "hosts": 16, "gpus": 4, "time": "2:00:00", "setup": "source ~/venv/bin/activate"}
-    assert launch_options(call) == typed
+    typed = {"on": "slurm", "hosts": 16, "gpus": 4, "nodes_per_host": 8, "time": "2:00:00"}
+    assert launch_options(call) == typed | {"setup": "source ~/venv/bin/activate"}
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ class Cluster(Past, Moving, Launching):
         on: str = "",
         hosts: int = 0,
         gpus: int = 0,
+        nodes_per_host: int = 0,
         time: str = "",
         partition: str = "",
         setup: str = "",
@@ -144,8 +145,8 @@ class Cluster(Past, Moving, Launching):
             nodes: at least so many nodes in all; local ones fill up.
             code: pairs with peers that share with this code and are not trusted yet; alone it means ``peers`` all.
             invite: also let peers join by themselves, with ``code`` (or one that is made): see :meth:`invite`.
-            on, hosts, gpus, time, partition, setup, address, folder: have an engine start hosts, see :meth:`grow`;
-                those that a cluster has from it already are enough.
+            on, hosts, gpus, nodes_per_host, time, partition, setup, address, folder: have an engine start hosts, see
+                :meth:`grow`; those that a cluster has from it already are enough.
             known: names or ``HOST:PORT`` of peers to know of without mDNS; default: NOTEBOOK_CLUSTER_PEERS.
             fresh: end a running cluster of this name first; clean kernels.
             directory: working directory of local nodes; default: the current one.
@@ -184,7 +185,7 @@ class Cluster(Past, Moving, Launching):
             if on:
                 request = StartLaunch(
                     on=on, hosts=hosts, gpus=gpus, time=time, partition=partition, setup=setup, address=address,
-                    folder=folder,
+                    folder=folder, nodes_per_host=nodes_per_host,
                 )  # fmt: skip
                 cluster._launch_once(request, say)
         except BaseException:

@@ -25,6 +25,7 @@ class Launching(RunningCluster):
         hosts: int = 0,
         *,
         gpus: int = 0,
+        nodes_per_host: int = 0,
         time: str = "",
         partition: str = "",
         setup: str = "",
@@ -39,6 +40,7 @@ class Launching(RunningCluster):
             on: ``slurm``, ``ssh:gpu1,gpu2`` (names of ~/.ssh/config), or what another package adds.
             hosts: how many; of ssh those that are named.
             gpus: of each host; 0: whole hosts.
+            nodes_per_host: on each of them; 0: one for each GPU that it may use, or one on the processor.
             time: how long, as the engine writes it (``2:00:00``); its own default without.
             partition: of the engine.
             setup: a shell line that each host runs first, as ``source ~/venv/bin/activate``.
@@ -51,7 +53,7 @@ class Launching(RunningCluster):
         """
         request = StartLaunch(
             on=on, hosts=hosts, gpus=gpus, time=time, partition=partition, setup=setup, address=address, folder=folder,
-            more=True,
+            nodes_per_host=nodes_per_host, more=True,
         )  # fmt: skip
         return self._launch(request, on_progress or (lambda text: None))
 

@@ -191,7 +191,7 @@ class Coordinator:
         )
         self._provisioner = NodeProvisioner(
             core, links=links, resolver=resolver, pairing=pairing, finding=finding, membership=membership,
-            own_agent=self._own_agent,
+            own_agent=self._own_agent, nodes_per_host=self._launches.hosts.nodes_per_host,
         )  # fmt: skip
 
     def _make_kernels(self) -> None:

@@ -56,6 +56,8 @@ class LaunchOrdered(Message, frozen=True):
     key: str
     folder: str
     """Where the launch's key and logs are."""
+    nodes_per_host: int = 0
+    """0: as many as a host has accelerators."""
 
 
 class LaunchAccepted(Message, frozen=True):

@@ -24,6 +24,7 @@ class LaunchRecord(msgspec.Struct, frozen=True):
     """Hosts that were asked for."""
     key: str
     folder: str
+    nodes_per_host: int = 0
     handle: str = ""
     hosts: dict[int, LaunchedHost] = {}
     """Place -> who has it."""
@@ -45,7 +46,7 @@ class LaunchRecord(msgspec.Struct, frozen=True):
 def apply_to_launches(launches: dict[str, LaunchRecord], event: LaunchEvent) -> dict[str, LaunchRecord]:
     """``launches`` after ``event``. Pure; see :func:`.state.apply`."""
     if isinstance(event, e.LaunchOrdered):
-        ordered = LaunchRecord(event.launch, event.on, event.hosts, event.key, event.folder)
+        ordered = LaunchRecord(event.launch, event.on, event.hosts, event.key, event.folder, event.nodes_per_host)
         return {**launches, event.launch: ordered}
     before = launches[event.launch]
     match event:

@@ -146,6 +146,7 @@ _LAUNCH_OPTIONS = (
     Option("on", "have an engine start machines", "slurm|ssh:HOST,...", str),
     Option("hosts", "so many of them (of ssh: those named)", "N", _whole(1, 1000)),
     Option("gpus", "of each (default: whole hosts)", "N", _whole(1, 64)),
+    Option("nodes-per-host", "nodes on each (default: one per GPU, else one)", "N", _whole(1, 64)),
     Option("time", "how long they are wanted, as the engine writes it", "2:00:00", str),
     Option("partition", "of the engine", "NAME", str),
     Option("setup", "a shell line that each runs first", "LINE", str),

@@ -6,14 +6,16 @@ from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.parsing import Invocation
 from notebook_cluster.magics.session import NotebookSession
 
-_OPTIONS = ("on", "hosts", "gpus", "time", "partition", "setup", "address", "folder")
+_OPTIONS = ("on", "hosts", "gpus", "nodes_per_host", "time", "partition", "setup", "address", "folder")
 
 
 def launch_options(call: Invocation) -> dict[str, Any]:
     """What was typed of an engine and its hosts, as the client takes it. UsageError where the engine is missing."""
     typed = {name: call.options[name] for name in _OPTIONS if name in call.options}
     if typed and "on" not in typed:
-        needs = f"%cluster {call.command.name} --{next(iter(typed))} is for hosts that an engine starts"
+        needs = (
+            f"%cluster {call.command.name} --{next(iter(typed)).replace('_', '-')} is for hosts that an engine starts"
+        )
         raise UsageError(f"{needs}: name it with --on slurm, or --on ssh:HOST,HOST")
     return typed
 

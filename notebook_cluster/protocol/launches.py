@@ -20,6 +20,7 @@ from notebook_cluster.protocol.wire import Message
 
 MAX_HOSTS = 1000
 """Of one launch."""
+MAX_NODES_PER_HOST = 64
 MAX_LAUNCH_KEY_BYTES = 16 * 1024
 _Text = Annotated[str, msgspec.Meta(max_length=200)]
 
@@ -78,6 +79,8 @@ class StartLaunch(Message, frozen=True):
     """0: as many as ``on`` names, else 1."""
     gpus: int = 0
     """Of each host; 0: whole hosts, as they are."""
+    nodes_per_host: int = 0
+    """0: one for each GPU that it may use, or one on the processor."""
     time: str = ""
     """How long they are wanted, as the engine writes it."""
     partition: str = ""

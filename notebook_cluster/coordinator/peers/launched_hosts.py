@@ -57,6 +57,11 @@ class LaunchedHosts:
         found = self._place_of(key)
         return None if found is None else found[0].hosts[found[1]].name
 
+    def nodes_per_host(self, key: str) -> int:
+        """How many nodes the host with ``key`` is to have; 0: as many as it has accelerators."""
+        found = self._place_of(key)
+        return 0 if found is None else found[0].nodes_per_host
+
     def _launch_of(self, key: str) -> LaunchRecord | None:
         alive = (record for record in self._core.state.launches.values() if record.ended is None)
         return next((record for record in alive if record.key == key), None)
@@ -118,8 +123,12 @@ class LaunchedHosts:
     # ---- who is there, and who has left
 
     def joined(self, record: LaunchRecord) -> int:
-        """How many hosts have nodes that take part."""
-        return sum(any(node.is_in and node.settled for node in self._nodes(host.key)) for host in record.hosts.values())
+        """How many hosts have nodes that take part, and none that is on its way."""
+        return sum(self._has_joined(self._nodes(host.key)) for host in record.hosts.values())
+
+    def _has_joined(self, nodes: list[Node]) -> bool:
+        coming = any(node.condition == "starting" or (node.is_in and not node.settled) for node in nodes)
+        return not coming and any(node.is_in for node in nodes)
 
     def highest_rank(self, record: LaunchRecord, place: int) -> int | None:
         """Of the nodes on this host; None: there are none."""

@@ -23,7 +23,14 @@ from notebook_cluster.launchers import (
     LaunchState,
     find_launcher,
 )
-from notebook_cluster.protocol.launches import MAX_HOSTS, LaunchKey, LaunchView, ShrinkLaunches, StartLaunch
+from notebook_cluster.protocol.launches import (
+    MAX_HOSTS,
+    MAX_NODES_PER_HOST,
+    LaunchKey,
+    LaunchView,
+    ShrinkLaunches,
+    StartLaunch,
+)
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import Identity, new_identity, owner
 
@@ -143,7 +150,14 @@ class Launches:
         except OSError as error:
             raise RequestError(f"no hosts can be asked for: {error}") from None
         self._core.record(
-            e.LaunchOrdered(launch=name, on=request.on, hosts=hosts, key=pair.public_key, folder=str(folder))
+            e.LaunchOrdered(
+                launch=name,
+                on=request.on,
+                hosts=hosts,
+                key=pair.public_key,
+                folder=str(folder),
+                nodes_per_host=request.nodes_per_host,
+            )
         )
         addresses = request.address.split(",") if request.address else reachable_addresses()
         dial = ",".join(f"{address}:{port}" for address in addresses)
@@ -304,6 +318,8 @@ def _check(request: StartLaunch, hosts: int) -> None:
         raise RequestError(f"--hosts {hosts}: use 1 to {MAX_HOSTS}")
     if not 0 <= request.gpus <= 64:
         raise RequestError(f"--gpus {request.gpus}: use 1 to 64 for each host, or leave it out")
+    if not 0 <= request.nodes_per_host <= MAX_NODES_PER_HOST:
+        raise RequestError(f"--nodes-per-host {request.nodes_per_host}: use 1 to {MAX_NODES_PER_HOST}, or leave it out")
     for option in ("time", "partition", "setup", "address"):
         value = getattr(request, option)
         if not value.isprintable() or len(value) > 2000 or (option != "setup" and (" " in value or value[:1] == "-")):

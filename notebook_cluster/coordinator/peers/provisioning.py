@@ -141,7 +141,9 @@ class NodeProvisioner:
         finding: PeerFinder,
         membership: Membership,
         own_agent: OwnAgent,
+        nodes_per_host: Callable[[str], int],
     ) -> None:
+        """``nodes_per_host(key)``: so many the launch of that host wants on it; 0: one per accelerator."""
         self._core = core
         self._links = links
         self._resolver = resolver
@@ -149,6 +151,7 @@ class NodeProvisioner:
         self._finding = finding
         self._membership = membership
         self._own_agent = own_agent
+        self._nodes_per_host = nodes_per_host
         self._adding: dict[str, asyncio.Task[list[str]]] = {}
         self._local_first = asyncio.Event()
         self._local_first.set()
@@ -261,7 +264,7 @@ class NodeProvisioner:
     async def _add_candidate(self, candidate: Candidate) -> list[str]:
         name = await self._resolver.admit(candidate, self._pairing.code)
         await self._local_first.wait()
-        names = await self._start_on(name, 0)
+        names = await self._start_on(name, self._nodes_per_host(candidate.key))
         await self._membership.wait(names)
         return names
 
