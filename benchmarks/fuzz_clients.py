@@ -19,7 +19,8 @@ from notebook_cluster.link.channel import PIECE_BYTES
 from notebook_cluster.mesh import Mesh
 from notebook_cluster.pairing.guest import ask
 from notebook_cluster.protocol import PROTOCOL_VERSION, encode, mesh, pairing, peer
-from notebook_cluster.protocol.node import MeasurePair, NodeAddress, PairMeasured, Roster
+from notebook_cluster.protocol.measuring import MeasurePair, PairMeasured
+from notebook_cluster.protocol.node import NodeAddress, Roster
 from notebook_cluster.security import Identity, announce, new_identity, withdraw
 from notebook_cluster.security.codes import PAIRING_IDENTITY, GuestExchange
 from notebook_cluster.sockets import IOThread

@@ -13,10 +13,10 @@ import msgspec
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.journal.state import Node
 from notebook_cluster.protocol import decode, encode
+from notebook_cluster.protocol.measuring import PairMeasured
 from notebook_cluster.protocol.node import (
     FromNodeBody,
     NodeHello,
-    PairMeasured,
     RelayFrame,
     RelayTaken,
     Roster,

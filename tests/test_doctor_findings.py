@@ -7,7 +7,7 @@ import pytest
 from notebook_cluster.doctor import findings as f
 from notebook_cluster.doctor import network, versions
 from notebook_cluster.doctor.findings import Examined
-from notebook_cluster.protocol.node import PairMeasured
+from notebook_cluster.protocol.measuring import PairMeasured
 from notebook_cluster.protocol.peer import Diagnosis
 from notebook_cluster.protocol.state import JobView, PeerView
 from notebook_cluster.protocol.views import Finding
@@ -179,7 +179,7 @@ def test_speeds_are_a_table_and_a_slow_link_is_named() -> None:
 
 def test_pairs_of_nodes_are_a_table_and_one_that_does_not_answer_is_named() -> None:
     direct = PairMeasured(ticket=1, node="desk", round_trip=0.002, bytes_per_s=20e6)
-    relayed = PairMeasured(ticket=2, node="attic", round_trip=0.009, bytes_per_s=4e6, relayed=True)
+    relayed = PairMeasured(ticket=2, node="attic", round_trip=0.009, bytes_per_s=4e6, way="relay")
     failed = PairMeasured(ticket=3, node="attic", error="no answer within 8 s")
     assert [row[-1] for row in network.between_nodes([("mini", direct), ("mini", relayed)], 2)[0].table] == [
         "way",

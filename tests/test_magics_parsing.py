@@ -55,6 +55,10 @@ def test_an_invitation_has_a_code_and_a_time():
     assert parse_cluster("invite --close").options == {"close": True}
 
 
+def test_the_bench_reads_megabytes():
+    assert parse_cluster("bench --mb 4").options == {"mb": 4}
+
+
 def test_the_doctor_reads_names_of_packages():
     assert parse_cluster("doctor --packages torch,pandas").options == {"packages": ("torch", "pandas")}
 

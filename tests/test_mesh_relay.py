@@ -9,8 +9,9 @@ import pytest
 
 from notebook_cluster.mesh import connection, measuring, relay
 from notebook_cluster.protocol import encode
+from notebook_cluster.protocol.measuring import MeasurePair, PairMeasured
 from notebook_cluster.protocol.mesh import JobFrame
-from notebook_cluster.protocol.node import MeasurePair, PairMeasured, RelayFrame, RelayTaken, UseRelay
+from notebook_cluster.protocol.node import RelayFrame, RelayTaken, UseRelay
 from tests.conftest import wait_until
 from tests.mesh_nodes import MeshNode, mesh_nodes
 from tests.mesh_relay import FakeCoordinator, cluster_with_closed, far_roster, wire_to
@@ -366,6 +367,23 @@ def test_the_round_trip_alone_is_measured_without_a_payload() -> None:
         result = measure(mini, MeasurePair(ticket=1, node="desk", payload=0))
         assert result.round_trip > 0
         assert (result.bytes_per_s, result.error) == (0.0, "")
+
+
+@pytest.mark.parametrize("round_trips", [0, -1, 101])
+def test_a_number_of_round_trips_that_makes_no_sense_is_refused(round_trips: int) -> None:
+    with mesh_nodes("mini", "desk") as (mini, _):
+        wait_until(lambda: mini.mesh._nodes)
+        result = measure(mini, MeasurePair(ticket=1, node="desk", round_trips=round_trips))
+        assert result.error == f"{round_trips} round trips are not measured: use 1 to 100"
+
+
+def test_the_way_is_named_and_all_bytes_are_counted() -> None:
+    with mesh_nodes("mini", "desk") as (mini, _):
+        wait_until(lambda: mini.mesh._nodes)
+        result = measure(mini, MeasurePair(ticket=1, node="desk", payload=20_000_000, round_trips=21))
+        assert (result.sent, result.error) == (20_000_000, "")
+        assert result.way == ("ipc" if mini.mesh.ipc_path("desk") else "tcp+curve")
+        assert 0 < result.round_trip <= result.median_round_trip
 
 
 def test_the_coordinator_asks_a_node_to_measure() -> None:

@@ -9,7 +9,7 @@ can start a command (ssh, systemd, srun).
 - :mod:`.launched`: the same for an engine that starts it on its hosts
 - :mod:`.trust`: ``pair`` and ``trust``, trust a peer, see who is trusted, take trust back
 - :mod:`.clusters`: ``peers``, ``status``, ``report``, ``export``, ``runs``, ``stop``, ``detach``, ``skip``
-- :mod:`.doctor`: ``doctor``
+- :mod:`.doctor`: ``doctor``; :mod:`.bench`: ``bench``
 - :mod:`.run`: ``run``, a script on every node; :mod:`.run_arguments`, :mod:`.run_files`, :mod:`.run_output`: what is
   typed, what goes to the nodes, and what is shown of theirs
 

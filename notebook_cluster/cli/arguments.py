@@ -112,6 +112,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="compare the versions of these packages on all peers",
     )  # fmt: skip
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    bench = _command(commands, "bench", "bench", "measure bandwidth and round trip between the nodes of a cluster")
+    bench.add_argument("cluster", nargs="?", metavar="CLUSTER", help="default: the one that runs")
+    bench.add_argument(
+        "--mb", type=values.megabytes, default=16, metavar="N", help="megabytes to send each way (%(default)s)"
+    )
+    bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     words = sys.argv[1:] if arguments is None else arguments
     of_script: list[str] = []
     behind: list[str] = []

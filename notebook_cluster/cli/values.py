@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from notebook_cluster.protocol import check_name
+from notebook_cluster.protocol.measuring import MOST_MEGABYTES
 from notebook_cluster.protocol.names import as_name, is_name
 
 RESERVED_NAMES = ("local", "all")
@@ -68,6 +69,13 @@ def count(text: str) -> int:
     """A whole number above 0."""
     if not _is_count(text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes: use 1 or more")
+    return int(text)
+
+
+def megabytes(text: str) -> int:
+    """What is sent to measure a way."""
+    if not _is_count(text) or not 1 <= int(text) <= MOST_MEGABYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of megabytes: use 1 to {MOST_MEGABYTES}")
     return int(text)
 
 

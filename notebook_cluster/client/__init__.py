@@ -4,6 +4,7 @@ May import: values, peering, discovery, journal (what a run left on disk), secur
 Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``AsyncCluster`` is the same with ``await``.
 """
 
+from notebook_cluster.client.benching import BENCH_HEADS, BenchedWay, who_is_left_out
 from notebook_cluster.client.cluster import AsyncCluster, Cluster
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.export import Exported, export_run
@@ -33,8 +34,10 @@ from notebook_cluster.client.values import (
 )
 
 __all__ = [
+    "BENCH_HEADS",
     "MOST_REPLAYED",
     "AsyncCluster",
+    "BenchedWay",
     "CellStream",
     "Cluster",
     "ClusterError",
@@ -66,5 +69,6 @@ __all__ = [
     "send_files",
     "small_source",
     "take_source",
+    "who_is_left_out",
     "write_value",
 ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notebook_cluster.client import values
+from notebook_cluster.client.benching import MEGABYTES, BenchedWay, Benching
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.files import Destination, find_sources, send_files
 from notebook_cluster.client.launching import Launching
@@ -104,7 +105,7 @@ class Moving(RunningCluster):
         return by_rank(node for node in nodes if not targets or node.name in targets)
 
 
-class Cluster(Past, Moving, Launching):
+class Cluster(Past, Moving, Launching, Benching):
     """A running cluster, as one view sees it. Every method blocks until the coordinator has answered and raises
     :class:`ClusterError` with one line that names the thing and the way out."""
 
@@ -321,6 +322,9 @@ class AsyncCluster:
 
     async def examine(self, packages: Sequence[str] = ()) -> list[v.Finding]:
         return await self._request(v.Examine(packages=list(packages)), list[v.Finding])  # type: ignore[no-any-return]
+
+    async def bench(self, megabytes: int = MEGABYTES, **options: Any) -> list[BenchedWay]:
+        return await asyncio.to_thread(self.blocking.bench, megabytes, **options)
 
     async def grow(self, on: str, hosts: int = 0, **options: Any) -> LaunchView:
         return await asyncio.to_thread(self.blocking.grow, on, hosts, **options)

@@ -19,14 +19,15 @@ import msgspec
 from notebook_cluster.coordinator.cluster_view import ClusterViews
 from notebook_cluster.coordinator.core import LOCAL, Core
 from notebook_cluster.coordinator.delivery import Delivery, PeerLink
+from notebook_cluster.coordinator.nodes.bench import WayBench
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.discovery.addresses import MAX_TARGETS, NO, networks, reach
 from notebook_cluster.doctor import findings as f
 from notebook_cluster.doctor import network, versions
 from notebook_cluster.doctor.findings import Examined
 from notebook_cluster.peering.peer_finder import PeerFinder
+from notebook_cluster.protocol.measuring import PairMeasured
 from notebook_cluster.protocol.names import distribution_name, is_distribution
-from notebook_cluster.protocol.node import PairMeasured
 from notebook_cluster.protocol.peer import Diagnose, Diagnosis
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding, RequestError
@@ -145,6 +146,7 @@ class Examination:
         self._finding = finding
         self._questions = Questions(delivery, relay)
         self._one = asyncio.Lock()
+        self.bench = WayBench(core, relay, self._one)
         self._trouble: list[Finding] = []
 
     def on_diagnosis(self, peer: str, message: Diagnosis, buffers: Sequence[bytes]) -> None:

@@ -37,6 +37,7 @@ from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol import rounds as r
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol.interaction import Variables
+from notebook_cluster.protocol.measuring import PairMeasured
 from notebook_cluster.protocol.runs import Joined, Register
 from notebook_cluster.protocol.wire import Message, ProtocolError
 
@@ -140,7 +141,7 @@ class AgentInbox:
             n.Unreachable: lambda source, message: relay.on_unreachable(source.of_node, message),
             n.RelayFrame: lambda source, message: relay.on_frame(source.of_node, message),
             n.RelayTaken: lambda source, message: relay.on_taken(source.of_node, message),
-            n.PairMeasured: lambda source, message: relay.on_measured(source.of_node, message),
+            PairMeasured: lambda source, message: relay.on_measured(source.of_node, message),
             Variables: lambda source, message: variables.on_answer(
                 source.of_node.name, source.of_node.incarnation, message
             ),

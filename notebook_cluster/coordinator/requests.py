@@ -26,6 +26,7 @@ from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.interaction import AnswerInput
 from notebook_cluster.protocol.launches import ShrinkLaunches, StartLaunch
+from notebook_cluster.protocol.measuring import MeasureWay
 from notebook_cluster.protocol.state import GetHistory
 from notebook_cluster.protocol.views import RequestError
 
@@ -139,6 +140,8 @@ class Requests:
                 )
             case v.Examine():
                 return await self.examination.run(body.packages)
+            case MeasureWay():
+                return await self.examination.bench.measure(body)
             case v.Invite():
                 return await self.invitation.invite(body)
             case StartLaunch():

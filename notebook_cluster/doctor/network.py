@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from notebook_cluster.discovery.addresses import NO
 from notebook_cluster.doctor.findings import Examined, Level, allow_tcp, listed, on, say, span
-from notebook_cluster.protocol.node import PairMeasured
+from notebook_cluster.protocol.measuring import PairMeasured
 from notebook_cluster.protocol.state import JobView
 from notebook_cluster.protocol.views import Finding
 

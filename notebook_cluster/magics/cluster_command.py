@@ -11,7 +11,7 @@ from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
 from notebook_cluster.magics.launch_commands import grow, launch_options, shrink
 from notebook_cluster.magics.parsing import Invocation, find_node
 from notebook_cluster.magics.session import NotebookSession
-from notebook_cluster.magics.transfer_commands import send
+from notebook_cluster.magics.transfer_commands import bench, send
 from notebook_cluster.protocol.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -335,6 +335,7 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "add": _add,
     "invite": _invite,
     "doctor": _doctor,
+    "bench": bench,
     "grow": grow,
     "shrink": shrink,
     "remove": _remove,

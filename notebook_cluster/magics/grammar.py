@@ -212,6 +212,12 @@ COMMANDS: dict[str, Command] = {
             "",
             (Option("packages", "compare these packages too", "NAME,...", _names("names of packages")),),
         ),
+        Command(
+            "bench",
+            "bandwidth and round trip between the nodes",
+            "",
+            (Option("mb", "megabytes to send each way (default 16)", "N", _whole(1, 64)),),
+        ),
         Command("status", "nodes, memory, steps and rounds"),
         Command("panel", "show the panel"),
         Command(

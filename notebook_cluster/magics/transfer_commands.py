@@ -1,4 +1,5 @@
-"""``%push``, ``%pull`` and ``%cluster send``: variables and files to nodes, variables from them.
+"""``%push``, ``%pull`` and ``%cluster send``: variables and files to nodes, variables from them. ``%cluster bench``:
+how fast nodes send to each other.
 
 No pickle, in either direction.
 """
@@ -222,6 +223,29 @@ def send(session: NotebookSession, cluster: "Cluster", call: Invocation) -> None
     if failed:
         more = f" (and at {len(failed) - 1} more places)" if len(failed) > 1 else ""
         raise ClusterProblem(f"{call.argument} is not on {', '.join(failed[0].nodes)}: {failed[0].error}{more}")
+
+
+def bench(session: NotebookSession, call: Invocation) -> None:
+    """Measure the ways between all nodes and show them as a table.
+
+    Raises:
+        ClusterError: a cell runs.
+    """
+    from notebook_cluster.client import BENCH_HEADS, who_is_left_out
+    from notebook_cluster.widgets import render_table
+
+    cluster = session.require()
+    ways = cluster.bench(call.options.get("mb", 16))
+    rest = [f"{node} is left out: {reason}" for node, reason in who_is_left_out(cluster.state()).items()]
+    if not ways:
+        rest.insert(0, f"cluster {cluster.name}: there is no pair of nodes to measure (%cluster add PEER)")
+        print("\n".join(rest), flush=True)
+        return
+    rows, after = [BENCH_HEADS, *(way.cells() for way in ways)], "\n".join(rest)
+    session.shell.display_pub.publish(
+        data={"text/plain": render_table(rows, "", after), "text/html": render_table(rows, "", after, html=True)},
+        metadata={},
+    )
 
 
 def _said_of_files(what: str, places: "Sequence[Destination]") -> list[str]:

@@ -1,13 +1,14 @@
-"""How fast the way to another node is, for the doctor: a few round trips, then some bytes."""
+"""How fast the way to another node is, for the doctor and the bench: a few round trips, then some bytes."""
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from notebook_cluster.protocol.measuring import MeasurePair, PairMeasured
 from notebook_cluster.protocol.mesh import ProbeFrame
-from notebook_cluster.protocol.node import MeasurePair, PairMeasured
 
-ROUND_TRIPS = 5
+MOST_ROUND_TRIPS = 100
 TIMEOUT_SECONDS = 10.0
 MAX_PAYLOAD = 64 << 20
 """Bytes: what is asked for above it is not measured."""
@@ -25,7 +26,7 @@ class _Measurement:
     """Bytes of each frame after the round trips."""
     started: float
     sent_at: float = 0.0
-    round_trip: float = 0.0
+    round_trips: list[float] = field(default_factory=list)
     next_answer: int = 0
     missing: set[int] = field(default_factory=set)
     answered_at: float = 0.0
@@ -43,6 +44,8 @@ class PairMeasurements:
         trouble = ""
         if not 0 <= order.payload <= MAX_PAYLOAD:
             trouble = f"{order.payload} bytes are not measured: use 0 to {MAX_PAYLOAD}"
+        elif not 1 <= order.round_trips <= MOST_ROUND_TRIPS:
+            trouble = f"{order.round_trips} round trips are not measured: use 1 to {MOST_ROUND_TRIPS}"
         elif len(self._running) >= _MAX_AT_ONCE or (order.ticket, order.node) in self._running:
             trouble = f"{len(self._running)} measurements run here already: try again in {TIMEOUT_SECONDS:.0f} s"
         if trouble:
@@ -64,9 +67,8 @@ class PairMeasurements:
             measurement.answered_at = now
             if not measurement.missing:
                 self._finish(measurement)
-        elif header.number == measurement.next_answer < ROUND_TRIPS:
-            took = now - measurement.sent_at
-            measurement.round_trip = min(measurement.round_trip or took, took)
+        elif header.number == measurement.next_answer < measurement.order.round_trips:
+            measurement.round_trips.append(now - measurement.sent_at)
             measurement.next_answer += 1
             self._probe(measurement)
 
@@ -74,21 +76,21 @@ class PairMeasurements:
         """Give up on what takes too long; ``why(node)`` says what is wrong with the way to it."""
         for measurement in list(self._running.values()):
             if now - measurement.started >= TIMEOUT_SECONDS:
-                self._finish(measurement, "" if measurement.round_trip else why(measurement.order.node))
+                self._finish(measurement, "" if measurement.round_trips else why(measurement.order.node))
 
     def _probe(self, measurement: _Measurement) -> None:
         order, number = measurement.order, measurement.next_answer
         measurement.sent_at = time.monotonic()
-        if number < ROUND_TRIPS:
+        if number < order.round_trips:
             self._send(order.node, ProbeFrame(ticket=order.ticket, number=number), b"")
             return
         if not measurement.chunks:
             self._finish(measurement)
             return
-        measurement.missing = set(range(ROUND_TRIPS, ROUND_TRIPS + len(measurement.chunks)))
+        measurement.missing = set(range(number, number + len(measurement.chunks)))
         zeros = bytes(measurement.chunks[0])
-        for number, size in enumerate(measurement.chunks, ROUND_TRIPS):
-            self._send(order.node, ProbeFrame(ticket=order.ticket, number=number), zeros[:size])
+        for place, size in enumerate(measurement.chunks, number):
+            self._send(order.node, ProbeFrame(ticket=order.ticket, number=place), zeros[:size])
 
     def _finish(self, measurement: _Measurement, error: str = "") -> None:
         order = measurement.order
@@ -96,13 +98,16 @@ class PairMeasurements:
         # A slow way answers only some of it in time: that is a measurement too.
         came = sum(
             size
-            for number, size in enumerate(measurement.chunks, ROUND_TRIPS)
+            for number, size in enumerate(measurement.chunks, order.round_trips)
             if measurement.answered_at and number not in measurement.missing
         )
+        shortest = min(measurement.round_trips, default=0.0)
         took = measurement.answered_at - measurement.sent_at
+        one_way = max(took - shortest / 2, took / 2)  # the last answer came all the way back
         measurement.done(
             PairMeasured(
-                ticket=order.ticket, node=order.node, round_trip=measurement.round_trip,
-                bytes_per_s=came / took if came and took > 0 else 0.0, error=error,
+                ticket=order.ticket, node=order.node, round_trip=shortest,
+                median_round_trip=statistics.median(measurement.round_trips or [0.0]),
+                bytes_per_s=came / one_way if came and one_way > 0 else 0.0, sent=came, error=error,
             )
         )  # fmt: skip

@@ -16,16 +16,9 @@ from notebook_cluster.mesh.outgoing import OWN_TICKET, Outgoing
 from notebook_cluster.mesh.relay import RelayAcknowledgements, SendRelay
 from notebook_cluster.protocol import ProtocolError, decode, encode
 from notebook_cluster.protocol.awake import AwakeClock
+from notebook_cluster.protocol.measuring import MeasurePair, PairMeasured, Way
 from notebook_cluster.protocol.mesh import MeshHeader, ProbeFrame
-from notebook_cluster.protocol.node import (
-    MeasurePair,
-    NodeAddress,
-    PairMeasured,
-    RelayFrame,
-    RelayTaken,
-    Roster,
-    UseRelay,
-)
+from notebook_cluster.protocol.node import NodeAddress, RelayFrame, RelayTaken, Roster, UseRelay
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import new_identity
 from notebook_cluster.sockets import IOThread
@@ -212,15 +205,17 @@ class Mesh:
         self._deliver(f"{message.node}/{message.incarnation}", message.header, memoryview(message.payload), hold=False)
 
     def measure(self, order: MeasurePair, done: Done) -> None:
-        """Measure the way to ``order.node`` for the doctor; ``done`` gets the result, or the reason why there is
-        none."""
+        """Measure the way to ``order.node``; ``done`` gets the result, or the reason why there is none."""
         node = order.node
         if node == self.name or node not in self._nodes:
             done(PairMeasured(ticket=order.ticket, node=node, error=f"{node!r} is not another node of this cluster"))
             return
-        self._measuring.start(
-            order, self._settings.tcp_chunk, lambda result: done(replace(result, relayed=self.relayed(node)))
-        )
+
+        def named(found: PairMeasured) -> None:
+            direct: Way = "ipc" if self.ipc_path(node) else "tcp+curve"
+            done(replace(found, way="relay" if self.relayed(node) else direct))
+
+        self._measuring.start(order, self.chunk_bytes(node), named)
 
     def close(self) -> None:
         """Close every socket and remove the ipc file; the loop goes on."""

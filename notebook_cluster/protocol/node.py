@@ -5,7 +5,7 @@ On the hop between kernel and agent (ipc, DEALER -> ROUTER) a message is one fra
 
 from typing import Literal
 
-from notebook_cluster.protocol import decisions, interaction, rounds, runs, transfers
+from notebook_cluster.protocol import decisions, interaction, measuring, rounds, runs, transfers
 from notebook_cluster.protocol.wire import Message
 
 
@@ -117,27 +117,6 @@ class RelayTaken(Message, frozen=True):
     node: str
     incarnation: int
     total: int
-
-
-class MeasurePair(Message, frozen=True):
-    """Coordinator, for the doctor: measure the way to ``node`` over the mesh. Answered by PairMeasured."""
-
-    ticket: int
-    node: str
-    payload: int = 1 << 20
-    """Bytes to send for the bandwidth."""
-
-
-class PairMeasured(Message, frozen=True):
-    """Node: what the measurement ``ticket`` of the way to ``node`` found; ``error`` says why there is nothing."""
-
-    ticket: int
-    node: str
-    round_trip: float = 0.0
-    """Seconds, the smallest of several."""
-    bytes_per_s: float = 0.0
-    relayed: bool = False
-    error: str = ""
 
 
 class KeepCheckpoint(Message, frozen=True):
@@ -285,7 +264,7 @@ ToNodeBody = (
     | UseRelay
     | RelayFrame
     | RelayTaken
-    | MeasurePair
+    | measuring.MeasurePair
     | KeepCheckpoint
     | HoldOutput
     | transfers.ReadPart
@@ -324,7 +303,7 @@ FromNodeBody = (
     | Unreachable
     | RelayFrame
     | RelayTaken
-    | PairMeasured
+    | measuring.PairMeasured
     | Kept
     | transfers.ValuePart
     | transfers.PartWritten

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from notebook_cluster.protocol.interaction import AnyInteraction, InputRequested, InputWithdrawn, NodeComm, NodeValue
 from notebook_cluster.protocol.launches import AnyLaunching
+from notebook_cluster.protocol.measuring import MeasureWay
 from notebook_cluster.protocol.state import ClusterView, GetHistory, Series
 from notebook_cluster.protocol.transfers import AnyTransfer
 from notebook_cluster.protocol.wire import Message
@@ -231,6 +232,7 @@ AnyRequest = (
     | AddNodes
     | Invite
     | Examine
+    | MeasureWay
     | RemoveNode
     | RestartNode
     | SkipReplay

@@ -17,14 +17,8 @@ from msgspec.structs import replace
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.journal.state import Node
-from notebook_cluster.protocol.node import (
-    MeasurePair,
-    PairMeasured,
-    RelayFrame,
-    RelayTaken,
-    Unreachable,
-    UseRelay,
-)
+from notebook_cluster.protocol.measuring import MeasurePair, PairMeasured
+from notebook_cluster.protocol.node import RelayFrame, RelayTaken, Unreachable, UseRelay
 from notebook_cluster.protocol.views import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -93,7 +87,7 @@ class FrameRelay:
         for source, target in ((one, other), (other, one)):
             self._delivery.to_node(source.name, UseRelay(node=target.name, incarnation=target.incarnation))
 
-    async def measure(self, source: str, target: str, payload: int = 1 << 20) -> PairMeasured:
+    async def measure(self, source: str, target: str, payload: int = 1 << 20, round_trips: int = 5) -> PairMeasured:
         """How fast the way from ``source`` to ``target`` is, with ``payload`` bytes. What went wrong is in ``error``.
 
         Raises:
@@ -106,7 +100,9 @@ class FrameRelay:
         ticket = next(self._tickets)
         answer: asyncio.Future[PairMeasured] = asyncio.get_running_loop().create_future()
         self._measuring[ticket] = (_process(nodes[0]), answer)
-        self._delivery.to_node(source, MeasurePair(ticket=ticket, node=target, payload=payload))
+        self._delivery.to_node(
+            source, MeasurePair(ticket=ticket, node=target, payload=payload, round_trips=round_trips)
+        )
         try:
             return await asyncio.wait_for(answer, MEASURE_TIMEOUT)
         except TimeoutError:
@@ -175,11 +171,14 @@ class FrameRelay:
         source, answer = self._measuring.get(message.ticket, (None, None))
         if answer is None or source != _process(node) or answer.done():
             return
-        numbers = (message.round_trip, message.bytes_per_s)
+        numbers = (message.round_trip, message.median_round_trip, message.bytes_per_s, message.sent)
         usable = all(math.isfinite(number) and number >= 0 for number in numbers)
         error = "".join(filter(str.isprintable, message.error[:_MAX_TEXT]))
         if not usable:
-            message, error = replace(message, round_trip=0.0, bytes_per_s=0.0), f"{node.name} sent no usable numbers"
+            message, error = (
+                PairMeasured(ticket=message.ticket, node=message.node),
+                f"{node.name} sent no usable numbers",
+            )
         answer.set_result(replace(message, error=error))
 
     # ---- inside ----------------------------------------------------------------------------------------

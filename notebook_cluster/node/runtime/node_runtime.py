@@ -31,6 +31,7 @@ from notebook_cluster.protocol import node as n
 from notebook_cluster.protocol.cell_mark import CELL_MARK
 from notebook_cluster.protocol.decisions import DECISIONS_JOB
 from notebook_cluster.protocol.interaction import FetchVariables
+from notebook_cluster.protocol.measuring import MeasurePair
 from notebook_cluster.protocol.mesh import SHARD_JOB, CellFrame, JobFrame, MeshHeader
 from notebook_cluster.protocol.transfers import ForgetTicket, ReadPart, WritePart
 from notebook_cluster.protocol.wire import Message
@@ -291,7 +292,7 @@ class NodeRuntime:
                 self._mesh.relay_taken(message)
             case n.UseRelay():
                 self._mesh.use_relay(message)
-            case n.MeasurePair():
+            case MeasurePair():
                 self._mesh.measure(message, self.send_control)
             case n.HoldOutput():
                 self.output_backpressure.on_message(message)
