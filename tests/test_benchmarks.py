@@ -116,6 +116,14 @@ def test_panel_measures_notebook_and_coordinator(no_processes_left: str) -> None
     assert found["coordinator_mb"] > 10
 
 
+def test_joiners_come_in_while_rounds_go_on(no_processes_left: str) -> None:
+    (found,) = printed("joiners", "--agents", "4")
+    assert (found["agents"], found["joined"], found["attempts_aborted"]) == (4, 4, 0)
+    assert found["rounds"] >= 2
+    assert found["coordinator_cpu_s"] > 0
+    assert len(found["load"]) == 3
+
+
 def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
     small = ["--steps", "2", "--width", "32", "--layers", "1", "--mb", "0.5", "--runs", "1"]
     found = {line["codec"]: line for line in printed("codecs", *small)}
