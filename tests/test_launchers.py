@@ -23,7 +23,7 @@ from notebook_cluster.coordinator.peers.launch_folders import let_old_ones_go
 from notebook_cluster.coordinator.peers.launched_hosts import LATE_S, Latecomers, LaunchedHosts
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import State, apply
-from notebook_cluster.launchers import LaunchError, find_launcher
+from notebook_cluster.launchers import LaunchError, find_launcher, known_engines
 from notebook_cluster.launchers.commands import environment, own_words
 from notebook_cluster.launchers.slurm import _NOT_OURS
 from notebook_cluster.link import Listener
@@ -33,6 +33,7 @@ from notebook_cluster.magics.parsing import parse_cluster
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.launches import Enlist, Enlisted, LaunchKey, NotEnlisted
 from notebook_cluster.security import Identity, data_directory, new_identity
+from notebook_cluster.server.engines import engine_choices
 from notebook_cluster.widgets import render_html, render_text
 from tests.cluster import running_cluster, told
 from tests.command import COMMAND
@@ -100,6 +101,13 @@ def share(cluster: Cluster, key: LaunchKey, tmp_path: Path, *options: str) -> su
     dial = f"127.0.0.1:9,{address(cluster)}"  # nobody is at the first one
     command = [COMMAND, "share", "--dial", dial, "--launch-key", str(path), "--name", "p9", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_engines_of_other_packages_are_known_beside_ours(cluster: Cluster) -> None:
+    assert {"processes", "slurm", "ssh"} <= set(known_engines())
+    (other,) = [choice for choice in engine_choices() if choice.name == "processes"]
+    assert (other.title, other.hosts) == ("processes", "either")
+    assert [choice.name for choice in engine_choices()][:2] == ["slurm", "ssh"]
 
 
 def test_an_engine_of_another_package_starts_hosts_that_compute_together(cluster: Cluster) -> None:

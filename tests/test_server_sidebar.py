@@ -117,6 +117,9 @@ async def test_the_overview_has_the_cluster_with_every_field_of_its_state(server
     assert overview["type"] == "Overview"
     assert overview["server"] == {"version": VERSION, "protocol": PROTOCOL_VERSION}
     assert overview["sharing"]["on"] is False
+    slurm, ssh = [engine for engine in overview["engines"] if engine["name"] in ("slurm", "ssh")]
+    assert slurm["hosts"] == "number"
+    assert ssh == {"name": "ssh", "title": "SSH", "hosts": "names", "options": ["setup", "address"]}
     (row,) = overview["clusters"]
     assert (row["name"], row["condition"], row["reason"]) == ("shown", "running", "")
     assert [(node["name"], node["loss"], node["reason"]) for node in row["state"]["nodes"]] == [
@@ -393,6 +396,12 @@ async def test_an_action_over_rest_answers_when_it_is_done(server: Any, jp_fetch
         ({"action": "remove", "cluster": "shown"}, "remove needs the name of a node as target"),
         ({"action": "add", "cluster": "shown", "target": "local", "value": -1}, "use a number of nodes from 0 to 64"),
         ({"action": "start", "cluster": "../up"}, "cluster name '../up' is not usable"),
+        ({"action": "start", "cluster": "far", "launch": {"on": ""}}, "start with launch needs the name of an engine"),
+        ({"action": "start", "cluster": "far", "launch": {"on": "slrum"}}, "--on slrum: no such engine (did you mean"),
+        (
+            {"action": "start", "cluster": "far", "launch": {"on": "slurm", "hosts": 0x400}},
+            "--hosts 1024: use 1 to 1000",
+        ),
         ({"action": "log", "cluster": "shown"}, "log needs the name of a node as target"),
         ({"action": "log", "cluster": "nowhere", "target": "local"}, "no cluster 'nowhere' runs on this machine"),
         ({"action": "log", "cluster": "shown", "target": "../../etc"}, "no such node (local, local-2)"),

@@ -13,6 +13,7 @@ export interface Overview {
   clusters: ClusterRow[];
   sharing: Sharing;
   server: ServerInfo;
+  engines: EngineChoice[];
 }
 /**
  * One machine that this cluster uses, or could.
@@ -194,6 +195,15 @@ export interface ServerInfo {
   protocol: number;
 }
 /**
+ * An engine that can start hosts for a cluster, and what it is to be asked for.
+ */
+export interface EngineChoice {
+  name: string;
+  title: string;
+  hosts: 'either' | 'names' | 'number';
+  options: string[];
+}
+/**
  * Points of a cluster's curves, at most one message a second and cluster.
  */
 export interface CurvePoints {
@@ -246,4 +256,19 @@ export interface Action {
   target?: string;
   code?: string;
   value?: boolean | number | string | null;
+  launch?: StartLaunch | null;
+}
+/**
+ * Have an engine start agents. Reply value, once it has accepted that: the `launch` of its LaunchView; its hosts
+ */
+export interface StartLaunch {
+  on: string;
+  hosts?: number;
+  gpus?: number;
+  time?: string;
+  partition?: string;
+  setup?: string;
+  address?: string;
+  folder?: string;
+  more?: boolean;
 }

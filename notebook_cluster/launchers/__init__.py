@@ -1,6 +1,6 @@
 """Engines that start agents on other machines: Slurm, SSH, and whatever others add.
 
-May import: ``security``, ``protocol``. Called by: ``coordinator``.
+May import: ``security``, ``protocol``. Called by: ``coordinator``, and ``server`` for their names.
 
 An engine does what it is for (queues, quotas, placement, requeue); a launcher has it start one command,
 ``notebook-cluster share --dial ...``, on so many hosts, and says how that stands. It schedules nothing and knows
@@ -12,7 +12,16 @@ nothing of nodes.
 - :mod:`.slurm`, :mod:`.ssh`: one engine each
 """
 
-from notebook_cluster.launchers.finding import find_launcher
+from notebook_cluster.launchers.finding import find_launcher, known_engines
 from notebook_cluster.launchers.launcher import HostState, Launch, Launcher, LaunchError, LaunchOrder, LaunchState
 
-__all__ = ["HostState", "Launch", "LaunchError", "LaunchOrder", "LaunchState", "Launcher", "find_launcher"]
+__all__ = [
+    "HostState",
+    "Launch",
+    "LaunchError",
+    "LaunchOrder",
+    "LaunchState",
+    "Launcher",
+    "find_launcher",
+    "known_engines",
+]

@@ -13,6 +13,11 @@ GROUP = "notebook_cluster.launchers"
 _OURS: dict[str, Callable[[], Launcher]] = {"slurm": Slurm, "ssh": Ssh}
 
 
+def known_engines() -> list[str]:
+    """Their names; none of other packages is loaded."""
+    return sorted({*_OURS, *(entry.name for entry in entry_points(group=GROUP))})
+
+
 def find_launcher(engine: str) -> Launcher:
     """A new launcher for ``engine``.
 
@@ -23,7 +28,7 @@ def find_launcher(engine: str) -> Launcher:
         return _OURS[engine]()
     others = {entry.name: entry for entry in entry_points(group=GROUP)}
     if engine not in others:
-        known = sorted({*_OURS, *others})
+        known = known_engines()
         raise LaunchError(f"--on {engine}: no such engine{did_you_mean(engine, known)}. There are: {', '.join(known)}")
     try:
         launcher: Launcher = others[engine].load()()

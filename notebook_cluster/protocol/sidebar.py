@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from notebook_cluster.protocol.launches import StartLaunch
 from notebook_cluster.protocol.state import ClusterView, PeerView
 from notebook_cluster.protocol.wire import Message
 
@@ -65,6 +66,19 @@ class ServerInfo(Message, frozen=True):
     protocol: int
 
 
+class EngineChoice(Message, frozen=True):
+    """An engine that can start hosts for a cluster, and what it is to be asked for."""
+
+    name: str
+    """As it is typed: ``slurm``."""
+    title: str
+    """As people write it: ``Slurm``."""
+    hosts: Literal["number", "names", "either"]
+    """Of its hosts people say how many, or which; ``either``: only the engine itself knows."""
+    options: list[str]
+    """Fields of a StartLaunch that it may take besides."""
+
+
 class Overview(Message, frozen=True):
     """Everything except the curves: when a browser connects, and when something has changed, at most twice a second."""
 
@@ -73,6 +87,7 @@ class Overview(Message, frozen=True):
     clusters: list[ClusterRow]
     sharing: Sharing
     server: ServerInfo
+    engines: list[EngineChoice] = []
 
 
 class Curve(Message, frozen=True):
@@ -121,7 +136,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """What a person clicked.
 
     - start: cluster ``cluster`` (default ``cluster``) with ``value`` nodes on this machine (default 1) and on the
-      peers ``target`` (names or HOST:PORT with commas between, or ``all``), ``code`` for those that are not trusted yet
+      peers ``target`` (names or HOST:PORT with commas between, or ``all``), ``code`` for those that are not trusted
+      yet; with ``launch`` on hosts that an engine starts too, and by default with no node on this machine
     - add: nodes of peer ``target`` (name, HOST:PORT, ``local`` or ``all``), ``value`` of them (default: one per
       accelerator); ``code`` when it is not trusted yet
     - remove, restart: node ``target``
@@ -139,3 +155,4 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     code: str = ""
     value: bool | int | str | None = None
+    launch: StartLaunch | None = None

@@ -5,6 +5,8 @@ import concurrent.futures
 import logging
 from typing import Any
 
+import msgspec
+
 from notebook_cluster.client import Cluster, ClusterError, how_to_join
 from notebook_cluster.client.requests import add_request
 from notebook_cluster.protocol import views as v
@@ -55,14 +57,26 @@ async def _perform(hub: Hub, action: Action) -> Any:
 
 
 def _start(action: Action, root: str) -> list[str]:
-    """The lines that are said meanwhile."""
+    """The lines that are said meanwhile, but for how its launch stands: that is in the overview, and changes."""
     said: list[str] = []
     local = _count(action, None)
     peers = [name for part in action.target.split(",") if (name := part.strip())]
+    hosts = _hosts(action)
     with Cluster.start(
-        action.cluster or "cluster", local=local, peers=peers, code=action.code, directory=root, on_progress=said.append
-    ):
-        return said
+        action.cluster or "cluster", local=local, peers=peers, code=action.code, directory=root,
+        on_progress=said.append, **hosts,
+    ) as cluster:  # fmt: skip
+        names = tuple(f"{launch.name}: " for launch in cluster.launches()) if hosts else ()
+        return [line for line in said if not line.startswith(names)]
+
+
+def _hosts(action: Action) -> dict[str, Any]:
+    """Those that an engine is to start, as the client takes it; empty where none is."""
+    if action.launch is None:
+        return {}
+    if not action.launch.on:
+        raise ClusterError("start with launch needs the name of an engine in on: slurm, ssh:HOST,HOST")
+    return {name: value for name, value in msgspec.structs.asdict(action.launch).items() if name != "more"}
 
 
 async def _on_cluster(hub: Hub, action: Action) -> Any:

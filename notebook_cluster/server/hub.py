@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from notebook_cluster.client import ClusterError, PeerWatch, find_clusters, find_peers
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
-from notebook_cluster.protocol.sidebar import ClusterRow, CurvePoints, Overview, ServerInfo, Sharing
+from notebook_cluster.protocol.sidebar import ClusterRow, CurvePoints, EngineChoice, Overview, ServerInfo, Sharing
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.server.browser import BrowserOutbox, to_json
+from notebook_cluster.server.engines import engine_choices
 from notebook_cluster.server.sharing import sharing
 from notebook_cluster.server.watching import WatchedCluster
 
@@ -62,6 +63,7 @@ class Hub:
         self._unusable: dict[str, str] = {}
         self._peers: list[PeerView] = []
         self._sharing = Sharing(on=False, name="", code="", command="", qr_svg_data_url="")
+        self._engines: list[EngineChoice] = []
         self._browsers: set[BrowserOutbox] = set()
         self._peer_watch: PeerWatch | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -115,6 +117,9 @@ class Hub:
             found, self._sharing = await run_quick(lambda: (find_clusters(), sharing()))
             self._unusable = {name: str(error) for name, error in found.items() if isinstance(error, ClusterError)}
             await self._meet({name: file for name, file in found.items() if isinstance(file, ConnectionFile)})
+            if not self._engines or (self._browsers and self._peer_watch is None):
+                # Anew for whoever comes to look: a package that brings one may have been installed meanwhile.
+                self._engines = await run_quick(engine_choices)
             await self._listen(bool(self._browsers))
             if self._peer_watch is not None:
                 self._peers = await run_quick(self._peer_watch.views)
@@ -164,7 +169,7 @@ class Hub:
             for name, reason in self._unusable.items()
         ]
         rows.sort(key=lambda row: (row.condition == "ended", row.name))
-        return Overview(peers=self._peers, clusters=rows, sharing=self._sharing, server=_SERVER)
+        return Overview(peers=self._peers, clusters=rows, sharing=self._sharing, server=_SERVER, engines=self._engines)
 
     async def overview_now(self) -> Overview:
         """The same for who asks once: looks anew, waits for coordinators and, with no browser there, for peers."""

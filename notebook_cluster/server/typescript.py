@@ -25,6 +25,7 @@ TOOL = _LABEXTENSION / "node_modules" / "json-schema-to-typescript" / "dist" / "
 _HEAD = """// Made by `python -m notebook_cluster.server.typescript` from notebook_cluster/protocol/sidebar.py.
 // Do not edit. What the server sends has every field; numbers that are not finite are null.
 """
+_FROM_BROWSER = ("Action", "StartLaunch")
 _LAYOUT = ("--no-additionalProperties", "--style.printWidth=120", "--style.singleQuote")
 
 
@@ -46,7 +47,7 @@ def _schema() -> dict[str, Any]:
     for name, struct in structs.items():
         if name not in messages:  # only whole messages say what they are; what is inside them is known by its place
             struct["properties"].pop("type", None)
-        if name != "Action":  # of the server every field comes; the browser leaves out what has a default
+        if name not in _FROM_BROWSER:  # of the server every field comes; the browser leaves out what has a default
             struct["required"] = list(struct["properties"])
         struct["description"] = struct.get("description", "").partition("\n")[0].replace("``", "`")
     named = {"title": "ServerMessage", "anyOf": server["anyOf"]}

@@ -83,7 +83,8 @@ export const RUNNING = {
 
 export function overview(changes: Partial<Overview> = {}): Overview {
   const sharing = { on: false, name: '', code: '', command: '', qr_svg_data_url: '', keys: [] };
-  return { type: 'Overview', peers: [], clusters: [], sharing, server: { version: '0.1.0', protocol: 1 }, ...changes };
+  const server = { version: '0.1.0', protocol: 1 };
+  return { type: 'Overview', peers: [], clusters: [], sharing, server, engines: [], ...changes };
 }
 
 export function curve(nodeName: string, name: string, value: (number | null)[], job = '', run = 0): Curve {

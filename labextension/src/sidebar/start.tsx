@@ -1,9 +1,10 @@
-/** Starts a cluster: its name, how many nodes on this machine, and on which peers. */
+/** Starts a cluster: its name, where its machines come from, how many nodes on this one, and on which peers. */
 
 import * as React from 'react';
 
 import type { Overview, PeerView } from '../generated';
 import { Act, Button, Problem, TextField, useAction } from './controls';
+import { HERE, Hosts, launchOf, NOTHING_TYPED, On, Typed, whyNoHosts } from './engines';
 import { targetOf } from './peers';
 
 const MOST_LOCAL = 64;
@@ -17,13 +18,21 @@ interface IStart {
 /** A name alone starts a cluster with one node here. */
 export function StartPart({ overview, act }: IStart): React.JSX.Element {
   const [name, setName] = React.useState('');
-  const [count, setCount] = React.useState('1');
+  const [on, setOn] = React.useState(HERE);
+  const [typed, setTyped] = React.useState<Typed>(NOTHING_TYPED);
+  const [typedCount, setCount] = React.useState<string | null>(null);
   const [chosen, setChosen] = React.useState<ReadonlySet<string>>(new Set());
   const [code, setCode] = React.useState('');
   const [isStarting, setStarting] = React.useState(false);
+  // Known at once, also to a press that comes before what it changes is drawn.
+  const isOnItsWay = React.useRef(false);
   const [said, setSaid] = React.useState<readonly string[]>([]);
   const [send, problem, clear] = useAction(act);
 
+  // An engine that is not known any more is not asked.
+  const engine = overview.engines.find(({ name }) => name === on);
+  // On an engine's hosts, unless a person says otherwise, none is wanted here.
+  const count = typedCount ?? (engine ? '0' : '1');
   const peers = overview.peers.filter(peer => peer.condition !== 'refused');
   const targets = new Map(peers.map(peer => [targetOf(peer, overview.peers), peer]));
   // A peer that is gone is not asked for any more.
@@ -32,10 +41,15 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
   const missing = picked.find(target => targets.get(target)?.trusted === false);
   const obstacle = isStarting
     ? 'Starting …'
-    : whyNot(name.trim(), count, picked.length, overview) ||
+    : whyNot(name.trim(), count, picked.length > 0 || engine !== undefined, overview) ||
+      (engine ? whyNoHosts(engine, typed) : '') ||
       (missing && !code.trim() && !picked.includes(ALL) ? `It needs the code that ${missing} shows.` : '');
 
   const start = async (): Promise<void> => {
+    if (isOnItsWay.current) {
+      return;
+    }
+    isOnItsWay.current = true;
     setSaid([]);
     setStarting(true);
     const { error, value } = await send({
@@ -43,8 +57,10 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
       cluster: name.trim(),
       value: Number(count),
       target: picked.includes(ALL) ? ALL : picked.join(','),
-      code: needsCode ? code.trim() : ''
+      code: needsCode ? code.trim() : '',
+      ...(engine && { launch: launchOf(engine, typed) })
     });
+    isOnItsWay.current = false;
     setStarting(false);
     if (!error) {
       setName('');
@@ -77,6 +93,14 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
         <div className="nbc-side-line">
           <TextField value={name} label="Name of a new cluster" placeholder="name of a new cluster" onType={setName} />
         </div>
+        <On engines={overview.engines} chosen={engine ? on : HERE} onChoose={setOn} />
+        {engine && (
+          <Hosts
+            engine={engine}
+            typed={typed}
+            onType={(field, text) => setTyped(before => ({ ...before, [field]: text }))}
+          />
+        )}
         <label className="nbc-side-line">
           with
           <input
@@ -119,7 +143,7 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
 }
 
 /** Why a cluster cannot be started with this; empty when it can. */
-function whyNot(name: string, count: string, peers: number, { clusters }: Overview): string {
+function whyNot(name: string, count: string, hasOthers: boolean, { clusters }: Overview): string {
   const nodes = Number(count);
   if (!name) {
     return 'It needs a name.';
@@ -130,7 +154,7 @@ function whyNot(name: string, count: string, peers: number, { clusters }: Overvi
   if (count.trim() === '' || !Number.isInteger(nodes) || nodes < 0 || nodes > MOST_LOCAL) {
     return `Nodes here: a number from 0 to ${MOST_LOCAL}.`;
   }
-  return nodes === 0 && peers === 0 ? 'It needs a node here, or a peer.' : '';
+  return nodes === 0 && !hasOthers ? 'It needs a node here, or a peer.' : '';
 }
 
 interface IChoice {

@@ -1,0 +1,19 @@
+"""The engines that a cluster can be started on, and what each of them is to be asked for in a form."""
+
+from typing import Literal
+
+from notebook_cluster.launchers import known_engines
+from notebook_cluster.protocol.sidebar import EngineChoice
+
+_OPTIONS = ["gpus", "time", "partition", "setup", "address", "folder"]
+_OURS: dict[str, tuple[str, Literal["number", "names"], list[str]]] = {
+    "slurm": ("Slurm", "number", _OPTIONS),
+    "ssh": ("SSH", "names", ["setup", "address"]),
+}
+
+
+def engine_choices() -> list[EngineChoice]:
+    """All that are known, ours first. Those of other packages are not loaded: what they ask for is not known, so they
+    are offered everything and say themselves what they do not take."""
+    names = sorted(known_engines(), key=lambda name: (name not in _OURS, name))
+    return [EngineChoice(name, *_OURS.get(name, (name, "either", _OPTIONS))) for name in names]
