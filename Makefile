@@ -1,5 +1,6 @@
 # Everything runs in .venv, made here with the machine's own python3; nothing outside this folder is changed.
 #   make demo   train one model on three nodes found over mDNS, write demo_output/
+#   make demo-slurm   train a text model on three nodes that a Slurm of the demo's own starts, write demo_output/
 #   make lab    open JupyterLab on the example notebooks
 #   make test   all checks and tests
 #   make test-quick   what takes no time to speak of, one cluster and one page in a browser: under two minutes
@@ -31,7 +32,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
 LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts* labextension/src/sidebar/* labextension/style/* labextension/schema/*)
 
-.PHONY: help install demo lab test test-quick check labextension browser namespaces engines picture docs clean
+.PHONY: help install demo demo-slurm lab test test-quick check labextension browser namespaces engines picture docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -85,6 +86,12 @@ install: .venv/.install
 
 demo: .venv/.lab
 	@$(BIN)/python example_notebooks/demo.py
+
+# Slurm is looked for before anything is downloaded.
+demo-slurm:
+	@$(PYTHON) example_notebooks/demo_slurm.py --check
+	@$(MAKE) --no-print-directory .venv/.lab
+	@$(BIN)/python example_notebooks/demo_slurm.py
 
 lab: .venv/.lab
 	@cd example_notebooks && ../$(BIN)/jupyter lab $(AS_ROOT) 01_quickstart.ipynb

@@ -33,6 +33,8 @@ LEAST_GAIN = 0.05
 """By which all nodes together are to be better than one alone."""
 LAST_CELL = "status"
 """After it the kernel ends, and the cluster with it: nobody is there who would go on."""
+RESULTS = ("chart", "traffic", "train", "sample")
+"""Cells whose outputs the page begins with, in whatever notebook they are."""
 RUNS = "RUNS = 3"
 """As the notebook has it."""
 WIFI = 20e6
@@ -128,8 +130,15 @@ def summary_of(state, series) -> dict:
         "single_node_accuracy": alone,
         "alone": alone,
         "together": together,
-        "bytes_sent_per_node": job.bytes_sent // len(state.nodes) if job else 0,
-        "bytes_data_parallel": job.bytes_data_parallel // len(state.nodes) if job else 0,
+        **traffic_of(job, len(state.nodes)),
+    }
+
+
+def traffic_of(job, nodes: int) -> dict:
+    """What went over the network for ``job``, a JobView or None, on so many nodes."""
+    return {
+        "bytes_sent_per_node": job.bytes_sent // nodes if job else 0,
+        "bytes_data_parallel": job.bytes_data_parallel // nodes if job else 0,
         "seconds_on_20_mbit": round(8 * job.bytes_sent / WIFI, 1) if job else 0.0,
         "seconds_data_parallel": round(8 * job.bytes_data_parallel / WIFI, 1) if job else 0.0,
     }
@@ -152,10 +161,21 @@ def complaints(summary: dict) -> list[str]:
 
 
 class Progress:
-    """One line for each cell, and one every two seconds while a cell trains; keeps the summary of the last state."""
+    """One line for each cell of a notebook, and one every two seconds while a cell trains; keeps the summary of the
+    state after the cell ``last``.
 
-    def __init__(self, cells: int) -> None:
+    Args:
+        cluster: which the notebook starts.
+        training: what stands in the cells that train.
+        summarise: a ClusterView and its curves -> the summary.
+    """
+
+    def __init__(self, cells: int, cluster: str, last: str, training: str, summarise) -> None:
         self.cells = cells
+        self.cluster = cluster
+        self.last = last
+        self.training = training
+        self.summarise = summarise
         self.started = 0.0
         self.summary: dict = {}
         self._done = threading.Event()
@@ -168,7 +188,7 @@ class Progress:
         lines = cell.source.splitlines()
         title = " ".join(lines[:2]) if lines[0].startswith("%%") else next(iter(lines), "")
         say(f"  [{cell_index + 1}/{self.cells}] {title[:90]}")
-        if "train_model(" in cell.source and not cell.source.startswith("%%on_all --async"):
+        if self.training in cell.source and not cell.source.startswith("%%on_all --async"):
             self._done.clear()
             self._watcher = threading.Thread(target=self._watch, daemon=True)
             self._watcher.start()
@@ -180,7 +200,7 @@ class Progress:
         for line in printed_lines(cell):
             say(f"      {line}")
         say(f"      {time.monotonic() - self.started:.1f} s")
-        if cell.get("id") == LAST_CELL:
+        if cell.get("id") == self.last:
             self.read_summary()
 
     def close(self) -> None:
@@ -193,7 +213,7 @@ class Progress:
         """Ask the coordinator, as any other view could, how far the nodes are."""
         from notebook_cluster.client import Cluster, ClusterError
 
-        with suppress(ClusterError), Cluster.attach(CLUSTER, kind="cli") as cluster:
+        with suppress(ClusterError), Cluster.attach(self.cluster, kind="cli") as cluster:
             while not self._done.wait(3.0):
                 state = cluster.state()
                 losses = ", ".join(
@@ -209,8 +229,8 @@ class Progress:
         """While the cluster is there."""
         from notebook_cluster.client import Cluster, ClusterError
 
-        with suppress(ClusterError), Cluster.attach(CLUSTER, kind="cli") as cluster:
-            self.summary = summary_of(cluster.state(), cluster.series())
+        with suppress(ClusterError), Cluster.attach(self.cluster, kind="cli") as cluster:
+            self.summary = self.summarise(cluster.state(), cluster.series())
 
 
 def printed_lines(cell) -> list[str]:
@@ -225,21 +245,22 @@ def printed_lines(cell) -> list[str]:
 
 
 def with_result_first(notebook):
-    """A copy of ``notebook`` that begins with what came out: its chart, and what the cells around it printed."""
+    """A copy of ``notebook`` that begins with what came out: what the cells :data:`RESULTS` show and print."""
     import nbformat
 
     page = copy.deepcopy(notebook)
-    shown = [cell for cell in page.cells if cell.get("id") in ("chart", "traffic")]
+    shown = [cell for cell in page.cells if cell.get("id") in RESULTS and cell.outputs]
     first = [nbformat.v4.new_markdown_cell("# What came out")]
     for cell in shown:
         outputs = sorted(cell.outputs, key=lambda output: "data" not in output)  # the picture before the text
         first.append(nbformat.v4.new_code_cell("", outputs=outputs, metadata={"tags": ["result"]}))
-    page.cells = [*(first if any(cell.outputs for cell in shown) else []), *page.cells]
+    page.cells = [*(first if shown else []), *page.cells]
     return page
 
 
-def run_notebook(output: Path, runs: int) -> dict:
-    """Execute the notebook and write it to ``output`` as it then is, also when a cell failed; returns the summary.
+def run_notebook(source: Path, changes: dict[str, str], output: Path, **progress_of) -> dict:
+    """Execute the notebook ``source``, with ``changes`` of its words, and write it to ``output`` as it then is, also
+    when a cell failed; returns the summary. ``progress_of``: see :class:`Progress`.
 
     Raises:
         RuntimeError: a cell raised; one line with what.
@@ -250,9 +271,11 @@ def run_notebook(output: Path, runs: int) -> dict:
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
-    source = NOTEBOOK.read_text(encoding="utf-8")
-    notebook = nbformat.reads(source.replace(RUNS, f"RUNS = {runs}"), as_version=4)
-    progress = Progress(len(notebook.cells))
+    text = source.read_text(encoding="utf-8")
+    for before, after in changes.items():
+        text = text.replace(before, after)
+    notebook = nbformat.reads(text, as_version=4)
+    progress = Progress(len(notebook.cells), **progress_of)
     client = NotebookClient(
         notebook,
         timeout=300,
@@ -265,15 +288,15 @@ def run_notebook(output: Path, runs: int) -> dict:
     try:
         client.execute()
     except CellExecutionError as error:
-        raise RuntimeError(f"{error.ename}: {error.evalue} (see {output / NOTEBOOK.name})") from None
+        raise RuntimeError(f"{error.ename}: {error.evalue} (see {output / source.name})") from None
     finally:
         progress.close()
         stop_clusters()
-        nbformat.write(notebook, output / NOTEBOOK.name)
+        nbformat.write(notebook, output / source.name)
         hidden = Config({"TagRemovePreprocessor": {"enabled": True, "remove_input_tags": ["result"]}})
         exporter = HTMLExporter(template_name="lab", config=hidden)
         page, _ = exporter.from_notebook_node(with_result_first(notebook))
-        (output / NOTEBOOK.with_suffix(".html").name).write_text(page, encoding="utf-8")
+        (output / source.with_suffix(".html").name).write_text(page, encoding="utf-8")
     return progress.summary
 
 
@@ -307,7 +330,10 @@ def main() -> int:
             with sharing(AGENTS, scratch) as processes:
                 wait_for_peers(processes, scratch)
                 say(f"running {NOTEBOOK.name}")
-                summary = run_notebook(output, given.runs)
+                summary = run_notebook(
+                    NOTEBOOK, {RUNS: f"RUNS = {given.runs}"}, output,
+                    cluster=CLUSTER, last=LAST_CELL, training="train_model(", summarise=summary_of,
+                )  # fmt: skip
         except Exception as error:  # whatever it was: people get one line, the notebook holds the rest
             say(f"demo failed: {str(error).strip() or type(error).__name__}")
             return 1

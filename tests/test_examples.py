@@ -12,9 +12,13 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.conftest import wait_until
+from tests.engines.running import no_slurm, slurm
 from tests.ipc_kernels import run_notebook
 
 EXAMPLES = Path(__file__).parents[1] / "example_notebooks"
+HIDDEN = "import demo_slurm; demo_slurm.PROGRAMS = ('no-slurm',); import sys; sys.exit(demo_slurm.main())"
+"""The demo where a program is missing: /usr/sbin is looked into whatever PATH says."""
 
 
 def run(name: str, folder: Path, *, instead: tuple[str, str] | None = None, again: Sequence[str] = ()) -> Any:
@@ -160,3 +164,52 @@ def test_the_finetuned_adapter_of_three_nodes_is_better_than_the_base_and_any_si
     assert text_of(notebook, "together").startswith("[all 3 nodes]")
     assert number_after(text_of(notebook, "traffic"), "a round of the adapter: ") < 0.2
     assert "held-out loss as before: True" in text_of(notebook, "save")
+
+
+@pytest.mark.skipif(bool(no_slurm()), reason=no_slurm() or "there is one")
+@pytest.mark.timeout(400)
+def test_slurm_notebook_trains_grows_shrinks_and_leaves_no_job(jupyter_dirs: Path, no_processes_left: str) -> None:
+    with slurm() as engine:
+        notebook = run("06_slurm.ipynb", jupyter_dirs)
+        assert_plain(notebook)
+        assert text_of(notebook, "wait").strip() == "here: n1, n2"
+        assert "2 running" in text_of(notebook, "status")
+        assert text_of(notebook, "hello").count("rank 0 of 2, computes on") == 1
+        assert number_after(text_of(notebook, "train"), "test accuracy ") >= 0.9
+        assert "checkpoints/digits/round-" in text_of(notebook, "checkpoint")
+        assert "accuracy 0.9" in text_of(notebook, "again")
+        assert "on 3 nodes" in text_of(notebook, "again")
+        assert text_of(notebook, "shrink") == "given back: n3\n"
+        assert "n3" not in text_of(notebook, "status-again").partition("slurm ")[0]
+        assert "has ended" in text_of(notebook, "stop")
+        wait_until(lambda: not engine.jobs(), what=lambda: f"no job: {engine.jobs()}")
+
+
+@pytest.mark.skipif(bool(no_slurm()), reason=no_slurm() or "there is one")
+@pytest.mark.timeout(400)
+def test_slurm_demo_trains_on_three_nodes_and_leaves_nothing(no_processes_left: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "demo_slurm.py"), "--output", str(tmp_path), "--epochs", "1"],
+        capture_output=True, text=True, timeout=360, env=os.environ.copy(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["nodes"] == 3
+    assert summary["peers"] == ["n1", "n2", "n3"]
+    assert summary["found_by"] == "slurm"
+    assert summary["hash_mismatches"] == 0
+    assert summary["rounds"] > 10
+    assert summary["test_loss"] < 2.4
+    assert 0 < summary["bytes_sent_per_node"] < summary["bytes_data_parallel"] / 30
+    assert "nothing is left in the queue" in done.stdout
+    assert_plain(nbformat.read(tmp_path / "02_text.ipynb", as_version=4))
+
+
+def test_slurm_demo_says_how_slurm_is_installed_where_it_is_not(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN, "--output", str(tmp_path)],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"PYTHONPATH": str(EXAMPLES)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "demo failed: it needs Slurm (no-slurm not found): `make engines`" in done.stderr
+    assert not list(tmp_path.iterdir())
