@@ -70,9 +70,8 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     typed = [option for option in LAUNCHING[1:] if getattr(options, option)]
     if typed and not options.on:
-        raise UsageError(
-            f"--{typed[0]} is for hosts that an engine starts: name it with --on slurm, or --on ssh:HOST,HOST"
-        )
+        needs = f"--{typed[0].replace('_', '-')} is for hosts that an engine starts"
+        raise UsageError(f"{needs}: name it with --on slurm, or --on ssh:HOST,HOST")
     if options.cluster and not is_name(options.cluster):
         raise UsageError(f"--cluster {options.cluster!r}: use letters, digits, - and _, as lesson-2")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from notebook_cluster.cli import values
 from notebook_cluster.cli.values import add_code_options
 
-LAUNCHING = ("on", "hosts", "gpus", "time", "partition", "setup", "address", "folder")
+LAUNCHING = ("on", "hosts", "gpus", "nodes_per_host", "time", "partition", "setup", "address", "folder")
 """Options that mean an engine and its hosts, as ``Cluster.start`` takes them."""
 
 
@@ -38,6 +38,9 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     hosts.add_argument("--on", default="", metavar="ENGINE", help="slurm, ssh:HOST,HOST ...")
     hosts.add_argument("--hosts", type=values.count, default=0, metavar="N", help="so many hosts")
     hosts.add_argument("--gpus", type=values.count, default=0, metavar="N", help="of each host")
+    hosts.add_argument(
+        "--nodes-per-host", type=values.count, default=0, metavar="N", help="default: one for each GPU, else one"
+    )
     hosts.add_argument("--time", default="", metavar="2:00:00", help="how long, as the engine writes it")
     hosts.add_argument("--partition", default="", metavar="NAME", help="of the engine")
     hosts.add_argument("--setup", default="", metavar="LINE", help="a shell line that each host runs first")
