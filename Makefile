@@ -127,14 +127,14 @@ namespaces:
 	    || echo "they could not be installed: tests with several hosts are skipped"; \
 	fi
 
-# A Slurm and SSH hosts of the tests' own: skipped, with that reason, where these are missing.
+# A Slurm, SSH hosts and an MPI of the tests' own: skipped, with that reason, where these are missing.
 engines:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	  && ! (PATH="$$PATH:/usr/sbin"; command -v slurmctld && command -v slurmd && command -v munged && command -v sshd) >/dev/null; then \
-	  echo "installing slurm, munge and openssh-server for the tests with engines"; \
+	  && ! (PATH="$$PATH:/usr/sbin"; command -v slurmctld && command -v slurmd && command -v munged && command -v sshd && command -v mpiexec) >/dev/null; then \
+	  echo "installing slurm, munge, openssh-server and openmpi for the tests with engines"; \
 	  export DEBIAN_FRONTEND=noninteractive; \
 	  { apt-get -qq update && apt-get -qq install -y --no-install-recommends slurmctld slurmd slurm-client \
-	    slurm-wlm-basic-plugins munge openssh-server; } >/dev/null 2>&1 \
+	    slurm-wlm-basic-plugins munge openssh-server openmpi-bin; } >/dev/null 2>&1 \
 	    || echo "they could not be installed: tests with engines are skipped"; \
 	fi
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import msgspec
 import psutil
@@ -23,7 +24,7 @@ from notebook_cluster.coordinator.peers.launch_folders import let_old_ones_go
 from notebook_cluster.coordinator.peers.launched_hosts import LATE_S, Latecomers, LaunchedHosts
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import State, apply
-from notebook_cluster.launchers import LaunchError, find_launcher, known_engines
+from notebook_cluster.launchers import HostState, LaunchError, LaunchState, find_launcher, known_engines
 from notebook_cluster.launchers.commands import environment, own_words
 from notebook_cluster.launchers.slurm import _NOT_OURS
 from notebook_cluster.link import Listener
@@ -31,7 +32,7 @@ from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.launch_commands import launch_options
 from notebook_cluster.magics.parsing import parse_cluster
 from notebook_cluster.protocol import PROTOCOL_VERSION
-from notebook_cluster.protocol.launches import Enlist, Enlisted, LaunchKey, NotEnlisted
+from notebook_cluster.protocol.launches import ANY_PLACE, Enlist, Enlisted, LaunchKey, NotEnlisted
 from notebook_cluster.security import Identity, data_directory, new_identity
 from notebook_cluster.server.engines import engine_choices
 from notebook_cluster.widgets import render_html, render_text
@@ -42,6 +43,7 @@ from tests.engines.processes import install
 from tests.in_loop import in_loop, until
 from tests.test_agent_keeping import JOB
 
+Condition = Literal["pending", "running", "ended"]
 HERE = {"on": "processes", "address": "127.0.0.1"}
 ROOT = str(Path(__file__).parent.parent)
 
@@ -132,6 +134,13 @@ def test_a_place_that_the_launch_has_not_is_refused(cluster: Cluster, tmp_path: 
     refused = share(cluster, key_of(cluster), tmp_path, "--place", "2")
     assert refused.returncode == 1
     assert "place 2 of 2 is not wanted any more" in refused.stderr
+
+
+def test_an_agent_without_a_place_is_not_wanted_where_all_are_taken(cluster: Cluster, tmp_path: Path) -> None:
+    refused = share(cluster, key_of(cluster), tmp_path, "--place", "any")
+    assert refused.returncode == 0  # an engine may end all of them when one fails
+    assert "cluster lesson refuses: all hosts of processes here that are wanted are here" in refused.stderr
+    assert names(cluster) == {"p0", "p1"}
 
 
 def test_another_key_is_no_key_of_this_launch(cluster: Cluster, tmp_path: Path) -> None:
@@ -232,7 +241,8 @@ def test_a_host_has_from_one_to_64_nodes(cluster: Cluster, number: int) -> None:
 
 def test_an_engine_that_is_not_known_is_named_with_those_that_are(cluster: Cluster) -> None:
     with pytest.raises(
-        ClusterError, match=r"--on slrum: no such engine \(did you mean 'slurm'\?\). There are: processes"
+        ClusterError,
+        match=r"--on slrum: no such engine \(did you mean 'slurm'\?\). There are: ipp, processes, slurm, ssh",
     ):
         cluster.grow("slrum")
 
@@ -291,6 +301,7 @@ def test_options_of_an_engine_reach_the_client_as_they_were_typed() -> None:
         ),
         (("--dial", "127.0.0.1:9", "--place", "1"), "--place and --start go with --launch-key"),
         (("--dial", "127.0.0.1:9,127.0.0.1:10"), "give one HOST:PORT; several go with --launch-key"),
+        (("--place", "first"), "'first' is not a place: use 0 or more, or any"),
         (("--launch-key", "/nowhere", "--dial", "127.0.0.1:9"), "No such file or directory: '/nowhere'"),
     ],
 )
@@ -343,10 +354,10 @@ def test_a_host_leaves_a_minute_early_or_a_fifth_of_a_short_time() -> None:
 
 
 class MadeUpCore:
-    """Where a launch of one host stands, in its second start."""
+    """Where a launch stands."""
 
-    def __init__(self) -> None:
-        self.state = apply(State(), e.LaunchOrdered(launch="x", on="slurm", hosts=1, key="K" * 40, folder="/f"))
+    def __init__(self, hosts: int = 1) -> None:
+        self.state = apply(State(), e.LaunchOrdered(launch="x", on="slurm", hosts=hosts, key="K" * 40, folder="/f"))
         self.journal = SimpleNamespace(settled=lambda call: call())
 
     def record(self, event: e.Event) -> None:
@@ -386,6 +397,68 @@ def test_a_place_is_had_by_the_latest_start_and_by_the_first_of_two(first: str, 
     hosts.enlist("K" * 40, "127.0.0.1:9", second, said.append)
     assert [type(answer) for answer in said] == [Enlisted if let_in else NotEnlisted]
     assert core.state.launches["x"].hosts[0].name == ("n2" if let_in else "n1")
+
+
+def hosts_of(core: MadeUpCore, here: set[str], dialled: set[str]) -> LaunchedHosts:
+    """With connections to those whose keys are ``here``, and links to those that have ``dialled`` once."""
+    links = SimpleNamespace(is_used=lambda key: key in dialled, name_of=lambda key: None)
+    return LaunchedHosts(
+        core,  # type: ignore[arg-type]
+        links=links,  # type: ignore[arg-type]
+        membership=None,  # type: ignore[arg-type]
+        is_here=lambda key: key in here,
+        revoke=lambda key: None,
+    )
+
+
+def test_agents_that_were_given_no_place_take_free_ones() -> None:
+    core, keys = MadeUpCore(hosts=2), [new_identity().public_key for _ in range(4)]
+    here: set[str] = set()
+    dialled: set[str] = set()
+    said: list[Enlisted | NotEnlisted] = []
+    hosts = hosts_of(core, here, dialled)
+
+    def come(number: int) -> dict[int, str]:
+        message = Enlist(protocol=PROTOCOL_VERSION, name=f"n{number}", place=ANY_PLACE, start=0, key=keys[number])
+        hosts.enlist("K" * 40, "127.0.0.1:9", message, said.append)
+        here.add(keys[number])
+        dialled.add(keys[number])
+        return {place: host.name for place, host in core.state.launches["x"].hosts.items()}
+
+    assert come(0) == {0: "n0"}
+    assert come(0) == {0: "n0"}  # it has not heard the answer
+    assert come(1) == {0: "n0", 1: "n1"}
+    assert come(2) == {0: "n0", 1: "n1"}
+    assert [type(answer) for answer in said] == [Enlisted, Enlisted, Enlisted, NotEnlisted]
+    here.remove(keys[0])
+    assert come(3) == {0: "n3", 1: "n1"}
+
+
+@pytest.mark.parametrize(
+    ("told", "is_here", "given_up", "by_place"),
+    [
+        (["running", "running", "pending"], [], [], ["running", "running", "pending"]),
+        (["running", "pending", "pending"], [2], [], ["pending", "pending", "running"]),
+        (["ended", "running", "running"], [1, 2], [], ["ended", "running", "running"]),
+        (["ended", "ended", "ended"], [], [], ["ended", "ended", "ended"]),
+        (["ended", "ended", "ended"], [1], [], ["ended", "running", "ended"]),  # its engine has lost it
+        (["ended", "running", "running"], [0, 1], [2], ["running", "running"]),
+        (["ended", "ended", "running"], [0], [2], ["running", "ended"]),
+        ([], [], [], ["ended", "ended", "ended"]),
+    ],
+)
+def test_what_an_engine_without_places_tells_is_told_of_those_that_are_free(
+    told: list[Condition], is_here: list[int], given_up: list[int], by_place: list[Condition]
+) -> None:
+    core, keys = MadeUpCore(hosts=3), [new_identity().public_key for _ in range(3)]
+    for place in is_here:
+        core.record(e.HostEnlisted(launch="x", place=place, start=0, key=keys[place], name=f"n{place}"))
+    for place in given_up:
+        core.record(e.HostLeft(launch="x", place=place, given_up=True))
+    state = LaunchState(dict(enumerate(map(HostState, told))), by_place=False)
+    here = {keys[place] for place in is_here}
+    placed = hosts_of(core, here, here).placed(core.state.launches["x"], state)
+    assert [placed.hosts[place].condition for place in sorted(placed.hosts)] == by_place
 
 
 def test_a_host_that_runs_and_does_not_come_is_named_once() -> None:

@@ -82,8 +82,8 @@ DEFAULT_CODE_MINUTES = 120.0
 
 @dataclass(frozen=True)
 class LaunchedAs:
-    """What an engine started this agent as: with the key of a launch, at one of its places, for the ``start``-th time
-    after the first. ``lifeline``: the end of standard input is a reason to leave."""
+    """What an engine started this agent as: with the key of a launch, at one of its places (or ANY_PLACE), for the
+    ``start``-th time after the first. ``lifeline``: the end of standard input is a reason to leave."""
 
     key: LaunchKey
     place: int

@@ -200,7 +200,9 @@ def _share_with(group: "argparse._ArgumentGroup") -> None:
         help="given by an engine that starts hosts for the cluster at --dial (%%cluster start --on): a file, or the "
         "first line of standard input, whose end then ends this",
     )  # fmt: skip
-    group.add_argument("--place", type=values.whole, default=0, metavar="N", help="which host of the launch this is")
+    group.add_argument(
+        "--place", type=values.place, default=0, metavar="N|any", help="which host of the launch this is; any free one"
+    )
     group.add_argument("--start", type=values.whole, default=0, metavar="N", help="how often it was started before")
 
 

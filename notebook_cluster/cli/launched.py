@@ -1,21 +1,24 @@
 """``notebook-cluster share --launch-key``: what engines start on the hosts of a launch; nobody types at it."""
 
 import argparse
+import fcntl
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from notebook_cluster.agent import DEFAULT_LEASE_S, AgentReady, AgentSettings, LaunchedAs, Limits, run_agent
 from notebook_cluster.agent.running import log_to_terminal
 from notebook_cluster.cli.arguments import UsageError
-from notebook_cluster.protocol.launches import MAX_LAUNCH_KEY_BYTES, LaunchKey
+from notebook_cluster.protocol.launches import ANY_PLACE, MAX_LAUNCH_KEY_BYTES, LaunchKey
 from notebook_cluster.security import agent_directory, is_key, private_directory
 
 STANDARD_INPUT = "-"
 _MOST_MARGIN_S = 60.0
 _MARGIN_SHARE = 0.2
+_MOST_AGENTS = 256
 
 
 def share_launched(options: argparse.Namespace) -> int:
@@ -31,7 +34,12 @@ def share_launched(options: argparse.Namespace) -> int:
         if getattr(options, option):
             raise UsageError(f"--launch-key and --{option.replace('_', '-')} exclude each other: leave one of them out")
     key = _read_key(options.launch_key)
-    directory = options.data_dir.expanduser().resolve() if options.data_dir else agent_directory(options.name)
+    if options.data_dir:
+        directory, lock = options.data_dir.expanduser().resolve(), None
+    elif options.place == ANY_PLACE:
+        directory, lock = _unused_directory(options.name)
+    else:
+        directory, lock = agent_directory(options.name), None
     settings = AgentSettings(
         name=options.name,
         directory=private_directory(directory),
@@ -50,8 +58,33 @@ def share_launched(options: argparse.Namespace) -> int:
     def ready(said: AgentReady) -> None:
         print(f"{said.name} is in cluster {key.cluster} of {key.owner}", flush=True)
 
-    print(f"not in cluster {key.cluster} any more: {run_agent(settings, ready)}", flush=True)
+    try:
+        reason = run_agent(settings, ready)
+    except OSError as error:
+        if options.place != ANY_PLACE:
+            raise
+        # MPI ends all when one of them fails.
+        print(f"notebook-cluster: {error}", file=sys.stderr, flush=True)
+        return 0
+    finally:
+        if lock is not None:
+            lock.close()
+    print(f"not in cluster {key.cluster} any more: {reason}", flush=True)
     return 0
+
+
+def _unused_directory(name: str) -> tuple[Path, IO[bytes]]:
+    """A data folder that no other agent on this host has, as long as its lock is open: an engine may start several."""
+    for number in range(1, _MOST_AGENTS + 1):
+        directory = agent_directory(name if number == 1 else f"{name[:58]}-{number}")
+        lock = (directory / "agent.lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            return directory, lock
+    raise OSError(f"{_MOST_AGENTS} agents run on this host already")
 
 
 def leave_at(until: float, now: float) -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from notebook_cluster.protocol import check_name
+from notebook_cluster.protocol.launches import ANY_PLACE
 from notebook_cluster.protocol.measuring import MOST_MEGABYTES
 from notebook_cluster.protocol.names import as_name, is_name
 
@@ -83,6 +84,15 @@ def whole(text: str) -> int:
     """A whole number, 0 too."""
     if not _is_count(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number: use 0 or more")
+    return int(text)
+
+
+def place(text: str) -> int:
+    """A whole number, or ``any``."""
+    if text == "any":
+        return ANY_PLACE
+    if not _is_count(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a place: use 0 or more, or any")
     return int(text)
 
 

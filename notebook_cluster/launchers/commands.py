@@ -33,14 +33,20 @@ def find_program(program: str, way_out: str) -> str:
 
 
 async def run(
-    argv: Sequence[str], *, timeout: float, variables: Mapping[str, str], stdin: str = "", refused: str = ""
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    variables: Mapping[str, str],
+    stdin: str = "",
+    name: str = "",
+    refused: str = "",
 ) -> str:
-    """What ``argv`` prints, with ``variables`` as its environment.
+    """What ``argv`` prints, with ``variables`` as its environment. ``name``: what people call it.
 
     Raises:
         LaunchError: it ends with another code than 0 (``refused`` and its own words), or not within ``timeout``.
     """
-    name = os.path.basename(argv[0])
+    name = name or os.path.basename(argv[0])
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables, cwd="/"
     )

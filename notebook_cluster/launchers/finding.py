@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from notebook_cluster.launchers.ipyparallel_engines import IpyParallel
 from notebook_cluster.launchers.launcher import Launcher, LaunchError
 from notebook_cluster.launchers.slurm import Slurm
 from notebook_cluster.launchers.ssh import Ssh
@@ -10,7 +11,7 @@ from notebook_cluster.protocol.names import did_you_mean
 
 GROUP = "notebook_cluster.launchers"
 """Entry points of other packages: a name, and a class that is a Launcher."""
-_OURS: dict[str, Callable[[], Launcher]] = {"slurm": Slurm, "ssh": Ssh}
+_OURS: dict[str, Callable[[], Launcher]] = {"slurm": Slurm, "ssh": Ssh, "ipp": IpyParallel}
 
 
 def known_engines() -> list[str]:

@@ -16,7 +16,8 @@ class LaunchOrder:
     """What an engine is to start: on each of ``hosts`` hosts one agent, in a place of its own (0, 1, 2 ...).
 
     ``argv`` is the command without what only the host knows: ``--place N``, ``--start N`` (how often the place was
-    started before) and, where its time is limited, ``--until TIME`` are put behind it. The host is given the launch's
+    started before) and, where its time is limited, ``--until TIME`` are put behind it; ``--place any`` where the engine
+    does not number what it starts. The host is given the launch's
     key either by ``--launch-key PATH`` with the path of ``secret``, which it must be able to read, or by
     ``--launch-key -`` with what is in ``secret`` as the first line of standard input, whose end then is a reason to
     leave. The key stands nowhere else: not in argv, environment or a script.
@@ -66,6 +67,9 @@ class LaunchState:
     """How a launch stands. A place that is missing has ended."""
 
     hosts: Mapping[int, HostState] = field(default_factory=dict)
+    by_place: bool = True
+    """False: the engine gives no places, its agents take free ones (``--place any``), so how many hosts are how is all
+    that is known."""
 
 
 class Launcher(Protocol):

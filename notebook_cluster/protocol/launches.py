@@ -21,6 +21,8 @@ from notebook_cluster.protocol.wire import Message
 MAX_HOSTS = 1000
 """Of one launch."""
 MAX_NODES_PER_HOST = 64
+ANY_PLACE = -1
+"""One that is free: the engine does not number what it starts."""
 MAX_LAUNCH_KEY_BYTES = 16 * 1024
 _Text = Annotated[str, msgspec.Meta(max_length=200)]
 
@@ -48,7 +50,7 @@ class Enlist(Message, frozen=True):
     name: _Text
     """Of its host."""
     place: int
-    """From 0, below the launch's number of hosts."""
+    """From 0, below the launch's number of hosts; or ANY_PLACE."""
     start: int
     """How often the engine has started this place before."""
     key: _Text

@@ -1,8 +1,11 @@
 """The agents that engines started, as peers of this cluster: who may come in, which places they have, who has left."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.nodes.membership import Membership
@@ -10,8 +13,9 @@ from notebook_cluster.coordinator.peers.links import PeerLinks
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.launched import LaunchedHost, LaunchRecord
 from notebook_cluster.journal.state import Node
+from notebook_cluster.launchers import HostState, LaunchState
 from notebook_cluster.protocol import PROTOCOL_VERSION
-from notebook_cluster.protocol.launches import Enlist, Enlisted, NotEnlisted
+from notebook_cluster.protocol.launches import ANY_PLACE, Enlist, Enlisted, NotEnlisted
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.wire import mismatch
 from notebook_cluster.security import is_key
@@ -75,6 +79,8 @@ class LaunchedHosts:
 
     def enlist(self, key: str, address: str, message: Enlist, answer: Answer) -> None:
         record = self._launch_of(key)
+        if record is not None and message.place == ANY_PLACE:
+            message = msgspec.structs.replace(message, place=self._free_place(record, message.key))
         reason = "this launch is over" if record is None else self._objection(record, message, address)
         if record is None or reason:
             answer(NotEnlisted(protocol=PROTOCOL_VERSION, reason=reason))
@@ -92,12 +98,23 @@ class LaunchedHosts:
         # Whoever was told has to be known to the coordinator after this one.
         self._core.journal.settled(lambda: answer(Enlisted()))
 
+    def _free_place(self, record: LaunchRecord, key: str) -> int:
+        """For an agent that was given none; the same when it asks again, and ANY_PLACE where all are taken."""
+        had = self._place_of(key)
+        if had is not None and had[0] is record:
+            return had[1]
+        free = [place for place in record.open_places if place not in record.hosts]
+        free += [place for place, host in record.hosts.items() if not self._holds(host)]
+        return free[0] if free else ANY_PLACE
+
     def _objection(self, record: LaunchRecord, message: Enlist, address: str) -> str:
         """Why an agent does not get the place that it wants, or empty."""
         if (versions := mismatch(message.name, message.protocol)) is not None:
             return versions
         if not is_name(message.name) or not is_key(message.key) or self._launch_of(message.key) is not None:
             return "it has no usable name or key"
+        if message.place == ANY_PLACE:
+            return f"all hosts of {record.engine} {record.handle} that are wanted are here"
         if message.place not in record.open_places:
             return f"place {message.place} of {record.wanted} is not wanted any more"
         there, other = record.hosts.get(message.place), self._place_of(message.key)
@@ -135,6 +152,26 @@ class LaunchedHosts:
         host = record.hosts.get(place)
         ranks = [self._core.state.rank(node.name) for node in self._nodes(host.key)] if host is not None else []
         return max((rank for rank in ranks if rank is not None), default=None)
+
+    def placed(self, record: LaunchRecord, state: LaunchState) -> LaunchState:
+        """``state`` by places, also where its engine knows none: hosts that are here run, and what else is told goes to
+        the places that nobody has."""
+        if state.by_place:
+            return state
+        order = {"running": 0, "pending": 1, "ended": 2}
+        told = sorted(state.hosts.values(), key=lambda host: order[host.condition])
+        over = [host for host in told if host.condition == "ended"]
+        # Places that were given up are no news.
+        told = told[: len(told) - len(over)] + over[len(record.given_up) :]
+        hosts: dict[int, HostState] = {}
+        holding = {place for place, host in record.hosts.items() if self._holds(host)}
+        for place in sorted(record.open_places, key=lambda p: (p not in holding, p not in record.hosts, p)):
+            host = told.pop(0) if told else HostState("ended", "it is gone")
+            here = record.hosts[place].name if place in record.hosts else host.host
+            if place in holding:
+                host = HostState("running")
+            hosts[place] = dataclasses.replace(host, host=here if host.condition == "running" else host.host)
+        return LaunchState(hosts)
 
     def was_in_before(self, record: LaunchRecord, place: int, moment: float) -> bool:
         """An agent had the place then (monotonic time)."""

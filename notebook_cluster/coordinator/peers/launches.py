@@ -239,6 +239,7 @@ class Launches:
     def _look(self, name: str, state: LaunchState, asked: float) -> None:
         """What the engine said when it was ``asked``: hosts that do not run any more have left."""
         record = self._record(name)
+        state = self.hosts.placed(record, state)
         if state != self._states.get(name):
             self._states[name] = state
             self._core.dirty()
@@ -269,11 +270,12 @@ class Launches:
         places = [place for place in record.open_places if place not in record.hosts]
         running = [place for place in places if state.hosts.get(place, _GONE).condition == "running"]
         for place in self._latecomers.look(record.launch, running, time.monotonic()):
+            log = Path(record.folder) / f"{place}.log"
             self._core.tell(
                 "warning",
                 f"{_title(record)}: {state.hosts[place].host or f'host {place}'} has run for {LATE_S:g} s and has not "
                 f"come: does it reach port {self._core.state.reception} of this machine (--address names where)? What "
-                f"it says is in {record.folder}/{place}.log",
+                f"it says is in {log if log.exists() else log.parent}",
             )
 
     def _end_if_over(self, name: str, reason: str = "") -> None:
