@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from notebook_cluster.security import data_directory
 from notebook_cluster.widgets import render_text
 from tests.cluster import running_cluster, told
 from tests.conftest import shared_folders, wait_until
-from tests.engines.running import no_slurm, slurm, where_it_stands
+from tests.engines.running import no_slurm, no_ssh, slurm, ssh_hosts, where_it_stands
+from tests.test_engines_ssh import setup
 
 AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 SLURM_SCRIPT = """#!/bin/sh
@@ -36,6 +38,7 @@ def no_mpi() -> str:
 
 
 needs_mpi = pytest.mark.skipif(bool(no_mpi()), reason=no_mpi() or "there is one")
+needs_ssh = pytest.mark.skipif(bool(no_ssh()), reason=no_ssh() or "there are some")
 needs_slurm = pytest.mark.skipif(bool(no_slurm()), reason=no_slurm() or "there is one")
 
 
@@ -209,6 +212,54 @@ def test_a_batch_system_is_asked_with_the_template_of_the_profile(folders: Path)
         assert launch.name.split()[2].isdigit()
         assert len(list(folder.glob("*-*.log"))) == 2
         cluster.stop()
+        wait_until(lambda: not agents(folder), what=lambda: str(agents(folder)))
+
+
+@needs_ssh
+@pytest.mark.namespaces
+def test_hosts_that_ipyparallel_reaches_with_ssh_are_those_of_the_profile(folders: Path) -> None:
+    with ssh_hosts() as hosts:
+        engines = {"h1": 1, "h2": 1}
+        configure(
+            "reached",
+            f"c.SSHEngineSetLauncher.engines = {engines}\nc.SSHEngineSetLauncher.remote_python = {sys.executable!r}\n",
+        )
+        how = {"on": "ipp:ssh@reached", "setup": setup(), "address": hosts.address}
+        with running_cluster("reached", hosts=2, **how) as cluster:
+            wait_until(lambda: names(cluster) == {"h1", "h2"}, what=lambda: render_text(cluster.state()))
+            assert cluster.state().launches[0].text == "ipp ssh: 2 running"
+            with pytest.raises(ClusterError, match="it has 2 engines in its configuration, not 3: say --hosts 2"):
+                cluster.grow(how["on"], 3, setup=how["setup"], address=hosts.address)
+            folder = launch_folder(cluster)
+            cluster.stop()
+            wait_until(lambda: not agents(folder), what=lambda: str(agents(folder)))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "submit", "delete"),
+    [
+        ("pbs", "qsub", "qdel"),
+        ("sge", "qsub", "qdel"),
+        ("lsf", "bsub", "bkill"),
+        ("htcondor", "condor_submit", "condor_rm"),
+    ],
+)
+def test_a_queue_gets_a_script_that_it_can_run_and_its_job_back(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, submit: str, delete: str
+) -> None:
+    for name in (submit, delete):
+        (tmp_path / name).symlink_to(Path(__file__).parent / "engines" / "queue.sh")
+    monkeypatch.setenv("QUEUE", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hunter2")
+    with running_cluster(f"on-{launcher}", on=f"ipp:{launcher}", hosts=2, address="127.0.0.1") as cluster:
+        assert cluster.state().launches[0].text == f"ipp {launcher} 4711: 2 running"
+        assert len(names(cluster)) == 2
+        folder = launch_folder(cluster)
+        for process in agents(folder):
+            assert "JUPYTERHUB_API_TOKEN" not in process.environ()
+        cluster.stop()
+        assert (tmp_path / "deleted").read_text() == "4711\n"
         wait_until(lambda: not agents(folder), what=lambda: str(agents(folder)))
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -23,6 +24,7 @@ TERM_S = 4
 """From an MPI's TERM to its KILL: time for agents to leave. One second without."""
 KILL_S = 8
 """From our TERM to our KILL, for engines that are processes of this machine."""
+_MOST_SAID = 2000
 _PROGRAM = re.compile(r"\{program(_and_args)?\}")
 _CONDOR = re.compile(r"(?m)^(executable\s*=\s*)ipengine\s*$")
 _TRIES = ("OMPI_MCA_", "PRTE_MCA_")
@@ -73,26 +75,30 @@ def is_there(pid: str, created: float) -> bool:
 
 def main() -> NoReturn:
     """Do what standard input says, and end this process, without its threads that wait for engines."""
-    code = _do(msgspec.json.decode(sys.stdin.buffer.read(), type=Call))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    call = msgspec.json.decode(sys.stdin.buffer.read(), type=Call)
+    with tempfile.TemporaryFile() as said, os.fdopen(os.dup(1), "wb") as output, os.fdopen(os.dup(2), "w") as errors:
+        # What is started here may outlive this process: nobody has to wait for it to close what is read.
+        for descriptor in (1, 2):
+            os.dup2(said.fileno(), descriptor)
+        trouble, engines = _do(call)
+        if trouble:
+            said.seek(0)
+            errors.write(f"{trouble}\n{said.read()[-_MOST_SAID:].decode(errors='replace')}\n")
+        elif engines is not None:
+            output.write(msgspec.json.encode(engines))
+    os._exit(1 if trouble else 0)
 
 
-def _do(call: Call) -> int:
+def _do(call: Call) -> tuple[str, Engines | None]:
+    """What did not work, or what was started."""
     try:
-        engines = asyncio.run(_start(call) if call.do == "start" else _stop(call))
+        return "", asyncio.run(_start(call) if call.do == "start" else _stop(call))
     except subprocess.CalledProcessError as error:
         command = error.cmd if isinstance(error.cmd, str) else str(error.cmd[0])
-        print(f"{command} failed with exit code {error.returncode}", file=sys.stderr)
-        return 1
+        return f"{command} failed with exit code {error.returncode}", None
     except Exception as error:
         text = " ".join(str(error).split())
-        print(text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}", file=sys.stderr)
-        return 1
-    if engines is not None:
-        sys.stdout.buffer.write(msgspec.json.encode(engines))
-    return 0
+        return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}", None
 
 
 async def _start(call: Call) -> Engines:
@@ -118,7 +124,7 @@ async def _start(call: Call) -> Engines:
     job = known.get("job_id") or (pids[0] if len(pids) == 1 and not engines else "")
     return Engines(
         launcher=call.launcher, profile=call.profile, title=f"{call.launcher} {job}".strip(), known=known,
-        processes={str(pid): _created(pid) for pid in pids}, each=bool(engines),
+        processes={str(pid): _created(pid) for pid in pids}, each=bool(engines and pids),
     )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ from notebook_cluster.launchers.launcher import HostState, Launch, LaunchError, 
 from notebook_cluster.protocol.names import did_you_mean, is_name
 from notebook_cluster.security import write_private
 
-_START_S, _START_EACH_S = 30.0, 1.0
+_START_S, _START_EACH_S = 30.0, 5.0
+"""Most take no time; SSH takes some seconds for each."""
 _STOP_S = 13.0
 _LEAVE_S = 4.0
 """For agents to leave by themselves, as the cluster has told them."""

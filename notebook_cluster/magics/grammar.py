@@ -143,7 +143,7 @@ _RUN = "a run that was kept (see runs), as lesson@2026-11-19T14:03; default: thi
 _NO_REPLAY = "do not run the cluster's earlier cells on it first"
 
 _LAUNCH_OPTIONS = (
-    Option("on", "have an engine start machines", "slurm|ssh:HOST,...", str),
+    Option("on", "have an engine start machines", "slurm|ssh:HOST,...|ipp:LAUNCHER", str),
     Option("hosts", "so many of them (of ssh: those named)", "N", _whole(1, 1000)),
     Option("gpus", "of each (default: whole hosts)", "N", _whole(1, 64)),
     Option("nodes-per-host", "nodes on each (default: one per GPU, else one)", "N", _whole(1, 64)),
