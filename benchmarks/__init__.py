@@ -1,6 +1,7 @@
 """How long a person waits, beside the tools they would use otherwise, and what bad input does: one JSON line for each.
 
 ``python -m benchmarks.start_up --nodes 4``   nothing -> first result on all nodes
+``python -m benchmarks.start_up --on slurm --nodes 3``   the same on nodes that Slurm starts
 ``python -m benchmarks.on_all --nodes 4``     ``1+1`` on all nodes of a running cluster
 ``python -m benchmarks.stop --nodes 4``       Stop -> every node idle, the cell ended
 ``python -m benchmarks.panel --nodes 32``     what the panel of a large cluster costs

@@ -15,6 +15,7 @@ import pytest
 import notebook_cluster as nc
 from benchmarks import links, rounds
 from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES
+from tests.engines.running import no_slurm
 
 ROOT = Path(__file__).parents[1]
 SET_BY_FIDELITY = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -114,6 +115,26 @@ def test_panel_measures_notebook_and_coordinator(no_processes_left: str) -> None
     # Four a second, and one more where three seconds begin just before one.
     assert 0 < round(3 * found["redraws_per_s"]) <= 13
     assert found["coordinator_mb"] > 10
+
+
+@pytest.mark.skipif(bool(no_slurm()), reason=no_slurm() or "there is one")
+def test_start_up_on_slurm_is_compared_with_the_launcher_of_ipyparallel(no_processes_left: str) -> None:
+    (found,) = printed("start_up", "--on", "slurm", "--nodes", "2", "--runs", "1")
+    assert (found["on"], found["nodes"], found["runs"]) == ("slurm", 2, 1)
+    ratio = found["ours_s"] / found["ipyparallel_s"]
+    assert found["ratio_to_ipyparallel"] == pytest.approx(ratio, rel=0.02)
+    assert len(found["load"]) == 3
+
+
+def test_start_up_on_slurm_says_how_to_get_what_is_missing() -> None:
+    hidden = "import sys; sys.modules['ipyparallel'] = None; sys.argv[1:] = ['--on', 'slurm']\n"
+    program = f"{hidden}from benchmarks.start_up import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "--on slurm: ipyparallel is not installed" in done.stderr
+    assert "pip install ipyparallel" in done.stderr
 
 
 def test_joiners_come_in_while_rounds_go_on(no_processes_left: str) -> None:

@@ -43,7 +43,7 @@ def ask(*words: str) -> str:
 
 @dataclass(frozen=True)
 class Slurm:
-    """Three nodes, n1 to n3, all on 127.0.0.1; this process's environment means it."""
+    """Nodes n1, n2 ..., all on 127.0.0.1; this process's environment means it."""
 
     folder: Path
 
@@ -73,9 +73,9 @@ def _started(engine: str, mode: str, hosts: int) -> Iterator[tuple[Path, pytest.
 
 
 @contextmanager
-def slurm() -> Iterator[Slurm]:
+def slurm(nodes: int = 3) -> Iterator[Slurm]:
     """Started, and ended with all that it runs."""
-    with _started("slurm", "ports", 3) as (folder, patch):
+    with _started("slurm", "ports", nodes) as (folder, patch):
         patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
         yield Slurm(folder)
 
