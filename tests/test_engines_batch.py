@@ -24,6 +24,7 @@ def engine() -> Iterator[Slurm]:
     with shared_folders() as root, pytest.MonkeyPatch.context() as patch, slurm() as running:
         (root / "work").mkdir()
         patch.chdir(root / "work")
+        patch.setenv("TMPDIR", str(root / "work"))  # for the folders that the script's shells make
         # As one who has activated the environment.
         patch.setenv("PATH", str(Path(COMMAND).parent), prepend=":")
         yield running
