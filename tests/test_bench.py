@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from notebook_cluster.client import AsyncCluster, BenchedWay, Cluster, ClusterError
 from tests.cluster import Watcher, mend, run, running_cluster, shared_cluster
 from tests.command import COMMAND, run_command
 from tests.conftest import wait_until
+from tests.notebook_kernel import NotebookKernel
 from tests.strangers import Strangers
 
 WAYS = [
@@ -130,8 +133,6 @@ def test_ctrl_c_prints_what_was_measured_and_the_cluster_goes_on(cluster: Cluste
 
 def _is_view(cluster: Cluster, pid: int) -> bool:
     """Whether the process has an open connection to the coordinator."""
-    import psutil
-
     port = int(cluster.connection.file.address.rpartition(":")[2])
     return any(c.raddr and c.raddr.port == port for c in psutil.Process(pid).net_connections("tcp"))
 
@@ -151,6 +152,25 @@ def test_an_unknown_cluster_is_refused(cluster: Cluster) -> None:
 
 def test_it_can_be_awaited(cluster: Cluster) -> None:
     assert len(asyncio.run(AsyncCluster(cluster).bench(1))) == 6
+
+
+def test_the_magic_shows_a_table_and_names_the_cell_that_is_in_the_way(cluster: Cluster) -> None:
+    kernel = NotebookKernel(Path.cwd())
+    try:
+        kernel.works("%load_ext notebook_cluster")
+        kernel.works("%cluster attach lesson")
+        heads, *rows = kernel.works("%cluster bench --mb 1").splitlines()
+        assert heads.split() == ["from", "to", "way", "MB/s", "round", "trip", "(ms)"]
+        assert [tuple(row.split()[:3]) for row in rows] == [(*way, "ipc") for way in WAYS]
+        watcher = Watcher(cluster.execute(WAIT, ["local-3"], replay=False))
+        watcher.wait_for("begun")
+        refused = kernel.run("%cluster bench")
+        assert refused.error is not None
+        assert f"cell {watcher.stream.cell} runs on local-3: nothing is measured beside it" in refused.error.value
+        cluster.interrupt()
+        watcher.wait_end()
+    finally:
+        kernel.close()
 
 
 @pytest.mark.usefixtures("work")
