@@ -14,13 +14,14 @@ import psutil
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
-from notebook_cluster.launchers import LaunchError, find_launcher
+from notebook_cluster.launchers import LaunchError, LaunchOrder, find_launcher
 from notebook_cluster.protocol.launches import LaunchKey
 from notebook_cluster.security import data_directory
 from notebook_cluster.widgets import render_text
 from tests.cluster import running_cluster, told
 from tests.conftest import shared_folders, wait_until
 from tests.engines.running import no_slurm, no_ssh, slurm, ssh_hosts, where_it_stands
+from tests.in_loop import in_loop
 from tests.test_engines_ssh import setup
 
 AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -293,6 +294,17 @@ def test_what_cannot_be_started_is_refused(folders: Path, where: str, options: d
     configure("old", "c.PBSEngineSetLauncher.batch_template = '#!/bin/sh\\nipengine --profile-dir={profile_dir}\\n'\n")
     with pytest.raises(ClusterError, match=error):
         Cluster.start("refused", on=f"ipp:{where}", address="127.0.0.1", **options)  # type: ignore[arg-type]
+
+
+@in_loop
+async def test_a_start_without_an_answer_may_have_left_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notebook_cluster.launchers.ipyparallel_engines._START_S", 0.01)
+    monkeypatch.setattr("notebook_cluster.launchers.ipyparallel_engines._START_EACH_S", 0.0)
+    order = LaunchOrder(
+        name="x", where="pbs", hosts=1, argv=("notebook-cluster",), secret=tmp_path / "key.json", folder=tmp_path
+    )
+    with pytest.raises(LaunchError, match=r"pbs launcher has not answered within 0.01 s: see whether its queue has"):
+        await find_launcher("ipp").start(order)
 
 
 def test_without_ipyparallel_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,14 @@ from collections.abc import Mapping, Sequence
 from notebook_cluster.launchers.launcher import LaunchError
 
 _MOST = 1_000_000
+_KILLED_S = 1.0
+"""For a program to be gone that was killed; what it has started may hold on to its output."""
 _TOKENS = re.compile(r"(JUPYTER|JPY|JUPYTERHUB|CONFIGPROXY)_\w*(TOKEN|PASSWORD|SECRET)\w*")
 """What a Jupyter server and its hub put into a kernel's environment: nobody's business on another machine."""
+
+
+class NoAnswer(LaunchError):
+    """Not in time: what was asked for may happen all the same."""
 
 
 def environment(without: re.Pattern[str] | None = None) -> dict[str, str]:
@@ -44,7 +50,8 @@ async def run(
     """What ``argv`` prints, with ``variables`` as its environment. ``name``: what people call it.
 
     Raises:
-        LaunchError: it ends with another code than 0 (``refused`` and its own words), or not within ``timeout``.
+        LaunchError: it ends with another code than 0 (``refused`` and its own words).
+        NoAnswer: it does not end within ``timeout``.
     """
     name = name or os.path.basename(argv[0])
     process = await asyncio.create_subprocess_exec(
@@ -53,11 +60,12 @@ async def run(
     try:
         output, errors = await asyncio.wait_for(process.communicate(stdin.encode()), timeout)
     except TimeoutError:
-        raise LaunchError(f"{name} has not answered within {timeout:g} s") from None
+        raise NoAnswer(f"{name} has not answered within {timeout:g} s") from None
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, TimeoutError):
                 process.kill()
+                await asyncio.wait_for(process.wait(), _KILLED_S)
     if process.returncode:
         said = own_words(errors.decode(errors="replace"), name) or f"exit code {process.returncode}"
         raise LaunchError(f"{refused or f'{name} failed'}: {said}")

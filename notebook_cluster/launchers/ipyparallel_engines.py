@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from notebook_cluster.launchers.commands import environment, own_words, run
+from notebook_cluster.launchers.commands import NoAnswer, environment, own_words, run
 from notebook_cluster.launchers.ipyparallel_call import Call, Engines, is_there, launchers
 from notebook_cluster.launchers.launcher import HostState, Launch, LaunchError, LaunchOrder, LaunchState
 from notebook_cluster.protocol.names import did_you_mean, is_name
@@ -78,7 +78,10 @@ class IpyParallel:
             do="start", launcher=launcher, profile=profile, name=order.name, folder=str(order.folder),
             program=str(script), hosts=order.hosts,
         )  # fmt: skip
-        said = await _call(call, _START_S + _START_EACH_S * order.hosts)
+        try:
+            said = await _call(call, _START_S + _START_EACH_S * order.hosts)
+        except NoAnswer as error:
+            raise LaunchError(f"{error}: see whether its queue has a job of yours; its hosts are sent away") from None
         write_private(order.folder / _ENGINES_FILE, said.encode())
         return Launch(order.name, msgspec.json.decode(said, type=Engines).title, order.hosts, order.folder)
 
@@ -100,7 +103,7 @@ class IpyParallel:
             ended += [HostState("ended", "its process has ended", failed=True)] * gone
             running = (running + [HostState("running")] * alive)[:alive]
         known = (running + ended)[: launch.hosts]
-        waits = "it is started" if engines.processes else "the queue is not asked"
+        waits = "starting" if engines.processes else "the queue is not asked"
         known += [HostState("pending", waits)] * (launch.hosts - len(known))
         return LaunchState(dict(enumerate(known)), by_place=False)
 
