@@ -84,9 +84,9 @@ def test_a_bar_is_shown_now_and_then_and_as_it_ends() -> None:
 
 def test_what_a_node_prints_steers_no_terminal() -> None:
     screen = Screen()
-    screen.write("mini", "\x1b]0;title\x07\x1b[2Jhere\x08\x9bx\n")
+    screen.write("mini", "\x1b]0;title\x07\x1b[2Jhere\x08\x9bx\x85\u2028\u202e\n")
     assert "\x1b" not in screen.out.getvalue()
-    assert "\x07" not in screen.out.getvalue()
+    assert not {"\x07", "\x9b", "\x85", "\u2028", "\u202e"} & {*screen.out.getvalue()}
     screen.write("mini", "x" * 25_000)
     assert screen.out.getvalue().count("x" * 10_000) == 2
     picture: dict[str, Any] = {"data": {"text/plain": "Figure(640x480)", "image/png": "iVBOR"}}
@@ -104,6 +104,14 @@ def test_what_a_node_prints_steers_no_terminal() -> None:
         ("interrupted", {"mini": NodeResult(status="interrupted")}, False, 130),
         ("error", {"mini": NodeResult(status="error", error_name="ValueError", error_value="9")}, False, 1),
         ("error", {"mini": NodeResult(status="lost")}, False, 1),
+        ("error", {"mini": NodeResult(status="lost", reason="killed by SIGSEGV")}, False, 139),
+        (
+            "error",
+            {"mini": NodeResult(status="error", error_name="ScriptExit", error_value="exit code 256")},
+            False,
+            255,
+        ),
+        ("error", {"mini": NodeResult(status="error", error_name="ScriptExit", error_value="exit code ²")}, False, 1),
         (
             "error",
             {

@@ -1,6 +1,7 @@
 """``notebook-cluster run``: a plain script on real nodes, as somebody at a terminal would start it."""
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -46,8 +47,8 @@ def project(work: Path) -> Path:
 class Running:
     """The command while it runs; what it printed is in two files."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self._files = folder / "stdout.txt", folder / "stderr.txt"
+    def __init__(self, folder: Path, *arguments: str, files: str = "std") -> None:
+        self._files = folder / f"{files}out.txt", folder / f"{files}err.txt"
         with self._files[0].open("wb") as out, self._files[1].open("wb") as errors:
             self.process = subprocess.Popen(
                 [COMMAND, "run", *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, cwd=folder,
@@ -87,7 +88,8 @@ def test_a_script_runs_on_every_node_as_python_would(project: Path) -> None:
     assert "the script has ended on 2 nodes" in done.stderr
     assert list_clusters() == []
     page = project / "run.html"
-    assert run_command("report", "run-train", str(page)).returncode == 0
+    (name,) = re.findall(r"report (run-train-[0-9a-f]{4}) FILE", done.stderr)
+    assert run_command("report", name, str(page)).returncode == 0
     assert "notebook-cluster run train.py --lr 0.1 --nodes 5" in page.read_text()
 
 
@@ -105,6 +107,15 @@ def test_it_ends_with_the_exit_code_of_the_script(project: Path) -> None:
         ("import sys\nsys.exit('no data')\n", 1, "[local] no data"),
         ("def f():\n    1 / 0\nf()\n", 1, "line 2, in f\n[local]     1 / 0\n"),
         ("x = = 1\n", 1, "SyntaxError: invalid syntax"),
+        ("exit(5)\n", 5, "local: exit code 5"),
+        ("import os\nos._exit(6)\n", 6, "exit code 6"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGABRT)\n", 134, "killed by SIGABRT"),
+        (
+            "import sys\nsys.excepthook = lambda *error: print('hook', error[0].__name__, file=sys.stderr)\n1 / 0\n",
+            1,
+            "[local] hook ZeroDivisionError\n",
+        ),
+        ("raise ExceptionGroup('two', [ValueError(1), KeyError(2)])\n", 1, "[local]   | ExceptionGroup: two"),
     ],
 )
 def test_what_ends_a_script_is_shown_as_python_shows_it(project: Path, source: str, code: int, said: str) -> None:
@@ -115,16 +126,124 @@ def test_what_ends_a_script_is_shown_as_python_shows_it(project: Path, source: s
     assert "run_script" not in done.stderr
 
 
+PROGRAM = """
+import asyncio, atexit, io, os, sys, threading, time
+async def main(): return 'awaited'
+print(asyncio.run(main()))
+sys.stdout.buffer.write('bytes ✓\\n'.encode())
+io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8', line_buffering=True).write('wrapped\\n')
+sys.stdout.reconfigure(line_buffering=True)
+print('\\udcff', file=sys.stdout.buffer and sys.stdout)
+atexit.register(print, 'at exit')
+def late():
+    time.sleep(0.3)
+    print('from a thread')
+threading.Thread(target=late).start()
+os.environ['LEFT'] = 'here'
+os.chdir('/')
+sys.stdout = open(os.devnull, 'w')
+"""
+
+
+def test_a_script_finds_what_a_program_finds_and_leaves_nothing_to_the_next_one(project: Path) -> None:
+    write(project, "program.py", PROGRAM.replace("sys.stdout = open", "kept = sys.stdout; sys.stdout = open"))
+    write(project, "next.py", "import os, sys\nprint(os.getcwd(), os.environ.get('LEFT'), sys.argv[1:])\n")
+    first = run_command("run", "--keep", "--cluster", "lesson", "program.py", "a")
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert lines[:3] == ["[local] awaited", "[local] bytes ✓", "[local] wrapped"]
+    again = run_command("run", "--cluster", "lesson", "next.py")
+    assert (again.returncode, again.stdout) == (0, f"[local] {project} None []\n"), again.stderr
+    assert run_command("stop", "lesson").returncode == 0
+
+
+def test_threads_and_exit_functions_of_a_script_run_to_their_end(project: Path) -> None:
+    write(project, "program.py", PROGRAM.partition("os.environ")[0])
+    done = run_command("run", "program.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["[local] from a thread", "[local] at exit"]
+
+
+def test_no_file_of_another_folder_is_touched(project: Path, tmp_path: Path) -> None:
+    """Neither where a cluster began elsewhere, nor where one of this name was killed."""
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, "train.py", "print('other')\n")
+    write(other, "slow.py", SLOW.replace("begun", "other"))
+    assert run_command("run", "--keep", "--cluster", "lesson", "train.py").returncode == 0
+    done = run_command("run", "--cluster", "lesson", str(other / "train.py"))
+    assert (done.returncode, done.stdout) == (0, "[local] other\n"), done.stderr
+    assert ((project / "train.py").read_text(), (project / "slow.py").read_text()) == (SCRIPT, SLOW)
+    assert run_command("stop", "lesson").returncode == 0
+    killed = Running(project, "slow.py")
+    killed.until("[local] begun 0")
+    (file,) = list_clusters()
+    os.kill(file.pid, signal.SIGKILL)
+    assert killed.process.wait(60) == 1
+    again = Running(project, "slow.py")
+    again.until("[local] begun 0")
+    assert "was killed: ending what it left" in again.errors
+    with Cluster.attach() as cluster:
+        assert (cell := cluster.state().cell) is not None
+        assert cell.id == 1
+    assert again.end(signal.SIGTERM) == 143
+    assert list_clusters() == []
+
+
+def test_what_a_folder_has_no_more_is_taken_from_peers_and_what_nodes_wrote_stays(
+    project: Path, agents: Agents
+) -> None:
+    agents("mini")
+    write(project, "old.py", "WORD = 'old'\n")
+    write(project, "look.py", "import os\nopen('result.txt', 'w').close()\nprint(sorted(os.listdir()))\n")
+    arguments = ("run", "look.py", "--local", "0", "--peers", "mini")
+    first = run_command(*arguments)
+    assert "'old.py'" in first.stdout, first.stderr
+    (project / "old.py").unlink()
+    again = run_command(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert "'old.py'" not in again.stdout
+    assert "'result.txt'" in again.stdout
+    assert "not sent: .env is hidden, venv is an environment\n" in again.stderr
+
+
+def test_with_a_cluster_that_goes_on_the_script_ends_with_the_command(project: Path) -> None:
+    running = Running(project, "--keep", "--cluster", "lesson", "slow.py")
+    running.until("[local] begun 0")
+    assert running.end(signal.SIGTERM) == 143
+    assert "the nodes are asked to stop" in running.errors
+    with Cluster.attach("lesson") as cluster:
+        cluster.wait_until(lambda state: state.cell is None or state.cell.status != "running")
+        cluster.stop()
+
+
+def test_what_is_ignored_stays_ignored(project: Path) -> None:
+    """As ``nohup`` has it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        running = Running(project, "slow.py")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    running.until("[local] begun 0")
+    running.process.send_signal(signal.SIGHUP)
+    assert running_clusters()
+    assert running.end(signal.SIGTERM) == 143
+
+
 def test_its_folder_goes_to_peers_and_to_those_that_come_later(project: Path, agents: Agents) -> None:
     agents("mini", "desk")
     running = Running(project, "slow.py", "--local", "0", "--peers", "mini")
     running.until("[mini] begun 0")
-    assert "not sent: .env is hidden\n" in running.errors
-    with Cluster.attach("run-slow") as cluster:
+    assert "not sent: .env is hidden, venv is an environment\n" in running.errors
+    # What comes later gets what was there in the beginning.
+    write(project, "util.py", "raise SystemExit('half edited')\n")
+    (name,) = running_clusters()
+    with Cluster.attach(name) as cluster:
         cluster.add("desk")
         running.until("[desk] begun 1")
-    for name in ("mini", "desk"):
-        folder = agents.root / "agents" / name / "work" / "run-slow"
+    for peer in ("mini", "desk"):
+        folder = agents.root / "agents" / peer / "work" / name
+        assert (folder / "util.py").read_text() == UTIL
         assert (folder / "data" / "x.txt").read_text() == "7"
         assert not [one for one in (".env", ".git", "venv", "stdout.txt") if (folder / one).exists()]
     assert running.end(signal.SIGINT) == 130
@@ -166,9 +285,9 @@ def test_in_a_cluster_that_runs_it_is_run_anew_and_the_cluster_goes_on(project: 
 def test_two_runs_of_a_script_at_once_have_a_cluster_each(project: Path) -> None:
     running = Running(project, "slow.py")
     running.until("[local] begun 0")
-    other = Running(project / "data", "../slow.py")
+    other = Running(project, "slow.py", files="other")
     other.until("[local] begun 0")
-    assert running_clusters() == ["run-slow", "run-slow-2"]
+    assert [re.sub("-[0-9a-f]{4}", "", name, count=1) for name in running_clusters()] == ["run-slow", "run-slow-2"]
     assert [one.end(signal.SIGTERM) for one in (running, other)] == [143, 143]
 
 

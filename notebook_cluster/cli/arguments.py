@@ -124,7 +124,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if words[:1] == ["run"]:
         ours, of_script, behind = split_at_script(words[1:], run)
         words = ["run", *ours]
-    options = parser.parse_args(words)
+    try:
+        options = parser.parse_args(words)
+    except UsageError as error:
+        if behind:
+            raise UsageError(f"{error}; an option of the script's own stands behind --") from None
+        raise
     options.of_script, options.behind = of_script, behind
     if getattr(options, "action", "") is None:
         options.load = lambda: _help(trust)

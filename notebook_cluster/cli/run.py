@@ -5,25 +5,31 @@ cell, which starts it as ``python SCRIPT.py`` would; output comes with its node'
 """
 
 import argparse
+import fcntl
+import hashlib
+import io
+import os
+import re
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.run_arguments import LAUNCHING
-from notebook_cluster.cli.run_files import ScriptFiles
+from notebook_cluster.cli.run_files import FileSender, ScriptFiles
 from notebook_cluster.cli.run_output import NodeLines
 from notebook_cluster.client import Cluster, ClusterError, running_clusters
 from notebook_cluster.magics.errors import reason_of
 from notebook_cluster.magics.execution.waiting import StopCounter
 from notebook_cluster.protocol.names import as_name, is_name
-from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput
+from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput, NodeResult
+from notebook_cluster.security import cluster_directory
 
 if TYPE_CHECKING:
     from notebook_cluster.client import CellStream
@@ -42,44 +48,77 @@ def run(options: argparse.Namespace) -> int:
         UsageError: options that do not go together.
         ClusterError: the cluster did not start, or its nodes cannot be given the script.
     """
-    _check(options)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a node's letter that cannot be shown ends nothing
     if options.behind:
         _say(f"read as options of notebook-cluster: {', '.join(options.behind)} (those of the script stand behind --)")
+    _check(options)
     files = ScriptFiles(options.script, alone=options.script_only)
-    if options.peers or options.on or options.code or options.code_file or options.cluster in running_clusters():
-        files.find()  # before anything is started: what cannot be sent is said now
-    name = options.cluster or _free_name(options.script)
-    with _ended_by(signal.SIGTERM, signal.SIGHUP):
+    was_there = options.cluster in running_clusters()
+    away = bool(options.peers or options.on or options.code or options.code_file or was_there)
+    with (
+        files.look(needed=away),
+        _reserved(options.cluster, options.script, files.base) as name,
+        _ended_by(signal.SIGTERM, signal.SIGHUP),
+    ):
         cluster = _start(options, name, files.base)
-        keeps = options.keep or cluster.attached
+        keeps = options.keep or was_there
         try:
-            with StopCounter() as presses:
+            with _presses() as presses:
                 code = _run(cluster, options, files, presses, keeps)
         finally:
             if keeps:
                 cluster.close()
-            else:
+            elif cluster.connected:
                 cluster.stop()
-    after = (
-        f"notebook-cluster stop {name} ends it" if keeps else f"notebook-cluster report {name} FILE.html shows its run"
+    goes_on = name in running_clusters()
+    way_out = f"notebook-cluster {'stop' if goes_on else 'report'} {name}"
+    _say(
+        f"cluster {name} {f'goes on: {way_out} ends it' if goes_on else f'is over: {way_out} FILE.html shows its run'}"
     )
-    _say(f"cluster {name} {'goes on' if keeps else 'is over'}: {after}")
     return code
 
 
 def _check(options: argparse.Namespace) -> None:
+    behind = "; an option of the script's own stands behind --" if options.behind else ""
     typed = [option for option in LAUNCHING[1:] if getattr(options, option)]
     if typed and not options.on:
         needs = f"--{typed[0].replace('_', '-')} is for hosts that an engine starts"
-        raise UsageError(f"{needs}: name it with --on slurm, or --on ssh:HOST,HOST")
+        raise UsageError(f"{needs}: name it with --on slurm, or --on ssh:HOST,HOST{behind}")
     if options.cluster and not is_name(options.cluster):
-        raise UsageError(f"--cluster {options.cluster!r}: use letters, digits, - and _, as lesson-2")
+        raise UsageError(f"--cluster {options.cluster!r}: use letters, digits, - and _, as lesson-2{behind}")
 
 
-def _free_name(script: Path) -> str:
-    """``run-train``, or with a number behind it where that runs."""
-    name, running = as_name(f"run-{script.stem}", fallback="run"), running_clusters()
-    return next(one for one in (name, *(f"{name}-{number}" for number in range(2, 10_000))) if one not in running)
+@contextmanager
+def _reserved(asked: str, script: Path, base: Path) -> Iterator[str]:
+    """The name of the cluster: the one that was ``asked`` for, else ``run-train-3f2a``: nodes keep their files below
+    it, and other folders have scripts of that name too. While one of these runs, the next one has a number behind it.
+    """
+    if asked:
+        yield asked
+        return
+    place = hashlib.blake2b(os.fsencode(base), digest_size=2).hexdigest()
+    name = as_name(f"run-{script.stem[:40]}-{place}", fallback=f"run-{place}")
+    for one in (name, *(f"{name}-{number}" for number in range(2, 1000))):
+        # Held by this process until it ends, however that is.
+        with (cluster_directory(one) / "run.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if one not in running_clusters():
+                yield one
+                return
+    raise ClusterError(f"999 clusters called {name} run: notebook-cluster stop ends one")
+
+
+@contextmanager
+def _presses() -> Iterator[StopCounter]:
+    """Counts Ctrl-C, where the shell has not told this program to ignore it (``nohup``, ``&`` in a script)."""
+    presses = StopCounter()
+    with nullcontext() if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else presses:
+        yield presses
 
 
 def _start(options: argparse.Namespace, name: str, base: Path) -> Cluster:
@@ -88,7 +127,8 @@ def _start(options: argparse.Namespace, name: str, base: Path) -> Cluster:
     return Cluster.start(
         name, local=options.local, peers=options.peers, nodes=0 if options.on else options.nodes,
         code=read_code(options), **{option: getattr(options, option) for option in LAUNCHING}, directory=str(base),
-        kind="cli", on_progress=_say,
+        # One of this name that was killed is not gone on with: it was another run of the script.
+        fresh=not options.cluster, kind="cli", on_progress=_say,
     )  # fmt: skip
 
 
@@ -97,13 +137,18 @@ def _run(
 ) -> int:  # fmt: skip
     if not _wait_for_nodes(cluster, options.nodes or 1, presses):
         return INTERRUPTED
-    with files.on_their_way(cluster, _say):
-        if presses.count:
-            return INTERRUPTED
+    sender = FileSender(cluster, files, _say, lambda: presses.count > 0)
+    try:
+        sender.send_to_all()
+        sender.start()
         line = shlex.join(["notebook-cluster", "run", files.script, *options.of_script])
         stream = cluster.execute(files.source(line, options.of_script), replay=False)
         began = time.monotonic()
-        ended = _Watching(cluster, stream, presses, keeps).until_end()
+        ended = _watch(cluster, stream, presses, keeps)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        sender.close()
     if ended is None:
         return INTERRUPTED
     took = time.monotonic() - began
@@ -117,18 +162,37 @@ def _run(
     return exit_code(ended, stopped=presses.count > 0)
 
 
+def _watch(cluster: Cluster, stream: "CellStream", presses: StopCounter, keeps: bool) -> CellEnded | None:
+    """The end of the script. Where this program ends before it, the script ends too."""
+    try:
+        return _Watching(cluster, stream, presses, keeps).until_end()
+    except BaseException:
+        if keeps and cluster.connected:
+            with suppress(ClusterError):
+                cluster.interrupt(cell=stream.cell)
+            _say("the nodes are asked to stop")
+        raise
+
+
 def exit_code(ended: CellEnded, *, stopped: bool) -> int:
-    """That of the script, of the first node that ended by itself; 1 after an exception or where no node is left."""
+    """That of the script, of the first node that ended by itself; 1 after an exception or where no node is left; of a
+    process that died the one that a shell gives."""
     if ended.status == "ok":
         return 0
     if stopped or ended.status == "interrupted":
         return INTERRUPTED
-    codes = [
-        int(result.error_value.rpartition(" ")[2])
-        for result in ended.results.values()
-        if result.error_name == "ScriptExit" and result.error_value.rpartition(" ")[2].isdigit()
-    ]
+    codes = [code for code in map(_code_of, ended.results.values()) if code]
     return codes[0] if codes else 1
+
+
+def _code_of(result: NodeResult) -> int:
+    """0: it says none. What a node says of itself may be anything."""
+    said = result.error_value if result.error_name == "ScriptExit" else result.reason if result.status == "lost" else ""
+    if found := re.search(r"exit code ([0-9]{1,3})(?![0-9])", said):
+        return min(int(found[1]), 255)
+    if found := re.search(r"killed by (SIG[A-Z]+)", said):
+        return 128 + getattr(signal, found[1], 0)
+    return 0
 
 
 def _wait_for_nodes(cluster: Cluster, wanted: int, presses: StopCounter) -> bool:
@@ -167,7 +231,8 @@ class _Watching:
         self._stream = stream
         self._presses = presses
         self._keeps = keeps
-        self._lines = NodeLines(sys.stdout, sys.stderr)
+        self._nowhere = open(os.devnull, "w")  # noqa: SIM115 - for a stream that the shell has closed
+        self._lines = NodeLines(sys.stdout or self._nowhere, sys.stderr or self._nowhere)
         self._asked = 0
         self._deadline = float("inf")
         presses.on_press = stream.wake
@@ -193,6 +258,7 @@ class _Watching:
             self._presses.on_press = None
             self._stream.close()
             self._lines.finish()
+            self._nowhere.close()
 
     def _is_over(self) -> bool:
         """Do what Ctrl-C asks for; True when nothing is waited for any more."""
@@ -218,7 +284,8 @@ def _ended_by(*signals: signal.Signals) -> Iterator[None]:
 
     before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
     for one in signals:
-        before[one] = signal.signal(one, end)
+        if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
+            before[one] = signal.signal(one, end)
     try:
         yield
     finally:
@@ -233,4 +300,5 @@ def _nodes(count: int) -> str:
 def _say(text: str) -> None:
     """On stderr: stdout is the script's."""
     line = "".join(letter for letter in text if letter.isprintable())
-    print(f"notebook-cluster: {line}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(f"notebook-cluster: {line}", file=sys.stderr, flush=True)

@@ -1,6 +1,9 @@
-"""The files of a script on the nodes that run it, also on those that come later."""
+"""The files of a script on the nodes that run it, also on those that come later: all get what was there in the
+beginning. Nodes of this machine need none: they run the script where it lies."""
 
+import fnmatch
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -10,22 +13,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from notebook_cluster.client import Cluster, ClusterError, Destination, find_sources, send_files
 from notebook_cluster.client.files import SourceFile, Sources
 from notebook_cluster.protocol.state import NodeView
+from notebook_cluster.protocol.transfers import SentScript
 
 MOST_BYTES = 500_000_000
+COPIED_BYTES = 1_000_000
+"""Of a file that is copied aside: code. A larger one must stay as it is while the script runs."""
 _MARK = ".notebook-cluster-run"
-"""A file that says, as the last one that comes, of which run the files are."""
+_KEYS = ("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.pem", "*.key", "*.p12", "*.pfx", "credentials*.json")
+"""Names of files that let somebody in somewhere."""
 _AGAIN_S = 1.0
+_SAY_S = 5.0
 _THERE = ("ok", "suspect", "replaying", "rejoining")
 _MOST_NAMED = 3
-_TRIES = 5
 _ALONE = "--script-only sends the script alone"
 
 
 class ScriptFiles:
     """A script, and the folder in which it runs: the current one where the script lies in it, else the script's own.
+    :meth:`look` first.
 
     Raises:
         ClusterError: there is no such script.
@@ -42,6 +52,9 @@ class ScriptFiles:
         self._alone = alone
         self._run = uuid.uuid4().hex
         self._sources: Sources | None = None
+        self._trouble: ClusterError | None = None
+        self._facts: dict[str, tuple[int, int]] = {}
+        """Path -> size and time of change of what was not copied."""
 
     def source(self, line: str, arguments: Sequence[str]) -> str:
         """The cell that runs it; ``line``: what was typed."""
@@ -52,72 +65,102 @@ class ScriptFiles:
             f"run_script({self.script!r}, {list(arguments)!r}, base={str(self.base)!r}, mark={(_MARK, self._run)!r})\n"
         )
 
-    def find(self) -> Sources:
-        """What is sent: the files of the folder, without hidden ones, caches and environments.
+    @contextmanager
+    def look(self, *, needed: bool) -> Iterator[None]:
+        """What is in the folder now is what every node gets, until the end of the context.
 
         Raises:
-            ClusterError: it is more than anybody would want to be sent; names the way out.
+            ClusterError: it is more than anybody would want to be sent; says the way out. Where it is not ``needed``
+                only :meth:`sources` raises it, for the machine that comes all the same.
         """
+        with tempfile.TemporaryDirectory(prefix="notebook-cluster-run-") as folder:
+            try:
+                self._sources = self._copied(self._find(), Path(folder))
+            except ClusterError as error:
+                self._trouble = error
+                if needed:
+                    raise
+            yield
+
+    def sources(self) -> Sources:
+        """What is sent. ClusterError where it cannot be, or is not what it was."""
         if self._sources is None:
-            self._sources = find_sources(self.script, self.base) if self._alone else self._find()
+            raise self._trouble or ClusterError("the folder of the script was not looked at")
+        for source in self._sources.files:
+            if self._facts.get(source.path, _facts(source.file)) != _facts(source.file):
+                raise ClusterError(
+                    f"{source.path} has changed since the script began, and nodes have what it was before"
+                )
         return self._sources
 
-    def forget(self) -> None:
-        """Look at the folder anew."""
-        self._sources = None
+    @property
+    def skipped(self) -> str:
+        """What stays here; the first few, links first: they often mean data."""
+        found = sorted(self._sources.skipped if self._sources else [], key=lambda line: "link" not in line)
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        return ", ".join(found[:_MOST_NAMED]) + more
 
     def _find(self) -> Sources:
-        if self.base in (Path.home(), Path(self.base.anchor)):
+        if self._alone:
+            return find_sources(self.script, self.base)
+        base, home = self.base.resolve(), Path.home().resolve()
+        if home.is_relative_to(base):
             raise ClusterError(f"all of {self.base} would go with the script: give it a folder of its own; {_ALONE}")
-        hidden: list[str] = []
+        left_out: list[str] = []
         written = {_identity(1), _identity(2)}
         """Where this program's own output goes: it changes while it is sent."""
 
         def leave_out(entry: Path) -> bool:
-            if entry.is_file() and _identity(entry) in written:
-                return True
-            if entry.name.startswith("."):
-                hidden.append(entry.name)
-            return entry.name.startswith(".") or entry.name == "node_modules" or (entry / "pyvenv.cfg").is_file()
+            reason = _why_not(entry)
+            if reason:
+                left_out.append(f"{entry.name} {reason}")
+            return bool(reason) or (entry.is_file() and _identity(entry) in written)
 
-        sources = find_sources(".", self.base, leave_out=leave_out)
-        sources.skipped += [f"{name} is hidden" for name in hidden]
+        try:
+            sources = find_sources(".", self.base, leave_out=leave_out)
+        except ClusterError as error:
+            raise ClusterError(f"{error}; {_ALONE}") from None
+        sources.skipped += left_out
         if sources.size > MOST_BYTES:
             largest = max(sources.files, key=lambda source: source.size)
             raise ClusterError(
-                f"{self.base} has {_amount(sources.size)} (most in {largest.path}: {_amount(largest.size)}), "
-                f"and at most {_amount(MOST_BYTES)} go with a script: keep data in another folder; {_ALONE}"
+                f"{self.base} has {amount(sources.size)} (most in {largest.path}: {amount(largest.size)}), and at most "
+                f"{amount(MOST_BYTES)} go with a script: keep data in another folder; {_ALONE}"
             )
         return sources
 
-    @contextmanager
-    def on_their_way(self, cluster: Cluster, say: Callable[[str], None]) -> Iterator[None]:
-        """Send them to all nodes, then, until the end, to those that come.
-
-        Raises:
-            ClusterError: a node that is there cannot take them.
-        """
-        with tempfile.TemporaryDirectory(prefix="notebook-cluster-run-") as folder:
-            mark = Path(folder) / "mark"
-            mark.write_text(self._run)
-            sender = _Sender(cluster, self, SourceFile(mark, _MARK, len(self._run), False), say)
+    def _copied(self, sources: Sources, folder: Path) -> Sources:
+        files = []
+        for number, source in enumerate(sources.files):
+            if source.size > COPIED_BYTES:
+                self._facts[source.path] = _facts(source.file)
+                files.append(source)
+                continue
+            copy = folder / str(number)
             try:
-                sender.send_to_all()
-                sender.start()
-                yield
-            finally:
-                sender.close()
+                shutil.copyfile(source.file, copy)
+            except OSError as error:
+                raise ClusterError(f"{source.path} cannot be copied: {error.strerror or error}; {_ALONE}") from None
+            files.append(replace(source, file=copy, size=copy.stat().st_size))
+        mark = folder / "mark"
+        mark.write_bytes(msgspec.json.encode(SentScript(run=self._run, paths=[source.path for source in files])))
+        return replace(sources, files=[*files, SourceFile(mark, _MARK, mark.stat().st_size, False)])
 
 
-class _Sender(threading.Thread):
-    """Gives every node the files, once."""
+class FileSender(threading.Thread):
+    """Gives the nodes of other machines the files, each once: :meth:`send_to_all`, then as a thread to those that come.
 
-    def __init__(self, cluster: Cluster, files: ScriptFiles, mark: SourceFile, say: Callable[[str], None]) -> None:
+    ``is_stopped()``: somebody has pressed Ctrl-C.
+    """
+
+    def __init__(
+        self, cluster: Cluster, files: ScriptFiles, say: Callable[[str], None], is_stopped: Callable[[], bool]
+    ) -> None:  # fmt: skip
         super().__init__(name="notebook-cluster-run-files", daemon=True)
         self._cluster = cluster
         self._files = files
-        self._mark = mark
         self._say = say
+        self._is_stopped = is_stopped
         self._served: set[tuple[str, str]] = set()
         """(Peer, node)."""
         self._troubles: set[str] = set()
@@ -127,11 +170,12 @@ class _Sender(threading.Thread):
         self._unsubscribe = cluster.subscribe(lambda event: self._news.set())
 
     def send_to_all(self) -> None:
-        """To those that are there. ClusterError where one of them cannot take them."""
-        skipped = self._files.find().skipped if self._missing(self._cluster.state().nodes) else []
-        if skipped:
-            more = f" and {len(skipped) - _MOST_NAMED} more" if len(skipped) > _MOST_NAMED else ""
-            self._say(f"not sent: {', '.join(skipped[:_MOST_NAMED])}{more}")
+        """To those that are there.
+
+        Raises:
+            ClusterError: one of them cannot take them.
+            KeyboardInterrupt: ``is_stopped()``.
+        """
         for place in self._send(self._cluster.state().nodes):
             if place.error:
                 raise ClusterError(f"the script is not on {', '.join(place.nodes)}: {place.error}")
@@ -146,8 +190,11 @@ class _Sender(threading.Thread):
                 continue
             try:
                 troubles = [f"{', '.join(one.nodes)}: {one.error}" for one in self._send(state.nodes) if one.error]
+            except KeyboardInterrupt:
+                return
             except ClusterError as error:
-                troubles = [str(error)]
+                new = [node.name for node in self._missing(state.nodes)]
+                troubles = [f"{', '.join(new)}: {error}"]
             failed = bool(troubles)
             for trouble in troubles:
                 if trouble not in self._troubles:
@@ -163,46 +210,71 @@ class _Sender(threading.Thread):
             self.join(10)
 
     def _missing(self, nodes: Sequence[NodeView]) -> list[NodeView]:
-        """Those that need files, and have not got them. Local nodes of a cluster that began with this run work where
-        the files are."""
         return [
             node
             for node in nodes
-            if node.condition in _THERE
-            and (node.peer, node.name) not in self._served
-            and (node.peer != "local" or self._cluster.attached)
+            if node.condition in _THERE and node.peer != "local" and (node.peer, node.name) not in self._served
         ]
 
     def _send(self, nodes: Sequence[NodeView]) -> list[Destination]:
         new = self._missing(nodes)
         if not new:
             return []
-        for _ in range(_TRIES):
-            found = self._files.find()
-            sources = replace(found, files=[*found.files, self._mark])
-            places = send_files(self._cluster, sources, new, lambda done, total: None)
-            if not any("changed while" in place.error for place in places):
-                break
-            # Somebody works in the folder, or writes a log there.
-            self._files.forget()
-            time.sleep(_AGAIN_S)
+        sources = self._files.sources()
+        count = len(sources.files) - 1
+        what = f"{'1 file' if count == 1 else f'{count} files'} of {self._files.base}"
+        if not self._served:
+            self._say(f"sending {what} to {', '.join(node.name for node in new)}")
+            if self._files.skipped:
+                self._say(f"not sent: {self._files.skipped}")
+        due = time.monotonic() + _SAY_S
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal due
+            if self._over or self._is_stopped():
+                raise KeyboardInterrupt
+            if time.monotonic() > due and total:
+                due = time.monotonic() + _SAY_S
+                self._say(f"{amount(done)} of {amount(total)} are there")
+
+        places = send_files(self._cluster, sources, new, on_progress)
         for place in places:
             if not place.error:
                 self._served |= {(node.peer, node.name) for node in new if node.name in place.nodes}
-            if not place.error and not place.own:
-                what = "1 file" if len(found.files) == 1 else f"{len(found.files)} files"
-                sent = f"sent {_amount(place.sent_bytes)}" if place.sent > 1 else "nothing new to send"
+                sent = f"sent {amount(place.sent_bytes)}" if place.sent > 1 else "all were there"
                 self._say(f"{', '.join(place.nodes)}: {what} in {place.folder} ({sent})")
         return places
+
+
+def _why_not(entry: Path) -> str:
+    """Why ``entry`` is not sent; empty where it is."""
+    if entry.name.startswith("."):
+        return "is hidden"
+    if entry.name == "node_modules" or (entry / "pyvenv.cfg").is_file():
+        return "is an environment"
+    if any(fnmatch.fnmatch(entry.name, pattern) for pattern in _KEYS):
+        return "looks like a key"
+    if not entry.name.isprintable() or "\\" in entry.name:
+        return "has a name that not every machine can write"
+    return ""
+
+
+def _facts(file: Path) -> tuple[int, int]:
+    try:
+        facts = file.stat()
+    except OSError:
+        return -1, -1
+    return facts.st_size, facts.st_mtime_ns
 
 
 def _identity(file: Path | int) -> tuple[int, int]:
     try:
         facts = os.stat(file)
     except OSError:
-        return 0, 0
+        return -1, -1
     return facts.st_dev, facts.st_ino
 
 
-def _amount(size: int) -> str:
+def amount(size: int) -> str:
+    """``3 MB``."""
     return f"{size / 1e6:,.0f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"

@@ -1,11 +1,14 @@
 """Output of nodes in a terminal: whole lines, each with its node's name before it."""
 
+import re
 from collections.abc import Sequence
 from typing import TextIO
 
 from notebook_cluster.magics.display.terminal import without_escapes
 from notebook_cluster.protocol.views import Output
 
+_STEERING = re.compile("[\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Ends of lines and directions of writing, with which a line looks like another one."""
 UNFINISHED_S = 5.0
 """After which a line that is not ended is shown as it is: a progress bar, a question."""
 _MOST = 10_000
@@ -71,7 +74,7 @@ class NodeLines:
         self._files[name].flush()
 
     def _print(self, key: tuple[str, str], line: str) -> None:
-        self._files[key[1]].write(f"[{key[0]}] {without_escapes(line)}\n")
+        self._files[key[1]].write(f"[{key[0]}] {_STEERING.sub('', without_escapes(line))}\n")
 
 
 def _last(line: str) -> str:

@@ -17,7 +17,7 @@ from notebook_cluster.client.files import Destination, find_sources, send_files
 from notebook_cluster.client.launching import Launching
 from notebook_cluster.client.past import Past
 from notebook_cluster.client.requests import RunningCluster, add_request, how_to_join
-from notebook_cluster.client.start import ensure_coordinator, nobody_came, read_connection, running_clusters
+from notebook_cluster.client.start import ensure_coordinator, nobody_came, read_connection, running_clusters, was_killed
 from notebook_cluster.client.stream import Progress, wait
 from notebook_cluster.client.values import Pulled
 from notebook_cluster.protocol import views as v
@@ -164,8 +164,13 @@ class Cluster(Past, Moving, Launching, Benching):
             raise ClusterError(f"--nodes {nodes}: use 1 to 256")
         if fresh:
             file = read_connection(name)
+            if file is None and was_killed(name):
+                # Nobody else would tell its nodes that it is over before their lease is.
+                say(f"the coordinator of cluster {name!r} was killed: ending what it left")
+                file, _ = ensure_coordinator(name, directory or os.getcwd())
             if file is not None:
                 running = cls(Connection(file, kind, live=False), attached=True)
+                wait(running.connection.attached)
                 running.stop()
         start = functools.partial(
             ensure_coordinator, name, directory or os.getcwd(), lease=lease, agent_lease=agent_lease,

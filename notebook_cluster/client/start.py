@@ -87,6 +87,12 @@ def _only_one(directory: Path) -> Iterator[None]:
         yield
 
 
+def was_killed(name: str) -> bool:
+    """True when cluster ``name`` does not run, and its last coordinator ended without saying so."""
+    folder = runtime_directory() / "clusters" / name
+    return folder.is_dir() and read_connection(name) is None and _crashed(folder)
+
+
 def _crashed(directory: Path) -> bool:
     """True when the last coordinator here ended without saying so."""
     from notebook_cluster.journal.kept_runs import import_old

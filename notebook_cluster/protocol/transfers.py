@@ -151,6 +151,13 @@ class EndFiles(Message, frozen=True):
     ticket: str
 
 
+class SentScript(Message, frozen=True):
+    """The last file that ``notebook-cluster run`` sends to a folder: which run its files are of, and their paths."""
+
+    run: str
+    paths: list[str]
+
+
 FilesBody = FindFolder | OfferFiles | WriteFile | EndFiles
 
 

@@ -3,7 +3,7 @@
 import re
 from html import escape
 
-_ESCAPE = re.compile(r"\x1b\[([0-9;:?]*)[ -/]*([@-~])|\x1b.?|[\x00-\x08\x0b-\x1f\x7f]")
+_ESCAPE = re.compile(r"\x1b\[([0-9;:?]*)[ -/]*([@-~])|\x1b.?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NORMAL = ("#3e424d", "#e75c58", "#00a250", "#ddb62b", "#208ffb", "#d160c4", "#60c6c8", "#c5c1b4")
 _INTENSE = ("#282c36", "#b22b31", "#007427", "#b27d12", "#0065ca", "#a03196", "#258f8f", "#a1a6b2")
 """JupyterLab's own palette, so that a node's traceback looks like one of the notebook."""

@@ -1,19 +1,25 @@
 """``notebook-cluster run``: a script as the program of this node, as ``python script.py`` would run it."""
 
-import os
 import runpy
 import sys
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from types import TracebackType
+
+import msgspec
+
+from notebook_cluster.node.namespace.script_surroundings import as_program
+from notebook_cluster.protocol.transfers import SentScript
+from notebook_cluster.training.runtime import current_runtime
 
 _WAIT_S = 600.0
 """For the files of a script, on a node that came while it runs."""
 _SAY_S = 3.0
 _LOOK_S = 0.05
+_BEFORE = ".notebook-cluster-run-before"
+"""What was sent for the run before."""
 
 
 class ScriptExit(Exception):
@@ -24,78 +30,81 @@ class ScriptExit(Exception):
 
 
 def run_script(script: str, arguments: Sequence[str], *, base: str, mark: tuple[str, str]) -> None:
-    """Run ``script`` (a path relative to the working folder) as ``__main__`` with ``arguments``.
+    """Run ``script`` (a path relative to its folder) as ``__main__`` with ``arguments``.
 
-    ``base``: the folder from which it was started; elsewhere the file ``mark[0]`` says ``mark[1]`` once all files of
-    the script are there. What the script imported from the working folder is forgotten in the end, so that a script
-    that is run again after a change finds the change.
+    On the machine from which it was started it runs in ``base``, on others in the node's working folder: there the file
+    ``mark[0]`` names run ``mark[1]`` once all files of it have come. Those of the run before that this one has not are
+    removed.
 
     Raises:
         ScriptExit: it called ``sys.exit`` with another code than 0.
         FileNotFoundError: its files have not come.
         BaseException: whatever it raised; its traceback was printed.
     """
-    here = Path.cwd()
-    if os.path.realpath(here) != os.path.realpath(base):
-        _wait_for_files(here, *mark)
-    path = here / script
+    runtime = current_runtime()
+    folder, work = runtime.checkpoint_directory().parent, runtime.kept_directory()
+    if work is not None and folder.is_relative_to(work):
+        _remove_others(folder, _wait_for_files(folder, *mark))
+    else:
+        folder = Path(base)
+    path = folder / script
     if not path.is_file():
-        raise FileNotFoundError(f"there is no {script} in {here}")
+        raise FileNotFoundError(f"there is no {script} in {folder}")
     try:
-        with _as_program(path, arguments, here):
-            runpy.run_path(str(path), run_name="__main__")
+        with as_program(path, arguments, folder) as hook:
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                hook(type(error), error, _own_traceback(error, path))
+                sys.stderr.flush()
+                raise
     except SystemExit as error:
         code = _exit_code(error)
-        if code:
-            raise ScriptExit(code) from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        _print_traceback(error, path)
-        raise
+    except BaseExceptionGroup:
+        code = 1
+    else:
+        code = 0
+    if code:
+        # Not where the other one is handled: the shell would print a group once more.
+        raise ScriptExit(code)
 
 
-def _wait_for_files(here: Path, name: str, run: str) -> None:
+def _wait_for_files(folder: Path, name: str, run: str) -> SentScript:
     began, said = time.monotonic(), False
-    while not _says(here / name, run):
+    while (sent := _read(folder / name)) is None or sent.run != run:
         waited = time.monotonic() - began
         if waited > _WAIT_S:
-            raise FileNotFoundError(f"the files of the script have not come to {here} within {_WAIT_S:g} s")
+            raise FileNotFoundError(f"the files of the script have not come to {folder} within {_WAIT_S:g} s")
         if waited > _SAY_S and not said:
             said = True
             print("waiting for the files of the script", file=sys.stderr, flush=True)
         time.sleep(_LOOK_S)
+    return sent
 
 
-def _says(mark: Path, run: str) -> bool:
+def _read(path: Path) -> SentScript | None:
     try:
-        return mark.read_text() == run
-    except OSError:
-        return False
+        return msgspec.json.decode(path.read_bytes(), type=SentScript)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
-@contextmanager
-def _as_program(path: Path, arguments: Sequence[str], folder: Path) -> Iterator[None]:
-    """``sys.argv`` and ``sys.path`` as a program has them; afterwards they are as before."""
-    argv, known = sys.argv, set(sys.modules)
-    own = str(path.parent)
-    sys.argv = [str(path), *arguments]
-    sys.path.insert(0, own)
-    try:
-        yield
-    finally:
-        sys.argv = argv
-        if own in sys.path:
-            sys.path.remove(own)
-        for name in set(sys.modules) - known:
-            file = getattr(sys.modules[name], "__file__", None)
-            if isinstance(file, str) and Path(file).is_relative_to(folder) and not _is_installed(file):
-                del sys.modules[name]
-
-
-def _is_installed(file: str) -> bool:
-    """A library of an environment that lies in the working folder."""
-    return "site-packages" in file or "dist-packages" in file
+def _remove_others(folder: Path, sent: SentScript) -> None:
+    """What was sent before and is not of this run; never what nodes have written. Several nodes of a machine may do it
+    at once."""
+    before = _read(folder / _BEFORE)
+    for path in set(before.paths if before is not None else []) - set(sent.paths):
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            continue
+        with suppress(OSError):
+            (folder / path).unlink()
+        for parent in PurePosixPath(path).parents[:-1]:
+            with suppress(OSError):  # something else is in it
+                (folder / parent).rmdir()
+    with suppress(OSError):
+        (folder / _BEFORE).write_bytes(msgspec.json.encode(sent))
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -108,11 +117,9 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _print_traceback(error: BaseException, path: Path) -> None:
-    """As Python prints it: from the script's own first line on."""
-    entry: TracebackType | None = error.__traceback__
+def _own_traceback(error: BaseException, path: Path) -> TracebackType | None:
+    """From the script's own first line on; None where it cannot be read as Python."""
+    entry = error.__traceback__
     while entry is not None and entry.tb_frame.f_code.co_filename != str(path):
         entry = entry.tb_next
-    # Without an entry it is not the script's line that is wrong, but that it cannot be read as Python.
-    traceback.print_exception(type(error), error, entry)
-    sys.stderr.flush()
+    return entry
