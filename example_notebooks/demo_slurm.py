@@ -39,6 +39,8 @@ PATIENCE = 30.0
 
 def missing() -> str:
     """Why there can be no Slurm here, with the way out; empty when there can."""
+    if not SCRIPT.exists():
+        return f"it needs {SCRIPT}: run it in a checkout of the repository"
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     absent = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
     if not absent:

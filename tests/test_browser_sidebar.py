@@ -348,6 +348,8 @@ def test_a_cluster_is_started_with_the_keyboard_alone(page: "Page", strangers: S
     page.get_by_role("textbox", name="Name of a new cluster").focus()
     page.keyboard.type("evening")
     page.keyboard.press("Tab")
+    assert page.get_by_role("combobox", name="On").evaluate("one => one === document.activeElement")
+    page.keyboard.press("Tab")
     page.keyboard.press("ControlOrMeta+a")
     page.keyboard.type("0")
     box = page.get_by_role("checkbox", name=mini)

@@ -8,17 +8,24 @@ import { useOpened } from './folding';
 /** In place of an engine's name: none. */
 export const HERE = '';
 const MOST_HOSTS = 1000;
-const MOST_GPUS = 64;
 
-/** What can be said of hosts under "More": a field of StartLaunch, its label, and an example of what is typed. */
+interface IOption {
+  readonly label: string;
+  /** What is typed, or what is so without. */
+  readonly example: string;
+  /** It is a number from 1 to this. */
+  readonly most?: number;
+}
+
+/** What can be said of hosts under "More": fields of StartLaunch. */
 const OPTIONS = {
-  gpus: ['GPUs of each host', 'all'],
-  time: ['Time', '2:00:00'],
-  partition: ['Partition', "the engine's own"],
-  setup: ['Setup line', 'module load python'],
-  address: ['Address of this machine', 'all that it has'],
-  folder: ['Shared folder', 'in your home']
-} as const;
+  gpus: { label: 'GPUs of each host', example: 'all', most: 64 },
+  time: { label: 'Time', example: '2:00:00' },
+  partition: { label: 'Partition', example: "the engine's own" },
+  setup: { label: 'Setup line', example: 'module load python' },
+  address: { label: 'Address of this machine', example: 'all that it has' },
+  folder: { label: 'Shared folder', example: 'in your home' }
+} satisfies Partial<Record<keyof StartLaunch, IOption>>;
 type Option = keyof typeof OPTIONS;
 
 /** The fields as they were typed. What one engine is not asked for is kept for another one. */
@@ -29,8 +36,8 @@ export const NOTHING_TYPED: Typed = {
 };
 
 /** The options that `engine` may take, as far as this page knows them. */
-function optionsOf(engine: EngineChoice): Option[] {
-  return (Object.keys(OPTIONS) as Option[]).filter(option => engine.options.includes(option));
+function optionsOf(engine: EngineChoice): [Option, IOption][] {
+  return (Object.entries(OPTIONS) as [Option, IOption][]).filter(([name]) => engine.options.includes(name));
 }
 
 function namesIn(text: string): string {
@@ -44,19 +51,13 @@ function namesIn(text: string): string {
 /** What the server is asked for; only what `engine` may take. */
 export function launchOf(engine: EngineChoice, typed: Typed): StartLaunch {
   const names = engine.hosts === 'number' ? '' : namesIn(typed.names);
-  const launch: StartLaunch = { on: names ? `${engine.name}:${names}` : engine.name };
-  if (engine.hosts !== 'names' && typed.count.trim()) {
-    launch.hosts = Number(typed.count);
-  }
-  for (const option of optionsOf(engine)) {
-    const text = typed[option].trim();
-    if (text && option === 'gpus') {
-      launch.gpus = Number(text);
-    } else if (text && option !== 'gpus') {
-      launch[option] = text;
-    }
-  }
-  return launch;
+  const count = engine.hosts === 'names' ? '' : typed.count.trim();
+  const said = optionsOf(engine).filter(([name]) => typed[name].trim());
+  return {
+    on: names ? `${engine.name}:${names}` : engine.name,
+    ...(count && { hosts: Number(count) }),
+    ...Object.fromEntries(said.map(([name, { most }]) => [name, most ? Number(typed[name]) : typed[name].trim()]))
+  };
 }
 
 /** Why `engine` cannot be asked for hosts with this; empty when it can. What only the engine knows it says itself. */
@@ -68,10 +69,10 @@ export function whyNoHosts(engine: EngineChoice, typed: Typed): string {
   if (engine.hosts !== 'names' && !mayBeEmpty && !isBetween(typed.count, 1, MOST_HOSTS)) {
     return `Hosts: a number from 1 to ${MOST_HOSTS}.`;
   }
-  if (engine.options.includes('gpus') && typed.gpus.trim() && !isBetween(typed.gpus, 1, MOST_GPUS)) {
-    return `${OPTIONS.gpus[0]}: a number from 1 to ${MOST_GPUS}, or nothing.`;
-  }
-  return '';
+  const wrong = optionsOf(engine).find(
+    ([name, { most }]) => most && typed[name].trim() && !isBetween(typed[name], 1, most)
+  );
+  return wrong ? `${wrong[1].label}: a number from 1 to ${wrong[1].most}, or nothing.` : '';
 }
 
 function isBetween(text: string, least: number, most: number): boolean {
@@ -161,11 +162,7 @@ export function Hosts({ engine, typed, onType }: IHosts): React.JSX.Element {
         More
       </button>
       <div id={id} hidden={!isOpen} role="group" aria-label={`More about the hosts of ${engine.title}`}>
-        {isOpen &&
-          optionsOf(engine).map(option => {
-            const [label, placeholder] = OPTIONS[option];
-            return field(option, label, placeholder, option === 'gpus' ? MOST_GPUS : undefined);
-          })}
+        {isOpen && optionsOf(engine).map(([name, { label, example, most }]) => field(name, label, example, most))}
       </div>
     </>
   );
