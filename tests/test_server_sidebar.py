@@ -119,7 +119,7 @@ async def test_the_overview_has_the_cluster_with_every_field_of_its_state(server
     assert overview["sharing"]["on"] is False
     slurm, ssh = [engine for engine in overview["engines"] if engine["name"] in ("slurm", "ssh")]
     assert slurm["hosts"] == "number"
-    assert ssh == {"name": "ssh", "title": "SSH", "hosts": "names", "options": ["setup", "address"]}
+    assert ssh == {"name": "ssh", "title": "SSH", "hosts": "names", "options": ["nodes_per_host", "setup", "address"]}
     (row,) = overview["clusters"]
     assert (row["name"], row["condition"], row["reason"]) == ("shown", "running", "")
     assert [(node["name"], node["loss"], node["reason"]) for node in row["state"]["nodes"]] == [

@@ -265,6 +265,7 @@ export interface StartLaunch {
   on: string;
   hosts?: number;
   gpus?: number;
+  nodes_per_host?: number;
   time?: string;
   partition?: string;
   setup?: string;

@@ -5,15 +5,17 @@ from typing import Literal
 from notebook_cluster.launchers import known_engines
 from notebook_cluster.protocol.sidebar import EngineChoice
 
-_OPTIONS = ["gpus", "time", "partition", "setup", "address", "folder"]
-_OURS: dict[str, tuple[str, Literal["number", "names"], list[str]]] = {
+_OPTIONS = ["gpus", "nodes_per_host", "time", "partition", "setup", "address", "folder"]
+_OURS: dict[str, tuple[str, Literal["number", "names", "either"], list[str]]] = {
     "slurm": ("Slurm", "number", _OPTIONS),
-    "ssh": ("SSH", "names", ["setup", "address"]),
+    "ssh": ("SSH", "names", ["nodes_per_host", "setup", "address"]),
+    "ipp": ("ipyparallel", "either", ["nodes_per_host", "setup", "address", "folder"]),
 }
 
 
 def engine_choices() -> list[EngineChoice]:
     """All that are known, ours first. Those of other packages are not loaded: what they ask for is not known, so they
     are offered everything and say themselves what they do not take."""
-    names = sorted(known_engines(), key=lambda name: (name not in _OURS, name))
+    known = known_engines()
+    names = [*(name for name in _OURS if name in known), *sorted(set(known) - _OURS.keys())]
     return [EngineChoice(name, *_OURS.get(name, (name, "either", _OPTIONS))) for name in names]

@@ -6,7 +6,7 @@ import { Store } from '../sidebar/store';
 import { Sidebar } from '../sidebar/view';
 import { act, button, cluster, draw, erase, Handling, overview, press, type } from './overviews';
 
-const ALL = ['gpus', 'time', 'partition', 'setup', 'address', 'folder'];
+const ALL = ['gpus', 'nodes_per_host', 'time', 'partition', 'setup', 'address', 'folder'];
 const SLURM: EngineChoice = { name: 'slurm', title: 'Slurm', hosts: 'number', options: ALL };
 const SSH: EngineChoice = { name: 'ssh', title: 'SSH', hosts: 'names', options: ['setup', 'address'] };
 const OTHER: EngineChoice = { name: 'processes', title: 'processes', hosts: 'either', options: ALL };

@@ -20,6 +20,7 @@ interface IOption {
 /** What can be said of hosts under "More": fields of StartLaunch. */
 const OPTIONS = {
   gpus: { label: 'GPUs of each host', example: 'all', most: 64 },
+  nodes_per_host: { label: 'Nodes on each host', example: '1 per GPU', most: 64 },
   time: { label: 'Time', example: '2:00:00' },
   partition: { label: 'Partition', example: "the engine's own" },
   setup: { label: 'Setup line', example: 'module load python' },
@@ -32,7 +33,7 @@ type Option = keyof typeof OPTIONS;
 export type Typed = Readonly<Record<Option | 'count' | 'names', string>>;
 export const NOTHING_TYPED: Typed = {
   ...{ count: '1', names: '' },
-  ...{ gpus: '', time: '', partition: '', setup: '', address: '', folder: '' }
+  ...{ gpus: '', nodes_per_host: '', time: '', partition: '', setup: '', address: '', folder: '' }
 };
 
 /** The options that `engine` may take, as far as this page knows them. */
