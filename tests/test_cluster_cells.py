@@ -38,6 +38,13 @@ def test_a_cell_runs_on_every_node_with_its_rank(cluster: Cluster) -> None:
     assert said == {"local": "0 2 0 2 local cpu\n", "local-2": "1 2 1 2 local-2 cpu\n"}
 
 
+def test_letters_that_no_text_has_take_nothing_else_with_them(cluster: Cluster) -> None:
+    """A name of a file that is no UTF-8."""
+    said = run(cluster, "print('x \\udcff y')\nprint('after')", ("local",))
+    assert said["local"].startswith("x ")
+    assert said["local"].endswith(" y\nafter\n")
+
+
 def test_collectives_between_kernels(cluster: Cluster) -> None:
     said = run(
         cluster,

@@ -145,8 +145,12 @@ def read_headers(buffers: list[bytes]) -> tuple[JupyterHeader, str]:
 
 
 def read_content(buffers: list[bytes]) -> dict[str, Any]:
-    """The decoded content. Raises msgspec.DecodeError."""
-    value = _json.decode(buffers[3])
+    """The decoded content; bytes that are no UTF-8 (names of files, which kernels pass on as they are) are replaced.
+    Raises msgspec.DecodeError."""
+    try:
+        value = _json.decode(buffers[3])
+    except UnicodeDecodeError:
+        value = _json.decode(bytes(buffers[3]).decode("utf-8", "replace").encode())
     if not isinstance(value, dict):
         raise msgspec.DecodeError("content is not an object")
     return value
