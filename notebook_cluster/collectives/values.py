@@ -173,7 +173,10 @@ def _torch_to_wire(value: Any, operation: str, copy: bool) -> WireValue:
 
 
 def _torch_from_flat(flat: "Array", dtype: str, shape: "tuple[int, ...] | list[int]", like: Any) -> Any:
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError(f"a torch tensor has come, and this node has no torch ({error}): install it there") from None
 
     wanted = getattr(torch, dtype, None)
     if wanted is None:

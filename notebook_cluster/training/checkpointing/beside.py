@@ -102,6 +102,11 @@ def load_checkpoint(name: str | Path, into: Any = None, *, directory: str | Path
         state, left_out = _whole_state(checkpoint)
     except CheckpointError:
         raise
+    except ImportError as error:
+        framework = checkpoint.about().get("framework", "torch")
+        raise CheckpointError(
+            f"{checkpoint.path} is of a model of {framework}, which cannot be loaded here ({error}): pip install it"
+        ) from None
     except Exception as error:  # json, safetensors and the frameworks each raise their own
         raise CheckpointError(
             f"{checkpoint.path} is not as it was written ({type(error).__name__}: {error}): copy it back, or delete it "
