@@ -127,7 +127,7 @@ def test_what_ends_a_script_is_shown_as_python_shows_it(project: Path, source: s
 
 
 PROGRAM = """
-import asyncio, atexit, io, os, sys, threading, time
+import asyncio, atexit, concurrent.futures, io, os, sys, threading, time
 async def main(): return 'awaited'
 print(asyncio.run(main()))
 sys.stdout.buffer.write('bytes ✓\\n'.encode())
@@ -139,6 +139,8 @@ def late():
     time.sleep(0.3)
     print('from a thread')
 threading.Thread(target=late).start()
+pool = concurrent.futures.ThreadPoolExecutor(2)
+pool.submit(lambda: (time.sleep(0.6), print('from a pool')))
 os.environ['LEFT'] = 'here'
 os.chdir('/')
 sys.stdout = open(os.devnull, 'w')
@@ -161,7 +163,7 @@ def test_threads_and_exit_functions_of_a_script_run_to_their_end(project: Path) 
     write(project, "program.py", PROGRAM.partition("os.environ")[0])
     done = run_command("run", "program.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["[local] from a thread", "[local] at exit"]
+    assert done.stdout.splitlines()[-3:] == ["[local] from a thread", "[local] from a pool", "[local] at exit"]
 
 
 def test_no_file_of_another_folder_is_touched(project: Path, tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import atexit
 import builtins
 import codecs
+import gc
 import io
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -39,10 +41,24 @@ def as_program(path: Path, arguments: Sequence[str], folder: Path) -> Iterator[H
             try:
                 yield show
             finally:
-                for thread in set(threading.enumerate()) - threads:
-                    while thread.is_alive() and not thread.daemon:
-                        thread.join(0.1)  # so that a Stop gets through
+                _wait_for(set(threading.enumerate()) - threads)
                 run_at_exit()
+
+
+def _wait_for(threads: set[threading.Thread]) -> None:
+    """Until they have ended, but for those of a pool with nothing to do: these end with the process."""
+    pools: list[ThreadPoolExecutor] | None = None
+    while alive := [thread for thread in threads if thread.is_alive() and not thread.daemon]:
+        if pools is None:
+            pools = [one for one in gc.get_objects() if isinstance(one, ThreadPoolExecutor)]
+        busy = [thread for thread in alive if not any(_is_idle(pool) for pool in pools if thread in pool._threads)]
+        if not busy:
+            return
+        busy[0].join(0.1)  # so that a Stop gets through
+
+
+def _is_idle(pool: ThreadPoolExecutor) -> bool:
+    return pool._work_queue.empty() and pool._idle_semaphore._value >= len(pool._threads)
 
 
 @contextmanager
