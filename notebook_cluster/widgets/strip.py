@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from notebook_cluster.protocol.clock import dated, duration
 from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, by_rank
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
@@ -205,6 +203,8 @@ def _smooth(points: Sequence[Point]) -> list[Point]:
 def _mean(curves: Sequence[ThinnedCurve]) -> list[Point]:
     """The mean of ``curves`` at the steps of the one that is furthest: each counts with its newest value there. Where
     that node was started again, the steps that it goes once more are left out."""
+    import numpy as np  # only where there is something to draw: it takes a while
+
     columns = [(np.array(curve.step), np.array(curve.value)) for curve in curves if curve.step]
     if not columns:
         return []

@@ -130,17 +130,18 @@ class TrainingStrip:
                 self._over.wait(max(0.0, due - time.monotonic()))
                 self._news.clear()
                 if self._live and not self._over.is_set():
-                    self._show(curves)
+                    self._show(curves, "running", None)
                 crowd = max(1.0, len(self._latest.nodes) / _MANY_NODES) if self._latest is not None else 1.0
                 due = time.monotonic() + _SECONDS * crowd
             time.sleep(_LAST_SECONDS)
             with contextlib.suppress(ClusterError):  # it has ended: what came last is what there is
                 self._latest = self._cluster.state()
-            self._show(curves)
+            self._show(curves, self._status, self._took)
         finally:
             self._unsubscribe()
 
-    def _show(self, curves: Any) -> None:
+    def _show(self, curves: Any, status: str, took: float | None) -> None:
+        """``took``: seconds, where the cell has ended and what is known of it is all there is."""
         from notebook_cluster.widgets.strip import Training, strip_html, strip_text
 
         with self._lock:
@@ -153,8 +154,7 @@ class TrainingStrip:
         if state.cell is not None and state.cell.id == self._cell:
             self._began = state.cell.started or self._began
             nodes = state.cell.nodes | nodes
-        took = self._took if self._over.is_set() else None
-        training = Training(self._cell, self._status, nodes, None if self._attached else self._before, took)
+        training = Training(self._cell, status, nodes, None if self._attached else self._before, took)
         bundle = {"text/html": strip_html(training, state, curves), "text/plain": strip_text(training, state, curves)}
         self._publisher.begin()
         self._publisher.publish(bundle, {}, self._display_id, self._displayed)
