@@ -164,10 +164,11 @@ class Cluster(Past, Moving, Launching, Benching):
             raise ClusterError(f"--nodes {nodes}: use 1 to 256")
         if fresh:
             file = read_connection(name)
-            if file is None and was_killed(name):
-                # Nobody else would tell its nodes that it is over before their lease is.
-                say(f"the coordinator of cluster {name!r} was killed: ending what it left")
-                file, _ = ensure_coordinator(name, directory or os.getcwd())
+            with contextlib.suppress(ClusterError):  # a journal that cannot be read tells of no nodes
+                if file is None and was_killed(name):
+                    # Nobody else would tell its nodes that it is over before their lease is.
+                    say(f"the coordinator of cluster {name!r} was killed: ending what it left")
+                    file, _ = ensure_coordinator(name, directory or os.getcwd())
             if file is not None:
                 running = cls(Connection(file, kind, live=False), attached=True)
                 wait(running.connection.attached)
