@@ -35,9 +35,14 @@ def sources(page: "Page") -> list[str]:
 def show_sidebar(page: "Page") -> None:
     """Open it, once JupyterLab has put its parts where they were."""
     page.wait_for_function("window.jupyterapp?.commands?.hasCommand('notebook-cluster:show')", timeout=PATIENCE)
+    # Not awaited here: a promise that nobody in the page holds may be collected before it is kept.
     page.evaluate(
-        "window.jupyterapp.restored.then(() => void window.jupyterapp.commands.execute('notebook-cluster:show'))"
+        """() => void window.jupyterapp.restored.then(() => {
+            void window.jupyterapp.commands.execute('notebook-cluster:show');
+            window.nbcRestored = true;
+        })"""
     )
+    page.wait_for_function("window.nbcRestored", timeout=PATIENCE)
 
 
 def cluster(page: "Page") -> "Locator":
