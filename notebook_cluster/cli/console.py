@@ -51,6 +51,11 @@ class Keyboard:
             self._on_line(line.decode("utf-8", "replace").strip())
 
 
+def one_line(text: str) -> str:
+    """``text`` on one line; what others said in it cannot steer the terminal."""
+    return "".join(character for character in text if character.isprintable())
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print ``rows`` under ``headings``; what others call themselves is shown as it is and steers nothing."""
     from rich.console import Console

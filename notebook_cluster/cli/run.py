@@ -21,15 +21,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.cli.arguments import UsageError
-from notebook_cluster.cli.run_arguments import LAUNCHING
+from notebook_cluster.cli.console import one_line
 from notebook_cluster.cli.run_files import FileSender, ScriptFiles
 from notebook_cluster.cli.run_output import NodeLines
 from notebook_cluster.client import Cluster, ClusterError, running_clusters
 from notebook_cluster.magics.errors import reason_of
 from notebook_cluster.magics.execution.waiting import StopCounter
+from notebook_cluster.protocol.launches import LAUNCH_OPTIONS
 from notebook_cluster.protocol.names import as_name, is_name
 from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput, NodeResult
 from notebook_cluster.security import cluster_directory
+from notebook_cluster.widgets.formatting import plural
 
 if TYPE_CHECKING:
     from notebook_cluster.client import CellStream
@@ -82,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     behind = "; an option of the script's own stands behind --" if options.behind else ""
-    typed = [option for option in LAUNCHING[1:] if getattr(options, option)]
+    typed = [option for option in LAUNCH_OPTIONS[1:] if getattr(options, option)]
     if typed and not options.on:
         needs = f"--{typed[0].replace('_', '-')} is for hosts that an engine starts"
         raise UsageError(f"{needs}: name it with --on slurm, or --on ssh:HOST,HOST{behind}")
@@ -126,7 +128,7 @@ def _start(options: argparse.Namespace, name: str, base: Path) -> Cluster:
 
     return Cluster.start(
         name, local=options.local, peers=options.peers, nodes=0 if options.on else options.nodes,
-        code=read_code(options), **{option: getattr(options, option) for option in LAUNCHING}, directory=str(base),
+        code=read_code(options), **{option: getattr(options, option) for option in LAUNCH_OPTIONS}, directory=str(base),
         # One of this name that was killed is not gone on with: it was another run of the script.
         fresh=not options.cluster, kind="cli", on_progress=_say,
     )  # fmt: skip
@@ -153,7 +155,7 @@ def _run(
         return INTERRUPTED
     took = time.monotonic() - began
     if ended.status == "ok":
-        _say(f"the script has ended on {_nodes(len(ended.results))} after {took:.1f} s")
+        _say(f"the script has ended on {plural(len(ended.results), 'node')} after {took:.1f} s")
     elif not presses.count:
         for node, result in ended.results.items():
             if result.status != "ok":
@@ -214,8 +216,10 @@ def _wait_for_nodes(cluster: Cluster, wanted: int, presses: StopCounter) -> bool
             ended = [launch.text for launch in state.launches] or [
                 "no peer came: notebook-cluster share on another machine, or --local 1"
             ]
-            raise ClusterError(f"{there} of {_nodes(wanted)} are there, and nobody else is to come: {'; '.join(ended)}")
-        waits = f"waiting for {_nodes(wanted - there)}{': ' if coming else ''}{'; '.join(coming)}"
+            raise ClusterError(
+                f"{there} of {plural(wanted, 'node')} are there, and nobody else is to come: {'; '.join(ended)}"
+            )
+        waits = f"waiting for {plural(wanted - there, 'node')}{': ' if coming else ''}{'; '.join(coming)}"
         if waits != said:
             said = waits
             _say(waits)
@@ -293,12 +297,7 @@ def _ended_by(*signals: signal.Signals) -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
 def _say(text: str) -> None:
     """On stderr: stdout is the script's."""
-    line = "".join(letter for letter in text if letter.isprintable())
     if sys.stderr is not None:
-        print(f"notebook-cluster: {line}", file=sys.stderr, flush=True)
+        print(f"notebook-cluster: {one_line(text)}", file=sys.stderr, flush=True)

@@ -8,9 +8,6 @@ from pathlib import Path
 from notebook_cluster.cli import values
 from notebook_cluster.cli.values import add_code_options
 
-LAUNCHING = ("on", "hosts", "gpus", "nodes_per_host", "time", "partition", "setup", "address", "folder")
-"""Options that mean an engine and its hosts, as ``Cluster.start`` takes them."""
-
 
 def add_run_options(run: argparse.ArgumentParser) -> None:
     """Declare them."""

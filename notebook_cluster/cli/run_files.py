@@ -17,8 +17,11 @@ import msgspec
 
 from notebook_cluster.client import Cluster, ClusterError, Destination, find_sources, send_files
 from notebook_cluster.client.files import SourceFile, Sources
+from notebook_cluster.magics.errors import shortened
+from notebook_cluster.memory import amount
 from notebook_cluster.protocol.state import NodeView
 from notebook_cluster.protocol.transfers import SentScript
+from notebook_cluster.widgets.formatting import plural
 
 MOST_BYTES = 500_000_000
 COPIED_BYTES = 1_000_000
@@ -97,8 +100,7 @@ class ScriptFiles:
     def skipped(self) -> str:
         """What stays here; the first few, links first: they often mean data."""
         found = sorted(self._sources.skipped if self._sources else [], key=lambda line: "link" not in line)
-        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        return ", ".join(found[:_MOST_NAMED]) + more
+        return shortened(found, _MOST_NAMED)
 
     def _find(self) -> Sources:
         if self._alone:
@@ -221,8 +223,7 @@ class FileSender(threading.Thread):
         if not new:
             return []
         sources = self._files.sources()
-        count = len(sources.files) - 1
-        what = f"{'1 file' if count == 1 else f'{count} files'} of {self._files.base}"
+        what = f"{plural(len(sources.files) - 1, 'file')} of {self._files.base}"
         if not self._served:
             self._say(f"sending {what} to {', '.join(node.name for node in new)}")
             if self._files.skipped:
@@ -273,8 +274,3 @@ def _identity(file: Path | int) -> tuple[int, int]:
     except OSError:
         return -1, -1
     return facts.st_dev, facts.st_ino
-
-
-def amount(size: int) -> str:
-    """``3 MB``."""
-    return f"{size / 1e6:,.0f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from notebook_cluster.agent import FOLLOWS_ALL, Agent, AgentReady, AgentSettings, SharingEvent
-from notebook_cluster.cli.console import Keyboard
+from notebook_cluster.cli.console import Keyboard, one_line
 from notebook_cluster.protocol.clock import clock
 from notebook_cluster.security import fingerprint, trusted_coordinators
 
@@ -317,13 +317,8 @@ class Terminal:
 
 
 def _prompt(text: str) -> None:
-    print(_shown(text), end="", flush=True)
+    print(one_line(text), end="", flush=True)
 
 
 def _say(text: str) -> None:
-    print(f"{clock(time.time())}  {_shown(text)}", flush=True)
-
-
-def _shown(text: str) -> str:
-    """``text`` on one line; what others said in it cannot steer the terminal."""
-    return "".join(character for character in text if character.isprintable())
+    print(f"{clock(time.time())}  {one_line(text)}", flush=True)

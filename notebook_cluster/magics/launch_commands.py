@@ -5,13 +5,12 @@ from typing import Any
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.parsing import Invocation
 from notebook_cluster.magics.session import NotebookSession
-
-_OPTIONS = ("on", "hosts", "gpus", "nodes_per_host", "time", "partition", "setup", "address", "folder")
+from notebook_cluster.protocol.launches import LAUNCH_OPTIONS
 
 
 def launch_options(call: Invocation) -> dict[str, Any]:
     """What was typed of an engine and its hosts, as the client takes it. UsageError where the engine is missing."""
-    typed = {name: call.options[name] for name in _OPTIONS if name in call.options}
+    typed = {name: call.options[name] for name in LAUNCH_OPTIONS if name in call.options}
     if typed and "on" not in typed:
         needs = (
             f"%cluster {call.command.name} --{next(iter(typed)).replace('_', '-')} is for hosts that an engine starts"

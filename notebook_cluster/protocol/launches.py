@@ -96,6 +96,10 @@ class StartLaunch(Message, frozen=True):
     """Also when hosts of this engine are there or on their way."""
 
 
+LAUNCH_OPTIONS = tuple(name for name in StartLaunch.__struct_fields__ if name != "more")
+"""What people say of the hosts that they want, as ``Cluster.start`` and ``Cluster.grow`` take it."""
+
+
 class ShrinkLaunches(Message, frozen=True):
     """Give back so many hosts that engines started: those that have not come first, then those of the highest ranks.
     Reply value: what was given back, one text each."""

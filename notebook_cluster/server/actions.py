@@ -5,11 +5,10 @@ import concurrent.futures
 import logging
 from typing import Any
 
-import msgspec
-
 from notebook_cluster.client import Cluster, ClusterError, how_to_join
 from notebook_cluster.client.requests import add_request
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.launches import LAUNCH_OPTIONS
 from notebook_cluster.protocol.sidebar import Action, Done
 from notebook_cluster.server import sharing
 from notebook_cluster.server.hub import Hub, run_slow
@@ -76,7 +75,7 @@ def _hosts(action: Action) -> dict[str, Any]:
         return {}
     if not action.launch.on:
         raise ClusterError("start with launch needs the name of an engine in on: slurm, ssh:HOST,HOST")
-    return {name: value for name, value in msgspec.structs.asdict(action.launch).items() if name != "more"}
+    return {name: getattr(action.launch, name) for name in LAUNCH_OPTIONS}
 
 
 async def _on_cluster(hub: Hub, action: Action) -> Any:
