@@ -182,9 +182,9 @@ def test_pairing_and_wrong_codes_are_one_line_each_and_a_new_code_follows(share:
 
 def test_what_others_are_called_cannot_steer_the_terminal(share: Share) -> None:
     """An owner with control characters does not even get into the pairing."""
-    from notebook_cluster.cli.terminal import _shown
+    from notebook_cluster.cli.console import one_line
 
-    assert _shown("a\x1b[2Jb\nc\u202ed") == "a[2Jbcd"
+    assert one_line("a\x1b[2Jb\nc\u202ed") == "a[2Jbcd"
 
 
 # ---- --confirm ---------------------------------------------------------------------------------------------------
