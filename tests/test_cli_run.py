@@ -1,14 +1,19 @@
 """What may be typed after ``notebook-cluster run``, and how the output of nodes is shown."""
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from notebook_cluster.cli.arguments import UsageError, parse
-from notebook_cluster.cli.run import exit_code
+from notebook_cluster.cli.run import _wait_for_nodes, exit_code
 from notebook_cluster.cli.run_output import UNFINISHED_S, NodeLines
+from notebook_cluster.client import ClusterError
+from notebook_cluster.magics.execution.waiting import StopCounter
+from notebook_cluster.protocol.launches import LaunchView
 from notebook_cluster.protocol.views import CellEnded, NodeResult, Output
+from tests.fake_cluster import cluster_view, peer_view
 
 
 @pytest.mark.parametrize(
@@ -125,3 +130,12 @@ def test_what_a_node_prints_steers_no_terminal() -> None:
 )
 def test_exit_codes(status: str, results: dict[str, NodeResult], stopped: bool, code: int) -> None:
     assert exit_code(CellEnded(cell=1, status=status, results=results), stopped=stopped) == code  # type: ignore[arg-type]
+
+
+def test_this_machine_alone_is_nobody_to_wait_for() -> None:
+    """A launch has ended, and the agent of this machine is there: that one starts no node by itself."""
+    here = peer_view("local", condition="connected", found_by="local")
+    ended = LaunchView("l", "slurm 7", "ended", 0, 0, 0, "slurm 7: given back")
+    state = cluster_view(nodes=[], peers=[here], launches=[ended])
+    with pytest.raises(ClusterError, match="0 of 2 nodes are there, and nobody else is to come: slurm 7: given back"):
+        _wait_for_nodes(SimpleNamespace(state=lambda: state), 2, StopCounter())  # type: ignore[arg-type]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 _SLICE_S = 0.2
 _LOOK_S = 0.3
+_COMING_S = 10.0
 _GRACE_S = 10.0
 """After the second Ctrl-C in a cluster that goes on."""
 
@@ -203,16 +204,19 @@ def _wait_for_nodes(cluster: Cluster, wanted: int, presses: StopCounter) -> bool
     Raises:
         ClusterError: nobody is to come any more.
     """
-    said = ""
+    said, expected = "", time.monotonic()
     while not presses.count:
         state = cluster.state()
         there = sum(node.rank is not None for node in state.nodes)
         if there >= wanted:
             return True
         coming = [launch.text for launch in state.launches if launch.condition != "ended"]
-        starting = any(node.condition == "starting" for node in state.nodes)
-        follows = any(peer.condition in ("connecting", "connected") for peer in state.peers)
-        if not (coming or starting or follows):
+        if coming or any(node.condition == "starting" for node in state.nodes):
+            expected = time.monotonic()
+        others = [peer for peer in state.peers if peer.found_by != "local"]
+        follows = any(peer.condition in ("connecting", "connected") for peer in others)
+        # A peer that has come in starts its nodes soon, or not at all.
+        if time.monotonic() - expected > (_COMING_S if follows else 0.0):
             ended = [launch.text for launch in state.launches] or [
                 "no peer came: notebook-cluster share on another machine, or --local 1"
             ]
