@@ -5,7 +5,6 @@ import contextlib
 import datetime
 import os
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
@@ -18,8 +17,6 @@ import psutil
 import pytest
 import zmq
 
-from notebook_cluster.agent import AgentSettings, LaunchedAs
-from notebook_cluster.agent.settings import lock_data_folder
 from notebook_cluster.cli.launched import leave_at
 from notebook_cluster.cli.values import until as read_until
 from notebook_cluster.client import Cluster, ClusterError
@@ -501,25 +498,3 @@ def test_what_hosts_wrote_goes_when_it_is_old_and_its_launch_over(tmp_path: Path
 def test_an_engines_words_are_one_line() -> None:
     said = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed\n"
     assert own_words(said, "sbatch") == "invalid partition specified: nope; Batch job submission failed"
-
-
-@pytest.mark.parametrize("start", [0, 1])
-def test_a_host_that_is_started_again_waits_for_its_agent_of_before_to_leave(tmp_path: Path, start: int) -> None:
-    pair = new_identity()
-    key = LaunchKey(
-        cluster="lesson", owner="ada", server_key=pair.public_key, public_key=pair.public_key,
-        secret_key=pair.secret_key,
-    )  # fmt: skip
-    settings = AgentSettings(name="n3", directory=tmp_path, pairing=False, launch=LaunchedAs(key, 0, start))
-    before = lock_data_folder(AgentSettings(name="n3", directory=tmp_path))
-    leaving = threading.Timer(0.3, before.close)
-    leaving.start()
-    try:
-        if start:
-            lock_data_folder(settings).close()
-            assert before.closed
-        else:
-            with pytest.raises(OSError, match="runs already: stop it, or choose another --name"):
-                lock_data_folder(settings)
-    finally:
-        leaving.join()

@@ -74,8 +74,6 @@ class Limits:
         return lines
 
 
-LEAVING_S = 40.0
-"""For an agent to leave: it keeps a checkpoint."""
 DEFAULT_LEASE_S = 600.0
 KEEP_AFTER_S = 20.0
 """Seconds without a coordinator, which may be gone for good, after which training is kept."""
@@ -138,23 +136,15 @@ class AgentSettings:
 
 
 def lock_data_folder(settings: AgentSettings) -> IO[bytes]:
-    """Held for the life of a shared agent: two with one identity would take each other's clusters. Of a host that its
-    engine starts again the agent before may still be about to leave: it is waited for."""
+    """Held for the life of a shared agent: two with one identity would take each other's clusters."""
     lock = (settings.directory / "agent.lock").open("ab")
-    again = settings.launch is not None and settings.launch.start > 0
-    deadline = time.monotonic() + (LEAVING_S if again else 0.0)
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.05)
-                continue
-            lock.close()
-            raise OSError(
-                f"an agent with data folder {settings.directory} runs already: stop it, or choose another --name"
-            ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise OSError(
+            f"an agent with data folder {settings.directory} runs already: stop it, or choose another --name"
+        ) from None
     if settings.name in same_user_keys("agent").values():
         lock.close()
         raise OSError(f"you share this machine as {settings.name!r} already: stop that, or choose another --name")
