@@ -17,10 +17,11 @@ from notebook_cluster.journal.store import journal_path
 from tests.command import COMMAND
 from tests.conftest import wait_until
 from tests.ipc_kernels import start_kernel
-from tests.namespaces import Host
+from tests.namespaces import Host, Network
 from tests.notebook_kernel import NotebookKernel
 
 CLUSTER = "lesson"
+CODE = "tiger-lamp-42"
 
 
 class Share:
@@ -181,3 +182,12 @@ def notebook_on(host: Host) -> Iterator[HostNotebook]:
 def numbers(text: str, word: str) -> list[int]:
     """Every N of the lines ``word N``, in the order in which they are in ``text``."""
     return [int(number) for number in re.findall(rf"^{word} (\d+)$", text, re.MULTILINE)]
+
+
+@contextlib.contextmanager
+def desk_and_two_that_share() -> Iterator[Network]:
+    """``desk``, and ``mini`` and ``book`` that share themselves with CODE."""
+    with Network("desk", "mini", "book") as network:
+        for name in ("mini", "book"):
+            Share(network[name], "--code", CODE)
+        yield network

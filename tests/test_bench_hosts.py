@@ -9,7 +9,7 @@ import pytest
 from tests import namespaces
 from tests.command import COMMAND
 from tests.conftest import wait_until
-from tests.hosts import CLUSTER, Share, notebook_on
+from tests.hosts import CLUSTER, CODE, desk_and_two_that_share, notebook_on
 from tests.namespaces import Network
 
 pytestmark = [
@@ -17,14 +17,11 @@ pytestmark = [
     pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "everything is there"),
     pytest.mark.timeout(240),
 ]
-CODE = "tiger-lamp-42"
 
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    with Network("desk", "mini", "book") as made:
-        for name in ("mini", "book"):
-            Share(made[name], "--code", CODE)
+    with desk_and_two_that_share() as made:
         yield made
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests import namespaces
 from tests.conftest import wait_until
-from tests.hosts import CLUSTER, HostNotebook, Share, notebook_on
+from tests.hosts import CLUSTER, CODE, HostNotebook, desk_and_two_that_share, notebook_on
 from tests.namespaces import Network
 
 pytestmark = [
@@ -15,15 +15,12 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-CODE = "tiger-lamp-42"
 NAMES = ["book", "local", "mini"]
 
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    with Network("desk", "mini", "book") as made:
-        for name in ("mini", "book"):
-            Share(made[name], "--code", CODE)
+    with desk_and_two_that_share() as made:
         yield made
 
 
