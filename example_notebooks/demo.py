@@ -309,6 +309,24 @@ def stop_clusters() -> None:
             Cluster.attach(connection.cluster, kind="cli").stop()
 
 
+def spent(started: float) -> str:
+    """``41 s``, since ``started`` (monotonic)."""
+    return f"{time.monotonic() - started:.0f} s"
+
+
+def conclude(summary: dict, problems: list[str], page: Path, done: str) -> int:
+    """Write ``summary.json`` beside the ``page`` of the notebook and say how it went; the exit code. An empty summary:
+    the notebook did not reach its last cell."""
+    (page.parent / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    say(json.dumps(summary))
+    problems = problems if summary else [*problems, "the notebook did not reach its last cell"]
+    for problem in problems:
+        say(f"demo failed: {problem}")
+    if not problems:
+        say(f"{done}: see {Path(os.path.relpath(page))}")
+    return 1 if problems else 0
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description="run 01_quickstart.ipynb on three nodes found over mDNS")
     arguments.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for the results")
@@ -337,15 +355,8 @@ def main() -> int:
         except Exception as error:  # whatever it was: people get one line, the notebook holds the rest
             say(f"demo failed: {str(error).strip() or type(error).__name__}")
             return 1
-    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    say(json.dumps(summary))
-    problems = complaints(summary) if summary else ["the notebook did not reach its last cell"]
-    for problem in problems:
-        say(f"demo failed: {problem}")
-    if not problems:
-        page = Path(os.path.relpath(output), NOTEBOOK.with_suffix(".html").name)
-        say(f"done in {time.monotonic() - started:.0f} s: see {page}")
-    return 1 if problems else 0
+    problems = complaints(summary) if summary else []
+    return conclude(summary, problems, output / NOTEBOOK.with_suffix(".html").name, f"done in {spent(started)}")
 
 
 if __name__ == "__main__":

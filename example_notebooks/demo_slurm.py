@@ -10,7 +10,6 @@ when the model did not learn, or when a job or a process was left behind. ``--ch
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -21,7 +20,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from demo import private_jupyter, run_notebook, say, traffic_of
+from demo import conclude, private_jupyter, run_notebook, say, spent, traffic_of
 
 NOTEBOOK = Path(__file__).with_name("02_text.ipynb")
 SCRIPT = Path(__file__).parents[1] / "tests" / "engines" / "slurm.sh"
@@ -167,15 +166,9 @@ def main() -> int:
         except Exception as error:  # whatever it was: people get one line, the notebook holds the rest
             say(f"demo failed: {str(error).strip() or type(error).__name__}")
             return 1
-    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    say(json.dumps(summary))
-    problems += complaints(summary) if summary else ["the notebook did not reach its last cell"]
-    for problem in problems:
-        say(f"demo failed: {problem}")
-    if not problems:
-        page = Path(os.path.relpath(output), NOTEBOOK.with_suffix(".html").name)
-        say(f"nothing is left in the queue; done in {time.monotonic() - started:.0f} s: see {page}")
-    return 1 if problems else 0
+    problems += complaints(summary) if summary else []
+    done = f"nothing is left in the queue; done in {spent(started)}"
+    return conclude(summary, problems, output / NOTEBOOK.with_suffix(".html").name, done)
 
 
 if __name__ == "__main__":
