@@ -69,7 +69,11 @@ def names(cluster: Cluster) -> set[str]:
 
 
 def wait_for(cluster: Cluster, *wanted: str) -> None:
-    wait_until(lambda: names(cluster) == set(wanted), what=lambda: f"{wanted}: {render_text(cluster.state())}")
+    def shown() -> str:
+        logs = [f"{log}: {log.read_text()[-500:]}" for log in (data_directory() / "launches").glob("*/*.log")]
+        return "\n".join([f"{wanted}: {render_text(cluster.state())}", *logs])
+
+    wait_until(lambda: names(cluster) == set(wanted), what=shown)
 
 
 def key_of(cluster: Cluster) -> Path:

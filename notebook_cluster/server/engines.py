@@ -3,9 +3,10 @@
 from typing import Literal
 
 from notebook_cluster.launchers import known_engines
+from notebook_cluster.protocol.launches import LAUNCH_OPTIONS
 from notebook_cluster.protocol.sidebar import EngineChoice
 
-_OPTIONS = ["gpus", "nodes_per_host", "time", "partition", "setup", "address", "folder"]
+_OPTIONS = [name for name in LAUNCH_OPTIONS if name not in ("on", "hosts")]
 _OURS: dict[str, tuple[str, Literal["number", "names", "either"], list[str]]] = {
     "slurm": ("Slurm", "number", _OPTIONS),
     "ssh": ("SSH", "names", ["nodes_per_host", "setup", "address"]),
