@@ -88,7 +88,14 @@ class FaultCluster:
         return [event.text for event in self.cluster.state().events if event.time >= self.began]
 
     def names(self) -> list[str]:
-        """Nodes by rank, all of them alive: without a fault the first one adds up the slice of a small model."""
+        """Nodes by rank, all of them alive: without a fault the first one adds up the slice of a small model. A case
+        that failed leaves neither its order nor its dead coordinator to the next one."""
+        try:
+            self.cluster.state()
+        except ClusterError:
+            self.order_file.unlink(missing_ok=True)
+            self.cluster.close()
+            self.cluster = wait_until(self._started_again, 60, "the coordinator to start again")
         if self.dead:
             self.cluster.restart(self.dead)
             self.dead = ""
@@ -128,10 +135,12 @@ class FaultCluster:
         return self._outcome(name, elements, saves, again, names)
 
     def _killed(self, name: str) -> int:
-        """How many processes have got to their points and ended."""
+        """How many processes have got to their points and ended; all that they had sent was noted before."""
         file = self.root / name / "killed"
         pids = file.read_text().splitlines() if file.exists() else []
-        return sum(_has_ended(int(pid)) for pid in pids)
+        ended = sum(_has_ended(int(pid)) for pid in pids)
+        assert not ended or not (self.root / name / "unnoticed").exists(), "what was sent before was never received"
+        return ended
 
     def _started_again(self) -> Cluster | None:
         """None: it was killed before anybody could attach."""

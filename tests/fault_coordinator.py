@@ -6,10 +6,13 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.coordinator.delivery import Delivery
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.journal.log import Journal
+from notebook_cluster.link import Dialer
+from notebook_cluster.protocol import decode
 from notebook_cluster.protocol import rounds as p
+from notebook_cluster.protocol.node import ToNodeBody
+from notebook_cluster.protocol.peer import ToNode
 from tests.fault_points import Condition, Order, around, die, is_message
 
 HEARD = {
@@ -54,9 +57,12 @@ def watch_coordinator(order_file: Path) -> None:
 
         return log
 
-    def sent(_delivery: Any, name: str, message: Any) -> None:
+    def sent(_dialer: Any, envelope: Any, *_buffers: Any) -> None:
+        if not order_file.exists() or not isinstance(envelope, ToNode):
+            return
+        name, message = envelope.node, decode(envelope.body, ToNodeBody)
         kind = type(message).__name__
-        if not order_file.exists() or kind not in ("Seal", "Commit", "Save", "Saved"):
+        if kind not in ("Seal", "Commit", "Save", "Saved"):
             return
         order = msgspec.json.decode(order_file.read_bytes(), type=Order)
         if not is_message(type(message), order.job, order.number, message):
@@ -75,5 +81,6 @@ def watch_coordinator(order_file: Path) -> None:
         dies_at("PREPARED of one noted", p.Prepared, message)
 
     around(Journal, "round", before=logs("not logged"), after=logs("logged"))
-    around(Delivery, "to_node", after=sent)
+    # not Delivery.to_node: what that is handed may wait for rows of the journal, for ever while we stand still
+    around(Dialer, "send", after=sent)
     around(RoundRunner, "from_member", before=hears, after=noted)

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-PATIENCE = 60.0
-"""Seconds after which a process dies at its point even though nobody noted what it sent."""
+PATIENCE = 45.0
+"""Seconds after which a process dies at its point even though nobody noted what it sent; the case fails then."""
 
 Condition = Callable[..., Any]
 _undo: list[Callable[[], None]] = []
@@ -56,6 +56,8 @@ def die(folder: Path, until: Callable[[], bool] | None = None, last: Callable[[]
     deadline = time.monotonic() + PATIENCE
     while until is not None and not until() and time.monotonic() < deadline:
         time.sleep(0.005)
+    if until is not None and not until():
+        (folder / "unnoticed").touch()
     last()
     with open(folder / "killed", "a") as file:
         file.write(f"{os.getpid()}\n")
