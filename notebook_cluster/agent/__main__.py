@@ -29,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cluster-dir", type=Path, required=True)
     parser.add_argument("--bind", default="127.0.0.1")
     parser.add_argument("--lease", type=float, default=DEFAULT_LEASE_S)
+    parser.add_argument("--dial", default="", help="HOST:PORT of the reception of the cluster's head")
+    parser.add_argument("--head-key", default="", help="public key of the cluster's head")
     options = parser.parse_args(arguments)
     try:
         directory = private_directory(options.cluster_dir)
@@ -38,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
             private=True,
             bind=options.bind,
             lease=options.lease,
+            dial=options.dial,
+            head_key=options.head_key,
         )
         log_to_file(directory / "agent.log")
         run_agent(settings, _print_ready)

@@ -30,6 +30,7 @@ EventKind = Literal[
     "confirm",
     "confirm-over",
     "kept",
+    "head",
     "limit",
     "trust-removed",
     "slept",
@@ -49,6 +50,7 @@ class SharingEvent:
     - ``confirm``: the person is asked whether ``node`` may start: :meth:`.service.Agent.answer` with ``ticket``, which
       ``confirm-over`` takes back (``text``: why)
     - ``kept``: a checkpoint was kept before kernels end; ``limit``: a limit ended something
+    - ``head``: a cluster of ``owner`` is led from here, or is no more
     - ``trust-removed``: the kernels of ``owner`` end; ``slept``: this machine was asleep; ``warning``: the rest
     """
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import zmq
 
-from notebook_cluster.agent.clusters import Clusters, SharingLimits
+from notebook_cluster.agent.clusters import Clusters
 from notebook_cluster.agent.devices import Devices
 from notebook_cluster.agent.events import AgentReady, SharingEvent, Tell
+from notebook_cluster.agent.heads import Heads
 from notebook_cluster.agent.kernels.programs import Watchdog
+from notebook_cluster.agent.limits import SharingLimits
 from notebook_cluster.agent.machine import host_addresses, package_versions
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.settings import AgentSettings, lock_data_folder
@@ -90,7 +92,7 @@ class Agent:
         private_directory(settings.directory)
         lock = None if settings.serves_one else lock_data_folder(settings)
         identity = new_identity() if settings.serves_one else load_identity(settings.directory)
-        self._coordinators = Coordinators(settings.directory)
+        self._coordinators = Coordinators(settings.directory, head_key=settings.head_key)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         gate = Gate(context)
         self._listener = Listener(
@@ -101,6 +103,7 @@ class Agent:
             on_session=lambda session: self._clusters.new_session(session),
             settings=self._link_settings,
             gate=gate,
+            objection=self._coordinators.objection,
         )
         try:
             port = self._listener.start()
@@ -172,7 +175,8 @@ class Agent:
         settings = self._settings
         sockets = private_socket_directory()
         self._resources = self._make_resources(sockets)
-        self._clusters = Clusters(self._resources, self._coordinators, self._cluster_ended)
+        self._heads = None if settings.serves_one else Heads(self._resources, self._coordinators)
+        self._clusters = Clusters(self._resources, self._coordinators, self._cluster_ended, self._heads)
         sharing_limits = SharingLimits(
             self._clusters, self._resources, self._presence, lease=settings.lease, keep_after=settings.keep_after,
             stop=self.stop,
@@ -202,6 +206,10 @@ class Agent:
                 self._sharing.announcer.start()
             watches = (self._watch_trust(), self._watch_machine(sharing_limits))
             self._watching = [asyncio.create_task(watch) for watch in watches]
+            if self._heads is not None:
+                await self._heads.recover()
+            if settings.head_key:
+                self._listener.dial_out(settings.dial, settings.head_key)
             await self._stopping.wait()
         finally:
             if announcement is not None:
@@ -268,6 +276,8 @@ class Agent:
     async def _end_everything(self) -> None:
         for task in self._watching:
             task.cancel()
+        if self._heads is not None:
+            await self._heads.close()
         await self._clusters.end_all(self._reason or "the agent ended")
         await self._listener.close(flush=1.0)
         self._clusters.close()
@@ -312,13 +322,14 @@ class Agent:
         return time.monotonic() - self._clusters.empty_since > self._settings.lease
 
     def _check_trust(self) -> None:
-        for entry in self._coordinators.take_removed():
-            reason = f"trust in {entry.owner} was removed"
+        for entry, reason in self._coordinators.take_removed():
             self._tell(SharingEvent("trust-removed", f"{reason}: its kernels are ended", owner=entry.owner))
             self._listener.revoke(entry.key)
             if self._sharing is not None:
                 self._sharing.forget(entry.key)
             self._clusters.end_those_of(entry.key, reason)
+            if self._heads is not None:
+                self._heads.end_soon_those_of(entry.key)
 
     def _check_sleep(self) -> None:
         seconds = self._sleep.check()

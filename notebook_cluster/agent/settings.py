@@ -104,7 +104,8 @@ class AgentSettings:
     each coordinator. ``pairing``: False opens no code. ``dial``: ``HOST:PORT`` of a cluster to go to, with ``code``
     being that cluster's (empty: paired before); such an agent opens no code of its own. ``launch``: an engine started
     it for the cluster at ``dial`` (several addresses have commas between), which it serves alone, unseen by others, and
-    with which it ends. ``limits``: what its owner allows.
+    with which it ends. ``head_key``: a window started this private agent, and the coordinator with that key has its
+    reception at ``dial``. ``limits``: what its owner allows.
     """
 
     name: str
@@ -119,6 +120,7 @@ class AgentSettings:
     pairing: bool = True
     dial: str = ""
     launch: LaunchedAs | None = None
+    head_key: str = ""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

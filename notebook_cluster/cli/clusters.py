@@ -15,6 +15,7 @@ from notebook_cluster.client import (
     export_run,
     find_peers,
     find_run,
+    is_led_elsewhere,
     read_last_run,
     read_run,
     read_runs,
@@ -180,7 +181,7 @@ def skip(options: argparse.Namespace) -> int:
 def check_running(name: str) -> str:
     """``name`` if a cluster of this name runs; UsageError that names those that do."""
     running = running_clusters()
-    if name not in running:
+    if name not in running and not is_led_elsewhere(name):
         known = f"running: {', '.join(running)}" if running else "no cluster runs on this machine"
         raise UsageError(f"no cluster is called {name!r}: {known}")
     return name

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import zmq
 
+from notebook_cluster.agent.sharing.grants import GRANTS_FILE, HeldGrant, read_grants, withdraw_grants
 from notebook_cluster.cli.console import print_table
 from notebook_cluster.cli.values import ASK, default_name, read_code
 from notebook_cluster.pairing import PairingError, Partner, first_that_answers
@@ -119,7 +120,8 @@ def _is_agent(directory: Path) -> bool:
 
 def _list(directions: list[_Direction]) -> int:
     rows = [(direction.meaning, entry) for direction in directions for entry in direction.store.read()]
-    if not rows:
+    grants = [(direction, held) for direction in directions for held in _grants(direction)]
+    if not rows and not grants:
         print("nobody is trusted except clusters and agents of your own user on this machine")
         return 0
     print_table(
@@ -129,15 +131,29 @@ def _list(directions: list[_Direction]) -> int:
             for meaning, entry in rows
         ],
     )
+    for direction, held in grants:
+        owner_of = next((entry.owner for _, entry in rows if entry.key == held.owner_key), "this user")
+        print(
+            f"until {dated(held.until)} {held.head} (key {fingerprint(held.key)}) leads cluster {held.cluster} of "
+            f"{owner_of} on {direction.store.path.parent.name}"
+        )
     print("take it back with 'notebook-cluster trust remove NAME' (or an owner, or a fingerprint): in force at once")
     return 0
+
+
+def _grants(direction: _Direction) -> list[HeldGrant]:
+    """Those that hold, as far as the clock tells."""
+    return [row for row in read_grants(direction.store.path.parent / GRANTS_FILE) if row.until > time.time()]
 
 
 def _remove(who: str, directions: list[_Direction]) -> int:
     removed = [(direction.meaning, entry) for direction in directions for entry in direction.store.remove(who)]
     for meaning, entry in removed:
         print(f"removed: {entry.name} of {entry.owner}, key {fingerprint(entry.key)} ({meaning})")
-    if removed:
+    ended = [held for direction in directions for held in withdraw_grants(direction.store.path.parent, who)]
+    for held in ended:
+        print(f"removed: the grant of {held.head} to lead cluster {held.cluster}, key {fingerprint(held.key)}")
+    if removed or ended:
         print("in force at once: within a second open connections are closed and kernels that it started end")
         return 0
     known = sorted({entry.name for direction in directions for entry in direction.store.read()})

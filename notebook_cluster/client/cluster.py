@@ -17,7 +17,15 @@ from notebook_cluster.client.files import Destination, find_sources, send_files
 from notebook_cluster.client.launching import Launching
 from notebook_cluster.client.past import Past
 from notebook_cluster.client.requests import RunningCluster, add_request, how_to_join
-from notebook_cluster.client.start import ensure_coordinator, nobody_came, read_connection, running_clusters, was_killed
+from notebook_cluster.client.start import (
+    DEFAULT_LEASE,
+    ensure_coordinator,
+    nobody_came,
+    read_connection,
+    reopen_window,
+    running_clusters,
+    was_killed,
+)
 from notebook_cluster.client.stream import Progress, wait
 from notebook_cluster.client.values import Pulled
 from notebook_cluster.protocol import views as v
@@ -131,10 +139,11 @@ class Cluster(Past, Moving, Launching, Benching):
         address: str = "",
         folder: str = "",
         known: Sequence[str] | None = None,
+        head: str = "",
         fresh: bool = False,
         directory: str | None = None,
         kind: str = "client",
-        lease: float = 600.0,
+        lease: float = DEFAULT_LEASE,
         agent_lease: float = 600.0,
         on_progress: Callable[[str], None] | None = None,
     ) -> "Cluster":
@@ -144,11 +153,14 @@ class Cluster(Past, Moving, Launching, Benching):
             local: nodes on this machine; default 1 (with ``on`` 0), and none are added to a cluster that runs.
             peers: names, ``HOST:PORT``, or ``all`` for every trusted peer found over mDNS, also those found later.
             nodes: at least so many nodes in all; local ones fill up.
-            code: pairs with peers that share with this code and are not trusted yet; alone it means ``peers`` all.
+            code: pairs with peers that share with this code and are not trusted yet; alone it means ``peers`` all, with
+                ``head`` that one.
             invite: also let peers join by themselves, with ``code`` (or one that is made): see :meth:`invite`.
             on, hosts, gpus, nodes_per_host, time, partition, setup, address, folder: have an engine start hosts, see
                 :meth:`grow`; those that a cluster has from it already are enough.
             known: names or ``HOST:PORT`` of peers to know of without mDNS; default: NOTEBOOK_CLUSTER_PEERS.
+            head: the peer (a name or ``HOST:PORT``) on which the coordinator runs, so that the cluster goes on without
+                this machine; paired with ``code`` where that is needed.
             fresh: end a running cluster of this name first; clean kernels.
             directory: working directory of local nodes; default: the current one.
             lease, agent_lease: seconds, see the coordinator's settings.
@@ -165,6 +177,7 @@ class Cluster(Past, Moving, Launching, Benching):
         if fresh:
             file = read_connection(name)
             with contextlib.suppress(ClusterError):  # a journal that cannot be read tells of no nodes
+                file = file or reopen_window(name)
                 if file is None and was_killed(name):
                     # Nobody else would tell its nodes that it is over before their lease is.
                     say(f"the coordinator of cluster {name!r} was killed: ending what it left")
@@ -175,7 +188,7 @@ class Cluster(Past, Moving, Launching, Benching):
                 running.stop()
         start = functools.partial(
             ensure_coordinator, name, directory or os.getcwd(), lease=lease, agent_lease=agent_lease,
-            known=None if known is None else ",".join(known), on_progress=say,
+            known=None if known is None else ",".join(known), head=head, code=code if head else "", on_progress=say,
         )  # fmt: skip
         cluster = cls._attached(*start(fresh=fresh), kind)
         if cluster.attached and cluster.connection.closed is not None:
@@ -188,7 +201,7 @@ class Cluster(Past, Moving, Launching, Benching):
                 say(how_to_join(cluster.invite(code)))
             if on and local is None:
                 local = 0
-            cluster._fill(state, local, peers or (("all",) if code else ()), nodes, code, say)
+            cluster._fill(state, local, peers or (("all",) if code and not head else ()), nodes, code, say)
             if on:
                 request = StartLaunch(
                     on=on, hosts=hosts, gpus=gpus, time=time, partition=partition, setup=setup, address=address,
@@ -252,14 +265,16 @@ class Cluster(Past, Moving, Launching, Benching):
 
     @classmethod
     def attach(cls, name: str | None = None, kind: str = "client", *, live: bool = True) -> "Cluster":
-        """Attach to a running cluster; without ``name`` to the only one there is."""
+        """Attach to a running cluster; without ``name`` to the only one there is. ``NAME@PEER``: to one that is led
+        from there."""
         if name is None:
             running = running_clusters()
             if len(running) != 1:
                 what = f"running clusters are {', '.join(running)}: name one" if running else "no cluster runs"
                 raise ClusterError(f"{what} (%cluster start)" if not running else what)
             name = running[0]
-        file = read_connection(name)
+        name, _, head = name.partition("@")
+        file = read_connection(name) or reopen_window(name, head)
         if file is None:
             running = running_clusters()
             known = f"running: {', '.join(running)}" if running else "none runs"

@@ -184,7 +184,12 @@ class Connection:
             self._loop.close()
 
     def _look_for_coordinator(self) -> None:
-        if not is_alive(self.file.pid):
+        if self.file.head and not is_alive(self.file.pid):
+            self._end(
+                f"the window to cluster {self.file.cluster!r} on {self.file.head} is gone (process {self.file.pid}), "
+                f"the cluster goes on there: %cluster attach {self.file.cluster}"
+            )
+        elif not is_alive(self.file.pid):
             self._end(
                 f"the coordinator of cluster {self.file.cluster!r} is gone (process {self.file.pid}): "
                 f"%cluster start {self.file.cluster} brings it back"
@@ -211,7 +216,8 @@ class Connection:
                 self._on_reply(message)
             case Closing():
                 self._tell(message)
-                self.closed = f"cluster {self.file.cluster!r} has ended: {message.reason}"
+                ended = f"cluster {self.file.cluster!r} has ended: {message.reason}"
+                self.closed = message.reason if message.away else ended
             case _:
                 if isinstance(message, StateChanged):
                     self.latest = message.state

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from notebook_cluster.client.connection import ClusterError, is_alive
-from notebook_cluster.protocol.names import check_name
+from notebook_cluster.protocol.names import check_name, is_name
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.protocol.wire import PROTOCOL_VERSION, VERSION
@@ -29,6 +29,10 @@ START_TIMEOUT = 20.0
 """Seconds without a sign of a coordinator that starts, after which it is ended."""
 SLOW_START = 3.0
 """Seconds between two lines about a start that takes long."""
+DEFAULT_LEASE = 600.0
+"""Seconds without any view and without a running cell after which a cluster ends; one with a head takes a day."""
+HEAD_FILE = "head.json"
+"""In a cluster's folder: from where it is led, when not from this machine."""
 PEERS_VARIABLE = "NOTEBOOK_CLUSTER_PEERS"
 """Names or HOST:PORT of peers to know of without mDNS, commas between; ``all`` adds them too."""
 
@@ -133,14 +137,19 @@ def ensure_coordinator(
     directory: str,
     *,
     fresh: bool = False,
-    lease: float = 600.0,
+    lease: float = DEFAULT_LEASE,
     agent_lease: float = 600.0,
     known: str | None = None,
+    head: str = "",
+    code: str = "",
+    only_look: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[ConnectionFile, bool]:
     """(connection file, whether it ran already) of cluster ``name``; a coordinator that was killed is started
     again from its journal, unless ``fresh``. ``known``: peers to know of without mDNS (HOST:PORT or names, commas
-    between), instead of what NOTEBOOK_CLUSTER_PEERS says.
+    between), instead of what NOTEBOOK_CLUSTER_PEERS says. ``head``: the peer from where it is led, paired with ``code``
+    where that is needed; empty: from here, or from where it is led already. ``only_look``: with a head, start no
+    coordinator there.
 
     Raises:
         ClusterError: the coordinator did not start; the text names its log.
@@ -153,7 +162,15 @@ def ensure_coordinator(
     with _only_one(runtime):
         file = read_connection(name)
         if file is not None:
+            if head and not same_head(file.head, head):
+                led = f"led from {file.head}" if file.head else "led from this machine"
+                raise ClusterError(f"cluster {name!r} runs already, {led}: %cluster stop {name} first")
             return file, True
+        if head or led_from(runtime):
+            options = _window_options(name, runtime, head, directory, lease, agent_lease, known, code)
+            flags = [*(["--fresh"] if fresh else []), *(["--only-look"] if only_look or not head else [])]
+            file = _spawn(name, runtime, flags, options, on_progress, module="notebook_cluster.window")
+            return file, file.ran
         resume = not fresh and _crashed(runtime)
         if resume:
             on_progress(f"the coordinator of cluster {name!r} was killed: starting it again from its journal")
@@ -161,11 +178,78 @@ def ensure_coordinator(
             "--directory": directory, "--lease": str(lease), "--agent-lease": str(agent_lease),
             "--known": os.environ.get(PEERS_VARIABLE, "") if known is None else known,
         }  # fmt: skip
-        return _spawn(name, runtime, resume, options, on_progress), resume
+        return _spawn(name, runtime, ["--resume"] if resume else [], options, on_progress), resume
+
+
+def led_from(runtime: Path) -> str:
+    """The peer from where the cluster with this folder is led, as far as is known here; empty: from this machine."""
+    try:
+        return str(msgspec.json.decode((runtime / HEAD_FILE).read_bytes())["head"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
+        raise ClusterError(f"{runtime / HEAD_FILE} is not readable ({error}): delete it to start anew") from None
+
+
+def reopen_window(name: str, head: str = "") -> ConnectionFile | None:
+    """The connection file of a new window to the cluster ``name``, which is led from ``head`` or, where that is empty,
+    from where it was before; None: it is not led from elsewhere.
+
+    Raises:
+        ClusterError: the head cannot be reached, or the cluster runs there no more.
+    """
+    try:
+        check_name(name, "cluster")
+    except ValueError as error:
+        raise ClusterError(str(error)) from None
+    if not head and not led_from(runtime_directory() / "clusters" / name):
+        return None
+    return ensure_coordinator(name, os.getcwd(), head=head, only_look=True)[0]
+
+
+def is_led_elsewhere(name: str) -> bool:
+    """The cluster ``name`` of this user was led from a peer when it was last looked at from here."""
+    return bool(is_name(name) and led_from(runtime_directory() / "clusters" / name))
+
+
+def same_head(led: str, asked: str) -> bool:
+    """``asked`` (a name or HOST:PORT) may mean the peer ``led``."""
+    return bool(led) and (asked == led or ":" in asked)
+
+
+def _window_options(
+    name: str,
+    runtime: Path,
+    head: str,
+    directory: str,
+    lease: float,
+    agent_lease: float,
+    known: str | None,
+    code: str,
+) -> dict[str, str]:
+    """For a window to the cluster ``name`` that is, or shall be, led from ``head``; empty: from where it was before."""
+    before = led_from(runtime)
+    if before and head and not same_head(before, head):
+        raise ClusterError(
+            f"cluster {name!r} is led from {before}: %cluster attach {name}, or %cluster stop {name} before it is led "
+            f"from {head}"
+        )
+    options = {
+        "--head": head or before, "--directory": directory, "--agent-lease": str(agent_lease), "--code": code,
+        "--known": os.environ.get(PEERS_VARIABLE, "") if known is None else known,
+    }  # fmt: skip
+    if lease != DEFAULT_LEASE:
+        options["--head-lease"] = str(lease)
+    return options
 
 
 def _spawn(
-    name: str, runtime: Path, resume: bool, options: dict[str, str], on_progress: Callable[[str], None]
+    name: str,
+    runtime: Path,
+    flags: list[str],
+    options: dict[str, str],
+    on_progress: Callable[[str], None],
+    module: str = "notebook_cluster.coordinator",
 ) -> ConnectionFile:
     """Start the coordinator's process and return when it answers. One that does not is ended: there is never a second
     beside it."""
@@ -173,8 +257,8 @@ def _spawn(
     log_path = runtime / "coordinator.log"
     said, says = os.pipe()
     command = [
-        sys.executable, "-m", "notebook_cluster.coordinator", "--cluster", name, "--runtime", str(runtime),
-        *(f"{option}={value}" for option, value in options.items()), *(["--resume"] if resume else []),
+        sys.executable, "-m", module, "--cluster", name, "--runtime", str(runtime),
+        *(f"{option}={value}" for option, value in options.items()), *flags,
         f"--progress={says}",
     ]  # fmt: skip
     try:
@@ -228,7 +312,8 @@ def _wait_for_answer(
                 deadline = time.monotonic() + START_TIMEOUT
                 if time.monotonic() >= tell_at:
                     tell_at = time.monotonic() + SLOW_START
-                    on_progress(f"the coordinator of cluster {name!r} is {lines[-1]}")
+                    who = "the coordinator of cluster" if lines[-1].startswith("reading") else "cluster"
+                    on_progress(f"{who} {name!r} is {lines[-1]}")
         if ended:
             code = process.returncode
             return None, f"was ended by {signal.Signals(-code).name}" if code < 0 else ""

@@ -29,8 +29,9 @@ from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
 from notebook_cluster.coordinator.peers.launches import Launches
 from notebook_cluster.coordinator.peers.links import PeerLinks
+from notebook_cluster.coordinator.peers.owners_agent import OwnersAgent
 from notebook_cluster.coordinator.peers.pairing import Pairing
-from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner, OwnAgent
+from notebook_cluster.coordinator.peers.provisioning import LocalAgent, NodeProvisioner, OwnAgent
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
 from notebook_cluster.coordinator.requests import Requests
 from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
@@ -44,7 +45,7 @@ from notebook_cluster.memory import give_back
 from notebook_cluster.peering.candidates import Trust, known_peers
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import views as v
-from notebook_cluster.security import Identity, announce, data_directory, load_identity, withdraw
+from notebook_cluster.security import Identity, withdraw
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,8 @@ class Coordinator:
         self._tick_failed = ""
         self._last_needed = time.monotonic()
 
-        identity = load_identity(data_directory())
-        self._announcement = announce("coordinator", identity.public_key, settings.cluster)
+        identity, self._announcement = startup.identify(settings)
+        self._public_key = identity.public_key
         journal, recovered = startup.open_journal(settings, progress)
         before = recovered or RecoveredRun()
         self._round_records = before.rounds
@@ -164,8 +165,9 @@ class Coordinator:
 
     def _make_peers(self, identity: Identity, received: dict[str, int]) -> None:
         core, context, membership = self._core, self._context, self._membership
-        lease, runtime = self._settings.agent_lease, self._settings.runtime
-        self._trust = trust = Trust(lambda key: self._launches.hosts.name_of(key))
+        lease, runtime, head = self._settings.agent_lease, self._settings.runtime, self._settings.head
+        pinned = startup.trusted_by_head(runtime) if head else None
+        self._trust = trust = Trust(lambda key: self._launches.hosts.name_of(key), pinned)
         finding = self._finding = PeerFinder(
             context, trust, known_peers(self._settings.known), lambda new: self._provisioner.on_found(new)
         )
@@ -182,10 +184,9 @@ class Coordinator:
         self._launches = Launches(
             core, links=links, membership=membership, invitation=self._invitation, identity=identity, lease=lease
         )
-        self._own_agent = OwnAgent(
-            core, links=links, membership=membership, directory=runtime, lease=lease, closing=self._closing
-        )
-        pairing = Pairing(core, context, identity, trust)
+        own = OwnAgent(core, links=links, membership=membership, directory=runtime, lease=lease, closing=self._closing)
+        self._own_agent: LocalAgent = OwnersAgent(links, membership) if head else own
+        pairing = Pairing(self._settings.cluster, context, identity, trust, core.tell)
         self._resolver = resolver = PeerResolver(
             core, delivery=self._delivery, links=links, finding=finding, pairing=pairing, trust=trust
         )
@@ -230,7 +231,8 @@ class Coordinator:
         # An error up to here ends this process alone: the agents keep what they have for the next one.
         address = self._views.start()
         try:
-            startup.write_connection_file(self._settings, self._core, self._views, address)
+            port = self._invitation.listen() if self._settings.head else 0
+            startup.write_connection_file(self._settings, self._core, self._views, address, self._public_key, port)
         except OSError as error:
             raise startup.cannot_start(self._settings, self._disk.trouble(error)) from error
         self._progress.close()
@@ -276,9 +278,8 @@ class Coordinator:
             text = f"{type(error).__name__}: {error}"
             if text != self._tick_failed:
                 log.exception("a look at the cluster failed")
-                self._core.tell(
-                    "error", f"the coordinator stumbled: {text} (see {self._settings.runtime}/coordinator.log)"
-                )
+                where = f"{self._settings.runtime}/coordinator.log"
+                self._core.tell("error", f"the coordinator stumbled: {text} (see {where})")
             self._tick_failed = text
 
     def _tick(self) -> None:
@@ -317,7 +318,7 @@ class Coordinator:
     def _view_left(self, view: View, clean: bool) -> None:
         others = [other for other in self._views.views.values() if other.kind in ("magics", "client")]
         idle = self._core.state.running() is None and not self._core.state.queue()
-        if clean and view.kind == "magics" and not others and idle:
+        if clean and view.kind == "magics" and not others and idle and not self._settings.head:
             self._stop("the notebook kernel was shut down and nothing ran")
 
     async def _close(self) -> None:
@@ -352,8 +353,7 @@ class Coordinator:
         if fresh := self._persistence.keep(time.monotonic()):
             self._views.send_live(v.SeriesAdded(series=fresh))
         self._views.send_live(v.StateChanged(state=self._shown.cluster()))
-        running = self._core.state.running()
-        if running is not None:
+        if (running := self._core.state.running()) is not None:
             self._views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))
         self._views.send_live(v.Closing(reason=reason))
         self._persistence.close(reason)

@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ from notebook_cluster.journal.state import State
 from notebook_cluster.journal.store import LOCK_FILE, journal_path
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.views import ConnectionFile, RequestError
-from notebook_cluster.security import write_private
+from notebook_cluster.security import Identity, TrustStore, announce, data_directory, load_identity, write_private
 
 LOCK_WAIT = 15.0
 """Seconds for the coordinator before to end: it has taken its connection file away some time earlier."""
@@ -44,6 +45,9 @@ class Settings(msgspec.Struct):
     resume: bool = False
     known: str = ""
     """PeerLinks that the notebook's environment names (NOTEBOOK_CLUSTER_PEERS): HOST:PORT or names, commas between."""
+    head: bool = False
+    """Another machine's window had it started here: it has a key of its own, trusts whom the window names, and the
+    ``local`` peer is the agent of that machine, which dials in."""
     progress: int = -1
     """File descriptor for lines about how far the start is; -1 for none."""
 
@@ -141,15 +145,31 @@ def open_journal(settings: Settings, progress: StartProgress) -> tuple[Journal, 
     return journal, recovered if recovered is not None and recovered.state.cluster_id else None
 
 
-def write_connection_file(settings: Settings, core: Core, views: ViewServer, address: str) -> None:
+def write_connection_file(
+    settings: Settings, core: Core, views: ViewServer, address: str, key: str, reception: int
+) -> None:
     """What a view needs to dial ``views`` at ``address``. Raises OSError."""
     connection = ConnectionFile(
         cluster=settings.cluster, address=address, server_key=views.server.public_key,
         view_public_key=views.view_identity.public_key, view_secret_key=views.view_identity.secret_key,
         pid=os.getpid(), epoch=core.state.epoch, protocol=PROTOCOL_VERSION, version=VERSION,
-        run_log=str(core.journal.path),
+        run_log=str(core.journal.path), key=key, reception=reception,
     )  # fmt: skip
     write_private(settings.runtime / "connection.json", msgspec.json.encode(connection))
+
+
+def identify(settings: Settings) -> tuple[Identity, Path]:
+    """The identity of this coordinator, and the file that says to this user's agents here that it is one of theirs; a
+    head has no such file, for agents let it in by its owner's grant alone."""
+    if settings.head:
+        return load_identity(settings.runtime), settings.runtime / "not-announced"
+    identity = load_identity(data_directory())
+    return identity, announce("coordinator", identity.public_key, settings.cluster)
+
+
+def trusted_by_head(folder: Path) -> TrustStore:
+    """The peers that the owner's window lets the head in ``folder`` use."""
+    return TrustStore(folder / "trusted_peers.json", "name")
 
 
 def cannot_start(settings: Settings, trouble: str) -> OSError:
@@ -167,15 +187,16 @@ class PrivateAgent(msgspec.Struct):
 
 
 async def start_private_agent(
-    name: str, directory: Path, lease: float
+    name: str, directory: Path, lease: float, options: Sequence[str] = ()
 ) -> tuple[PrivateAgent, asyncio.subprocess.Process]:
-    """Start an agent for this machine. It survives a crash of the coordinator and ends with the cluster.
+    """Start an agent for this machine, with more ``options``. It survives a crash of the coordinator and ends with the
+    cluster.
 
     Raises:
         RequestError: it ended before it was ready; names its log.
     """
     command = [sys.executable, "-m", "notebook_cluster.agent", "--private", "--name", name]
-    command += ["--cluster-dir", str(directory), "--lease", str(lease)]
+    command += ["--cluster-dir", str(directory), "--lease", str(lease), *options]
     log_path = directory / "agent.log"
     with open(log_path, "ab") as errors:  # noqa: ASYNC230 - a local file, opened once
         process = await asyncio.create_subprocess_exec(

@@ -97,6 +97,10 @@ class ViewServer:
         view.last_heard = time.monotonic()
         if isinstance(request.body, Attach):
             view.kind, view.live = request.body.kind, request.body.live
+        self._take(view, request, data)
+
+    def _take(self, view: View, request: Request, data: bytes) -> None:
+        """``request``, which came as ``data``."""
         task = asyncio.ensure_future(self._answer(view, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

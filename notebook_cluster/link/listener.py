@@ -30,6 +30,7 @@ class Listener:
     ``authorise(key)`` returns a name for people, or None to refuse; it is called on the ZAP thread when a connection
     is made and on the loop when a session is asked for. ``on_session(session)`` is called on the loop for each new
     cluster, before its first message. ``gate`` is the context's ZAP handler when it has one already.
+    ``objection(key, cluster)``: why a key that is let in has no cluster of that name here; empty when it may have.
 
     Attributes:
         sessions: cluster id -> Session.
@@ -47,10 +48,12 @@ class Listener:
         on_session: Callable[[Session], None],
         settings: LinkSettings | None = None,
         gate: Gate | None = None,
+        objection: Callable[[str, str], str] = lambda key, cluster: "",
     ) -> None:
         self._context = plain_context(context)
         self._identity = identity
         self._authorise = authorise
+        self._refuses = objection
         self._on_session = on_session
         self.settings = settings or LinkSettings()
         self.sessions: dict[str, Session] = {}
@@ -213,6 +216,8 @@ class Listener:
             return f"{hello.cluster_name[:_MAX_SENDER]!r} is not a usable cluster name"
         if self._authorise(key) is None:
             return f"key {fingerprint(key)} is not trusted"
+        if objection := self._refuses(key, hello.cluster_name):
+            return objection
         if session is None:
             held = sum(session.key == key for session in self.sessions.values())
             many = f"{held} clusters of key {fingerprint(key)} are here already: stop one of them first"

@@ -44,6 +44,7 @@ def _start(session: NotebookSession, call: Invocation) -> None:
         nodes=call.options.get("nodes", 0),
         code=call.options.get("code", ""),
         invite=call.options.get("invite", False),
+        head=call.options.get("head", ""),
         **launch_options(call),
         fresh=call.options.get("fresh", False),
         kind="magics",

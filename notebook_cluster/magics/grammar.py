@@ -120,6 +120,14 @@ def _cluster_name(text: str) -> str:
         raise UsageError(str(error)) from None
 
 
+def _cluster_at_peer(text: str) -> str:
+    """``NAME``, or ``NAME@PEER`` where the peer is a name or HOST:PORT."""
+    name, at, peer = text.partition("@")
+    if at and not peer:
+        raise UsageError(f"{text!r} names no peer after @: %cluster attach NAME@PEER")
+    return _cluster_name(name) + at + peer
+
+
 def _parameters(text: str) -> str:
     """The number as ``1100000000``; people write 124M, 1.1B or 1.1e9."""
     try:
@@ -167,6 +175,7 @@ COMMANDS: dict[str, Command] = {
                 Option("peers", "a node on each of these machines", "all|NAME,...", _names("'all', or names of peers")),
                 Option("code", "pair with machines that share with this code; alone: with all", "CODE", _code),
                 Option("invite", "let machines join by themselves, see invite"),
+                Option("head", "lead it from that machine: it goes on without this one", "PEER", str),
                 *_LAUNCH_OPTIONS,
                 Option("fresh", "new kernels, also when the cluster runs already"),
                 Option("no-panel", "do not show the panel"),
@@ -284,9 +293,9 @@ COMMANDS: dict[str, Command] = {
         Command(
             "attach",
             "come back to a running cluster and its running cell",
-            "[NAME]",
+            "[NAME|NAME@PEER]",
             (Option("async", "show the running cell, but do not wait for it"),),
-            _cluster_name,
+            _cluster_at_peer,
         ),
         Command("cells", "on which nodes cells without %% run from now on; alone: say it", "[all|local]"),
         Command(

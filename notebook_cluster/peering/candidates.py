@@ -16,10 +16,14 @@ from notebook_cluster.security import Trusted, TrustStore, fingerprint, same_use
 class Trust:
     """Answers from the files as they are now: what was removed is not trusted from the next question on."""
 
-    def __init__(self, launched: Callable[[str], str | None] = lambda key: None) -> None:
-        """``launched(key)``: the name of the agent with ``key`` that an engine has started for this cluster."""
-        self.store: TrustStore = trusted_peers()
+    def __init__(
+        self, launched: Callable[[str], str | None] = lambda key: None, store: TrustStore | None = None
+    ) -> None:
+        """``launched(key)``: the name of the agent with ``key`` that an engine has started for this cluster.
+        ``store``: of a head, whom alone it trusts; not this machine's user."""
+        self.store: TrustStore = store or trusted_peers()
         self.launched = launched
+        self._same_user = store is None
 
     def is_pinned(self, key: str) -> bool:
         """True for the key of a peer that was paired."""
@@ -27,16 +31,20 @@ class Trust:
 
     def is_trusted(self, key: str) -> bool:
         """True when code may be sent to whoever holds ``key``."""
-        return self.is_pinned(key) or self.launched(key) is not None or key in same_user_keys("agent")
+        return self.is_pinned(key) or self.launched(key) is not None or key in self._own()
 
     def keys(self) -> set[str]:
         """All of them, for one pass over many peers."""
-        return {entry.key for entry in self.store.entries()} | set(same_user_keys("agent"))
+        return {entry.key for entry in self.store.entries()} | set(self._own())
+
+    def _own(self) -> dict[str, str]:
+        """Keys of this user's own agents on this machine."""
+        return same_user_keys("agent") if self._same_user else {}
 
     def changed(self, name: str, key: str) -> str:
         """Why whoever calls itself ``name`` with ``key`` is not the peer that was paired under this name, or empty."""
         known = self.store.named(name)
-        if not known or any(entry.key == key for entry in known) or key in same_user_keys("agent"):
+        if not known or any(entry.key == key for entry in known) or key in self._own():
             return ""
         return (
             f"{name!r} was paired with key {fingerprint(known[0].key)}, but this one has key {fingerprint(key)}: "

@@ -5,6 +5,7 @@ Bulk buffers beside the struct are named in each docstring; a message without th
 
 from typing import Literal
 
+from notebook_cluster.protocol.heads import FromHeadAgent, ToHeadAgent
 from notebook_cluster.protocol.transfers import FilesAnswer, FilesRequest
 from notebook_cluster.protocol.wire import Message
 
@@ -284,6 +285,7 @@ FromCoordinator = (
     | Diagnose
     | FilesRequest
     | Release
+    | ToHeadAgent
 )
 FromAgent = (
     PeerInfo
@@ -301,4 +303,5 @@ FromAgent = (
     | Diagnosis
     | FilesAnswer
     | Farewell
+    | FromHeadAgent
 )

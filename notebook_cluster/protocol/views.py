@@ -32,6 +32,14 @@ class ConnectionFile(Message, frozen=True):
     protocol: int
     version: str
     run_log: str
+    key: str = ""
+    """Public key with which the coordinator meets agents."""
+    reception: int = 0
+    """Port where agents dial in; of a head."""
+    head: str = ""
+    """The peer where the coordinator runs, when this process is only the window to it."""
+    ran: bool = False
+    """The head ran before this window."""
 
 
 # ---- requests ------------------------------------------------------------------------------------------------
@@ -337,9 +345,10 @@ class SeriesAdded(Message, frozen=True):
 
 
 class Closing(Message, frozen=True):
-    """The coordinator ends."""
+    """The coordinator ends. ``away``: it does not, but cannot be reached from here; ``reason`` is the whole line."""
 
     reason: str
+    away: bool = False
 
 
 OfCell = CellOutput | CellChanged | CellEnded | NodeValue | InputRequested | InputWithdrawn

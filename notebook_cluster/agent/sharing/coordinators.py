@@ -1,6 +1,7 @@
 """Which coordinators may use this agent, and going to those that cannot come here.
 
-Those of the same user on this machine may, and those that were paired.
+Those of the same user on this machine may, those that were paired, and, for one cluster of theirs, a head that they
+grant.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import zmq
 
 from notebook_cluster.agent.events import SharingEvent, Tell
 from notebook_cluster.agent.settings import LaunchedAs
+from notebook_cluster.agent.sharing.grants import Grants, HeldGrant
 from notebook_cluster.link import DialOut, Listener
 from notebook_cluster.link.tcp import host_port
 from notebook_cluster.pairing import NobodyThere, PairingError, ask, enlist, pair
@@ -27,12 +29,16 @@ class Coordinators:
     :meth:`authorise` may be called from any thread.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, head_key: str = "") -> None:
+        """``head_key``: of the head that the window which started this agent has, or empty."""
         self.store: TrustStore = trusted_coordinators(directory)
+        self.grants = Grants(directory, self._is_owner)
+        self._head_key = head_key
         self._here = owner()
         self._lock = threading.Lock()
-        self._let_in = self._paired()
+        self._let_in: dict[str, Trusted] = {}
         """Key -> entry of those that came in, or could have, since the last look."""
+        self._let_in = self._paired()
         self._launch: LaunchedAs | None = None
 
     def trust_launch(self, launch: LaunchedAs) -> None:
@@ -41,18 +47,27 @@ class Coordinators:
 
     def authorise(self, key: str) -> str | None:
         """A name for people, or None for a key that must stay out."""
-        if (trusted := self.store.find(key)) is not None:
+        trusted = self.store.find(key) or self._granted(key)
+        if trusted is not None:
             # Also one that is removed before anybody looks.
             with self._lock:
                 self._let_in[key] = trusted
             return trusted.owner
         if self._launch is not None and self._launch.key.server_key == key:
             return self._launch.key.owner
+        if key and key == self._head_key:
+            return self._here
         return same_user_keys("coordinator").get(key)
+
+    def objection(self, key: str, cluster: str) -> str:
+        """Why a coordinator with ``key``, which was let in, has no cluster of that name here; or empty."""
+        if self.store.find(key) is not None or (held := self.grants.find(key)) is None or held.cluster == cluster:
+            return ""
+        return f"{held.head} is granted as the head of cluster {held.cluster}, not of {cluster}"
 
     def owner(self, key: str) -> str:
         """``user@machine`` of a key that was let in."""
-        trusted = self.store.find(key)
+        trusted = self.store.find(key) or self._granted(key)
         if trusted is None and self._launch is not None:
             return self._launch.key.owner
         return trusted.owner if trusted is not None else self._here
@@ -60,28 +75,58 @@ class Coordinators:
     def owner_id(self, key: str) -> str:
         """What all clusters of one owner have in common: the key that was paired, or empty for this user's own, which
         may be paired as well."""
+        key = self.owner_key(key)
         own = self.is_own(key) or key in same_user_keys("coordinator")
         return "" if own else key
 
+    def owner_key(self, key: str) -> str:
+        """The key of the owner whose coordinator has ``key``: another one only of a head."""
+        held = None if self.store.find(key) is not None else self.grants.find(key)
+        return held.owner_key if held is not None else key
+
     def is_own(self, key: str) -> bool:
         """Whether it came in as this user's, without pairing."""
-        return self.store.find(key) is None
+        return self.store.find(self.owner_key(key)) is None
 
-    def take_removed(self) -> list[Trusted]:
-        """Those that are trusted no more since the last call."""
+    def is_head(self, key: str) -> bool:
+        """It comes in under a grant alone, and grants nothing itself."""
+        return self.store.find(key) is None and (key == self._head_key or self.grants.find(key) is not None)
+
+    def take_removed(self) -> list[tuple[Trusted, str]]:
+        """Those that are trusted no more since the last call, and why."""
         with self._lock:
             before, self._let_in = self._let_in, {}
-            paired = self._paired()
-            self._let_in |= paired
-        gone = [entry for key, entry in before.items() if key not in paired]
+            now = self._paired()
+            self._let_in |= now
+        gone = [entry for key, entry in before.items() if key not in now]
         if not gone:
             return []
         # Who was paired may be this user as well.
         same_user = same_user_keys("coordinator")
-        return [entry for entry in gone if entry.key not in same_user]
+        owners = {entry.owner for entry in now.values()} | ({self._here} if same_user else set())
+        return [(entry, self._why_gone(entry, owners)) for entry in gone if entry.key not in same_user]
+
+    @staticmethod
+    def _why_gone(entry: Trusted, owners: set[str]) -> str:
+        """A head may go while its owner stays."""
+        if entry.owner in owners:
+            return f"the head of cluster {entry.name} is granted no more by {entry.owner}"
+        return f"trust in {entry.owner} was removed"
+
+    def _is_owner(self, key: str) -> bool:
+        return self.store.find(key) is not None or key in same_user_keys("coordinator")
+
+    def _granted(self, key: str) -> Trusted | None:
+        held = self.grants.find(key)
+        return self._as_trusted(held) if held is not None else None
+
+    def _as_trusted(self, held: HeldGrant) -> Trusted:
+        known = self.store.find(held.owner_key)
+        return Trusted(held.cluster, held.key, known.owner if known is not None else self._here)
 
     def _paired(self) -> dict[str, Trusted]:
-        return {entry.key: entry for entry in self.store.entries()}
+        granted = {held.key: self._as_trusted(held) for held in self.grants.in_force()}
+        return granted | {entry.key: entry for entry in self.store.entries()}
 
 
 class Dialling:

@@ -3,11 +3,12 @@
 import asyncio
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import zmq
 
-from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.core import Level
 from notebook_cluster.pairing import PairingError, Partner, first_that_answers, pair
 from notebook_cluster.peering.candidates import Candidate, Trust
 from notebook_cluster.peering.peer_finder import ASK_TIMEOUT
@@ -62,8 +63,17 @@ class Attempts:
 class Pairing:
     """Makes peers trusted. ``code`` is the class code that is tried with every peer that is found, or empty."""
 
-    def __init__(self, core: Core, context: "zmq.Context[Any]", identity: Identity, trust: Trust) -> None:
-        self._core = core
+    def __init__(
+        self,
+        cluster: str,
+        context: "zmq.Context[Any]",
+        identity: Identity,
+        trust: Trust,
+        tell: Callable[[Level, str], None],
+    ) -> None:
+        """``tell(level, line)`` gets lines for people."""
+        self._cluster = cluster
+        self._tell = tell
         self._context = context
         self._identity = identity
         self._trust = trust
@@ -115,7 +125,7 @@ class Pairing:
         try:
             partner = await pair(
                 self._context, f"{candidate.hosts[0]}:{candidate.pairing_port}", code,
-                identity_key=self._identity.public_key, role="cluster", name=self._core.state.cluster, owner=owner(),
+                identity_key=self._identity.public_key, role="cluster", name=self._cluster, owner=owner(),
                 expect_key=candidate.key,
             )  # fmt: skip
             failed = False
@@ -124,7 +134,7 @@ class Pairing:
         finally:
             await attempts.end(failed)
             if failed and attempts.used_up:
-                self._core.tell("warning", _used_up(candidate.name))
+                self._tell("warning", _used_up(candidate.name))
         return self._pinned(candidate, partner)
 
     def _pinned(self, candidate: Candidate, partner: Partner) -> Candidate:
@@ -135,7 +145,7 @@ class Pairing:
             self._trust.store.add(Trusted(paired.name, paired.key, partner.owner, paired.address, time.time()))
         except ValueError as error:
             raise RequestError(f"peer {paired.name!r} is not used: {error}") from None
-        self._core.tell("info", f"paired with {paired.name} of {partner.owner} at {paired.address}")
+        self._tell("info", f"paired with {paired.name} of {partner.owner} at {paired.address}")
         return paired
 
     async def _where_it_answers(self, candidate: Candidate) -> Candidate:

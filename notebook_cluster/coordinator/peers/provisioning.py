@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -88,6 +89,9 @@ class OwnAgent:
             wait = 0.0 if time.monotonic() - began > SETTLED else min(2 * wait + 0.5, MOST_WAIT)
             await asyncio.sleep(wait)
 
+    def arrived(self) -> None:
+        """It never dials in: the coordinator dials it."""
+
     @property
     def _log(self) -> Path:
         return self._directory / "agent.log"
@@ -123,6 +127,19 @@ def _runs(pid: int) -> bool:
         return False
 
 
+class LocalAgent(Protocol):
+    """The agent of the notebook's machine: :class:`OwnAgent`, or of a head :class:`.owners_agent.OwnersAgent`."""
+
+    async def wait(self) -> None:
+        """Return when there is a link to it; RequestError that says why there is none."""
+
+    async def keep(self) -> None:
+        """Until the cluster ends."""
+
+    def arrived(self) -> None:
+        """It has dialled in."""
+
+
 ALL = "all"
 NOT_REACHED_AGAIN = 15.0
 """Seconds until a peer that was found, but did not answer, is tried again."""
@@ -140,7 +157,7 @@ class NodeProvisioner:
         pairing: Pairing,
         finding: PeerFinder,
         membership: Membership,
-        own_agent: OwnAgent,
+        own_agent: LocalAgent,
         nodes_per_host: Callable[[str], int],
     ) -> None:
         """``nodes_per_host(key)``: so many the launch of that host wants on it; 0: one per accelerator."""
@@ -247,7 +264,9 @@ class NodeProvisioner:
     def on_arrival(self, key: str, address: str) -> None:
         """A trusted peer has dialled this cluster. It was asked to join there, so it gets nodes."""
         candidate = self._resolver.dial_arrived(key, address)
-        if candidate is not None:
+        if candidate is not None and self._links.name_of(key) == LOCAL:
+            self._own_agent.arrived()
+        elif candidate is not None:
             self._core.spawn(self.add_quietly(candidate))
 
     async def add_found(self, candidate: Candidate) -> list[str]:

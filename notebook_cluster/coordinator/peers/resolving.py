@@ -187,7 +187,7 @@ class PeerResolver:
         called = entry.name if entry is not None else self._trust.launched(key)
         if called is None:
             return None
-        name = self._links.name_of(key) or self._free_name(called)
+        name = self._links.name_of(key) or (LOCAL if called == LOCAL else self._free_name(called))
         link, peer = self._delivery.links.get(name), self._core.state.peers.get(name)
         if link is not None and peer is not None and (peer.found_by == "dialled" or link.is_open):
             return None

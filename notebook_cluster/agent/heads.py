@@ -1,0 +1,335 @@
+"""Coordinators that run on this peer for clusters of others, its *heads*, and what their owners' windows say to them.
+
+Each is a process of its own, as on an owner's machine, with a key of its own. It is started for a coordinator that may
+use this agent, is started again when it was killed, and ends with the sharing and with the trust in its owner.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from notebook_cluster.agent.events import SharingEvent
+from notebook_cluster.agent.head_process import LOOK_S, ORDER_FILE, START_TIMEOUT, Head, HeadTrouble
+from notebook_cluster.agent.resources import Resources
+from notebook_cluster.agent.sharing.coordinators import Coordinators
+from notebook_cluster.journal.kept_runs import last_run
+from notebook_cluster.journal.reading import has_crashed
+from notebook_cluster.journal.store import journal_path
+from notebook_cluster.link import Session
+from notebook_cluster.protocol import Message
+from notebook_cluster.protocol import heads as h
+from notebook_cluster.protocol.names import is_name
+from notebook_cluster.protocol.views import ConnectionFile
+from notebook_cluster.security import Identity, Trusted, dial, fingerprint, private_directory, write_private
+from notebook_cluster.sockets import Pump
+
+log = logging.getLogger(__name__)
+
+MOST_VIEWS = 64
+"""Of one window at a time."""
+
+
+class HeadViews:
+    """The views of one window: a socket to the head for each. ``send(view, frames)`` gets what it says to them."""
+
+    def __init__(self, head: Head, send: Callable[[int, list[bytes]], None]) -> None:
+        self._head = head
+        self._send = send
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._pumps: dict[int, Pump] = {}
+
+    def take(self, view: int, buffers: Sequence[bytes]) -> None:
+        """What ``view`` says, or (nothing) that it is gone. A view of a head that is not there gets no answer: its
+        window has been told."""
+        file = self._head.file
+        if not buffers:
+            if (pump := self._pumps.pop(view, None)) is not None:
+                pump.close()
+            return
+        if file is None:
+            return
+        if view not in self._pumps:
+            if len(self._pumps) >= MOST_VIEWS:
+                log.warning("cluster %s: its window opens more than %d views", self._head.cluster, MOST_VIEWS)
+                return
+            self._pumps[view] = self._dial(view, file)
+        self._pumps[view].send(list(buffers[:1]))
+
+    def _dial(self, view: int, file: ConnectionFile) -> Pump:
+        socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.LINGER, 500)
+        dial(socket, Identity(file.view_public_key, file.view_secret_key), file.server_key)
+        socket.connect(file.address)
+        return Pump(socket, lambda frames: self._send(view, frames))
+
+    def close(self) -> None:
+        """All views are gone."""
+        for pump in self._pumps.values():
+            pump.close()
+        self._pumps.clear()
+        self._context.destroy(linger=500)
+
+
+class _Window:
+    """What one session has of a head."""
+
+    def __init__(self, head: Head, session: Session) -> None:
+        self.head = head
+        self.session = session
+        self.views = HeadViews(head, lambda view, frames: self._tell(view, frames))
+        self.copies: dict[str, Path] = {}
+
+    def _tell(self, view: int, frames: list[bytes]) -> None:
+        self.session.send(h.FromHead(view=view), frames)
+
+    def close(self, *, told: bool) -> None:
+        self.views.close()
+        for path in self.copies.values():
+            path.unlink(missing_ok=True)
+        if told:
+            self.session.send(h.FromHead(view=0))
+
+
+class Heads:
+    """All heads of one agent, in folders below its data folder."""
+
+    def __init__(self, resources: Resources, coordinators: Coordinators) -> None:
+        self._resources = resources
+        self._coordinators = coordinators
+        self._folder = resources.directory / "heads"
+        self._heads: dict[tuple[str, str], Head] = {}
+        self._windows: dict[str, _Window] = {}
+        """Id of the session's cluster -> what it has open."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: dict[tuple[str, str], asyncio.Lock] = {}
+        self.open = True
+
+    # ---- what windows say
+
+    def handle(self, session: Session, message: Message, buffers: Sequence[bytes]) -> bool:
+        """Do what a window asks for; False: it is no message of a window."""
+        if not isinstance(message, h.ToHeadAgent):
+            return False
+        match message:
+            case h.Grant():
+                session.send(h.Granted(ticket=message.ticket, error=self._grant(session, message)))
+            case h.StartHead():
+                self._spawn(self._answer_start(session, message))
+            case h.ReadHeadFile():
+                self._spawn(self._answer_file(session, message))
+            case h.HeadPeers():
+                if (head := self._head_of(session, message.cluster)) is not None:
+                    self._write_peers(head.folder, message.peers)
+            case h.ToHead():
+                window = self._window_of(session, message.cluster)
+                if window is not None:
+                    window.views.take(message.view, buffers)
+                elif buffers:
+                    session.send(h.FromHead(view=0))
+        return True
+
+    def left(self, session: Session) -> None:
+        """Nothing is heard from this window any more, or another one took over: its views are gone."""
+        window = self._windows.pop(session.cluster, None)
+        if window is not None:
+            window.close(told=False)
+
+    def _grant(self, session: Session, grant: h.Grant) -> str:
+        """Why it is not taken, or empty."""
+        if self._coordinators.is_head(session.key):
+            return "a head grants nothing: only the owner of a cluster does"
+        try:
+            self._coordinators.grants.take(session.key, grant)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    async def _answer_start(self, session: Session, order: h.StartHead) -> None:
+        place = session.key, order.cluster
+        async with self._starting.setdefault(place, asyncio.Lock()):
+            try:
+                state = await self._start(session, order)
+            except (HeadTrouble, OSError, ValueError) as error:
+                state = h.HeadState(ticket=order.ticket, error=f"{self._resources.peer}: {error}")
+        session.send(state)
+
+    async def _start(self, session: Session, order: h.StartHead) -> h.HeadState:
+        if self._coordinators.is_head(session.key):
+            raise HeadTrouble("a head starts no other one: only the owner of a cluster does")
+        if not is_name(order.cluster):
+            raise HeadTrouble(f"cluster name {order.cluster[:80]!r} is not usable")
+        owner = self._coordinators.owner(session.key)
+        folder = self._folder_of(session.key, order.cluster)
+        head = self._heads.get((session.key, order.cluster))
+        found = head is not None and head.wanted
+        if not found:
+            crashed = folder.is_dir() and await asyncio.to_thread(has_crashed, journal_path(folder))
+            if order.only_look and not crashed:
+                ended = await asyncio.to_thread(_how_it_ended, folder)
+                return h.HeadState(ticket=order.ticket, ended=ended)
+            if not self.open:
+                raise HeadTrouble("sharing ends")
+            private_directory(folder)
+            if not order.only_look:
+                self._write_peers(folder, order.peers)
+            head = Head(order, session.key, owner, folder, self._resources)
+            await self._begin(head, resume=crashed and not order.fresh)
+        assert head is not None
+        deadline = time.monotonic() + START_TIMEOUT
+        while head.file is None and head.wanted and time.monotonic() < deadline:  # noqa: ASYNC110 - it may end as well
+            await asyncio.sleep(LOOK_S)
+        if (file := head.file) is None:
+            raise HeadTrouble(f"the head of cluster {order.cluster} is being started again and is not there yet")
+        return h.HeadState(
+            ticket=order.ticket, running=True, key=file.key, reception=file.reception, epoch=file.epoch, found=found
+        )
+
+    async def _begin(self, head: Head, *, resume: bool) -> None:
+        self._heads[head.owner_key, head.cluster] = head
+        head.on_gone = lambda: self._gone(head)
+        head.note_order()
+        try:
+            await head.start(resume=resume)
+        except BaseException:
+            del self._heads[head.owner_key, head.cluster]
+            raise
+        self._tell(head, f"{head.owner} leads cluster {head.cluster} from here")
+
+    def _gone(self, head: Head) -> None:
+        """The process has ended: windows tell their views."""
+        for cluster, window in list(self._windows.items()):
+            if window.head is head:
+                del self._windows[cluster]
+                window.close(told=True)
+        self._tell(head, f"cluster {head.cluster} of {head.owner} is not led from here any more")
+
+    # ---- its files
+
+    async def _answer_file(self, session: Session, request: h.ReadHeadFile) -> None:
+        try:
+            total, piece = await asyncio.to_thread(self._read_file, session, request)
+        except (OSError, sqlite3.Error, HeadTrouble) as error:
+            session.send(h.HeadFile(ticket=request.ticket, error=f"{self._resources.peer}: {error}"))
+        else:
+            session.send(h.HeadFile(ticket=request.ticket, total=total), [piece])
+
+    def _read_file(self, session: Session, request: h.ReadHeadFile) -> tuple[int, bytes]:
+        if not is_name(request.cluster) or self._coordinators.is_head(session.key):
+            raise HeadTrouble(f"cluster {request.cluster[:80]!r} is none of yours")
+        folder = self._folder_of(session.key, request.cluster)
+        copy = folder / f"copy-of-{request.name}"
+        if request.offset == 0:
+            _copy(journal_path(folder).parent / request.name, copy)
+        with open(copy, "rb") as file:
+            file.seek(max(request.offset, 0))
+            piece = file.read(h.FILE_CHUNK)
+            total = copy.stat().st_size
+        if request.offset + len(piece) >= total:
+            copy.unlink()
+        return total, piece
+
+    def _folder_of(self, owner_key: str, cluster: str) -> Path:
+        return self._folder / f"{cluster}-{fingerprint(owner_key)}"
+
+    @staticmethod
+    def _write_peers(folder: Path, peers: Sequence[h.PeerKey]) -> None:
+        rows = [Trusted(row.name, row.key, row.owner, row.address) for row in peers[: h.MOST_HEAD_PEERS]]
+        entries = [{"name": row.name, "key": row.key, "owner": row.owner, "address": row.address} for row in rows]
+        write_private(folder / "trusted_peers.json", msgspec.json.encode(entries))
+
+    # ---- life
+
+    async def recover(self) -> None:
+        """Start again what ran when an agent before this one was killed."""
+        for path in sorted(self._folder.glob(f"*/{ORDER_FILE}")):
+            try:
+                kept = msgspec.json.decode(path.read_bytes())
+                order = msgspec.convert(kept["order"], h.StartHead)
+                head = Head(order, kept["owner_key"], kept["owner"], path.parent, self._resources)
+                if not self._coordinators.authorise(head.owner_key) or not has_crashed(journal_path(path.parent)):
+                    path.unlink()
+                    continue
+                await self._begin(head, resume=True)
+            except (HeadTrouble, OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
+                log.error("the head in %s is not started again: %s", path.parent, error)
+
+    def end_soon_those_of(self, owner_key: str) -> None:
+        """That owner is trusted no more."""
+        self._spawn(self._end([head for head in self._heads.values() if head.owner_key == owner_key]))
+
+    async def close(self) -> None:
+        """The sharing ends: so do the clusters that are led from here."""
+        self.open = False
+        for task in self._tasks:
+            task.cancel()
+        await self._end(list(self._heads.values()))
+        for window in self._windows.values():
+            window.close(told=False)
+        self._windows.clear()
+
+    async def _end(self, heads: list[Head]) -> None:
+        await asyncio.gather(*(head.end() for head in heads))
+        for head in heads:
+            self._heads.pop((head.owner_key, head.cluster), None)
+
+    # ---- small parts
+
+    def _head_of(self, session: Session, cluster: str) -> Head | None:
+        """The head of that cluster, for its owner alone."""
+        return self._heads.get((session.key, cluster))
+
+    def _window_of(self, session: Session, cluster: str) -> _Window | None:
+        """What the session has open of its running head."""
+        window = self._windows.get(session.cluster)
+        head = self._head_of(session, cluster)
+        if window is not None and window.head is head and window.session is session:
+            return window
+        if head is None or not head.running:
+            return None
+        if window is not None:
+            window.close(told=False)
+        window = self._windows[session.cluster] = _Window(head, session)
+        return window
+
+    def _tell(self, head: Head, text: str) -> None:
+        self._resources.tell(SharingEvent("head", text, owner=head.owner, cluster=head.cluster))
+
+    def _spawn(self, coroutine: "Coroutine[Any, Any, None]") -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A copy of the SQLite file as it is now, also while it is written."""
+    target.unlink(missing_ok=True)
+    if not source.exists():
+        raise HeadTrouble(f"there is no {source.name}")
+    needed, free = source.stat().st_size, shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise HeadTrouble(f"no room for a copy of {source.name} ({needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free)")
+    address = f"file:{source}?mode=ro"
+    with (
+        contextlib.closing(sqlite3.connect(address, uri=True)) as connection,
+        contextlib.closing(sqlite3.connect(target)) as copy,
+    ):
+        connection.backup(copy)
+
+
+def _how_it_ended(folder: Path) -> str:
+    """Why the last run in ``folder`` has ended; empty where there was none."""
+    try:
+        run = last_run(folder) if folder.is_dir() else None
+    except (ValueError, OSError) as error:
+        return f"what it left is not readable: {error}"
+    return (run.ended or "nobody knows why") if run is not None else ""

@@ -1,0 +1,49 @@
+"""What a run has left on the head comes to the owner's machine: for reports, and when the head's machine is no more."""
+
+import os
+from pathlib import Path
+
+from notebook_cluster.protocol import heads as h
+from notebook_cluster.protocol.views import RequestError
+from notebook_cluster.window.agents import AgentLink
+
+FILES: tuple[h.HeadFileName, ...] = ("run.journal", "curves.journal")
+MOST_BYTES = 1 << 30
+
+
+async def bring_files(head: AgentLink, cluster: str, folder: Path) -> None:
+    """Copies of the journal and the curves as they are now, in ``folder``; each whole or as it was.
+
+    Raises:
+        RequestError: the head has none, or stopped answering.
+        OSError: there is no room for them here.
+    """
+    for name in FILES:
+        await _bring(head, cluster, name, folder / name)
+
+
+async def _bring(head: AgentLink, cluster: str, name: h.HeadFileName, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.coming")
+    offset, total = 0, 1
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:  # noqa: ASYNC230 - a local file, a piece at a time
+            while offset < total:
+                answer, pieces = await head.ask(
+                    lambda ticket, offset=offset: h.ReadHeadFile(  # type: ignore[misc]
+                        ticket=ticket, cluster=cluster, name=name, offset=offset
+                    ),
+                    h.HeadFile,
+                )
+                if answer.error:
+                    raise RequestError(answer.error)
+                piece, total = (pieces or [b""])[0], answer.total
+                if not piece or total > MOST_BYTES:
+                    raise RequestError(f"{head.candidate.name} sent {len(piece)} of {total} bytes of {name}")
+                file.write(piece)
+                offset += len(piece)
+        for log in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+            log.unlink(missing_ok=True)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

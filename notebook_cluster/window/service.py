@@ -1,0 +1,339 @@
+"""The life of a window: reaches the head or has it started, passes on what views say, ends when nobody looks."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from typing import Any
+
+import msgspec
+import zmq
+
+from notebook_cluster.coordinator.core import LOCAL
+from notebook_cluster.coordinator.peers.pairing import Pairing
+from notebook_cluster.coordinator.startup import StartProgress
+from notebook_cluster.journal.kept_runs import set_aside
+from notebook_cluster.peering.candidates import Candidate, Trust, known_peers
+from notebook_cluster.peering.peer_finder import PeerFinder
+from notebook_cluster.protocol import decode, encode
+from notebook_cluster.protocol import heads as h
+from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.state import ClusterView
+from notebook_cluster.protocol.views import RequestError
+from notebook_cluster.security import announce, data_directory, load_identity, owner, withdraw
+from notebook_cluster.window.agents import AgentLink
+from notebook_cluster.window.journal_copy import bring_files
+from notebook_cluster.window.local_agent import LocalAgent
+from notebook_cluster.window.owner import Owner
+from notebook_cluster.window.settings import HEAD_FILE, WindowSettings, write_files
+from notebook_cluster.window.views import OWN_VIEW, WindowViews
+
+log = logging.getLogger(__name__)
+
+TICK = 0.25
+TRUST_PERIOD = 0.5
+CHECK_S = 2.0
+"""Seconds between two looks, while the head does not answer, at whether it runs."""
+HERE = (v.AddNodes, v.Invite)
+
+
+class Window:
+    """Made inside the running loop; ends with :meth:`run`."""
+
+    def __init__(self, settings: WindowSettings, progress: StartProgress) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._identity = identity = load_identity(data_directory())
+        self._announcement = announce("coordinator", identity.public_key, settings.cluster)
+        self._trust = Trust()
+        self._finder = PeerFinder(self._context, self._trust, known_peers(settings.known), self._found)
+        self._pairing = Pairing(settings.cluster, self._context, identity, self._trust, self._tell)
+        self._owner = Owner(
+            self._context, identity, settings.cluster, self._finder, self._trust, self._pairing, self._tell_peers
+        )
+        self._views = WindowViews(self._prepare, HERE, self._to_head, self._trouble)
+        self._state = h.HeadState(ticket=0)
+        self._away = ""
+        """Why the head cannot be reached now."""
+        self._questions: dict[int, asyncio.Future[v.Reply]] = {}
+        self._stopping = asyncio.Event()
+        self._ended = ""
+        self._follow = False
+        self._local = LocalAgent(settings.runtime, settings.agent_lease)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._needed = time.monotonic()
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Serve until nobody looks for the lease, until the cluster has ended, or until SIGTERM.
+
+        Raises:
+            RequestError: the head cannot be reached, or does not start.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+        try:
+            await self._reach()
+            address = self._views.start()
+            assert self._owner.head is not None
+            write_files(self._settings, self._views, address, self._owner.head.candidate, self._state)
+            self._progress.close()
+            await self._serve()
+        finally:
+            await self._close()
+
+    async def _reach(self) -> None:
+        """From the name of a peer to a head that runs and may be obeyed."""
+        settings = self._settings
+        trouble = await self._finder.start()
+        if trouble is not None:
+            self._tell("warning", trouble)
+        self._progress.say(f"to be led from {settings.head}: looking for it")
+        candidate = await self._owner.find(settings.head, settings.code)
+        self._owner.head = AgentLink(
+            self._context, self._identity, candidate, settings.cluster,
+            on_view=self._from_head, on_condition=self._condition,
+        )  # fmt: skip
+        await self._owner.head.ready()
+        self._progress.say(f"being led from {candidate.name}: waiting for its coordinator there")
+        # Its own agent is the first that it may use.
+        me = self._trust.store.find(candidate.key)
+        row = h.PeerKey(
+            candidate.name, candidate.key, me.owner if me is not None else owner(), f"127.0.0.1:{candidate.port}"
+        )
+        self._state = await self._ask_head(only_look=settings.only_look, fresh=settings.fresh, peers=[row])
+        if not self._state.running:
+            await self._bring_files()
+            ended = self._state.ended or "none has run there"
+            raise RequestError(f"no cluster {settings.cluster!r} runs on {candidate.name}: {ended}")
+        await self._owner.lead(self._state.key)
+        if self._state.found:
+            await self._take_up()
+        else:
+            await asyncio.to_thread(set_aside, settings.runtime)  # what ran under this name before
+
+    async def _ask_head(
+        self, *, only_look: bool, fresh: bool = False, peers: list[h.PeerKey] | None = None
+    ) -> h.HeadState:
+        settings, link = self._settings, self._owner.head
+        assert link is not None
+        state, _ = await link.ask(
+            lambda ticket: h.StartHead(
+                ticket=ticket, cluster=settings.cluster, only_look=only_look, fresh=fresh,
+                directory=settings.directory, lease=settings.head_lease, agent_lease=settings.agent_lease,
+                peers=peers or [],
+            ),
+            h.HeadState,
+        )  # fmt: skip
+        if state.error:
+            raise RequestError(state.error)
+        return state
+
+    async def _take_up(self) -> None:
+        """It ran already: its peers are granted again, and this machine's agent is the one that it had."""
+        if (row := self._local.find(self._state.key)) is not None:
+            self._owner.use_local(row)
+        state = msgspec.convert(await self._ask(v.GetState()), ClusterView)
+        keys = [peer.key for peer in state.peers if peer.key and not self._owner.has(peer.key)]
+        used = {node.peer for node in state.nodes}
+        wanted = {peer.key for peer in state.peers if peer.name in used}
+        for line in await self._owner.take_up(key for key in keys if key in wanted):
+            self._tell("warning", line)
+
+    async def _serve(self) -> None:
+        checked = 0.0
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), TICK)
+            now = time.monotonic()
+            self._views.drop_silent()
+            if self._views.looked_at:
+                self._needed = now
+            elif now - self._needed > self._settings.lease:
+                log.info("nobody looked for %g s: the window ends, the cluster goes on", self._settings.lease)
+                return
+            if now - checked > TRUST_PERIOD:
+                checked = now
+                if not await self._owner.drop_untrusted():
+                    await self._give_up("its head is trusted no more")
+                await self._owner.renew_if_due()
+
+    async def _give_up(self, reason: str) -> None:
+        """Withdraw the head: all agents end what it has there."""
+        self._ended = reason
+        await self._owner.withdraw()
+        self._stopping.set()
+
+    async def _close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        settings = self._settings
+        (settings.runtime / "connection.json").unlink(missing_ok=True)
+        if self._ended:
+            (settings.runtime / HEAD_FILE).unlink(missing_ok=True)
+            self._views.close_all(self._ended, away=False)
+        else:
+            self._views.close_all(self._left_line(), away=True)
+        with contextlib.suppress(Exception):
+            await self._views.close()
+        await self._owner.close()
+        await self._finder.close()
+        self._context.destroy(linger=0)
+        withdraw(self._announcement)
+
+    # ---- the link to the head
+
+    def _to_head(self, number: int, data: bytes | None) -> None:
+        if self._owner.head is not None:
+            message = h.ToHead(cluster=self._settings.cluster, view=number)
+            self._owner.head.send(message, [data] if data is not None else [])
+
+    def _from_head(self, number: int, frames: list[bytes]) -> None:
+        if not frames:
+            self._spawn(self._head_gone())
+        elif number == OWN_VIEW:
+            self._answered(frames[0])
+        else:
+            self._views.from_head(number, frames[0])
+
+    async def _ask(self, body: Any) -> Any:
+        """What the head answers this window's own view."""
+        number = len(self._questions) + time.monotonic_ns()
+        future = self._questions[number] = asyncio.get_running_loop().create_future()
+        self._to_head(OWN_VIEW, encode(v.Request(id=number, body=body)))
+        try:
+            reply = await asyncio.wait_for(future, 60)
+        except TimeoutError:
+            raise RequestError(f"the head of cluster {self._settings.cluster!r} has not answered for 60 s") from None
+        finally:
+            del self._questions[number]
+        if reply.error:
+            raise RequestError(reply.error)
+        return reply.value
+
+    def _answered(self, data: bytes) -> None:
+        message = decode(data, v.Incoming)
+        future = self._questions.get(message.id) if isinstance(message, v.Reply) else None
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def _condition(self, condition: str, reason: str) -> None:
+        if condition in ("lost", "refused") and not self._away:
+            self._away = reason or condition
+            self._views.close_all(self._away_line(), away=True)
+        elif condition == "connected" and self._away:
+            self._away = ""
+            # It may have ended, or been started again, meanwhile.
+            self._spawn(self._head_gone())
+
+    def _trouble(self) -> str:
+        return self._away_line() if self._away else ""
+
+    @property
+    def _where(self) -> str:
+        return self._owner.head.candidate.name if self._owner.head is not None else self._settings.head
+
+    def _away_line(self) -> str:
+        name = self._settings.cluster
+        return (
+            f"{self._where}, from where cluster {name!r} is led, cannot be reached ({self._away}): it goes on there, "
+            f"%cluster attach {name} when {self._where} can be reached again"
+        )
+
+    def _left_line(self) -> str:
+        name = self._settings.cluster
+        return f"the window to cluster {name!r} on {self._where} has ended, the cluster goes on: %cluster attach {name}"
+
+    async def _head_gone(self) -> None:
+        """Its process has ended, or nobody knows: see what is so."""
+        name, before = self._settings.cluster, self._state
+        while not self._stopping.is_set():
+            try:
+                self._state = await self._ask_head(only_look=True)
+                break
+            except RequestError as error:
+                log.warning("%s", error)
+                if self._away:
+                    return
+                await asyncio.sleep(CHECK_S)
+        if self._stopping.is_set():
+            return
+        if not self._state.running:
+            await self._bring_files()
+            await self._owner.withdraw()
+            self._ended = self._state.ended or "ended"
+            self._stopping.set()
+        elif self._state.epoch != before.epoch:
+            line = f"the head of cluster {name!r} on {self._where} was started again: %cluster attach {name}"
+            self._views.close_all(line, away=True)
+
+    async def _bring_files(self) -> None:
+        """A copy of what the run has left, for reports."""
+        assert self._owner.head is not None
+        try:
+            await bring_files(self._owner.head, self._settings.cluster, self._settings.runtime)
+        except (RequestError, OSError) as error:
+            log.warning("no copy of the journal was brought: %s", error)
+
+    # ---- what needs the owner
+
+    async def _prepare(self, body: Any) -> Any:
+        if isinstance(body, v.Invite):
+            raise RequestError(
+                f"cluster {self._settings.cluster!r} is led from {self._where}, where machines cannot join by "
+                "themselves: add each from here with %cluster add NAME --code CODE"
+            )
+        if not isinstance(body, v.AddNodes):
+            return body
+        if body.peer == LOCAL:
+            assert self._owner.head is not None
+            place = f"{self._owner.head.host}:{self._state.reception}"
+            self._owner.use_local(await self._local.start(place, self._state.key))
+        elif body.peer == "all":
+            await self._admit_all(body)
+        else:
+            found = await self._owner.find(body.peer, body.code)
+            await self._owner.grant(found)
+            body = msgspec.structs.replace(body, peer=found.name)
+        return msgspec.structs.replace(body, code="")
+
+    async def _admit_all(self, body: v.AddNodes) -> None:
+        self._follow = self._follow or body.follow
+        if body.code:
+            self._pairing.use_for_all(body.code)
+        usable, trouble = await self._owner.present(body.code, body.expect)
+        results = await asyncio.gather(*(self._owner.grant(row) for row in usable), return_exceptions=True)
+        for line in (*trouble, *(str(result) for result in results if isinstance(result, BaseException))):
+            self._tell("warning", line)
+
+    def _found(self, new: list[Candidate]) -> None:
+        for candidate in new:
+            self._owner.follow(candidate)
+            usable = self._trust.is_trusted(candidate.key) or self._pairing.wants(candidate)
+            if self._follow and usable and not self._owner.has(candidate.key):
+                self._spawn(self._add_found(candidate))
+
+    async def _add_found(self, candidate: Candidate) -> None:
+        try:
+            found = await self._owner.find(candidate.address, self._pairing.code)
+            await self._owner.grant(found)
+            await self._ask(v.AddNodes(peer=found.name))
+        except RequestError as error:
+            self._tell("warning", str(error))
+
+    # ---- small parts
+
+    def _tell_peers(self, peers: list[h.PeerKey]) -> None:
+        if self._owner.head is not None:
+            self._owner.head.send(h.HeadPeers(cluster=self._settings.cluster, peers=peers))
+
+    def _tell(self, level: str, text: str) -> None:
+        log.log(logging.INFO if level == "info" else logging.WARNING, "%s", text)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
