@@ -1,12 +1,63 @@
 """A cluster whose coordinator runs on a peer, its head: used through a window as one that is led from here."""
 
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
 import pytest
 
-from notebook_cluster.client import Cluster
-from tests.cluster import run, running_cluster
-from tests.strangers import Strangers
+from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.client.start import read_connection, read_last_run
+from notebook_cluster.protocol.views import ConnectionFile
+from notebook_cluster.security import fingerprint, runtime_directory
+from tests.cluster import Watcher, is_running, kernel_pid, kill, run, running_cluster
+from tests.command import COMMAND
+from tests.conftest import wait_until
+from tests.strangers import Stranger, Strangers
 
 pytestmark = pytest.mark.usefixtures("work")
+
+COUNT = """
+import os, time
+count = 0
+while not os.path.exists("{stop}"):
+    count += 1
+    print("count", count, flush=True)
+    time.sleep(0.05)
+print("done", count)
+"""
+
+
+def head_of(stranger: Stranger) -> Path:
+    """Where its head of the cluster keeps its run."""
+    (folder,) = (stranger.home / "agent" / "heads").glob("lesson-*")
+    return folder
+
+
+def head_pid(stranger: Stranger) -> int:
+    return int(json.loads((head_of(stranger) / "connection.json").read_bytes())["pid"])
+
+
+def window() -> ConnectionFile:
+    file = read_connection("lesson")
+    assert file is not None
+    return file
+
+
+def kill_window() -> None:
+    pid = window().pid
+    kill(pid)
+    wait_until(lambda: not is_running(pid), what="the window to be gone")
+
+
+def counted(text: str) -> list[int]:
+    return [int(line.split()[1]) for line in text.splitlines() if line.startswith("count ")]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_cluster_that_is_led_from_a_peer_runs_cells_here_and_there(strangers: Strangers) -> None:
@@ -16,5 +67,158 @@ def test_a_cluster_that_is_led_from_a_peer_runs_cells_here_and_there(strangers: 
         assert cluster.add(mini.name) == [mini.name]
         assert cluster.add(desk.name, code=desk.code) == [desk.name]
         assert run(cluster, "print(world_size)") == {"local": "3\n", mini.name: "3\n", desk.name: "3\n"}
+        assert run(cluster, "import os; print(os.getcwd())", ("local",)) == {"local": f"{Path.cwd()}\n"}
         with Cluster.attach("lesson") as other:
             assert [node.name for node in other.state().nodes] == ["local", mini.name, desk.name]
+        cluster.push({"weights": [1, 2]}, [desk.name])
+        assert cluster.pull(["weights"], [desk.name])["weights"][desk.name].value == [1, 2]
+        with pytest.raises(ClusterError, match=rf"is led from {mini.name}, where machines cannot join by themselves"):
+            cluster.invite()
+        listed = command("trust", "list", "--data-dir", str(mini.home / "agent")).stdout
+        assert f"{mini.name} (key " in listed
+        assert "leads cluster lesson of" in listed
+        (coordinator,) = (psutil.Process(head_pid(mini)),)
+        assert "--head" in coordinator.cmdline()
+    # The run is here, and nobody obeys the head any more.
+    assert "stopped" in read_last_run("lesson").ended
+    assert not (runtime_directory() / "clusters" / "lesson" / "head.json").exists()
+    for stranger in (mini, desk):
+        (grant,) = json.loads((stranger.home / "agent" / "grants.json").read_text())
+        assert grant["until"] == 0
+
+
+def test_what_cannot_lead_is_named_with_the_way_out(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    for options, words in (
+        ({"head": mini.name}, f"{mini.name}.*not paired with you yet"),
+        ({"head": mini.name, "code": "wrong-code-77"}, "wrong"),
+        ({"head": "nobody-here"}, "nobody-here"),
+    ):
+        with pytest.raises(ClusterError, match=words):
+            Cluster.start("lesson", local=0, **options)  # type: ignore[arg-type]
+        assert read_connection("lesson") is None
+    with pytest.raises(ClusterError, match="no cluster 'lesson' runs"):
+        Cluster.attach("lesson")
+    with (
+        running_cluster("lesson", local=0, head=mini.name, code=mini.code),
+        pytest.raises(ClusterError, match=f"runs already, led from {mini.name}: %cluster stop lesson first"),
+    ):
+        Cluster.start("lesson", head="desk")
+    with pytest.raises(ClusterError, match=f"no cluster 'lesson' runs on {mini.name}: ended at .*stopped"):
+        Cluster.attach(f"lesson@{mini.name}")
+    led_here = pytest.raises(ClusterError, match="runs already, led from this machine")
+    with running_cluster("lesson", local=0), led_here:
+        Cluster.start("lesson", head=mini.name)
+
+
+def test_a_cell_goes_on_without_its_window_and_all_of_its_output_is_found_again(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
+        cluster.add(mini.name)
+        stop = Path.cwd() / "stop"
+        watcher = Watcher(cluster.execute(COUNT.format(stop=stop)))
+        wait_until(lambda: counted(watcher.look() or watcher.text()), what="the cell to count")
+        kill_window()
+        wait_until(lambda: cluster.connection.closed, what="the view to see it")
+        assert "the cluster goes on there: %cluster attach lesson" in str(cluster.connection.closed)
+        # Folder and all: another machine of the same user, or this one after its runtime folder was emptied.
+        (runtime_directory() / "clusters" / "lesson" / "head.json").unlink()
+        with pytest.raises(ClusterError, match="no cluster 'lesson' runs"):
+            Cluster.attach("lesson")
+        with Cluster.attach(f"lesson@{mini.name}") as again:
+            watcher = Watcher(again.watch(1))
+            stop.touch()
+            watcher.wait_end(60)
+            numbers = counted(watcher.text())
+            assert numbers == list(range(1, len(numbers) + 1))
+            assert f"done {numbers[-1]}" in watcher.text()
+            kill_window()
+        # The same from the command line, which finds the head by what the window left.
+        stopped = command("stop", "lesson")
+        assert stopped.returncode == 0, stopped.stderr
+        wait_until(lambda: not (head_of(mini) / "connection.json").exists(), what="the end of the head")
+
+
+def test_a_head_that_is_killed_goes_on_from_its_journal(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("lesson", local=1, head=mini.name, code=mini.code) as cluster:
+        cluster.add(mini.name)
+        run(cluster, "kept = 41")
+        kernels = {name: kernel_pid(cluster, name) for name in ("local", mini.name)}
+        before = head_pid(mini)
+        kill(before)
+        wait_until(lambda: cluster.connection.closed, what="the view to hear of it")
+        assert "was started again: %cluster attach lesson" in str(cluster.connection.closed)
+        with Cluster.attach("lesson") as again:
+            again.wait_until(lambda state: len(state.nodes) == 2 and all(row.condition == "ok" for row in state.nodes))
+            assert head_pid(mini) != before
+            assert run(again, "print(kept + 1)") == {"local": "42\n", mini.name: "42\n"}
+            assert {name: kernel_pid(again, name) for name in kernels} == kernels
+            again.stop()
+
+
+def test_a_head_comes_back_with_its_agent(strangers: Strangers) -> None:
+    mini, desk = strangers("mini", "--port", "0"), strangers("desk")
+    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
+        cluster.add(desk.name, code=desk.code)
+        run(cluster, "kept = 41")
+        kernel, before = kernel_pid(cluster, desk.name), head_pid(mini)
+        said: list[str] = []
+        mini.end(signal.SIGKILL)
+        wait_until(lambda: not is_running(before), what="the head to end with its agent")
+        mini.again()
+        wait_until(lambda: cluster.connection.closed, what="the view to hear of it")
+
+        def attached() -> Cluster | None:
+            try:
+                return Cluster.attach("lesson")
+            except ClusterError as error:
+                said.append(str(error))
+                return None
+
+        with wait_until(attached, what=lambda: f"the head to be there again: {said[-1:]} {mini.output}") as again:
+            again.wait_until(lambda state: [row.condition for row in state.nodes] == ["ok"])
+            assert run(again, "print(kept + 1)") == {desk.name: "42\n"}
+            assert kernel_pid(again, desk.name) == kernel
+            again.stop()
+
+
+def test_trust_that_is_removed_ends_the_head_and_what_it_has_elsewhere(strangers: Strangers) -> None:
+    mini, desk = strangers("mini"), strangers("desk")
+    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
+        cluster.add(mini.name)
+        cluster.add(desk.name, code=desk.code)
+        kernels = [kernel_pid(cluster, name) for name in (mini.name, desk.name)]
+        removed = command("trust", "remove", mini.name)
+        assert removed.returncode == 0, removed.stderr
+        wait_until(lambda: cluster.connection.closed, what="the view to hear of it")
+        assert "its head is trusted no more" in str(cluster.connection.closed)
+        wait_until(lambda: not any(map(is_running, kernels)), what="all kernels to end")
+
+
+def test_a_grant_is_taken_back_at_the_peer(strangers: Strangers) -> None:
+    mini, desk = strangers("mini"), strangers("desk")
+    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
+        cluster.add(desk.name, code=desk.code)
+        kernel = kernel_pid(cluster, desk.name)
+        (grant,) = json.loads((desk.home / "agent" / "grants.json").read_text())
+        removed = command("trust", "remove", fingerprint(grant["key"]), "--data-dir", str(desk.home / "agent"))
+        assert f"the grant of {mini.name} to lead cluster lesson" in removed.stdout, removed.stderr
+        wait_until(lambda: not is_running(kernel), what="the kernel to end")
+        desk.said("(the head of cluster lesson is granted no more)")
+        assert cluster.connection.closed is None
+
+
+def test_fresh_ends_what_is_led_elsewhere_and_begins_here(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    cluster = Cluster.start("lesson", local=0, head=mini.name, code=mini.code)
+    cluster.close()
+    kill_window()
+    again = Cluster.start("lesson", local=0)
+    assert again.attached, "a start without --head goes to the cluster that runs"
+    again.close()
+    kill_window()
+    with running_cluster("lesson", local=1, fresh=True) as here:
+        assert window().head == ""
+        assert not (head_of(mini) / "connection.json").exists()
+        assert run(here, "print(world_size)") == {"local": "1\n"}

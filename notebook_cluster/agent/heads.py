@@ -112,6 +112,7 @@ class Heads:
         """Id of the session's cluster -> what it has open."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[tuple[str, str], asyncio.Lock] = {}
+        self._recovered = asyncio.Event()
         self.open = True
 
     # ---- what windows say
@@ -131,7 +132,7 @@ class Heads:
                 if (head := self._head_of(session, message.cluster)) is not None:
                     self._write_peers(head.folder, message.peers)
             case h.ToHead():
-                window = self._window_of(session, message.cluster)
+                window = self._window_of(session, message)
                 if window is not None:
                     window.views.take(message.view, buffers)
                 elif buffers:
@@ -155,6 +156,7 @@ class Heads:
         return ""
 
     async def _answer_start(self, session: Session, order: h.StartHead) -> None:
+        await self._recovered.wait()  # nobody starts a second one of what ran before
         place = session.key, order.cluster
         async with self._starting.setdefault(place, asyncio.Lock()):
             try:
@@ -251,6 +253,12 @@ class Heads:
 
     async def recover(self) -> None:
         """Start again what ran when an agent before this one was killed."""
+        try:
+            await self._recover()
+        finally:
+            self._recovered.set()
+
+    async def _recover(self) -> None:
         for path in sorted(self._folder.glob(f"*/{ORDER_FILE}")):
             try:
                 kept = msgspec.json.decode(path.read_bytes())
@@ -288,14 +296,14 @@ class Heads:
         """The head of that cluster, for its owner alone."""
         return self._heads.get((session.key, cluster))
 
-    def _window_of(self, session: Session, cluster: str) -> _Window | None:
-        """What the session has open of its running head."""
+    def _window_of(self, session: Session, message: h.ToHead) -> _Window | None:
+        """What the session has open of its running head; None where that is not the one that it knows."""
         window = self._windows.get(session.cluster)
-        head = self._head_of(session, cluster)
+        head = self._head_of(session, message.cluster)
+        if head is None or head.file is None or head.file.epoch != message.epoch:
+            return None
         if window is not None and window.head is head and window.session is session:
             return window
-        if head is None or not head.running:
-            return None
         if window is not None:
             window.close(told=False)
         window = self._windows[session.cluster] = _Window(head, session)

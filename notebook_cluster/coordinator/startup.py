@@ -212,7 +212,9 @@ async def start_private_agent(
     try:
         return msgspec.json.decode(line, type=PrivateAgent), process
     except msgspec.DecodeError:
-        raise RequestError(f"the agent of this machine did not start: see {log_path}") from None
+        lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
+        why = lines[-1].removeprefix("the agent did not start: ")[-300:] if lines else "it said nothing"
+        raise RequestError(f"the agent of this machine did not start: {why} (whole log: {log_path})") from None
 
 
 def cluster_started(settings: Settings, before: State) -> e.ClusterStarted:

@@ -66,15 +66,17 @@ class HeadPeers(Message, frozen=True):
 
 
 class ToHead(Message, frozen=True):
-    """Window to the agent of the head: what view number ``view`` says; the first one opens it. Buffers: one message of
-    the view protocol, or none: that view is gone."""
+    """Window to the agent of the head: what view number ``view`` says; the first one opens it. ``epoch``: of the start
+    of the head that the window knows. Buffers: one message of the view protocol, or none: that view is gone."""
 
     cluster: str
     view: int
+    epoch: int
 
 
 class FromHead(Message, frozen=True):
-    """Agent of the head. Buffers: one message for that view, or none: the head is gone, and all views with it."""
+    """Agent of the head. Buffers: one message for that view, or none: the head that the window knows is gone, and all
+    views with it."""
 
     view: int
 

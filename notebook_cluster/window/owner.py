@@ -184,13 +184,13 @@ class Owner:
             *(self._grant(link, seconds=0.0, timeout=WITHDRAW_S) for link in there), return_exceptions=True
         )
 
-    def follow(self, found: Candidate) -> None:
-        """It may be somewhere else than before."""
-        link = self._links.get(found.key)
-        if link is None and self.head is not None and self.head.candidate.key == found.key:
-            link = self.head
-        if link is not None and not link.connected:
-            link.move(found)
+    def follow_moves(self) -> None:
+        """Dial who is not connected where it is announced now; call now and then, for an agent that is started again
+        at once is announced while its connection still counts."""
+        for link in {*self._links.values(), *([self.head] if self.head is not None else [])}:
+            found = None if link.connected else self._finder.find(link.candidate.key)
+            if found is not None and found.found_by != "remembered":
+                link.move(found)
 
     def has(self, key: str) -> bool:
         """It has the grant."""

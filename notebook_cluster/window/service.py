@@ -61,6 +61,7 @@ class Window:
         self._stopping = asyncio.Event()
         self._ended = ""
         self._follow = False
+        self._looking: asyncio.Task[None] | None = None
         self._local = LocalAgent(settings.runtime, settings.agent_lease)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._needed = time.monotonic()
@@ -159,6 +160,7 @@ class Window:
                 checked = now
                 if not await self._owner.drop_untrusted():
                     await self._give_up("its head is trusted no more")
+                self._owner.follow_moves()
                 await self._owner.renew_if_due()
 
     async def _give_up(self, reason: str) -> None:
@@ -188,12 +190,12 @@ class Window:
 
     def _to_head(self, number: int, data: bytes | None) -> None:
         if self._owner.head is not None:
-            message = h.ToHead(cluster=self._settings.cluster, view=number)
+            message = h.ToHead(cluster=self._settings.cluster, view=number, epoch=self._state.epoch)
             self._owner.head.send(message, [data] if data is not None else [])
 
     def _from_head(self, number: int, frames: list[bytes]) -> None:
         if not frames:
-            self._spawn(self._head_gone())
+            self._look_at_head()
         elif number == OWN_VIEW:
             self._answered(frames[0])
         else:
@@ -227,7 +229,7 @@ class Window:
         elif condition == "connected" and self._away:
             self._away = ""
             # It may have ended, or been started again, meanwhile.
-            self._spawn(self._head_gone())
+            self._look_at_head()
 
     def _trouble(self) -> str:
         return self._away_line() if self._away else ""
@@ -247,8 +249,12 @@ class Window:
         name = self._settings.cluster
         return f"the window to cluster {name!r} on {self._where} has ended, the cluster goes on: %cluster attach {name}"
 
-    async def _head_gone(self) -> None:
-        """Its process has ended, or nobody knows: see what is so."""
+    def _look_at_head(self) -> None:
+        """Its process has ended, or nobody knows."""
+        if self._looking is None or self._looking.done():
+            self._looking = self._spawn(self._see_how_head_is())
+
+    async def _see_how_head_is(self) -> None:
         name, before = self._settings.cluster, self._state
         while not self._stopping.is_set():
             try:
@@ -311,7 +317,6 @@ class Window:
 
     def _found(self, new: list[Candidate]) -> None:
         for candidate in new:
-            self._owner.follow(candidate)
             usable = self._trust.is_trusted(candidate.key) or self._pairing.wants(candidate)
             if self._follow and usable and not self._owner.has(candidate.key):
                 self._spawn(self._add_found(candidate))
@@ -333,7 +338,8 @@ class Window:
     def _tell(self, level: str, text: str) -> None:
         log.log(logging.INFO if level == "info" else logging.WARNING, "%s", text)
 
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.ensure_future(coroutine)
+    def _spawn(self, coroutine: Any) -> "asyncio.Task[Any]":
+        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
