@@ -222,3 +222,39 @@ def test_fresh_ends_what_is_led_elsewhere_and_begins_here(strangers: Strangers) 
         assert window().head == ""
         assert not (head_of(mini) / "connection.json").exists()
         assert run(here, "print(world_size)") == {"local": "1\n"}
+
+
+def test_a_run_that_ended_while_nobody_looked_is_told_and_its_journal_brought(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
+        cluster.add(mini.name)
+        run(cluster, "print('seen')")
+        kill_window()
+        mini.end()
+        mini.again()
+        with pytest.raises(ClusterError, match=rf"no cluster 'lesson' runs on {mini.name}: ended at .*SIGTERM"):
+            wait_until(attached, what="it to be looked for")
+        last = read_last_run("lesson")
+        assert "SIGTERM" in last.ended
+        assert [node.name for node in last.view.nodes] == [mini.name]
+        with pytest.raises(ClusterError, match="no cluster 'lesson' runs on this machine"):
+            Cluster.attach("lesson")
+
+
+def attached() -> Cluster | None:
+    """None while its head cannot be reached."""
+    try:
+        return Cluster.attach("lesson")
+    except ClusterError as error:
+        if "cannot be reached" in str(error) or "cannot be found" in str(error):
+            return None
+        raise
+
+
+def test_a_head_without_torch_needs_little_memory(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("lesson", local=1, head=mini.name, code=mini.code) as cluster:
+        run(cluster, "import torch; print(torch.ones(2).sum().item())")
+        coordinator = psutil.Process(head_pid(mini))
+        assert not [line.path for line in coordinator.memory_maps() if "torch" in line.path]
+        print(f"the head takes {coordinator.memory_info().rss / 1e6:.0f} MB")

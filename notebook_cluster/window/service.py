@@ -14,6 +14,7 @@ from notebook_cluster.coordinator.core import LOCAL
 from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.coordinator.startup import StartProgress
 from notebook_cluster.journal.kept_runs import set_aside
+from notebook_cluster.journal.store import JOURNAL_FILE
 from notebook_cluster.peering.candidates import Candidate, Trust, known_peers
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import decode, encode
@@ -277,12 +278,16 @@ class Window:
             self._views.close_all(line, away=True)
 
     async def _bring_files(self) -> None:
-        """A copy of what the run has left, for reports."""
+        """A copy of what the run has left, for reports; not over what a run that was led from here has left."""
         assert self._owner.head is not None
+        folder = self._settings.runtime
+        if not (folder / HEAD_FILE).exists() and (folder / JOURNAL_FILE).exists():
+            return
         try:
             await bring_files(self._owner.head, self._settings.cluster, self._settings.runtime)
         except (RequestError, OSError) as error:
             log.warning("no copy of the journal was brought: %s", error)
+        (folder / HEAD_FILE).unlink(missing_ok=True)
 
     # ---- what needs the owner
 
