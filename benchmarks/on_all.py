@@ -3,7 +3,7 @@
 Ours through ``%%on_all``, ipyparallel through ``%%px --block``, and bare jupyter_client kernels. All three are up
 at the same time and take turns in short blocks, in an order drawn anew each time: what one does after its answer (say
 so to other views, tidy up) is paid by the next. With ``--stdout-mb`` it is about printed text instead: see
-:mod:`benchmarks.volume`.
+:mod:`benchmarks.volume`; with ``--head`` about a cluster that is led from another host: :mod:`benchmarks.on_all_head`.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 
-from benchmarks import volume
+from benchmarks import on_all_head, volume
 from benchmarks.common import WAYS, Runner, private_folders
 
 VOLUME_RUNS = 3
@@ -54,7 +54,12 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=60, help="how often the three take turns")
     parser.add_argument("--times", type=int, default=8, help="runs in each block")
     parser.add_argument("--stdout-mb", type=float, help="print up to so many MB on every node instead")
+    parser.add_argument("--head", action="store_true", help="led from another host beside led from here (Linux, root)")
     arguments = parser.parse_args()
+    if arguments.head:
+        found = on_all_head.measure(arguments.blocks, arguments.times)
+        print(json.dumps({"benchmark": "on_all", "head": "mini", "nodes": 3} | found))
+        return
     result: dict[str, object] = {"benchmark": "on_all", "nodes": arguments.nodes}
     if arguments.stdout_mb is not None:
         print(json.dumps(result | volume.measure(arguments.nodes, arguments.stdout_mb, runs=VOLUME_RUNS)))

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from notebook_cluster.client import Cluster, ClusterError, find_peers
-from notebook_cluster.client.start import nobody_came
+from notebook_cluster.client.found_peers import nobody_came
 from notebook_cluster.pairing import PairingHost
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.pairing import Here

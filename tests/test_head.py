@@ -78,7 +78,7 @@ def test_a_cluster_that_is_led_from_a_peer_runs_cells_here_and_there(strangers: 
         assert f"{mini.name} (key " in listed
         assert "leads cluster lesson of" in listed
         (coordinator,) = (psutil.Process(head_pid(mini)),)
-        assert "--head" in coordinator.cmdline()
+        assert f"--head={mini.name}" in coordinator.cmdline()
     # The run is here, and nobody obeys the head any more.
     assert "stopped" in read_last_run("lesson").ended
     assert not (runtime_directory() / "clusters" / "lesson" / "head.json").exists()

@@ -65,6 +65,7 @@ export interface ClusterView {
     [k: string]: number | null;
   };
   launches: LaunchView[];
+  head: string;
 }
 /**
  * One node. `rank` is None while it is not in the roster.
@@ -257,6 +258,7 @@ export interface Action {
   code?: string;
   value?: boolean | number | string | null;
   launch?: StartLaunch | null;
+  head?: string;
 }
 /**
  * Have an engine start agents. Reply value, once it has accepted that: the `launch` of its LaunchView; its hosts

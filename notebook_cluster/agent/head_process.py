@@ -70,8 +70,12 @@ class Head:
     async def _start(self, resume: bool) -> None:
         (self.folder / "connection.json").unlink(missing_ok=True)
         order, path = self._order, self.folder / "coordinator.log"
-        options = ["--cluster", order.cluster, "--runtime", str(self.folder), "--head", f"--lease={order.lease}"]
-        options += [f"--agent-lease={order.agent_lease}", f"--directory={order.directory}"]
+        options = ["--cluster", order.cluster, "--runtime", str(self.folder), f"--lease={order.lease}"]
+        options += [
+            f"--agent-lease={order.agent_lease}",
+            f"--directory={order.directory}",
+            f"--head={self._resources.peer}",
+        ]
         with open(path, "ab") as output:  # noqa: ASYNC230 - a local file, opened once
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "notebook_cluster.coordinator", *options, *(["--resume"] if resume else []),

@@ -4,22 +4,17 @@ May import: values, peering, discovery, journal (what a run left on disk), secur
 Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``AsyncCluster`` is the same with ``await``.
 """
 
+from notebook_cluster.client.async_cluster import AsyncCluster
 from notebook_cluster.client.benching import BENCH_HEADS, BenchedWay, who_is_left_out
-from notebook_cluster.client.cluster import AsyncCluster, Cluster
+from notebook_cluster.client.cluster import Cluster
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.export import Exported, export_run
 from notebook_cluster.client.files import Destination, find_sources, send_files
+from notebook_cluster.client.found_peers import PeerWatch, find_peers
+from notebook_cluster.client.led_elsewhere import is_led_elsewhere
 from notebook_cluster.client.past import Frames, Run, find_run, named_run, read_run, read_runs, run_name, runs_table
 from notebook_cluster.client.requests import how_to_join
-from notebook_cluster.client.start import (
-    PeerWatch,
-    find_clusters,
-    find_peers,
-    is_led_elsewhere,
-    list_clusters,
-    read_last_run,
-    running_clusters,
-)
+from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run, running_clusters
 from notebook_cluster.client.stream import CellStream
 from notebook_cluster.client.values import (
     MOST_REPLAYED,

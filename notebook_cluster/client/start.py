@@ -1,7 +1,5 @@
-"""What there is before a cluster is: finding, starting and reviving its coordinator, and which peers are there."""
+"""What there is before a cluster is: finding, starting and reviving its coordinator."""
 
-import asyncio
-import concurrent.futures
 import contextlib
 import fcntl
 import os
@@ -9,15 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from notebook_cluster.client.connection import ClusterError, is_alive
-from notebook_cluster.protocol.names import check_name, is_name
-from notebook_cluster.protocol.state import PeerView
+from notebook_cluster.client.led_elsewhere import led_from, same_head, window_options
+from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.protocol.wire import PROTOCOL_VERSION, VERSION
 from notebook_cluster.security import cluster_directory, runtime_directory
@@ -31,8 +29,6 @@ SLOW_START = 3.0
 """Seconds between two lines about a start that takes long."""
 DEFAULT_LEASE = 600.0
 """Seconds without any view and without a running cell after which a cluster ends; one with a head takes a day."""
-HEAD_FILE = "head.json"
-"""In a cluster's folder: from where it is led, when not from this machine."""
 PEERS_VARIABLE = "NOTEBOOK_CLUSTER_PEERS"
 """Names or HOST:PORT of peers to know of without mDNS, commas between; ``all`` adds them too."""
 
@@ -159,6 +155,7 @@ def ensure_coordinator(
     except ValueError as error:
         raise ClusterError(str(error)) from None
     runtime = cluster_directory(name)
+    known = os.environ.get(PEERS_VARIABLE, "") if known is None else known
     with _only_one(runtime):
         file = read_connection(name)
         if file is not None:
@@ -167,7 +164,11 @@ def ensure_coordinator(
                 raise ClusterError(f"cluster {name!r} runs already, {led}: %cluster stop {name} first")
             return file, True
         if head or led_from(runtime):
-            options = _window_options(name, runtime, head, directory, lease, agent_lease, known, code)
+            options = window_options(runtime, head, code) | {
+                "--directory": directory, "--agent-lease": str(agent_lease), "--known": known,
+            }  # fmt: skip
+            if lease != DEFAULT_LEASE:
+                options["--head-lease"] = str(lease)
             flags = [*(["--fresh"] if fresh else []), *(["--only-look"] if only_look or not head else [])]
             file = _spawn(name, runtime, flags, options, on_progress, module="notebook_cluster.window")
             return file, file.ran
@@ -176,19 +177,9 @@ def ensure_coordinator(
             on_progress(f"the coordinator of cluster {name!r} was killed: starting it again from its journal")
         options = {
             "--directory": directory, "--lease": str(lease), "--agent-lease": str(agent_lease),
-            "--known": os.environ.get(PEERS_VARIABLE, "") if known is None else known,
+            "--known": known,
         }  # fmt: skip
         return _spawn(name, runtime, ["--resume"] if resume else [], options, on_progress), resume
-
-
-def led_from(runtime: Path) -> str:
-    """The peer from where the cluster with this folder is led, as far as is known here; empty: from this machine."""
-    try:
-        return str(msgspec.json.decode((runtime / HEAD_FILE).read_bytes())["head"])
-    except FileNotFoundError:
-        return ""
-    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
-        raise ClusterError(f"{runtime / HEAD_FILE} is not readable ({error}): delete it to start anew") from None
 
 
 def reopen_window(name: str, head: str = "") -> ConnectionFile | None:
@@ -205,42 +196,6 @@ def reopen_window(name: str, head: str = "") -> ConnectionFile | None:
     if not head and not led_from(runtime_directory() / "clusters" / name):
         return None
     return ensure_coordinator(name, os.getcwd(), head=head, only_look=True)[0]
-
-
-def is_led_elsewhere(name: str) -> bool:
-    """The cluster ``name`` of this user was led from a peer when it was last looked at from here."""
-    return bool(is_name(name) and led_from(runtime_directory() / "clusters" / name))
-
-
-def same_head(led: str, asked: str) -> bool:
-    """``asked`` (a name or HOST:PORT) may mean the peer ``led``."""
-    return bool(led) and (asked == led or ":" in asked)
-
-
-def _window_options(
-    name: str,
-    runtime: Path,
-    head: str,
-    directory: str,
-    lease: float,
-    agent_lease: float,
-    known: str | None,
-    code: str,
-) -> dict[str, str]:
-    """For a window to the cluster ``name`` that is, or shall be, led from ``head``; empty: from where it was before."""
-    before = led_from(runtime)
-    if before and head and not same_head(before, head):
-        raise ClusterError(
-            f"cluster {name!r} is led from {before}: %cluster attach {name}, or %cluster stop {name} before it is led "
-            f"from {head}"
-        )
-    options = {
-        "--head": head or before, "--directory": directory, "--agent-lease": str(agent_lease), "--code": code,
-        "--known": os.environ.get(PEERS_VARIABLE, "") if known is None else known,
-    }  # fmt: skip
-    if lease != DEFAULT_LEASE:
-        options["--head-lease"] = str(lease)
-    return options
 
 
 def _spawn(
@@ -330,84 +285,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-_MOST_NAMED = 3
-"""Peers of which one line says why they are not used."""
-
-
-def find_peers(seconds: float = 1.0) -> list[PeerView]:
-    """Peers that are heard over mDNS within ``seconds``, that NOTEBOOK_CLUSTER_PEERS names, or that were paired once;
-    each with why it cannot be added. While nobody is heard it listens on, three times as long in all: a busy machine
-    answers late."""
-    # An event loop of its own: in a notebook the main thread has one that runs.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(_look(seconds))).result()
-
-
-async def _look(seconds: float) -> list[PeerView]:
-    watch = PeerWatch()
-    begin = time.monotonic()
-    await watch.start()
-    try:
-        await watch.ask_typed()
-        await asyncio.sleep(max(seconds - (time.monotonic() - begin), 0.0))
-        while time.monotonic() - begin < 3 * seconds and not any(peer.found_by == "mdns" for peer in watch.views()):  # noqa: ASYNC110 - nobody tells of what is heard
-            await asyncio.sleep(0.05)
-        return watch.views()
-    finally:
-        await watch.close()
-
-
-def nobody_came(peers: Sequence[PeerView], code: bool) -> str:
-    """A line for a start that found no peer to use: what is so, and what to do next.
-
-    Args:
-        peers: all that the cluster knows of; the private agent of this machine is none that was found.
-        code: a code was given, with which peers are paired.
-    """
-    found = [peer for peer in peers if peer.found_by != "local"]
-    if not found:
-        begin = "no other machine shares itself on this network yet: run `notebook-cluster share` there"
-        if code:
-            return f"{begin} with this code, and it joins as soon as it is found"
-        return f"{begin}, then %cluster add NAME --code CODE with the name and the code that it shows"
-    named = [f"{peer.name}: {peer.reason or peer.condition}" for peer in found[:_MOST_NAMED]]
-    more = f"; and {len(found) - _MOST_NAMED} more (%cluster peers)" if len(found) > _MOST_NAMED else ""
-    return f"peers that were found may not be used yet: {'; '.join(named)}{more}"
-
-
-class PeerWatch:
-    """Listens for peers from :meth:`start` to :meth:`close`, both on one event loop."""
-
-    def __init__(self) -> None:
-        import zmq
-
-        from notebook_cluster.peering.candidates import Trust, known_peers
-        from notebook_cluster.peering.peer_finder import PeerFinder
-
-        self._trust = Trust()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        known = known_peers(os.environ.get(PEERS_VARIABLE, ""))
-        self._finding = PeerFinder(self._context, self._trust, known, lambda new: None)
-
-    async def start(self) -> str | None:
-        """Listen on mDNS; returns why that does not work, if so."""
-        return await self._finding.start()
-
-    async def ask_typed(self) -> None:
-        """Ask at the addresses that NOTEBOOK_CLUSTER_PEERS names, where nobody was found yet."""
-        await self._finding.ask_typed()
-
-    def views(self) -> list[PeerView]:
-        """Every peer that is known of; reads the files of trusted keys, so call it beside the loop."""
-        from notebook_cluster.peering.candidates import found_view
-
-        trusted = self._trust.keys()
-        found = [found_view(candidate, self._trust, trusted) for candidate in self._finding.candidates()]
-        return found + self._finding.silent_views()
-
-    async def close(self) -> None:
-        """Listen no more."""
-        await self._finding.close()
-        self._context.destroy(linger=0)

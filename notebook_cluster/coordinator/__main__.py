@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--lease", type=float, default=600.0)
     parser.add_argument("--agent-lease", type=float, default=600.0)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--head", action="store_true", help="on a peer, for the window of another machine")
+    parser.add_argument("--head", default="", help="on a peer of this name, for the window of another machine")
     parser.add_argument("--known", default="", help="peers to know of without mDNS: HOST:PORT,NAME,...")
     parser.add_argument("--progress", type=int, default=-1, help="file descriptor for lines about the start")
     settings = Settings(**vars(parser.parse_args()))

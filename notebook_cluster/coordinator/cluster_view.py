@@ -45,6 +45,8 @@ class ClusterViews:
     finding: PeerFinder
     trust: Trust
     invitation: InvitationHost
+    head: str
+    """The name of this machine as a peer, where this is a head; else empty."""
     launches: Launches
 
     def cluster(self) -> ClusterView:
@@ -58,7 +60,7 @@ class ClusterViews:
             jobs=self.jobs(), cell=cell_view(current) if current is not None else None,
             queued=len(state.queue()), events=list(self.core.events), directory=state.directory,
             run_log=str(self.core.journal.path), invitation=self.invitation.view(), kernels=dict(self.views.kernels),
-            launches=self.launches.views(),
+            launches=self.launches.views(), head=self.head,
         )  # fmt: skip
 
     def jobs(self) -> list[JobView]:

@@ -31,7 +31,7 @@ from notebook_cluster.coordinator.peers.launches import Launches
 from notebook_cluster.coordinator.peers.links import PeerLinks
 from notebook_cluster.coordinator.peers.owners_agent import OwnersAgent
 from notebook_cluster.coordinator.peers.pairing import Pairing
-from notebook_cluster.coordinator.peers.provisioning import LocalAgent, NodeProvisioner, OwnAgent
+from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner, OwnAgent, OwnMachinesAgent
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
 from notebook_cluster.coordinator.requests import Requests
 from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
@@ -71,12 +71,11 @@ class Coordinator:
         self._progress = progress = progress or startup.StartProgress()
         self._settings = settings
         self._stopping = asyncio.Event()
-        self._stop_reason = ""
-        self._tick_failed = ""
+        self._stop_reason = self._tick_failed = ""
         self._last_needed = time.monotonic()
 
         identity, self._announcement = startup.identify(settings)
-        self._public_key = identity.public_key
+        self._key = identity.public_key
         journal, recovered = startup.open_journal(settings, progress)
         before = recovered or RecoveredRun()
         self._round_records = before.rounds
@@ -112,6 +111,7 @@ class Coordinator:
             core=core, delivery=self._delivery, views=self._views, measurements=self._measurements,
             global_models=self._global_models, runner=self._runner, signs=self._signs, replay=self._replay,
             finding=self._finding, trust=self._trust, invitation=self._invitation, launches=self._launches,
+            head=self._settings.head,
         )  # fmt: skip
         self._persistence = ViewPersistence(self._settings.runtime, self._series, self._shown)
         self._make_ends()
@@ -166,7 +166,7 @@ class Coordinator:
     def _make_peers(self, identity: Identity, received: dict[str, int]) -> None:
         core, context, membership = self._core, self._context, self._membership
         lease, runtime, head = self._settings.agent_lease, self._settings.runtime, self._settings.head
-        pinned = startup.trusted_by_head(runtime) if head else None
+        pinned = startup.trusted_by_head(self._settings)
         self._trust = trust = Trust(lambda key: self._launches.hosts.name_of(key), pinned)
         finding = self._finding = PeerFinder(
             context, trust, known_peers(self._settings.known), lambda new: self._provisioner.on_found(new)
@@ -185,7 +185,7 @@ class Coordinator:
             core, links=links, membership=membership, invitation=self._invitation, identity=identity, lease=lease
         )
         own = OwnAgent(core, links=links, membership=membership, directory=runtime, lease=lease, closing=self._closing)
-        self._own_agent: LocalAgent = OwnersAgent(links, membership) if head else own
+        self._own_agent: OwnMachinesAgent = OwnersAgent(links, membership) if head else own
         pairing = Pairing(self._settings.cluster, context, identity, trust, core.tell)
         self._resolver = resolver = PeerResolver(
             core, delivery=self._delivery, links=links, finding=finding, pairing=pairing, trust=trust
@@ -232,7 +232,7 @@ class Coordinator:
         address = self._views.start()
         try:
             port = self._invitation.listen() if self._settings.head else 0
-            startup.write_connection_file(self._settings, self._core, self._views, address, self._public_key, port)
+            startup.write_connection_file(self._settings, self._core, self._views, address, self._key, port)
         except OSError as error:
             raise startup.cannot_start(self._settings, self._disk.trouble(error)) from error
         self._progress.close()
@@ -278,8 +278,8 @@ class Coordinator:
             text = f"{type(error).__name__}: {error}"
             if text != self._tick_failed:
                 log.exception("a look at the cluster failed")
-                where = f"{self._settings.runtime}/coordinator.log"
-                self._core.tell("error", f"the coordinator stumbled: {text} (see {where})")
+                log_file = self._settings.runtime / "coordinator.log"
+                self._core.tell("error", f"the coordinator stumbled: {text} (see {log_file})")
             self._tick_failed = text
 
     def _tick(self) -> None:

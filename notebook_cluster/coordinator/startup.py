@@ -45,9 +45,9 @@ class Settings(msgspec.Struct):
     resume: bool = False
     known: str = ""
     """PeerLinks that the notebook's environment names (NOTEBOOK_CLUSTER_PEERS): HOST:PORT or names, commas between."""
-    head: bool = False
-    """Another machine's window had it started here: it has a key of its own, trusts whom the window names, and the
-    ``local`` peer is the agent of that machine, which dials in."""
+    head: str = ""
+    """The name of this machine as a peer, where another machine's window had it started here: it has a key of its own,
+    trusts whom the window names, and the ``local`` peer is the agent of that machine, which dials in."""
     progress: int = -1
     """File descriptor for lines about how far the start is; -1 for none."""
 
@@ -167,9 +167,9 @@ def identify(settings: Settings) -> tuple[Identity, Path]:
     return identity, announce("coordinator", identity.public_key, settings.cluster)
 
 
-def trusted_by_head(folder: Path) -> TrustStore:
-    """The peers that the owner's window lets the head in ``folder`` use."""
-    return TrustStore(folder / "trusted_peers.json", "name")
+def trusted_by_head(settings: Settings) -> TrustStore | None:
+    """The peers that the owner's window lets this head use; None where it is none."""
+    return TrustStore(settings.runtime / "trusted_peers.json", "name") if settings.head else None
 
 
 def cannot_start(settings: Settings, trouble: str) -> OSError:

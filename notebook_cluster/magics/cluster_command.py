@@ -38,18 +38,10 @@ def _start(session: NotebookSession, call: Invocation) -> None:
     if call.options.get("fresh") and session.cluster is not None and session.cluster.name == name:
         session.let_go()
     cluster = Cluster.start(
-        name,
-        local=call.options.get("local"),
-        peers=call.options.get("peers", ()),
-        nodes=call.options.get("nodes", 0),
-        code=call.options.get("code", ""),
-        invite=call.options.get("invite", False),
-        head=call.options.get("head", ""),
-        **launch_options(call),
-        fresh=call.options.get("fresh", False),
-        kind="magics",
-        on_progress=_say,
-    )
+        name, local=call.options.get("local"), peers=call.options.get("peers", ()), nodes=call.options.get("nodes", 0),
+        code=call.options.get("code", ""), invite=call.options.get("invite", False), head=call.options.get("head", ""),
+        **launch_options(call), fresh=call.options.get("fresh", False), kind="magics", on_progress=_say,
+    )  # fmt: skip
     session.hold(cluster)
     state = cluster.state()
     if cluster.attached:

@@ -137,7 +137,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     - start: cluster ``cluster`` (default ``cluster``) with ``value`` nodes on this machine (default 1) and on the
       peers ``target`` (names or HOST:PORT with commas between, or ``all``), ``code`` for those that are not trusted
-      yet; with ``launch`` on hosts that an engine starts too, and by default with no node on this machine
+      yet; with ``launch`` on hosts that an engine starts too, and by default with no node on this machine; with
+      ``head`` led from that peer
     - add: nodes of peer ``target`` (name, HOST:PORT, ``local`` or ``all``), ``value`` of them (default: one per
       accelerator); ``code`` when it is not trusted yet
     - remove, restart: node ``target``
@@ -156,3 +157,4 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     value: bool | int | str | None = None
     launch: StartLaunch | None = None
+    head: str = ""

@@ -190,6 +190,8 @@ class ClusterView(Message, frozen=True):
     cluster of a kernel is the one that its notebook uses."""
     launches: list[LaunchView] = []
     """Oldest first; of those that ended the last ones."""
+    head: str = ""
+    """The peer from where it is led; empty: from the owner's machine."""
 
 
 class Series(Message, frozen=True):

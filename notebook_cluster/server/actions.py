@@ -62,7 +62,7 @@ def _start(action: Action, root: str) -> list[str]:
     peers = [name for part in action.target.split(",") if (name := part.strip())]
     hosts = _hosts(action)
     with Cluster.start(
-        action.cluster or "cluster", local=local, peers=peers, code=action.code, directory=root,
+        action.cluster or "cluster", local=local, peers=peers, code=action.code, head=action.head, directory=root,
         on_progress=said.append, **hosts,
     ) as cluster:  # fmt: skip
         names = tuple(f"{launch.name}: " for launch in cluster.launches()) if hosts else ()

@@ -70,7 +70,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "facts": _facts(state),
         "cell": _cell(state.cell, state.now, bool(ended)),
         "invitation": None if ended else _invitation(state.invitation),
-        "launches": [] if ended else [plain(row.text, 400) for row in state.launches if row.condition != "ended"],
+        "launches": [] if ended else _standing(state),
         "nodes": [_node(node, state, bool(ended)) for node in by_rank(state.nodes)],
         "compact": len(state.nodes) > FEW_NODES,
         "peers": peers,
@@ -147,6 +147,12 @@ def _blocked(peer: PeerView) -> str:
     if peer.condition == "refused":
         return plain(peer.reason) or "it refused this cluster"
     return ""
+
+
+def _standing(state: ClusterView) -> list[str]:
+    """Lines about where it is led from and what engines have started."""
+    led = [f"led from {plain(state.head, 64)}: it goes on without this machine"] if state.head else []
+    return led + [plain(row.text, 400) for row in state.launches if row.condition != "ended"]
 
 
 def _invitation(text: str) -> dict[str, str] | None:

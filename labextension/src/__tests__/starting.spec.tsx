@@ -136,3 +136,27 @@ it('marks the peer that is this computer', () => {
   expect(host.querySelector('[aria-label="peer mini"]')!.textContent).not.toContain('this computer');
   expect(box(host, 'desk (this computer)').checked).toBe(false);
 });
+
+it('has it led from a paired peer that is there, and from this computer without one', async () => {
+  const own = { ...NO_SHARING, keys: ['k-desk'] };
+  const peers = [peer('mini'), peer('stranger', { trusted: false, pairing: true }), peer('desk', { key: 'k-desk' })];
+  const host = sidebar(overview({ peers, sharing: own }));
+  const led = [...host.querySelectorAll('label')].find(one => one.textContent!.startsWith('led from'))!;
+  const select = led.querySelector('select')!;
+  expect([...select.options].map(option => option.value)).toEqual(['', 'mini']);
+  type(host, NAME, 'night');
+  act(() => {
+    Object.getOwnPropertyDescriptor(HTMLSelectElement.prototype, 'value')!.set!.call(select, 'mini');
+    select.dispatchEvent(new Event('change', { bubbles: true }));
+  });
+  await press(host, START);
+  expect(handling.asked.at(-1)).toMatchObject({ action: 'start', cluster: 'night', head: 'mini' });
+  // It is gone: nobody is asked to lead from there.
+  act(() => store.show(overview({ peers: peers.slice(1), sharing: own })));
+  expect(host.textContent).not.toContain('led from');
+});
+
+it('says from where a cluster is led', () => {
+  const host = sidebar(overview({ clusters: [cluster('night', { head: 'mini' })] }));
+  expect(host.textContent).toContain('led from mini: it goes on without this computer');
+});

@@ -107,6 +107,7 @@ function Running({ state, curves, act, onOpen, onInsert }: ICluster & { state: C
       <ClusterButtons state={state} send={send} onOpen={onOpen} onInsert={name => setNoNotebook(onInsert(name))} />
       <Problem text={problem} onClose={clear} />
       <Problem text={noNotebook} onClose={() => setNoNotebook('')} />
+      {state.head && <div className="nbc-side-hint">led from {state.head}: it goes on without this computer</div>}
       {state.launches
         .filter(launch => launch.condition !== 'ended')
         .map(launch => (

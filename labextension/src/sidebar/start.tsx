@@ -23,6 +23,7 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
   const [typedCount, setCount] = React.useState<string | null>(null);
   const [chosen, setChosen] = React.useState<ReadonlySet<string>>(new Set());
   const [code, setCode] = React.useState('');
+  const [typedHead, setHead] = React.useState('');
   const [isStarting, setStarting] = React.useState(false);
   // Known at once, also to a press that comes before what it changes is drawn.
   const isOnItsWay = React.useRef(false);
@@ -38,6 +39,9 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
   // A peer that is gone is not asked for any more.
   const picked = [...chosen].filter(target => target === ALL || targets.has(target));
   const needsCode = picked.some(target => target === ALL || !targets.get(target)?.trusted);
+  // A machine that others share and that is paired may lead; this computer does without being asked.
+  const heads = [...targets].filter(([, peer]) => peer.trusted && !overview.sharing.keys.includes(peer.key));
+  const head = heads.some(([target]) => target === typedHead) ? typedHead : '';
   const missing = picked.find(target => targets.get(target)?.trusted === false);
   const obstacle = isStarting
     ? 'Starting …'
@@ -58,6 +62,7 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
       value: Number(count),
       target: picked.includes(ALL) ? ALL : picked.join(','),
       code: needsCode ? code.trim() : '',
+      ...(head && { head }),
       ...(engine && { launch: launchOf(engine, typed) })
     });
     isOnItsWay.current = false;
@@ -112,6 +117,19 @@ export function StartPart({ overview, act }: IStart): React.JSX.Element {
           />
           {Number(count) === 1 ? 'node here' : 'nodes here'}
         </label>
+        {heads.length > 0 && (
+          <label className="nbc-side-line">
+            led from
+            <select value={head} onChange={event => setHead(event.target.value)}>
+              <option value="">this computer</option>
+              {heads.map(([target]) => (
+                <option key={target} value={target}>
+                  {target}, without this computer
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
         {targets.size > 0 && <Choice targets={targets} picked={picked} onPick={pick} own={overview.sharing.keys} />}
         <div className="nbc-side-line">
           {needsCode && (

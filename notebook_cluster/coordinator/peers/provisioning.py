@@ -127,7 +127,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-class LocalAgent(Protocol):
+class OwnMachinesAgent(Protocol):
     """The agent of the notebook's machine: :class:`OwnAgent`, or of a head :class:`.owners_agent.OwnersAgent`."""
 
     async def wait(self) -> None:
@@ -157,7 +157,7 @@ class NodeProvisioner:
         pairing: Pairing,
         finding: PeerFinder,
         membership: Membership,
-        own_agent: LocalAgent,
+        own_agent: OwnMachinesAgent,
         nodes_per_host: Callable[[str], int],
     ) -> None:
         """``nodes_per_host(key)``: so many the launch of that host wants on it; 0: one per accelerator."""
