@@ -213,3 +213,15 @@ def test_slurm_demo_says_how_slurm_is_installed_where_it_is_not(tmp_path: Path) 
     assert done.returncode == 1
     assert "demo failed: it needs Slurm (no-slurm not found): `make engines`" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_overnight_notebook_finds_the_whole_night_again(jupyter_dirs: Path, no_processes_left: str) -> None:
+    notebook = run("06_overnight.ipynb", jupyter_dirs)
+    assert_plain(notebook)
+    assert "cluster night is led from box" in text_of(notebook, "close")
+    shown = text_of(notebook, "morning")
+    assert "attached to cluster 'night'" in shown
+    rounds = [int(line.removeprefix("round ")) for line in shown.splitlines() if line.startswith("round ")]
+    assert sorted(set(rounds)) == list(range(1, 41))
+    assert number_after(shown, "accuracy ") > 0.8
+    assert "led from box: it goes on without this machine" in text_of(notebook, "status")

@@ -180,6 +180,13 @@ def _folder() -> Path:
     return private_directory(runtime_directory() / "same_user")
 
 
+def own_key() -> str:
+    """The public key that every coordinator of this user has, on any machine with this data folder; empty where none
+    has run yet."""
+    folder = data_directory()
+    return load_identity(folder).public_key if (folder / "identity.json").exists() else ""
+
+
 def announce(role: Role, public_key: str, name: str) -> Path:
     """Say that this process has ``public_key`` and is the ``role`` called ``name``; returns the file for
     :func:`withdraw`.

@@ -18,7 +18,7 @@ from notebook_cluster.agent.sharing.grants import Grants, HeldGrant
 from notebook_cluster.link import DialOut, Listener
 from notebook_cluster.link.tcp import host_port
 from notebook_cluster.pairing import NobodyThere, PairingError, ask, enlist, pair
-from notebook_cluster.security import Trusted, TrustStore, owner, same_user_keys, trusted_coordinators
+from notebook_cluster.security import Trusted, TrustStore, own_key, owner, same_user_keys, trusted_coordinators
 
 _ENLIST_AGAIN_S = 1.0
 
@@ -103,7 +103,7 @@ class Coordinators:
             return []
         # Who was paired may be this user as well.
         same_user = same_user_keys("coordinator")
-        owners = {entry.owner for entry in now.values()} | ({self._here} if same_user else set())
+        owners = {self._here, *(entry.owner for entry in now.values())}
         return [(entry, self._why_gone(entry, owners)) for entry in gone if entry.key not in same_user]
 
     @staticmethod
@@ -114,7 +114,8 @@ class Coordinators:
         return f"trust in {entry.owner} was removed"
 
     def _is_owner(self, key: str) -> bool:
-        return self.store.find(key) is not None or key in same_user_keys("coordinator")
+        """Somebody who was paired, or this user, whose coordinators need not run now."""
+        return self.store.find(key) is not None or key == own_key() or key in same_user_keys("coordinator")
 
     def _granted(self, key: str) -> Trusted | None:
         held = self.grants.find(key)
