@@ -1,4 +1,5 @@
-"""The panel in kernels with other versions of ipykernel: its buttons act in a busy cell, or it says what does.
+"""The panel in kernels with other versions of ipykernel: its buttons act in a busy cell, or it says what does; and in
+one without a plotly that can be used.
 
 Each version comes from PyPI, alone, into a folder under build/ that a kernelspec puts in front of the path.
 """
@@ -67,12 +68,17 @@ def installed(version: str) -> Path:
 
 def add_kernel(lab: Lab, version: str) -> str:
     """A kernelspec of this Python with ipykernel of ``version``; returns its name."""
-    path = os.pathsep.join(filter(None, (str(installed(version)), os.environ.get("PYTHONPATH"))))
+    return add_kernel_with(lab, installed(version), f"ipykernel-{version}")
+
+
+def add_kernel_with(lab: Lab, packages: Path, name: str) -> str:
+    """A kernelspec of this Python with the folder ``packages`` in front of its own; returns its name."""
+    path = os.pathsep.join(filter(None, (str(packages), os.environ.get("PYTHONPATH"))))
     spec = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "language": "python",
-        "display_name": f"ipykernel {version}", "env": {"PYTHONPATH": path},
+        "display_name": name, "env": {"PYTHONPATH": path},
     }  # fmt: skip
-    folder = lab.private / "data" / "kernels" / f"ipykernel-{version}"
+    folder = lab.private / "data" / "kernels" / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "kernel.json").write_text(json.dumps(spec))
     return folder.name
@@ -119,3 +125,26 @@ def test_without_subshells_the_panel_says_to_use_the_sidebar_and_acts_after_the_
     (lab.folder / "go-on").touch()
     page.get_by_text("the cell saw []").wait_for(timeout=PATIENCE)
     page.get_by_text("attic added").wait_for(timeout=PATIENCE)
+
+
+def test_without_plotly_the_panel_draws_pictures_that_go_on_and_says_how_to_get_it(
+    page: "Page", lab: Lab, tmp_path: Path
+) -> None:
+    old = tmp_path / "plotly-5.24.1.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: plotly\nVersion: 5.24.1\n")
+    kernel = add_kernel_with(lab, tmp_path, "old-plotly")
+    leave(page)
+    run(page, lab, "pictures.ipynb", BUSY_UNTIL_ADDED, kernel=kernel)
+    charts = page.locator(".nbc-drawn svg.nbc-chart")
+    charts.nth(2).wait_for(timeout=PATIENCE)
+    page.get_by_text('pip install "plotly>=6"').wait_for(timeout=PATIENCE)
+    newest = "document.querySelector('.nbc-drawn svg.nbc-chart path').getAttribute('d')"
+    for _ in range(2):
+        page.wait_for_function(f"before => {newest} !== before", arg=page.evaluate(newest), timeout=PATIENCE)
+    page.get_by_label("Logarithmic").check()
+    page.get_by_label("Logarithmic").and_(page.locator(":checked")).wait_for(timeout=PATIENCE)
+    page.get_by_role("button", name="Add attic").click()
+    page.get_by_text("the cell saw [('add', 'attic')]").wait_for(timeout=PATIENCE)
+    assert page.locator(".js-plotly-plot").count() == 0
+    page.screenshot(path=tmp_path / "pictures.png")

@@ -7,7 +7,8 @@ text) and ``server`` (:mod:`.model`). Views hold no state of their own: all come
 - :mod:`.text`, :mod:`.static_html`, :mod:`.tables`, :mod:`.comparison`, :mod:`.pictures`: need no browser. Pure
   functions. :mod:`.report`: a whole run as one page in a file; :mod:`.line_chart`: curves of the user's own.
 - :mod:`.panel`: the live panel and the one thread that changes it; ``panel.js`` is what the browser sees,
-  :mod:`.figure` the plotly curves, :mod:`.subshell` what lets a button act while a cell runs.
+  :mod:`.figure` the plotly curves, :mod:`.drawn_curves` those where plotly is not installed, :mod:`.subshell` what lets
+  a button act while a cell runs.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from notebook_cluster.protocol.runs import IN_A_CELL, places
 from notebook_cluster.protocol.state import Series
-from notebook_cluster.protocol.thinning import ThinnedCurve, ThinnedCurves
+from notebook_cluster.protocol.thinning import Point, ThinnedCurve, ThinnedCurves
 from notebook_cluster.widgets.formatting import plain
 from notebook_cluster.widgets.pictures import Line
 
@@ -151,6 +151,13 @@ def smoothed(values: Iterable[float]) -> list[float]:
             weight = _SMOOTHING * weight + (1 - _SMOOTHING)
         found.append(total / weight if math.isfinite(value) else value)
     return found
+
+
+def smoothed_points(points: list[Point]) -> list[Point]:
+    """``points`` with the mean of :func:`smoothed` in place of each value; a few stay as they are."""
+    if len(points) <= FEW_POINTS:
+        return points
+    return [(x, y) for (x, _), y in zip(points, smoothed(y for _, y in points), strict=True)]
 
 
 DASH_NAMES = ("solid", "dashed", "short dashes", "dashes and dots")

@@ -339,7 +339,7 @@ function curveChoice(choose, savePoints) {
   });
   const save = button("CSV", { act: savePoints });
   writeAttribute(save, "aria-label", "Save the points of these curves as CSV");
-  writeAttribute(save, "title", "Save the points of these curves; the camera above them saves the picture, %cluster export all points");
+  writeAttribute(save, "title", "Save the points of these curves; %cluster export saves all points");
   const act = () => choose({ metric: metric.value, smooth: smooth[0].checked, log: log[0].checked });
   [metric, smooth[0], log[0]].forEach((control) => control.addEventListener("change", act));
   metric.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab has shortcuts on letters

@@ -27,6 +27,7 @@ from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 from notebook_cluster.widgets.actions import Actions
 from notebook_cluster.widgets.curves import CurveChoice, Curves
+from notebook_cluster.widgets.drawn_curves import new_figure
 from notebook_cluster.widgets.formatting import node_colours, plain
 from notebook_cluster.widgets.model import panel_model
 from notebook_cluster.widgets.saving import series_csv, thinned
@@ -262,9 +263,7 @@ class Panel:
         if self._figure is None:
             if not self._curves.nodes():
                 return
-            from notebook_cluster.widgets.figure import CurvesFigure
-
-            self._figure = CurvesFigure()
+            self._figure = new_figure()
             reroute(self._kernel, [self._figure.widget], self._inbox.put)
             self._push_state()  # The browser learns of the figure before it draws it: see quieten() in panel.js.
         if self._figure.draw(self._curves, node_colours(self._latest.nodes), self._latest.started, self._choice):

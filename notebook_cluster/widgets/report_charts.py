@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from notebook_cluster.protocol.state import ClusterView, RoundView, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
-from notebook_cluster.widgets.curves import FEW_POINTS, Curves, metric_title, run_line, run_notes, smoothed
+from notebook_cluster.widgets.curves import FEW_POINTS, Curves, metric_title, run_line, run_notes, smoothed_points
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours, plain, plural
 from notebook_cluster.widgets.pictures import Line, standalone, svg_chart, time_unit
 from notebook_cluster.widgets.saving import csv_text, data_link, series_csv, thinned
@@ -137,7 +137,7 @@ def _lines(run: _Run, metric: str, *, steps: bool) -> list[Line]:
     found = []
     for one in own:
         line = run_line(one, run.colours.get(one.node, NO_PLACE))
-        found.append(line._replace(points=_smooth(points(one.curve)), behind=True))
+        found.append(line._replace(points=smoothed_points(points(one.curve)), behind=True))
     if len(own) == 1 and not shared:
         return [found[0]._replace(behind=False)]
     for one in shared:
@@ -149,12 +149,6 @@ def _lines(run: _Run, metric: str, *, steps: bool) -> list[Line]:
     if mean:
         return [*found, Line(_MEAN, _MEAN_COLOUR, mean, strong=True)]
     return found if shared else [line._replace(behind=False) for line in found]
-
-
-def _smooth(points: list[Point]) -> list[Point]:
-    if len(points) <= FEW_POINTS:
-        return points
-    return [(x, y) for (x, _), y in zip(points, smoothed(y for _, y in points), strict=True)]
 
 
 def mean_of_nodes(lines: Sequence[Line], *, whole: bool) -> list[Point]:

@@ -1,20 +1,22 @@
 """A ClusterView as self-contained HTML without script: saved notebooks, nbconvert, viewers without widgets."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.security.chart_grammar import NO_TEX
-from notebook_cluster.widgets.curves import Curves, run_line, run_notes
+from notebook_cluster.widgets.curves import CurveChoice, Curves, metric_title, run_line, run_notes, smoothed_points
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pictures import Line, svg_chart
 
 _FEW_POINTS = 3
 """A cluster that has just started has so few: two dots on large axes say nothing."""
+AS_MEASURED = CurveChoice(smooth=False)
+"""What a saved picture shows: the loss, as it was reported."""
 WAITS = "Rounds, and who was waited for"
 _NUMBERS = (("step", "Step"), ("loss", "Loss"), ("round", "Round"), ("wait", "Wait"))
 
@@ -38,7 +40,7 @@ def render_html(
     nodes = [_node(node) for node in model["nodes"]]
     kind = "nbc-nodes nbc-compact" if model["compact"] else "nbc-nodes"
     body.append(block(kind, nodes, role="list") if nodes else text_block("nbc-empty", "No nodes yet."))
-    body.append(_charts(state, Curves.of(series)))
+    body.append(charts(Curves.of(series), node_colours(state.nodes), state.started))
     lists = {
         "waits": (WAITS, [block("nbc-waits", [_wait(wait) for wait in model["waits"]])]),
         "peers": ("Peers", [_peer(peer) for peer in model["peers"]]),
@@ -204,29 +206,34 @@ def event_block(event: dict[str, Any]) -> str:
     )
 
 
-def _charts(state: ClusterView, curves: Curves) -> str:
-    colours = node_colours(state.nodes)
-    loss, over_time, memory = [], [], []
+def charts(curves: Curves, colours: Mapping[str, str], started: float, choice: CurveChoice = AS_MEASURED) -> str:
+    """The metric of ``choice`` over steps and over time, and memory, as SVG; empty when there is next to nothing.
+
+    ``colours``: of each node; ``started`` (epoch seconds) is the zero of the time axis.
+    """
+    over_steps, over_time, memory = [], [], []
     for node in curves.nodes():
-        colour = colours.get(node, NO_PLACE)
-        points = curves.get(node, "memory").by_time(state.started)
-        memory.append(Line(node, colour, [(seconds, value / 1e9) for seconds, value in points]))
-    losses = curves.losses()
+        points = curves.get(node, "memory").by_time(started)
+        memory.append(Line(node, colours.get(node, NO_PLACE), [(seconds, value / 1e9) for seconds, value in points]))
+    losses = curves.losses(choice.metric)
+    means = smoothed_points if choice.smooth else list
     for one in losses:
         line = run_line(one, colours.get(one.node, NO_PLACE))
-        loss.append(line._replace(points=one.curve.by_step()))
-        over_time.append(line._replace(points=one.curve.by_time(state.started)))
-    jobs = curves.models()
+        over_steps.append(line._replace(points=means(one.curve.by_step())))
+        over_time.append(line._replace(points=means(one.curve.by_time(started))))
+    jobs = curves.models(choice.metric)
     for job in jobs:
-        curve, label = curves.of_model(job, "loss"), global_label(job, jobs)
-        loss.append(Line(label, GLOBAL, curve.by_step(), dotted=True))
-        over_time.append(Line(label, GLOBAL, curve.by_time(state.started), dotted=True))
-    drawn = (("Loss", "steps", loss), ("Loss", "seconds", over_time), ("Memory (GB)", "seconds", memory))
-    charts = [
-        svg_chart(title, unit, lines, from_zero=lines is memory)
+        curve, label = curves.of_model(job, choice.metric), global_label(job, jobs)
+        over_steps.append(Line(label, GLOBAL, curve.by_step(), dotted=True))
+        over_time.append(Line(label, GLOBAL, curve.by_time(started), dotted=True))
+    title = metric_title(choice.metric)
+    drawn = ((title, "steps", over_steps), (title, "seconds", over_time), ("Memory (GB)", "seconds", memory))
+    pictures = [
+        svg_chart(title, unit, lines, from_zero=lines is memory, log=choice.log and lines is not memory)
         for title, unit, lines in drawn
         if any(len(line.points) >= _FEW_POINTS for line in lines)
     ]
-    note = [text_block("nbc-small nbc-muted", "Dotted: the global model, where it was measured")] if jobs else []
-    note += [text_block("nbc-small nbc-muted", text) for text in run_notes(losses)]
-    return "".join([block("nbc-charts", charts), *note]) if any(charts) else ""
+    notes = ["Dotted: the global model, where it was measured"] if jobs else []
+    notes += run_notes(losses, title)
+    said = [text_block("nbc-small nbc-muted", text) for text in notes]
+    return "".join([block("nbc-charts", pictures), *said]) if any(pictures) else ""
