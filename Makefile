@@ -3,6 +3,7 @@
 #   make demo-slurm   train a text model on three nodes that a Slurm of the demo's own starts, write demo_output/
 #   make lab    open JupyterLab on the example notebooks
 #   make test   all checks and tests
+#   make wheel  what may be given to people, in dist/: refused where a part is missing or versions differ
 #   make test-quick   what takes no time to speak of, one cluster and one page in a browser: under two minutes
 PYTHON ?= python3
 SHELL := /bin/bash
@@ -32,7 +33,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
 LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts* labextension/src/sidebar/* labextension/style/* labextension/schema/*)
 
-.PHONY: help install demo demo-slurm lab test test-quick check labextension browser namespaces engines picture docs clean
+.PHONY: help install demo demo-slurm lab test test-quick check wheel labextension browser namespaces engines picture docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -104,6 +105,7 @@ check: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.13
 	$(BIN)/lint-imports
 	@if [ -d labextension/node_modules ]; then $(BIN)/python -m notebook_cluster.server.typescript --check; \
 	    cd labextension && export $(WITH_NODE) && npm run check; \
@@ -145,7 +147,7 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 5 ? n + 1 : 6))
 test: .venv/.test browser namespaces engines check
 	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm test; \
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
-	@$(BIN)/python -m compileall -q notebook_cluster benchmarks tests
+	@$(BIN)/python -m compileall -q notebook_cluster benchmarks release tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --rerun-failed-alone
 
 test-quick: .venv/.test browser
@@ -156,6 +158,10 @@ picture: .venv/.test browser
 	@$(BIN)/python -m docs.screenshot
 	@$(BIN)/python -m docs.cells_screenshot
 	@$(BIN)/python -m docs.sidebar_screenshot
+
+# The JupyterLab part is built here, or the reason is said: .venv/.labextension goes on without it.
+wheel: .venv/.test
+	@export $(WITH_NODE); $(BIN)/python -m release
 
 docs: .venv/.docs
 	$(BIN)/mkdocs build --strict --site-dir build/site
