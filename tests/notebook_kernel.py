@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,11 +46,13 @@ class Cell:
 
 
 class NotebookKernel:
-    """A kernel in ``folder``; ``allow_stdin`` False is how nbclient asks, with nobody there to click."""
+    """A kernel in ``folder``, of the environment of ``python``; ``allow_stdin`` False is how nbclient asks, with nobody
+    there to click."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
         environment = {**os.environ, "JPY_SESSION_NAME": str(folder / "lesson.ipynb")}
-        self.manager, self.client = start_kernel(env=environment, cwd=str(folder))
+        command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self.manager, self.client = start_kernel(command=command, env=environment, cwd=str(folder))
 
     @property
     def pid(self) -> int:

@@ -18,8 +18,11 @@ from tests.conftest import wait_until
 class Stranger:
     """A running ``notebook-cluster share`` of somebody else."""
 
-    def __init__(self, root: Path, name: str, *options: str, folder: str = "", start_up: str = "") -> None:
+    def __init__(
+        self, root: Path, name: str, *options: str, folder: str = "", start_up: str = "", command: str = COMMAND
+    ) -> None:
         self.name = name
+        self._command = command
         self.home = root / "strangers" / (folder or name)
         self.options = options
         for part in ("data", "run", "agent"):
@@ -29,7 +32,7 @@ class Stranger:
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [COMMAND, "share", "--name", self.name, "--no-qr"]
+        command = [self._command, "share", "--name", self.name, "--no-qr"]
         folders = {
             "JUPYTER_DATA_DIR": str(self.home / "data"),
             "JUPYTER_RUNTIME_DIR": str(self.home / "run"),
@@ -86,8 +89,9 @@ class Stranger:
 class Strangers:
     """Starts strangers; ``unique("mini")`` is a name that no agent outside the test has."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, command: str = COMMAND) -> None:
         self._root = root
+        self._command = command
         self._tag = secrets.token_hex(2)
         self.all: list[Stranger] = []
 
@@ -97,15 +101,17 @@ class Strangers:
     def __call__(self, name: str, *options: str, folder: str = "", start_up: str = "") -> Stranger:
         """Start one that is called ``unique(name)``; ``folder``: where its key is, so that two may have one name;
         ``start_up``: Python code that its processes run first, to be another machine."""
-        stranger = Stranger(self._root, self.unique(name), *options, folder=folder, start_up=start_up)
+        stranger = Stranger(
+            self._root, self.unique(name), *options, folder=folder, start_up=start_up, command=self._command
+        )
         self.all.append(stranger)
         return stranger
 
 
 @contextlib.contextmanager
-def running_strangers(root: Path) -> Iterator[Strangers]:
-    """For a fixture: what it starts is ended."""
-    factory = Strangers(root)
+def running_strangers(root: Path, command: str = COMMAND) -> Iterator[Strangers]:
+    """For a fixture: what it starts is ended. ``command``: the ``notebook-cluster`` that they run."""
+    factory = Strangers(root, command)
     try:
         yield factory
     finally:

@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,8 +16,6 @@ from notebook_cluster.protocol import VERSION
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "labextension"
-BUILT = ROOT / "notebook_cluster" / "labextension"
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 INSTALLED = f"notebook_cluster-{VERSION}.data/data/share/jupyter/labextensions/notebook-cluster/"
 
 
@@ -69,46 +65,6 @@ def test_what_was_built_before_is_put_where_jupyterlab_finds_it(checkout: Path) 
     names, said = build_wheel(checkout)
     assert {INSTALLED + name for name in ("package.json", "install.json", "static/remoteEntry.js")} <= set(names)
     assert "JupyterLab" not in said
-
-
-@pytest.mark.skipif(not (BUILT / "schemas").exists(), reason="not built: make labextension")
-def test_the_wheel_puts_sidebar_and_server_extension_where_jupyter_finds_them(checkout: Path) -> None:
-    shutil.copytree(BUILT, checkout / "notebook_cluster" / "labextension")
-    # What was built is newer than the sources, as it is after a build.
-    os.utime(checkout / "notebook_cluster" / "labextension" / "package.json")
-    build_wheel(checkout)
-    python = fresh_environment(checkout / "venv")
-    (wheel,) = (checkout / "wheels").glob("*.whl")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", str(wheel))
-    assert f"{checkout}/venv/" in run(python, "-c", "import notebook_cluster; print(notebook_cluster.__file__)")
-    listed = run(python, "-m", "jupyterlab.labextensions", "list")
-    (line,) = [line for line in listed.splitlines() if "notebook-cluster" in line]
-    assert f"notebook-cluster v{VERSION} enabled OK" in line
-    assert f"{checkout}/venv/share/jupyter/labextensions" in listed
-    listed = run(python, "-m", "jupyter_server.extension.serverextension", "list")
-    (line,) = [line for line in listed.splitlines() if "notebook_cluster.server enabled" in line]
-    assert f"notebook_cluster.server {VERSION} OK" in listed
-
-
-def fresh_environment(folder: Path) -> str:
-    """The Python of a new environment with all packages of this one except notebook-cluster."""
-    run(sys.executable, "-m", "venv", "--without-pip", str(folder))
-    python = str(folder / "bin" / "python")
-    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # A .pth file is read, those in the folder that it names are not: the editable install of this project is one.
-    (packages / "here.pth").write_text(sysconfig.get_path("purelib"))
-    return python
-
-
-def run(*command: str) -> str:
-    """What it said; it must work."""
-    gone = {"JUPYTER_PATH", "JUPYTER_CONFIG_PATH", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "PYTHONPATH"}
-    environment = {name: value for name, value in os.environ.items() if name not in gone}
-    environment |= {"JUPYTER_PREFER_ENV_PATH": "1", "NO_COLOR": "1"}
-    # Not here: Python finds packages in the folder where it is started.
-    done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return COLOUR.sub("", done.stdout + done.stderr)
 
 
 def test_old_node_is_named_with_the_version_that_is_wanted(checkout: Path) -> None:
