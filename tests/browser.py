@@ -55,13 +55,15 @@ needs_extension = [
 
 @dataclass
 class Lab:
-    """A running JupyterLab. ``settings`` is the folder of its user settings; a page that is opened later obeys them."""
+    """A running JupyterLab. ``settings`` is the folder of its user settings; a page that is opened later obeys them.
+    ``program``: a module of Python, and options, that runs in place of ``jupyterlab``."""
 
     url: str
     token: str
     folder: Path
     settings: Path
     environment: dict[str, str]
+    program: tuple[str, ...] = ("jupyterlab",)
     _process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -72,7 +74,7 @@ class Lab:
     def start(self) -> None:
         """Run its server until :meth:`end`, at the same address each time; returns when it answers."""
         command = [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
+            sys.executable, "-m", *self.program, "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
             f"--ServerApp.port={self.url.rpartition(':')[2]}", "--ServerApp.port_retries=0",
             f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.folder}",
             "--KernelManager.transport=ipc", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
@@ -110,7 +112,12 @@ def write_notebook(path: Path, cells: Sequence[str], kernel: str = "python3") ->
 
 
 @contextmanager
-def running_lab(folder: Path, environment: dict[str, str] | None = None, dark: bool = False) -> Iterator[Lab]:
+def running_lab(
+    folder: Path,
+    environment: dict[str, str] | None = None,
+    dark: bool = False,
+    program: tuple[str, ...] = ("jupyterlab",),
+) -> Iterator[Lab]:
     """JupyterLab on loopback with a token; its notebooks lie in ``folder``, all its own files in ``folder/.lab``.
 
     ``environment`` is put on top of this process's; JUPYTER_RUNTIME_DIR and the like are kept where they are set there.
@@ -128,7 +135,7 @@ def running_lab(folder: Path, environment: dict[str, str] | None = None, dark: b
     settings = private / "settings"
     _write_settings(settings, dark)
     _check_no_build(Path(variables["JUPYTER_CONFIG_DIR"]))
-    lab = Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), folder, settings, variables)
+    lab = Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), folder, settings, variables, program)
     try:
         lab.start()
         yield lab
@@ -138,7 +145,9 @@ def running_lab(folder: Path, environment: dict[str, str] | None = None, dark: b
 
 
 @contextmanager
-def lab_with_extension(folder: Path, mark: str = "") -> Iterator[Lab]:
+def lab_with_extension(
+    folder: Path, mark: str = "", environment: dict[str, str] | None = None, program: tuple[str, ...] = ("jupyterlab",)
+) -> Iterator[Lab]:
     """:func:`running_lab` with our JupyterLab part as it was built, whatever is installed; no process with ``mark``
     (by default one of its own) is left."""
     mark = mark or uuid.uuid4().hex
@@ -146,7 +155,8 @@ def lab_with_extension(folder: Path, mark: str = "") -> Iterator[Lab]:
     extensions.mkdir(parents=True)
     (extensions / "notebook-cluster").symlink_to(EXTENSION)
     try:
-        with running_lab(folder, {"JUPYTER_PATH": str(extensions.parent), MARK: mark}) as running:
+        ours = {"JUPYTER_PATH": str(extensions.parent), MARK: mark}
+        with running_lab(folder, ours | (environment or {}), program=program) as running:
             yield running
         wait_until(lambda: not marked_processes(mark), 60, lambda: f"the end of {marked_processes(mark)}")
     finally:

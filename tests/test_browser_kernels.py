@@ -6,10 +6,7 @@ Each version comes from PyPI, alone, into a folder under build/ that a kernelspe
 
 import json
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +23,7 @@ from tests.browser import (
     set_comms_over_subshells,
     shut_down_kernels,
 )
+from tests.other_versions import installed
 from tests.panel_notebook import BUSY_UNTIL_ADDED, run, wait_for_progress, wait_until_running
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = needs_chromium
 
-CACHE = Path(__file__).parents[1] / "build" / "ipykernel"
 WITH_SUBSHELLS, WITHOUT_SUBSHELLS = "7.3.0", "6.31.0"
 """The newest before 7.4, which is what the other tests run with, and the newest before 7."""
 BUSY_UNTIL_FILE = """
@@ -45,30 +42,9 @@ print("the cell saw", cluster.calls)
 """
 
 
-def installed(version: str) -> Path:
-    """The folder that holds ipykernel of this version and nothing else; where pip gets none the test is skipped."""
-    folder = CACHE / version
-    if not folder.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=CACHE))
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--retries", "1", "--timeout", "10"]
-        pip = subprocess.run(
-            [*command, "--target", str(made), f"ipykernel=={version}"], capture_output=True, text=True, timeout=120
-        )
-        if pip.returncode != 0:
-            shutil.rmtree(made)
-            reason = (pip.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            pytest.skip(f"pip could not get ipykernel {version}: {reason}")
-        try:
-            made.rename(folder)
-        except OSError:  # another run of the tests was faster
-            shutil.rmtree(made)
-    return folder
-
-
 def add_kernel(lab: Lab, version: str) -> str:
     """A kernelspec of this Python with ipykernel of ``version``; returns its name."""
-    return add_kernel_with(lab, installed(version), f"ipykernel-{version}")
+    return add_kernel_with(lab, installed("ipykernel", version), f"ipykernel-{version}")
 
 
 def add_kernel_with(lab: Lab, packages: Path, name: str) -> str:
