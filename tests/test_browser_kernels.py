@@ -44,17 +44,17 @@ print("the cell saw", cluster.calls)
 
 def add_kernel(lab: Lab, version: str) -> str:
     """A kernelspec of this Python with ipykernel of ``version``; returns its name."""
-    return add_kernel_with(lab, installed("ipykernel", version), f"ipykernel-{version}")
+    return add_kernel_with(lab, installed("ipykernel", version), f"ipykernel {version}")
 
 
 def add_kernel_with(lab: Lab, packages: Path, name: str) -> str:
-    """A kernelspec of this Python with the folder ``packages`` in front of its own; returns its name."""
+    """A kernelspec, shown as ``name``, of this Python with the folder ``packages`` in front; returns its name."""
     path = os.pathsep.join(filter(None, (str(packages), os.environ.get("PYTHONPATH"))))
     spec = {
         "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "language": "python",
         "display_name": name, "env": {"PYTHONPATH": path},
     }  # fmt: skip
-    folder = lab.private / "data" / "kernels" / name
+    folder = lab.private / "data" / "kernels" / name.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "kernel.json").write_text(json.dumps(spec))
     return folder.name
@@ -109,7 +109,7 @@ def test_without_plotly_the_panel_draws_pictures_that_go_on_and_says_how_to_get_
     old = tmp_path / "plotly-5.24.1.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: plotly\nVersion: 5.24.1\n")
-    kernel = add_kernel_with(lab, tmp_path, "old-plotly")
+    kernel = add_kernel_with(lab, tmp_path, "old plotly")
     leave(page)
     run(page, lab, "pictures.ipynb", BUSY_UNTIL_ADDED, kernel=kernel)
     charts = page.locator(".nbc-drawn svg.nbc-chart")
