@@ -149,6 +149,10 @@ class Node:
     def checkpoint_directory(self) -> Path:
         return self._directory
 
+    @property
+    def roster(self) -> Roster | None:
+        return self._roster
+
     def kept_directory(self) -> Path | None:
         return None
 

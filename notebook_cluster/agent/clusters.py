@@ -12,6 +12,7 @@ from notebook_cluster.agent.kernels.control_socket import kept_checkpoints
 from notebook_cluster.agent.machine import MachineSample, OwnAddresses, describe
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sharing.coordinators import Coordinators
+from notebook_cluster.agent.taking_over import Predecessors
 from notebook_cluster.link import Condition, Session
 from notebook_cluster.protocol.peer import Farewell, KeptCheckpoints, PeerInfo, Released, Slept
 from notebook_cluster.protocol.wire import Message
@@ -42,6 +43,7 @@ class Clusters:
         self._coordinators = coordinators
         self._on_end = on_end
         self._hosts: dict[str, ClusterHost] = {}
+        self._predecessors = Predecessors(resources.directory, self.hosts, coordinators.is_own, self.end_cluster)
         self._made = 0
         self._sent: dict[str, PeerInfo] = {}
         self._addresses = OwnAddresses()
@@ -69,6 +71,7 @@ class Clusters:
             # Two people may give their clusters one name.
             folder=session.cluster_name if own else f"{session.cluster_name}-{fingerprint(owner_key)}",
             on_release=lambda host: self._end_soon(host, "stopped", asked=True),
+            on_ask_kept=self._predecessors.on_ask_kept,
         )
         self._hosts[session.cluster] = host
         session.on_message = lambda message, buffers: self._handle(host, message, buffers)

@@ -18,6 +18,7 @@ from notebook_cluster.agent.transfers import FileTransfers
 from notebook_cluster.link import Session
 from notebook_cluster.protocol import encode
 from notebook_cluster.protocol.cell_mark import CELL_MARK, CellMark
+from notebook_cluster.protocol.kept import AskKept
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.node import InterruptCell, InterruptSeen
 from notebook_cluster.protocol.peer import (
@@ -56,6 +57,7 @@ class ClusterHost:
         owner_id: the same for all clusters of that owner, see :meth:`.sharing.coordinators.Coordinators.owner_id`.
         folder: name of its folders for work and logs.
         on_release: called when the coordinator said that the cluster is over.
+        on_ask_kept: called when it asks what is kept of its cluster here.
     """
 
     def __init__(
@@ -68,11 +70,13 @@ class ClusterHost:
         owner_id: str,
         folder: str,
         on_release: "Callable[[ClusterHost], None]",
+        on_ask_kept: "Callable[[ClusterHost, AskKept], None]",
     ) -> None:
         self.session = session
         self.name = session.cluster_name
         self.owner = owner
         self._owner_id = owner_id
+        self.folder = folder
         self.kernels: dict[str, Kernel] = {}
         self._over: dict[str, int] = {}
         """Node -> the last incarnation that came to its end here: an order that is repeated does not start it again."""
@@ -80,6 +84,8 @@ class ClusterHost:
         self._closing = False
         self._resources = resources
         self._on_release = on_release
+        self._on_ask_kept = on_ask_kept
+        self._keeping = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._diagnoses = asyncio.Semaphore(_DIAGNOSES_AT_ONCE)
         self._control = ControlSocket(resources.context, resources.sockets / f"c{number}", self._from_node)
@@ -148,6 +154,8 @@ class ClusterHost:
                 self._files.handle(message, buffers)
             case Diagnose():
                 self._spawn(self._diagnose(message, buffers))
+            case AskKept():
+                self._on_ask_kept(self, message)
             case Release():
                 self._on_release(self)
             case _:
@@ -162,14 +170,20 @@ class ClusterHost:
         """End the kernels that are there now; the cluster may start others."""
         await asyncio.gather(*(kernel.end(reason, grace, asked=asked) for kernel in list(self.kernels.values())))
 
-    async def keep_checkpoints(self, reason: str) -> list[str]:
-        """Let every node save its training, see :class:`.CheckpointKeeper`; returns the folders written."""
-        nodes = [(kernel.node, kernel.incarnation) for kernel in self.kernels.values() if kernel.running]
+    async def keep_checkpoints(self, reason: str, errors: list[str] | None = None) -> list[str]:
+        """Let every node save its training, see :class:`.CheckpointKeeper`, after who does so already; returns the
+        folders written. To ``errors`` a line is added for each node that could not."""
         folders: dict[str, None] = {}
-        for node, kept in (await self._keeper.keep(nodes, reason)).items():
+        async with self._keeping:
+            nodes = [(kernel.node, kernel.incarnation) for kernel in self.kernels.values() if kernel.running]
+            answers = await self._keeper.keep(nodes, reason)
+        for node, kept in answers.items():
             folders |= dict.fromkeys(kept.folders)
             if kept.error:
-                self._tell("warning", f"node {node} of cluster {self.name} kept no checkpoint: {kept.error}")
+                line = f"node {node} of cluster {self.name} kept no checkpoint: {kept.error}"
+                self._tell("warning", line)
+                errors = [] if errors is None else errors
+                errors.append(line)
         if folders:
             self._tell("kept", f"checkpoint of cluster {self.name} kept in {', '.join(folders)}")
         return list(folders)

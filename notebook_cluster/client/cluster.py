@@ -24,6 +24,7 @@ from notebook_cluster.client.start import (
     was_killed,
 )
 from notebook_cluster.client.stream import Progress, wait
+from notebook_cluster.client.taking_over import TakingOver
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.launches import StartLaunch
 from notebook_cluster.protocol.state import ClusterView, NodeView, by_rank
@@ -108,7 +109,7 @@ class Moving(RunningCluster):
         return by_rank(node for node in nodes if not targets or node.name in targets)
 
 
-class Cluster(Past, Moving, Launching, Benching):
+class Cluster(Past, Moving, Launching, Benching, TakingOver):
     """A running cluster, as one view sees it. Every method blocks until the coordinator has answered and raises
     :class:`ClusterError` with one line that names the thing and the way out."""
 

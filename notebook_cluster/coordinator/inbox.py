@@ -25,6 +25,7 @@ from notebook_cluster.coordinator.nodes.measurements import Measurements
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
 from notebook_cluster.coordinator.peers.links import PeerLinks
+from notebook_cluster.coordinator.peers.taking_over import StateTakeOver
 from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
 from notebook_cluster.coordinator.rounds.progress import SignsOfLife
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
@@ -37,6 +38,7 @@ from notebook_cluster.protocol import peer as p
 from notebook_cluster.protocol import rounds as r
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol.interaction import Variables
+from notebook_cluster.protocol.kept import KeptAnswer
 from notebook_cluster.protocol.measuring import PairMeasured
 from notebook_cluster.protocol.runs import Joined, Register
 from notebook_cluster.protocol.wire import Message, ProtocolError
@@ -96,6 +98,7 @@ class AgentInbox:
         variables: VariableTable,
         transfers: Transfers,
         examination: Examination,
+        taking_over: StateTakeOver,
     ) -> None:
         self._core = core
         self._delivery = delivery
@@ -117,6 +120,7 @@ class AgentInbox:
             p.PeerSample: on_sample,
             p.Inventory: lambda source, message: membership.on_inventory(source.link.name, message),
             p.KeptCheckpoints: lambda source, message: links.on_kept(source.link, message),
+            KeptAnswer: lambda source, message: taking_over.on_answer(source.link.name, message),
             p.Slept: lambda source, message: links.on_slept(source.link, message),
             p.Released: lambda source, message: source.link.released.set(),
             p.Farewell: lambda source, message: links.on_farewell(source.link, message),

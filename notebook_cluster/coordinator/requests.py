@@ -18,6 +18,7 @@ from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
 from notebook_cluster.coordinator.peers.launches import Launches
 from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner
+from notebook_cluster.coordinator.peers.taking_over import StateTakeOver
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal.curves import SeriesStore
@@ -25,6 +26,7 @@ from notebook_cluster.protocol import interaction as c
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.interaction import AnswerInput
+from notebook_cluster.protocol.kept import FindKept, TakeOver
 from notebook_cluster.protocol.launches import ShrinkLaunches, StartLaunch
 from notebook_cluster.protocol.measuring import MeasureWay
 from notebook_cluster.protocol.state import GetHistory
@@ -32,6 +34,7 @@ from notebook_cluster.protocol.views import RequestError
 
 DECISIONS = (
     v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoint, v.Invite, StartLaunch, ShrinkLaunches,
+    TakeOver,
 )  # fmt: skip
 """What must be in the journal before it is done."""
 
@@ -60,6 +63,7 @@ class Requests:
     provisioner: NodeProvisioner
     invitation: InvitationHost
     launches: Launches
+    taking_over: StateTakeOver
     examination: Examination
     runner: RoundRunner
     closing: Callable[[], str]
@@ -148,6 +152,10 @@ class Requests:
                 return await self.launches.start(body)
             case ShrinkLaunches():
                 return await self.launches.shrink(body)
+            case FindKept():
+                return await self.taking_over.find(body)
+            case TakeOver():
+                return self.taking_over.take()
             case v.RemoveNode():
                 self.membership.remove(body.node)
             case v.RestartNode():

@@ -33,6 +33,7 @@ from notebook_cluster.coordinator.peers.owners_agent import OwnersAgent
 from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.coordinator.peers.provisioning import NodeProvisioner, OwnAgent, OwnMachinesAgent
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
+from notebook_cluster.coordinator.peers.taking_over import StateTakeOver
 from notebook_cluster.coordinator.requests import Requests
 from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
 from notebook_cluster.coordinator.rounds.progress import SignsOfLife
@@ -51,8 +52,6 @@ log = logging.getLogger(__name__)
 
 GOODBYE = 1.0
 """Seconds that the end waits for the disk before agents and views are told all the same."""
-START_PATIENCE = 10.0
-"""Seconds that the disk may take for the first row."""
 STATE_PERIOD = 0.25
 """Seconds between two states sent to views."""
 
@@ -86,7 +85,7 @@ class Coordinator:
         else:
             self._streaming.discard_old()
         self._core.record(startup.cluster_started(settings, self._core.state))
-        if (error := journal.flush(START_PATIENCE)) is not None:
+        if (error := journal.flush(startup.START_PATIENCE)) is not None:
             raise startup.cannot_start(settings, self._disk.trouble(error))
 
     # ---- the parts, each with what it needs; a lambda stands for one that is made later
@@ -102,7 +101,10 @@ class Coordinator:
         self._make_nodes_and_rounds()
         self._make_cells()
         self._make_peers(identity, received)
-        self._make_kernels()
+        self._comms = Comms(core, delivery=self._delivery, views=self._views, is_busy=self._executions.is_busy)
+        self._inspections = Inspections(core, self._delivery)
+        self._variables = VariableTable(core, self._delivery, replaying=self._replay.names)
+        self._transfers = Transfers(core, self._delivery)
         # Of a coming they are told in this order, of a going in the reverse one.
         for watcher in (self._runner, self._cells, self._comms, self._replay, self._measurements):
             self._membership.watch(watcher)
@@ -194,13 +196,9 @@ class Coordinator:
             core, links=links, resolver=resolver, pairing=pairing, finding=finding, membership=membership,
             own_agent=self._own_agent, nodes_per_host=self._launches.hosts.nodes_per_host,
         )  # fmt: skip
-
-    def _make_kernels(self) -> None:
-        core, delivery = self._core, self._delivery
-        self._comms = Comms(core, delivery=delivery, views=self._views, is_busy=self._executions.is_busy)
-        self._inspections = Inspections(core, delivery)
-        self._variables = VariableTable(core, delivery, replaying=self._replay.names)
-        self._transfers = Transfers(core, delivery)
+        self._taking_over = StateTakeOver(
+            core, links=links, resolver=resolver, finding=finding, own_agent=self._own_agent, membership=membership
+        )
 
     def _make_ends(self) -> None:
         """Where messages and requests come in."""
@@ -213,13 +211,15 @@ class Coordinator:
             decisions=self._decisions, runner=self._runner, executions=self._executions, stdin=self._stdin,
             streaming=self._streaming, notices=self._notices, comms=self._comms, inspections=self._inspections,
             variables=self._variables, transfers=self._transfers, examination=examination,
+            taking_over=self._taking_over,
         )  # fmt: skip
         self._requests = Requests(
             core=self._core, disk=self._disk, views=self._views, shown=self._shown, series=self._series,
             cells=self._cells, stdin=self._stdin, streaming=self._streaming, replay=self._replay, comms=self._comms,
             inspections=self._inspections, variables=self._variables, transfers=self._transfers, runner=self._runner,
             membership=self._membership, provisioner=self._provisioner, invitation=self._invitation,
-            launches=self._launches, examination=examination, closing=self._closing, stop=self._stop_soon,
+            launches=self._launches, taking_over=self._taking_over, examination=examination, closing=self._closing,
+            stop=self._stop_soon,
         )  # fmt: skip
 
     # ---- life

@@ -29,6 +29,8 @@ from notebook_cluster.security import Identity, TrustStore, announce, data_direc
 
 LOCK_WAIT = 15.0
 """Seconds for the coordinator before to end: it has taken its connection file away some time earlier."""
+START_PATIENCE = 10.0
+"""Seconds that the disk may take for the first row."""
 _PROGRESS_PERIOD = 0.5
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.protocol.node import NodeHello
 from notebook_cluster.protocol.wire import Message
 
@@ -168,6 +169,12 @@ class NodeRemoved(Message, frozen=True):
     reason: str
 
 
+class StatesTaken(Message, frozen=True):
+    """Jobs go on from what a cluster before this one has left."""
+
+    states: list[TakenState]
+
+
 class CellSubmitted(Message, frozen=True):
     cell: int
     source: str
@@ -261,6 +268,7 @@ Event = (
     | NodeReturned
     | ReplayLeftOut
     | NodeRemoved
+    | StatesTaken
     | CellSubmitted
     | CellStarted
     | CellWidened
@@ -274,6 +282,6 @@ Event = (
 
 DURABLE = (
     ClusterStarted, PeerAdded, PeerDropped, DoorOpened, LaunchOrdered, LaunchAccepted, HostEnlisted, HostLeft,
-    LaunchEnded, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned, NodeRemoved, Stopped,
+    LaunchEnded, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned, NodeRemoved, StatesTaken, Stopped,
 )  # fmt: skip
 """Events about membership: fsynced before anybody is told."""

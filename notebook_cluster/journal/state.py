@@ -7,6 +7,7 @@ import msgspec
 
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.launched import LaunchRecord, apply_to_launches
+from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.protocol.node import NodeAddress, NodeHello, Roster
 from notebook_cluster.protocol.state import CellView
 
@@ -106,6 +107,8 @@ class State(msgspec.Struct, frozen=True):
     """TCP port where peers dial in, 0 before the first invitation; ``pairing`` likewise."""
     pairing: int = 0
     launches: dict[str, LaunchRecord] = {}
+    taken: tuple[TakenState, ...] = ()
+    """From which states jobs go on that a cluster before this one has trained."""
     stopped: str | None = None
 
     def running(self) -> Cell | None:
@@ -153,7 +156,10 @@ def roster(state: State) -> Roster:
                 mesh_port=node.hello.mesh_port, mesh_ipc=node.hello.mesh_ipc, master_port=node.hello.master_port,
             )
         )  # fmt: skip
-    return Roster(cluster=state.cluster, generation=state.generation, nodes=rows)
+    return Roster(
+        cluster=state.cluster, generation=state.generation, nodes=rows, cluster_id=state.cluster_id, epoch=state.epoch,
+        taken=list(state.taken),
+    )  # fmt: skip
 
 
 _BEGINNING = 200
@@ -273,6 +279,8 @@ def apply(state: State, event: e.Event) -> State:
             nodes = {name: node for name, node in state.nodes.items() if name != event.node}
             removed = {**state.removed, event.node: state.last_incarnation(event.node)}
             return _change(state, nodes=nodes, removed=removed, generation=state.generation + (1 if moved else 0))
+        case e.StatesTaken():
+            return _change(state, taken=tuple(event.states), generation=state.generation + 1)
         case e.CellSubmitted():
             cell = Cell(
                 event.cell, event.source, tuple(event.targets), event.replay,

@@ -11,6 +11,7 @@ from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
 from notebook_cluster.magics.launch_commands import grow, launch_options, shrink
 from notebook_cluster.magics.parsing import Invocation, find_node
 from notebook_cluster.magics.session import NotebookSession
+from notebook_cluster.magics.take_over_command import take_over
 from notebook_cluster.magics.transfer_commands import bench, send
 from notebook_cluster.protocol.names import did_you_mean
 
@@ -239,10 +240,6 @@ def _logs(session: NotebookSession, call: Invocation) -> None:
     _say("\n".join(lines) if lines else f"{node} has written nothing to its log")
 
 
-def _send(session: NotebookSession, call: Invocation) -> None:
-    send(session, session.require(), call)
-
-
 def _detach(session: NotebookSession, call: Invocation) -> None:
     cluster = _reach(session, "")
     try:
@@ -325,6 +322,7 @@ def _display(session: NotebookSession, text: str, html: str) -> None:
 
 _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "start": _start,
+    "take-over": take_over,
     "add": _add,
     "invite": _invite,
     "doctor": _doctor,
@@ -347,7 +345,7 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "logs": _logs,
     "attach": _attach,
     "cells": _cells,
-    "send": _send,
+    "send": lambda session, call: send(session, session.require(), call),
     "detach": _detach,
     "stop": _stop,
 }

@@ -183,6 +183,18 @@ COMMANDS: dict[str, Command] = {
             _cluster_name,
         ),
         Command(
+            "take-over",
+            "begin anew from what machines keep of a cluster whose head is gone",
+            "[NAME]",
+            (
+                Option("local", "nodes on this machine (default 1)", "N", _whole(0, 64)),
+                Option("nodes", "at least N nodes in all: local ones fill up", "N", _whole(1, 64)),
+                Option("peers", "ask and use only these (default: all)", "all|NAME,...", _names("names of peers")),
+                Option("no-panel", "do not show the panel"),
+            ),
+            _cluster_name,
+        ),
+        Command(
             "add",
             "add a machine's nodes to the cluster ('local': this machine)",
             "PEER|HOST:PORT",

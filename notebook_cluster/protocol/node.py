@@ -6,6 +6,7 @@ On the hop between kernel and agent (ipc, DEALER -> ROUTER) a message is one fra
 from typing import Literal
 
 from notebook_cluster.protocol import decisions, interaction, measuring, rounds, runs, transfers
+from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.protocol.wire import Message
 
 
@@ -47,6 +48,11 @@ class Roster(Message, frozen=True):
     cluster: str
     generation: int
     nodes: list[NodeAddress]
+    cluster_id: str = ""
+    """With ``epoch``, that of the coordinator, written beside what is kept: whose training it is."""
+    epoch: int = 0
+    taken: list[TakenState] = []
+    """What the cluster has taken over from one before it."""
 
 
 class NodeLost(Message, frozen=True):

@@ -6,6 +6,7 @@ Bulk buffers beside the struct are named in each docstring; a message without th
 from typing import Literal
 
 from notebook_cluster.protocol.heads import FromHeadAgent, ToHeadAgent
+from notebook_cluster.protocol.kept import AskKept, KeptAnswer
 from notebook_cluster.protocol.transfers import FilesAnswer, FilesRequest
 from notebook_cluster.protocol.wire import Message
 
@@ -282,6 +283,7 @@ FromCoordinator = (
     | ToNode
     | ReadLog
     | AskInventory
+    | AskKept
     | Diagnose
     | FilesRequest
     | Release
@@ -298,6 +300,7 @@ FromAgent = (
     | LogLines
     | Inventory
     | KeptCheckpoints
+    | KeptAnswer
     | Released
     | Slept
     | Diagnosis

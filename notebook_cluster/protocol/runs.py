@@ -63,6 +63,8 @@ class Register(Message, frozen=True):
     """True: forget the state that the cluster holds for this job."""
     resume: str = ""
     """Checkpoint name to resume from, and what this node found of it on its disk:"""
+    taken: bool = False
+    """It is what this cluster took over: it counts only while the cluster has no state of the job."""
     resume_round: int | None = None
     resume_manifest_hash: str = ""
     resume_names: list[str] = []

@@ -8,6 +8,7 @@ holds its address and both key pairs.
 from typing import Any, Literal
 
 from notebook_cluster.protocol.interaction import AnyInteraction, InputRequested, InputWithdrawn, NodeComm, NodeValue
+from notebook_cluster.protocol.kept import AnyTakingOver
 from notebook_cluster.protocol.launches import AnyLaunching
 from notebook_cluster.protocol.measuring import MeasureWay
 from notebook_cluster.protocol.state import ClusterView, GetHistory, Series
@@ -254,6 +255,7 @@ AnyRequest = (
     | Stop
     | AnyInteraction
     | AnyLaunching
+    | AnyTakingOver
     | AnyTransfer
 )
 

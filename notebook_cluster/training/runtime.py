@@ -70,6 +70,10 @@ class Runtime(Protocol):
     @property
     def incarnation(self) -> int: ...
 
+    @property
+    def roster(self) -> Roster | None:
+        """The newest one; None until the coordinator has sent it."""
+
     def cell(self) -> int:
         """Number of the cell that runs now (0 outside cells)."""
 

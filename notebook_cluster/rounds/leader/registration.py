@@ -88,7 +88,7 @@ def settle_registration(transition: Transition, job: JobState) -> None:
     same_model = reference.schema == job.settings.schema
     job.settings, job.registering = reference, False
     accepted = [node for node in nodes if _accept(transition, job, node)]
-    if reference.resume:
+    if reference.resume and not (reference.taken and job.has_state):
         _resume(transition, job, accepted)
     elif reference.fresh or not job.has_state or not same_model:
         new_base(transition, job, 0, reference.state_hash)
@@ -230,12 +230,14 @@ def _resume(transition: Transition, job: JobState, accepted: list[str]) -> None:
     found = {node: job.participants[node].register for node in accepted}
     rounds = {node: row.resume_round for node, row in found.items() if row.resume_round is not None}
     if not rounds:
-        nodes = ", ".join(accepted)
+        nodes, resume = ", ".join(accepted), job.settings.resume
         there = "".join(f"; {name} has {', '.join(map(repr, others))}" for name, others in _others(found).items())
-        reason = (
-            f"checkpoint {job.settings.resume!r} was not found on {nodes}: check the name, or copy its folder there"
-            f"{there}"
-        )
+        reason = f"checkpoint {resume!r} was not found on {nodes}: check the name, or copy its folder there{there}"
+        if job.settings.taken:
+            reason = (
+                f"what this cluster took over of job {job.name!r} ({resume!r}) is not on {nodes}: run the cell also on "
+                "a node of the machine that has it, or begin anew with fresh=True"
+            )
         for node in accepted:
             _refuse(transition, job, node, found[node], reason)
             change(job, node, active=False, joining=False)

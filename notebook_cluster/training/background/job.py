@@ -335,8 +335,8 @@ class Job:
         wanted = StateRequest()
         if resting is None:
             self.notify(wanted)
-        directory, own = self.runtime.checkpoint_directory(), self.runtime.name
-        return kept_writer(directory, self.name, snapshot, own, self._ranks.get(own, 0), resting or wanted.wait)
+        rank = self._ranks.get(self.runtime.name, 0)
+        return kept_writer(self.runtime, self.name, snapshot, rank, resting or wanted.wait)
 
     def _give_optimizer_bytes(self, node: str, give: Callable[[bytes], None]) -> None:
         """The optimiser's state that goes with the state held here when ``node`` takes that over; empty: none."""

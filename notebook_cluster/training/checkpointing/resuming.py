@@ -10,8 +10,10 @@ import numpy as np
 from msgspec import structs
 
 from notebook_cluster.checkpoints import Checkpoint, CheckpointError, FoundCheckpoint, find_newest, load, names
+from notebook_cluster.checkpoints.kept import find_taken
 from notebook_cluster.codecs import Vector
 from notebook_cluster.memory import amount
+from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import BFLOAT16, FLOAT32, MOMENTUM_DTYPES, converted, kept_as, zeros
 from notebook_cluster.rounds.numerics.outer import former_state_hash, state_hash
@@ -48,15 +50,23 @@ class Start:
 
 
 def start_of(
-    parameters: Parameters, directory: Path, resume: str, fragments: Fragments, work: Path | None = None
+    parameters: Parameters,
+    directory: Path,
+    resume: str,
+    fragments: Fragments,
+    work: Path | None = None,
+    taken: TakenState | None = None,
 ) -> Start:
-    """The newest checkpoint called ``resume`` under ``directory`` if there is one, or of what was kept below ``work``,
-    else the model's own values.
+    """The newest checkpoint called ``resume`` under ``directory`` if there is one, or of what was kept below ``work``;
+    of it exactly the one that the cluster has ``taken`` over; else the model's own values.
 
     Raises:
         CheckpointError: checkpoints are there but none is whole, or it is of another model.
     """
-    found = find_newest(directory, resume, work) if resume else None
+    if taken is not None:
+        found = find_taken(directory, taken)
+    else:
+        found = find_newest(directory, resume, work) if resume else None
     if found is None:
         theta = parameters.read()
         momentum, others = zeros(theta.size, fragments.momentum_dtype), names(directory, work) if resume else ()

@@ -13,6 +13,7 @@ so each adds its own part to what the one before it has written.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import threading
@@ -24,6 +25,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from notebook_cluster.checkpoints import CheckpointError, Contents, Part, find_latest, load, save
+from notebook_cluster.checkpoints.kept import CLUSTER_ID, EPOCH
 from notebook_cluster.checkpoints.reading import SUFFIX
 from notebook_cluster.codecs import Vector
 from notebook_cluster.collectives.chunked_messages import reserve
@@ -32,7 +34,7 @@ from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
 from notebook_cluster.rounds.numerics.momentum import FLOAT32, converted
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.training.runtime import Payload
+from notebook_cluster.training.runtime import Payload, Runtime
 from notebook_cluster.training.settings.arguments import Settings
 
 CHUNK = 256 * 1024
@@ -266,10 +268,14 @@ def kept_name(job: str) -> str:
 
 
 def kept_writer(
-    directory: Path, job: str, snapshot: TrainingSnapshot, node: str, rank: int, part: Callable[[], bytes | None]
+    runtime: Runtime, job: str, snapshot: TrainingSnapshot, rank: int, part: Callable[[], bytes | None]
 ) -> Callable[[], Path]:
-    """What saves ``snapshot`` with the ``part`` of ``node`` (None: without it) under ``directory`` and returns the
-    folder. It raises CheckpointError when that was not possible: the checkpoint before is then still valid."""
+    """What saves ``snapshot`` with the ``part`` of this node (None: without it) and whose training it is, and returns
+    the folder. It raises CheckpointError when that was not possible: the checkpoint before is then still valid."""
+    directory, node, roster = runtime.checkpoint_directory(), runtime.name, runtime.roster
+    if roster is not None:
+        whose: Settings = {CLUSTER_ID: roster.cluster_id, EPOCH: roster.epoch}
+        snapshot = dataclasses.replace(snapshot, settings=snapshot.settings | whose)
 
     def write() -> Path:
         name, own = kept_name(job), Part(node, rank, part())

@@ -46,6 +46,8 @@ class OptimizerState:
         self._positions: object = None
         """Where the loops over data were when this thread came to rest."""
         self._restore, self._warn, self._shared = restore, warn, shared
+        self.only_after: int | None = None
+        """The round after which the checkpoint was taken, where a job may have gone on from it without this node."""
         self.holds: Callable[[], bool] = lambda: True
         """False while another node has the optimiser's state, the only one there is."""
         self.restored = False
@@ -84,10 +86,10 @@ class OptimizerState:
                 with contextlib.suppress(ValueError):  # :meth:`as_bytes` says it, where the state is wanted
                     mlx_optimizer.evaluate(optimizer)
 
-    def restore(self, state_hash: str) -> None:
+    def restore(self, state_hash: str, round: int) -> None:
         """After a resume, once: this node's optimiser and step count, as they were saved; of a shared optimiser the
-        state that goes with ``state_hash``."""
-        if not self._restore:
+        state that goes with ``state_hash``, which is that after ``round``."""
+        if not self._restore or self.only_after not in (None, round):
             return
         self._restore = False
         self._runtime.data.begin_anew()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.protocol.runs import FrozenRow, Register
 from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
@@ -36,9 +37,12 @@ def registration(
     resume: str,
     fresh: bool,
     warn: Callable[[str], None],
+    *,
+    taken: bool,
 ) -> Register:
     """What a node says when it makes a sync object and would begin from ``start``; ``run``: the cell, and which of its
     sync objects it is. ``warn`` is told of frozen parameters that nobody can compare, or that were others in ``start``.
+    ``taken``: ``resume`` is what the cluster took over, nobody asked for it here.
     """
     layout = parameters.layout
     return Register(
@@ -59,6 +63,7 @@ def registration(
         holds_state=start.held,
         fresh=fresh,
         resume=resume,
+        taken=taken,
         resume_round=start.round if start.checkpoint is not None else None,
         resume_manifest_hash=start.manifest_hash,
         resume_names=list(start.names),
@@ -266,6 +271,13 @@ def fragments_of(strategy: Strategy, layout: TensorLayout) -> Fragments:
         descent=strategy.descent,
         momentum_dtype=strategy.momentum_dtype,
     )
+
+
+def taken_over(runtime: Runtime, job: Job) -> TakenState | None:
+    """The state from which ``job`` goes on because the cluster took it over from one before it; None where there is
+    none, or this node holds a state of the job already."""
+    rows = runtime.roster.taken if runtime.roster is not None and not job.member.holds else []
+    return next((row for row in rows if row.job == job.name), None)
 
 
 def job_of(runtime: Runtime, name: str) -> Job:

@@ -266,7 +266,7 @@ class RoundClient:
                 self._ready, self._round_open, self._finished = True, False, False
                 self._quorum_waits = self._held = False
                 self._schedule.keep(replica.steps)
-                self._optimizer_state.restore(notice.state_hash)
+                self._optimizer_state.restore(notice.state_hash, notice.round)
                 self._round_step = self._progress.step
             case types.Apply() if replica.started:
                 self._committed = notice

@@ -38,6 +38,7 @@ from notebook_cluster.training.loop.registration import (
     job_of,
     registered_objects,
     registration,
+    taken_over,
 )
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import TrainingError
@@ -77,7 +78,10 @@ class RoundSync(GoesOn):
         self._run = runtime.cell(), 0 if runtime.replaying() else job.next_run(runtime.cell())
         parameters = parameters_of(model, freeze_a=strategy.freeze_a)
         job.owner = self
+        self._taken = None if self._fresh or self._resume else taken_over(runtime, job)
+        self._resume = self._taken.name if self._taken is not None else self._resume
         super().__init__(runtime, job, strategy, objects, model, restore=bool(self._resume))
+        self._optimizer_state.only_after = self._taken.round if self._taken is not None else None
         self._replica = self._make_replica(parameters, fragments_of(strategy, parameters.layout))
         self._description = Description(parameters.layout, strategy.as_settings(), StateBeside(parameters))
         self._optimizer_state.buffers = OtherBuffers(parameters)
@@ -227,6 +231,7 @@ class RoundSync(GoesOn):
                 self._resume,
                 self._fresh,
                 self._warn,
+                taken=self._taken is not None,
             )
             self._description.settings.update(frozen_settings(register))
             with self._runtime.deferred_interrupts():
@@ -237,8 +242,10 @@ class RoundSync(GoesOn):
                 self._keep_vectors()
                 self._job.register(register, self._replica.fragments, start.theta, start.momentum, self._description)
         self._wait_until(lambda: self._ready or self._passing, f"{self._job.name} to start")
+        if self._taken is not None and self._replica.round != self._taken.round:
+            self._resume = ""  # the cluster has gone on from there already
         self._say_what_goes_on(self._go_on())
-        self._fresh, self._resume, self._given_momentum = False, "", None
+        self._fresh, self._resume, self._given_momentum, self._taken = False, "", None, None
 
     def _keep_vectors(self) -> None:
         """New pages cost more than what is computed in them: a round takes its vectors from those of the round before,
@@ -262,12 +269,9 @@ class RoundSync(GoesOn):
         if self._given_momentum is not None:
             return start_with(parameters, self._given_momentum, self._strategy.momentum_dtype)
         start = start_of(
-            parameters,
-            runtime.checkpoint_directory(),
-            self._resume,
-            self._replica.fragments,
-            runtime.kept_directory(),
-        )
+            parameters, runtime.checkpoint_directory(), self._resume, self._replica.fragments,
+            runtime.kept_directory(), self._taken,
+        )  # fmt: skip
         if held is not None and start.checkpoint is None:  # what is held here stays when nobody has the checkpoint
             self._warn_of(held)
             return replace(held, names=start.names)

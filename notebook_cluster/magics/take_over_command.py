@@ -1,0 +1,33 @@
+"""``%cluster take-over``: a new cluster in the place of one whose coordinator is gone."""
+
+import time
+
+from notebook_cluster.magics.parsing import Invocation
+from notebook_cluster.magics.session import NotebookSession
+
+
+def take_over(session: NotebookSession, call: Invocation) -> None:
+    from notebook_cluster.client import Cluster
+    from notebook_cluster.widgets import show_panel
+
+    name = call.argument or session.default_name
+    if session.cluster is not None and not session.cluster.connected:
+        session.let_go()
+    began = time.monotonic()
+    cluster = Cluster.take_over(
+        name,
+        local=call.options.get("local", 1),
+        peers=call.options.get("peers", ("all",)),
+        nodes=call.options.get("nodes", 0),
+        kind="magics",
+        on_progress=_say,
+    )
+    session.hold(cluster)
+    nodes = [node.name for node in cluster.state().nodes]
+    _say(f"cluster {name!r} is ready in {time.monotonic() - began:.1f} s: {len(nodes)} nodes ({', '.join(nodes)})")
+    if not call.options.get("no_panel"):
+        show_panel(cluster, headless=session.headless)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
