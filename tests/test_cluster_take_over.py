@@ -1,18 +1,21 @@
 """The machine of the coordinator is gone, and its owner goes on elsewhere with what the other machines keep."""
 
-import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
-from tests.cluster import end, is_running, kernel_pid, kill, run, text_of
+from notebook_cluster.journal.reading import recover
+from tests.cluster import end, is_running, kernel_pid, kill, run, stopped, text_of
 from tests.conftest import Agents, wait_until
+from tests.notebook_kernel import NotebookKernel
+from tests.shared_notebook import error_of
+from tests.strangers import Strangers
 from tests.training_cells import SETUP, commits, wait_for_commit
 
 CELL = """
@@ -29,9 +32,52 @@ print("ends", sync.round, state_hash(model.weight.detach().numpy(), np.zeros(0, 
 """
 
 
+def words(text: str, after: str) -> list[str]:
+    """What stands behind ``after``."""
+    return text.partition(after)[2].replace(",", " ").split()
+
+
+def agent_pid(cluster: Cluster) -> int:
+    """Of the coordinator's own agent."""
+    pid = recover(Path(cluster.connection.file.run_log)).state.peers["local"].pid
+    assert pid is not None
+    return pid
+
+
+def lose_machine(cluster: Cluster) -> None:
+    """Its coordinator, its own agent and its runtime folder are gone at once."""
+    agent = agent_pid(cluster)
+    kill(cluster.connection.file.pid)
+    kill(agent)
+    wait_until(lambda: not is_running(agent), 30, "the end of the agent there")
+    cluster.close()
+    shutil.rmtree(Path(cluster.connection.file.run_log).parent)
+
+
+@pytest.fixture
+def other_machine(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """``with other_machine():`` what is started has the identity of this user and whom it trusts, and nothing else."""
+
+    @contextmanager
+    def there() -> Iterator[Path]:
+        root, own = jupyter_dirs / "other", jupyter_dirs / "data" / "notebook_cluster"
+        folder = root / "data" / "notebook_cluster"
+        for part in (folder, root / "run"):
+            part.mkdir(parents=True, mode=0o700, exist_ok=True)
+        for file in ("identity.json", "trusted_peers.json"):
+            shutil.copy(own / file, folder / file)
+        with monkeypatch.context() as patch:
+            patch.setenv("JUPYTER_DATA_DIR", str(root / "data"))
+            patch.setenv("JUPYTER_RUNTIME_DIR", str(root / "run"))
+            yield root
+
+    return there
+
+
 @contextmanager
-def taken_over(name: str, lines: list[str], **options: object) -> Iterator[Cluster]:
-    cluster = Cluster.take_over(name, on_progress=lines.append, **options)  # type: ignore[arg-type]
+def taken_over(name: str, lines: list[str], **options: Any) -> Iterator[Cluster]:
+    """``lines`` are what its owner is told."""
+    cluster = Cluster.take_over(name, on_progress=lines.append, **options)
     try:
         yield cluster
     finally:
@@ -39,69 +85,97 @@ def taken_over(name: str, lines: list[str], **options: object) -> Iterator[Clust
         cluster.close()
 
 
-def lose_machine(cluster: Cluster, jupyter_dirs: Path) -> None:
-    """Its coordinator and its own agent are gone at once, and its runtime folder with them: only the identity and the
-    list of trusted peers are on the next machine."""
-    folder = Path(cluster.connection.file.run_log).parent
-    local = [int(pid) for pid in os.environ.get("NO_PIDS", "").split()]
-    assert not local
-    from notebook_cluster.journal.reading import recover
-
-    pid = recover(Path(cluster.connection.file.run_log)).state.peers["local"].pid
-    assert pid is not None
-    for one in (cluster.connection.file.pid, pid):
-        kill(one)
-    wait_until(lambda: not is_running(pid), 30, "the end of the agent there")
-    cluster.close()
-    shutil.rmtree(folder)
-
-
-def words(text: str, after: str) -> list[str]:
-    return text.partition(after)[2].split()
-
-
-@pytest.mark.parametrize("busy", [True, False])
-def test_training_goes_on_on_other_nodes(jupyter_dirs: Path, agents: Agents, work: Path, busy: bool) -> None:
-    agents("mini", "desk")
-    first = Cluster.start("digits", local=1, peers=["mini", "desk"])
-    pids = [kernel_pid(first, node) for node in ("mini", "desk")]
+def test_another_machine_of_the_owner_goes_on_with_other_nodes(
+    strangers: Strangers, work: Path, other_machine: Any
+) -> None:
+    mini, desk, air = strangers("mini"), strangers("desk"), strangers("air")
+    first = Cluster.start("digits", local=1)
+    for peer in (mini, desk, air):
+        first.add(peer.name, code=peer.code)
+    first.remove(air.name)
+    there = kernel_pid(first, mini.name)
     run(first, SETUP)
-    if busy:
-        first.execute(CELL.format(steps=100_000, pause=0.02))
-        wait_for_commit(first, lambda record: record["commit"]["round"] >= 3, "round 3")
-    else:
-        assert "ends 3" in run(first, CELL.format(steps=6, pause=0))["mini"]
-    lose_machine(first, jupyter_dirs)
-    gone = time.monotonic()
-    agents.end("desk", signal.SIGKILL)
-    agents("air")
+    first.execute(CELL.format(steps=100_000, pause=0.02))
+    wait_for_commit(first, lambda record: record["commit"]["round"] >= 3, "round 3")
+
+    with other_machine() as root:
+        notebook = NotebookKernel(root)
+        notebook.works("%load_ext notebook_cluster")
+        refused = error_of(notebook, "%cluster take-over digits")
+        assert "cluster 'digits' still runs: " in refused
+        assert "%cluster attach digits goes on with it" in refused
+        assert is_running(there)
+    last = commits(first)[-1]["commit"]["round"]
+    wait_for_commit(first, lambda record: record["commit"]["round"] > last, "the next round")
+
+    last = commits(first)[-1]["commit"]["round"]
+    desk.end()  # its nodes are no more
+    wait_for_commit(first, lambda record: record["commit"]["round"] > last, "a round without it")
+    last = commits(first)[-1]["commit"]["round"]
+    lose_machine(first)
+    gone = time.time()
+
+    with other_machine():
+        told = notebook.works("%cluster take-over digits --no-panel")
+        assert f"{mini.name}: ended 1 node of the cluster before, after a checkpoint" in told
+        assert not is_running(there)
+        round = int(words(told, "took over training 'model' after round ")[0])
+        assert last <= round <= last + 3
+        assert f", which {mini.name} kept " in told
+        notebook.works("%%on_all\n" + SETUP)
+        shown = notebook.works("%%on_all\n" + CELL.format(steps=4, pause=0))
+        with Cluster.attach("digits") as cluster:
+            assert {row.name for row in cluster.state().nodes} == {"local", mini.name, air.name}
+            records = commits(cluster)
+            print(f"from the kill to the next COMMIT: {records[0]['time'] - gone:.1f} s")
+            assert [record["commit"]["round"] for record in records] == [round + 1, round + 2]
+            assert len(records[0]["commit"]["members"]) == 3
+            assert shown.count(f"begins {round} ") == shown.count("begins "), shown
+            # whoever was there goes on with what it had beside the model, others begin that afresh
+            assert f"begins {round} 0" in shown
+            assert int(words(shown.partition(f"[{mini.name}")[2], f"begins {round} ")[0]) >= 2 * last
+            texts = run(
+                cluster, "print(sync.round, state_hash(model.weight.detach().numpy(), np.zeros(0, np.float32)))"
+            )
+            assert len(set(texts.values())) == 1, texts
+            # in the same kernels it goes on from where it is, not from where the cluster began
+            again = run(cluster, CELL.format(steps=2, pause=0))
+            assert {words(text, "begins ")[0] for text in again.values()} == {str(round + 2)}
+            end(cluster)
+        notebook.close()
+
+
+def test_where_the_coordinator_alone_was_killed_its_own_machine_goes_on_too(
+    jupyter_dirs: Path, agents: Agents, work: Path
+) -> None:
+    agents("mini", "slow")
+    first = Cluster.start("digits", local=1, peers=["mini"])
+    pids = [kernel_pid(first, node) for node in ("local", "mini")]
+    agent = agent_pid(first)
+    run(first, SETUP)
+    assert "ends 3" in run(first, CELL.format(steps=6, pause=0))["local"]
+    kill(first.connection.file.pid)
+    first.close()
 
     lines: list[str] = []
-    with taken_over("digits", lines, local=0, peers=["mini", "air"], directory=str(work)) as cluster:
+    with stopped(agents.pid("slow")), taken_over("digits", lines, peers=["slow", "mini"]) as cluster:
         told = "\n".join(lines)
-        print(told)
+        assert "slow" in told.partition(": it goes on without it")[0]
+        assert "this machine: ended 1 node of the cluster before, after a checkpoint" in told
         assert "mini: ended 1 node of the cluster before, after a checkpoint" in told
-        assert not is_running(pids[0])
-        taken = next(line for line in lines if line.startswith("took over training 'model' after round "))
-        round = int(words(taken, "after round ")[0].strip(","))
-        assert round >= 3
-        assert ", which mini kept " in taken
-        assert {row.name for row in cluster.state().nodes} == {"mini", "air"}
+        wait_until(lambda: not any(map(is_running, [agent, *pids])), 30, "the end of what was left")
+        assert "took over training 'model' after round 3, which " in told
+        assert {row.name for row in cluster.state().nodes} == {"local", "mini"}
         run(cluster, SETUP)
-        ended, outputs = cluster.run(CELL.format(steps=4, pause=0))
-        assert ended.status == "ok", text_of(outputs)
-        texts = {name: text_of(outputs, name) for name in ("mini", "air")}
-        assert {words(text, "begins ")[0] for text in texts.values()} == {str(round)}, texts
-        assert len({words(text, "ends ")[1] for text in texts.values()}) == 1, texts
-        assert [record["commit"]["round"] for record in commits(cluster)] == [round + 1, round + 2]
-        assert commits(cluster)[0]["commit"]["base_hash"] if False else True
-        print(f"from kill to the next COMMIT: {time.monotonic() - gone:.1f} s")
-        # run once more, in the same kernels it goes on from where it is
-        assert words(run(cluster, CELL.format(steps=2, pause=0))["air"], "begins ")[0] == str(round + 2)
-        # and whoever joins later begins where the others are, not where the cluster began
+        texts = run(cluster, CELL.format(steps=2, pause=0))
+        assert {words(text, "begins ")[0] for text in texts.values()} == {"3"}
+        assert len({words(text, "ends ")[1] for text in texts.values()}) == 1
+        # where the cluster has a state of the job, who joins later takes that
         cluster.add("local")
         run(cluster, SETUP)
-        assert words(run(cluster, CELL.format(steps=2, pause=0))["local"], "begins ")[0] == str(round + 3)
+        ended, outputs = cluster.run(CELL.format(steps=2, pause=0))
+        assert ended.status == "ok", text_of(outputs)
+        assert words(text_of(outputs, "local-2"), "begins ")[:2] == ["4", "0"]
 
 
 def test_nothing_is_kept_anywhere(agents: Agents, work: Path) -> None:
@@ -110,3 +184,5 @@ def test_nothing_is_kept_anywhere(agents: Agents, work: Path) -> None:
         ClusterError, match=r"nothing is kept of a cluster 'digits': asked local, mini\. Check the name"
     ):
         Cluster.take_over("digits", peers=["mini"])
+    with pytest.raises(ClusterError, match=r"cluster name '\.\./x' is not usable"):
+        Cluster.take_over("../x")

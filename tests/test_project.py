@@ -63,7 +63,7 @@ def test_local_links_lead_somewhere(document: Path) -> None:
 def test_documents_name_only_subcommands_that_exist(document: Path) -> None:
     from notebook_cluster.magics.grammar import COMMANDS
 
-    named = set(re.findall(r"%cluster ([a-z]+)", document.read_text()))
+    named = set(re.findall(r"%cluster ([a-z]+(?:-[a-z]+)*)", document.read_text()))
     assert named <= set(COMMANDS)
 
 

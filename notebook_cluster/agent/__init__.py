@@ -8,7 +8,7 @@ From the outside in:
 
 - :mod:`.running`: an agent as a process; :mod:`.service`: :class:`Agent`, from start to end
 - :mod:`.clusters`: a session with each coordinator, and what ends kernels here without it; :mod:`.host`: the nodes of
-  one cluster here
+  one cluster here; :mod:`.taking_over`: what is left of a cluster whose coordinator is gone, for the next one
 - :mod:`.resources`: what all clusters share, and who uses which accelerator
 - :mod:`.transfers`: files that a coordinator sends; :mod:`.receiving`: how they come into a working folder
 - :mod:`.kernels`: processes, what passes between them and the link, what ends with them

@@ -7,8 +7,8 @@ Its files and folders import downward, in this order:
 
 - :mod:`.extension`: the magics as functions, and how they come into a shell.
 - :mod:`.cluster_command`: what ``%cluster`` does; :mod:`.transfer_commands`: ``%push``, ``%pull`` and
-  ``%cluster send``; :mod:`.curve_commands`: ``%cluster export`` and ``track``; :mod:`.completion`: completion and
-  inspection.
+  ``%cluster send``; :mod:`.curve_commands`: ``%cluster export`` and ``track``; :mod:`.take_over_command`: ``%cluster
+  take-over``; :mod:`.completion`: completion and inspection.
 - :mod:`.session`: which cluster this notebook means, and cells without a magic.
 - :mod:`.execution`: a cell on the nodes, with its errors, values, questions and Stop.
 - :mod:`.display`: output, within what a Jupyter server lets through.

@@ -12,6 +12,7 @@ module                    between                                     carried by
 :mod:`.runs`              coordinator <-> node runtime: registration  same as ``node``
 :mod:`.rounds`            coordinator <-> node runtime, training only same as ``node``
 :mod:`.decisions`         coordinator <-> node runtime                same as ``node``
+:mod:`.kept`              taking over what a cluster has left: inside ``peer``, ``node`` and ``views``
 :mod:`.measuring`         how fast nodes reach each other: inside ``node`` and ``views``
 :mod:`.views`             coordinator <-> view                        loopback, CURVE
 :mod:`.state`             what views show                             inside ``views``
