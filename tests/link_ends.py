@@ -86,6 +86,7 @@ class Coordinator:
         epoch: int = 1,
         received: int = 0,
         cluster: str = "class",
+        cluster_name: str = "",
         settings: LinkSettings = FAST,
         front: "Front | None" = None,
     ) -> None:
@@ -103,6 +104,7 @@ class Coordinator:
             agent.identity.public_key,
             self.identity,
             cluster=cluster,
+            cluster_name=cluster_name,
             epoch=epoch,
             sender="desk",
             on_message=lambda message, buffers: self.received.append((message, buffers)),

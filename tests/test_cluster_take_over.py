@@ -3,13 +3,14 @@
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.client.requests import add_request
 from notebook_cluster.journal.reading import recover
 from tests.cluster import end, is_running, kernel_pid, kill, run, stopped, text_of
 from tests.conftest import Agents, wait_until
@@ -176,6 +177,35 @@ def test_where_the_coordinator_alone_was_killed_its_own_machine_goes_on_too(
         ended, outputs = cluster.run(CELL.format(steps=2, pause=0))
         assert ended.status == "ok", text_of(outputs)
         assert words(text_of(outputs, "local-2"), "begins ")[:2] == ["4", "0"]
+
+
+def test_a_coordinator_that_slept_meanwhile_ends_and_nothing_that_it_sends_is_obeyed(
+    strangers: Strangers, work: Path, other_machine: Any
+) -> None:
+    mini = strangers("mini")
+    first = Cluster.start("digits", local=1)
+    first.add(mini.name, code=mini.code)
+    local, asleep = kernel_pid(first, "local"), first.connection.file.pid
+    run(first, SETUP)
+    assert "ends 3" in run(first, CELL.format(steps=6, pause=0))["local"]
+    lines: list[str] = []
+    with ExitStack() as stack:
+        with stopped(asleep):
+            stack.enter_context(other_machine())
+            cluster = stack.enter_context(taken_over("digits", lines, local=0))
+            there = kernel_pid(cluster, mini.name)
+            asked = first.connection.request(add_request(mini.name, 1, ""), list[str])
+        wait_until(lambda: first.connection.closed is not None, 60, "the end of the one that slept")
+        assert f"{mini.name} follows another coordinator of cluster 'digits', which its owner started on " in str(
+            first.connection.closed
+        )
+        wait_until(lambda: not is_running(asleep) and not is_running(local), 60, "the end of what it had")
+        assert isinstance(asked.exception(60), ClusterError)
+        first.close()
+        run(cluster, SETUP)
+        assert words(run(cluster, CELL.format(steps=2, pause=0))[mini.name], "begins ")[0] == "3"
+        assert kernel_pid(cluster, mini.name) == there
+        assert mini.output.count(f"started node {mini.name}") == 2
 
 
 def test_nothing_is_kept_anywhere(agents: Agents, work: Path) -> None:

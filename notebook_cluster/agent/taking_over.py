@@ -54,6 +54,7 @@ class Predecessors:
         states: list[KeptState] = []
         damaged: list[str] = []
         if message.end:
+            host.session.has_taken_over = True
             await asyncio.gather(*(self._replace(other, damaged) for other in before))
             states, lines = await asyncio.to_thread(self._kept, host, message.directory)
             damaged += lines

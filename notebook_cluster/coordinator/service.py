@@ -178,7 +178,7 @@ class Coordinator:
             enlisting=lambda: self._launches.hosts,
         )  # fmt: skip
         links = self._links = PeerLinks(
-            core, delivery=self._delivery, membership=membership, trust=trust, context=context,
+            core, delivery=self._delivery, membership=membership, trust=trust, context=context, stop=self._stop,
             identity=identity, received=received, reception=lambda: self._invitation.reception,
             on_message=lambda dialer, peer, message, buffers: self._inbox.receive(dialer, peer, message, buffers),
             revoke=self._invitation.revoke, on_left=lambda peer, reason: self._launches.hosts.on_left(peer, reason),

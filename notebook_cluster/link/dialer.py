@@ -14,7 +14,7 @@ from notebook_cluster.link.conversation import Conversation, Gate, LinkEnd, Roun
 from notebook_cluster.link.frames import SESSION_SHIFT, AnyHeader, Beat, Drops, Hello, SessionRefusal, Welcome
 from notebook_cluster.link.inbound_listener import ArrivedConnection, InboundListener, way_out
 from notebook_cluster.protocol import PROTOCOL_VERSION, Message, ProtocolError, decode, encode
-from notebook_cluster.protocol.awake import AwakeClock
+from notebook_cluster.protocol.awake import LATE, AwakeClock, clock_through_sleep
 from notebook_cluster.protocol.peer import FromAgent
 from notebook_cluster.protocol.wire import mismatch
 from notebook_cluster.security import Identity
@@ -34,9 +34,12 @@ class Dialer(LinkEnd):
     trusted, another protocol version, a newer coordinator of this cluster). From every one of them the Dialer keeps
     trying, and on return to *connected* nothing is lost or doubled.
 
+    After a time in which it did not run it sends nothing before the agent, which may follow another, welcomes it again.
+
     With a ``reception`` it does not connect: the agent does, and ``address`` is only shown. All else is the same.
 
     Attributes:
+        newer: epoch of the coordinator that the agent follows instead, as it said when it refused; 0: it did not.
         condition, reason: as last told to ``on_condition``; ``reason`` also says what *connecting* waits for.
         dropped: number of frames dropped, by cause (``garbage``, ``stale``, ``undecodable``, ``resends``,
             ``endless``), and of ``gaps`` seen.
@@ -92,6 +95,7 @@ class Dialer(LinkEnd):
         self._answered = False
         self._hello_open = False
         self._closed = False
+        self.newer, self._asks_again = 0, False
 
     @property
     def round_trip(self) -> float | None:
@@ -148,6 +152,7 @@ class Dialer(LinkEnd):
         self._last_heard = self._last_sign = self._hello_time = self._loop.time()
         self._retry_time: float | None = None
         self._clock = AwakeClock()
+        self._awake = clock_through_sleep()
         if self._reception is not None:
             self._trouble = self.reason = f"{self._peer} has not dialled in: {way_out(self._peer)}"
         self._connection = self._connect()
@@ -217,10 +222,19 @@ class Dialer(LinkEnd):
         self._connection = self._connect()
 
     def _transmit(self, frames: Sequence[bytes | memoryview]) -> bool:
-        return self._connection.send(frames)
+        self._ask_again_after_a_pause()
+        return not self._asks_again and self._connection.send(frames)
+
+    def _ask_again_after_a_pause(self) -> None:
+        now = clock_through_sleep()
+        if self._conversation.is_open and now - self._awake > LATE:
+            self._awake, self._asks_again = now, True
+            self._conversation.pause()
+            self._hello()
 
     def _on_up(self) -> None:
         self._session += 1
+        self._asks_again = False
         self._last_sign = self._loop.time()
         self._conversation.pause()
         self._hello()
@@ -265,9 +279,10 @@ class Dialer(LinkEnd):
             if isinstance(header, Welcome):
                 self._welcome(header)
             elif isinstance(header, SessionRefusal):
+                self.newer = header.newer
                 reason = "".join(letter if letter.isprintable() else " " for letter in header.reason)
                 self._on_refused(mismatch(self._peer, header.protocol) or f"{self._peer} refuses: {reason}")
-            elif self._conversation.is_open:
+            elif self._conversation.is_open or self._asks_again:
                 self._conversation.handle(header, frames[1:])
                 if isinstance(header, Beat):
                     self._times.returned(header.echo, self._loop.time())
@@ -283,7 +298,7 @@ class Dialer(LinkEnd):
     def _welcome(self, welcome: Welcome) -> None:
         if not self._hello_open or (self._conversation.is_open and not welcome.fresh):
             return
-        self._hello_open = False
+        self._hello_open, self._asks_again, self.newer = False, False, 0
         self._times.measured(self._loop.time() - self._hello_time)
         inbox, conversation = self._channel.inbox, self._conversation
         if welcome.fresh or welcome.first > inbox.held + 1:
@@ -307,6 +322,8 @@ class Dialer(LinkEnd):
         self._ticker = self._loop.call_later(self._settings.heartbeat / 2, self._tick)
         now, settings = self._loop.time(), self._settings
         self._clock.read(now)
+        self._ask_again_after_a_pause()
+        self._awake = clock_through_sleep()
         self._last_heard = min(now, self._last_heard + self._clock.pause)  # who did not run could not hear
         silence = now - self._last_heard
         if self._retry_time is not None:

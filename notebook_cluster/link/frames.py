@@ -66,10 +66,12 @@ class Welcome(FrameHeader, frozen=True, array_like=True, tag="welcome"):
 
 
 class SessionRefusal(FrameHeader, frozen=True, array_like=True, tag="refusal"):
-    """Listener: no session, for this reason. ``protocol`` is the listener's."""
+    """Listener: no session, for this reason. ``protocol`` is the listener's. ``newer``: the epoch of the coordinator
+    that it follows instead; 0: that is not why."""
 
     protocol: Number
     reason: Text
+    newer: Number = 0
 
 
 class Data(FrameHeader, frozen=True, array_like=True, tag="data"):

@@ -185,7 +185,8 @@ class Listener:
         if reason is not None:
             name = hello.cluster_name
             self.dropped.note("refused", "refused cluster %.80r of key %s: %s", name, fingerprint(key), reason)
-            refusal = SessionRefusal(hello.cluster, hello.epoch, hello.session, PROTOCOL_VERSION, reason)
+            newer = self._newer(hello, key)
+            refusal = SessionRefusal(hello.cluster, hello.epoch, hello.session, PROTOCOL_VERSION, reason, newer)
             self._transmit(routing_id, [encode(refusal)])
             return
         if session is not None and session.is_older(hello):
@@ -218,6 +219,10 @@ class Listener:
             return f"key {fingerprint(key)} is not trusted"
         if objection := self._refuses(key, hello.cluster_name):
             return objection
+        if (newer := self._newer(hello, key)) and session is None:
+            return (
+                f"start {newer} of the coordinator of {hello.cluster_name} has taken over, this is start {hello.epoch}"
+            )
         if session is None:
             held = sum(session.key == key for session in self.sessions.values())
             many = f"{held} clusters of key {fingerprint(key)} are here already: stop one of them first"
@@ -232,6 +237,11 @@ class Listener:
         if hello.received > session.last_sent:
             return f"it has messages of {hello.cluster_name} that were never sent: stop the cluster and start it again"
         return None
+
+    def _newer(self, hello: Hello, key: str) -> int:
+        """The epoch of the coordinator that is followed in place of the one of ``hello``, or 0."""
+        same = [session for session in self.sessions.values() if session.key == key and session.epoch > hello.epoch]
+        return max((session.epoch for session in same if session.stands_for(hello)), default=0)
 
     # ---- time ------------------------------------------------------------------------------------------------
 

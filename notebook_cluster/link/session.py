@@ -24,6 +24,7 @@ class Session(LinkEnd):
         on_message: called with (message, buffers); when it returns, the message counts as processed.
         on_condition: called with (condition, reason): connected, suspect, lost, or refused when its key was revoked.
         on_restart: called after another coordinator process took over; send it what it cannot know.
+        has_taken_over: coordinators of the same key and cluster name that began before this one are refused.
         last_heard: time (``loop.time()``, monotonic, seconds) of the last frame.
     """
 
@@ -46,6 +47,7 @@ class Session(LinkEnd):
         self.on_message: Callable[[Message, list[bytes]], None] = _ignore_message
         self.on_condition: Callable[[Condition, str], None] = lambda condition, reason: None
         self.on_restart: Callable[[], None] = lambda: None
+        self.has_taken_over = False
         self.number = hello.session
         self.routing_id = b""
         # Numbers go on after what the coordinator already has from an agent process that ended.
@@ -79,6 +81,10 @@ class Session(LinkEnd):
     @property
     def last_sent(self) -> int:
         return self._channel.outbox.last
+
+    def stands_for(self, hello: Hello) -> bool:
+        """It is of the cluster of ``hello``, or of one that has taken that over."""
+        return self.cluster == hello.cluster or (self.has_taken_over and self.cluster_name == hello.cluster_name)
 
     def is_older(self, hello: Hello) -> bool:
         """True for a Hello of an earlier connection of the same coordinator that was overtaken."""

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from notebook_cluster.protocol.awake import clock_through_sleep
+
 IDLE_AFTER_S = 300.0
 """Without input for this long, a machine is idle."""
 BUSY_LOAD = 0.25
@@ -202,7 +204,7 @@ class SleepWatch:
     """
 
     def __init__(self, through: Callable[[], float] | None = None, awake: Callable[[], float] | None = None) -> None:
-        self._through = through or _through_sleep
+        self._through = through or clock_through_sleep
         self._awake = awake or time.monotonic
         self._offset = self._difference()
 
@@ -214,9 +216,3 @@ class SleepWatch:
 
     def _difference(self) -> float:
         return self._through() - self._awake()
-
-
-def _through_sleep() -> float:
-    # macOS calls CLOCK_MONOTONIC what goes on during sleep; Python's monotonic() is another clock there.
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC if sys.platform == "darwin" else None)
-    return time.time() if clock is None else time.clock_gettime(clock)

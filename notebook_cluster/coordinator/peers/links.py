@@ -16,7 +16,7 @@ from notebook_cluster.journal import events as e
 from notebook_cluster.link import Dialer, InboundListener
 from notebook_cluster.peering.candidates import FoundBy, Trust
 from notebook_cluster.protocol import peer as p
-from notebook_cluster.protocol.clock import clock, roughly
+from notebook_cluster.protocol.clock import clock, dated, roughly
 from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
@@ -57,11 +57,13 @@ class PeerLinks:
         reception: Callable[[], InboundListener | None],
         revoke: Callable[[str], None],
         on_left: Callable[[str, str], None],
+        stop: Callable[[str], None],
     ) -> None:
         """``received``: the last message of each peer, by key, that the coordinator before this one has handled.
 
         ``on_message(dialer, peer, message, buffers)`` gets what agents say; ``reception()`` is where peers dial in, and
         ``revoke(key)`` cuts off who has. ``on_left(name, reason)``: the agent of that peer has ended.
+        ``stop(reason)`` ends this coordinator.
         """
         self._core = core
         self._delivery = delivery
@@ -74,6 +76,8 @@ class PeerLinks:
         self._reception = reception
         self._revoke = revoke
         self._on_left = on_left
+        self._stop = stop
+        self._led_elsewhere = False
         self._noted: dict[str, int] = {}
         self._noted_at = 0.0
         self._kept_told: set[tuple[str, str]] = set()
@@ -197,6 +201,8 @@ class PeerLinks:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(local.ready.wait(), AGENT_CONNECTS)
         links = [link for link in self._delivery.links.values() if link.is_open]
+        if self._led_elsewhere:  # what is on other machines may be the other coordinator's
+            links = [link for link in links if link.name == LOCAL]
         for link in links:
             link.dialer.send(p.Release())
         released = [asyncio.ensure_future(link.released.wait()) for link in links]
@@ -227,8 +233,19 @@ class PeerLinks:
         elif condition == "refused":
             self._core.tell("error", f"{name} refused this cluster: {reason}")
             self._membership.peer_lost(name, f"peer {name} refuses this cluster: {reason}")
+            if dialer.newer > self._core.state.epoch:
+                self._end_for_another(name, dialer.newer)
         elif condition == "suspect":
             self._core.tell("warning", f"{name} is suspect: nothing heard from it for a moment")
+
+    def _end_for_another(self, peer: str, epoch: int) -> None:
+        """While this one slept or was cut off, its owner has begun another; nothing that it sends is obeyed there."""
+        self._led_elsewhere = True
+        cluster, since = self._core.state.cluster, dated(epoch / 1000)
+        self._stop(
+            f"{peer} follows another coordinator of cluster {cluster!r}, which its owner started on {since}: this one "
+            f"has ended. %cluster attach {cluster} on the machine where that one runs goes on with it"
+        )
 
     def on_described(self, link: PeerLink, info: p.PeerInfo) -> None:
         """An agent says what its machine is: the peer can be used from now on."""

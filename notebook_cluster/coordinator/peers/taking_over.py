@@ -9,7 +9,7 @@ from notebook_cluster.coordinator.delivery import PeerLink
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.peers.kept_choice import ChosenState, choose, newest, possible
 from notebook_cluster.coordinator.peers.links import PeerLinks
-from notebook_cluster.coordinator.peers.provisioning import ALL, OwnAgent
+from notebook_cluster.coordinator.peers.provisioning import ALL, OwnMachinesAgent
 from notebook_cluster.coordinator.peers.resolving import PeerResolver
 from notebook_cluster.journal import events as e
 from notebook_cluster.peering.candidates import Candidate
