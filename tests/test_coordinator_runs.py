@@ -58,7 +58,7 @@ class FakeCoordinator:
             "stdin",
             "notices",
         )
-        more = ("inspections", "variables", "transfers", "examination", "signs", "comms", "streaming")
+        more = ("inspections", "variables", "transfers", "examination", "signs", "comms", "streaming", "taking_over")
         parts: dict[str, Any] = dict.fromkeys((*others, *more), self)
         self.inbox = AgentInbox(core, delivery=delivery, executions=executions, **parts)
 

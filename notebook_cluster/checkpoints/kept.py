@@ -20,17 +20,23 @@ CLUSTER_ID, EPOCH = "cluster_id", "epoch"
 
 
 def kept_states(checkpoints: Path, cluster: str = "") -> tuple[list[KeptState], list[str]]:
-    """Of each kept checkpoint in the folder ``checkpoints`` the newest whole one, and a line for each damaged one
-    before it. ``cluster``: only of clusters of this name, where several work in one folder. Reads all files: seconds
-    for some gigabytes."""
+    """Of each kept checkpoint in the folder ``checkpoints`` the newest whole one of the latest training, and a line for
+    each damaged one before it. ``cluster``: only of clusters of this name, where several work in one folder. Reads all
+    files: seconds for some gigabytes."""
     found: list[KeptState] = []
     damaged: list[str] = []
     for home in _homes(checkpoints):
+        read: list[tuple[Path, Manifest]] = []
         for folder in folders_newest_first(home):
             try:
-                manifest, _ = read_manifest(folder)
-                if cluster and not _is_of(manifest, cluster):
-                    continue
+                read.append((folder, read_manifest(folder)[0]))
+            except CheckpointError as error:
+                damaged.append(str(error)[:MOST_TEXT])
+        # nodes of an earlier cluster may have kept their training once more after the later one did
+        for folder, manifest in sorted(read, key=lambda row: -_epoch(row[1])):
+            if cluster and not _is_of(manifest, cluster):
+                continue
+            try:
                 verify(folder)
             except CheckpointError as error:
                 damaged.append(str(error)[:MOST_TEXT])
@@ -70,8 +76,12 @@ def _is_of(manifest: Manifest, cluster: str) -> bool:
     return str(manifest.settings.get(CLUSTER_ID, "")).rpartition("-")[0] == cluster[:40]
 
 
-def _state(manifest: Manifest, name: str) -> KeptState:
+def _epoch(manifest: Manifest) -> int:
     epoch = manifest.settings.get(EPOCH, 0)
+    return epoch if isinstance(epoch, int) else 0
+
+
+def _state(manifest: Manifest, name: str) -> KeptState:
     return KeptState(
         name=name,
         job=manifest.job[:MOST_TEXT],
@@ -80,5 +90,5 @@ def _state(manifest: Manifest, name: str) -> KeptState:
         bytes=sum(file.bytes for file in manifest.files.values()),
         state_hash=manifest.state_hash[:MOST_TEXT],
         cluster_id=str(manifest.settings.get(CLUSTER_ID, ""))[:MOST_TEXT],
-        epoch=epoch if isinstance(epoch, int) else 0,
+        epoch=_epoch(manifest),
     )
