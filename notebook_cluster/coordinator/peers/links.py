@@ -233,18 +233,24 @@ class PeerLinks:
         elif condition == "refused":
             self._core.tell("error", f"{name} refused this cluster: {reason}")
             self._membership.peer_lost(name, f"peer {name} refuses this cluster: {reason}")
-            if dialer.newer > self._core.state.epoch:
-                self._end_for_another(name, dialer.newer)
         elif condition == "suspect":
             self._core.tell("warning", f"{name} is suspect: nothing heard from it for a moment")
+        self._end_for_another()
 
-    def _end_for_another(self, peer: str, epoch: int) -> None:
-        """While this one slept or was cut off, its owner has begun another; nothing that it sends is obeyed there."""
+    def _end_for_another(self) -> None:
+        """While this one slept or was cut off, its owner has begun another, which most machines follow; one alone may
+        say anything."""
+        others = [link for link in self._delivery.links.values() if link.name != LOCAL]
+        following = [link for link in others if link.dialer.newer > self._core.state.epoch]
+        if len(following) <= sum(link.is_open for link in others):
+            return
         self._led_elsewhere = True
-        cluster, since = self._core.state.cluster, dated(epoch / 1000)
+        cluster, since = self._core.state.cluster, dated(max(link.dialer.newer for link in following) / 1000)
+        names = " and ".join(link.name for link in following)
         self._stop(
-            f"{peer} follows another coordinator of cluster {cluster!r}, which its owner started on {since}: this one "
-            f"has ended. %cluster attach {cluster} on the machine where that one runs goes on with it"
+            f"{names} follow{'s' if len(following) == 1 else ''} another coordinator of cluster {cluster!r}, which its "
+            f"owner started on {since}: this one has ended. %cluster attach {cluster} on the machine where that one "
+            "runs goes on with it"
         )
 
     def on_described(self, link: PeerLink, info: p.PeerInfo) -> None:

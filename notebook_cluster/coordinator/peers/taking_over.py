@@ -211,7 +211,8 @@ class StateTakeOver:
         self._kept[name] = possible(answer.states)
 
     def _leave_out(self, name: str, why: str, looked: _Looked) -> None:
-        looked.lines.append(f"{why}: it goes on without it")
+        if name != BEFORE:
+            looked.lines.append(f"{why}: it goes on without it")
         del looked.asked[name]
         if name != LOCAL and self._links.has(name):
             self._links.forget(name, why)
