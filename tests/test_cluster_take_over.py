@@ -208,6 +208,33 @@ def test_a_coordinator_that_slept_meanwhile_ends_and_nothing_that_it_sends_is_ob
         assert mini.output.count(f"started node {mini.name}") == 2
 
 
+OLD = """
+from notebook_cluster import protocol
+from notebook_cluster.protocol import wire
+protocol.PROTOCOL_VERSION = wire.PROTOCOL_VERSION = wire.PROTOCOL_VERSION - 1
+"""
+
+
+def test_machines_that_cannot_help_are_named_each_with_its_reason(
+    jupyter_dirs: Path, agents: Agents, work: Path
+) -> None:
+    (work / "sitecustomize.py").write_text(OLD)
+    agents("old", environment={"PYTHONPATH": str(work)})
+    agents("mini")
+    torn = jupyter_dirs / "agents" / "mini" / "work" / "digits" / "checkpoints" / "model-kept" / "round-000012"
+    torn.mkdir(parents=True)
+    (torn / "manifest.json").write_text("{")
+    with pytest.raises(ClusterError) as refused:
+        Cluster.take_over("digits", local=0, peers=["mini", "old", "nobody"])
+    told = str(refused.value)
+    assert told.startswith("nothing is kept of a cluster 'digits': asked local, mini; ")
+    assert "peer 'old' speaks protocol " in told
+    assert "upgrade notebook-cluster on 'old': it goes on without it" in told
+    assert f"mini: {torn / 'manifest.json'} is not readable" in told
+    assert "'nobody'" in told
+    assert told.endswith("each keeps its part when its coordinator is gone for 20 s")
+
+
 def test_nothing_is_kept_anywhere(agents: Agents, work: Path) -> None:
     agents("mini")
     with pytest.raises(
