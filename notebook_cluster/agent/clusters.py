@@ -43,7 +43,10 @@ class Clusters:
         self._coordinators = coordinators
         self._on_end = on_end
         self._hosts: dict[str, ClusterHost] = {}
-        self._predecessors = Predecessors(resources.directory, self.hosts, coordinators.is_own, self.end_cluster)
+        self._predecessors = Predecessors(
+            resources.directory, self.hosts, coordinators.is_own, self.end_cluster,
+            lambda host: coordinators.grants.end(coordinators.owner_key(host.session.key), host.name),
+        )  # fmt: skip
         self._made = 0
         self._sent: dict[str, PeerInfo] = {}
         self._addresses = OwnAddresses()
@@ -81,7 +84,9 @@ class Clusters:
         self._introduce(host)
 
     def _handle(self, host: ClusterHost, message: Message, buffers: list[bytes]) -> None:
-        if self._heads is None or not self._heads.handle(host.session, message, buffers):
+        if self._heads is not None and self._heads.handle(host.session, message, buffers):
+            host.is_window = True
+        else:
             host.handle(message, buffers)
 
     def _taken_over(self, host: ClusterHost) -> None:

@@ -75,12 +75,14 @@ class ClusterHost:
         self.session = session
         self.name = session.cluster_name
         self.owner = owner
-        self._owner_id = owner_id
+        self.owner_id = owner_id
         self.folder = folder
         self.kernels: dict[str, Kernel] = {}
         self._over: dict[str, int] = {}
         """Node -> the last incarnation that came to its end here: an order that is repeated does not start it again."""
         self.was_silent = False
+        self.is_window = False
+        """It has no nodes: its owner looks through it at a cluster that is led elsewhere."""
         self._closing = False
         self._resources = resources
         self._on_release = on_release
@@ -238,7 +240,7 @@ class ClusterHost:
         await self._resources.devices_known.wait()
         try:
             await self._resources.admission.admit(
-                kernel, Applicant(message.node, self.name, self.owner, kernel.unwanted, self._owner_id)
+                kernel, Applicant(message.node, self.name, self.owner, kernel.unwanted, self.owner_id)
             )
             kernel.device = self._resources.choose_device(message.device, self.name)
             self._count(kernel)

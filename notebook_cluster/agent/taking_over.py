@@ -20,6 +20,7 @@ class Predecessors:
         hosts: the clusters that are served now.
         is_own: whether the coordinator with this key came in as this user's own.
         end: :meth:`.clusters.Clusters.end_cluster`.
+        end_grant: takes the grant back that the owner of a cluster has given to a head of it, if there is one.
     """
 
     def __init__(
@@ -28,11 +29,13 @@ class Predecessors:
         hosts: Callable[[], list[ClusterHost]],
         is_own: Callable[[str], bool],
         end: Callable[..., Awaitable[None]],
+        end_grant: Callable[[ClusterHost], None],
     ) -> None:
         self._directory = directory
         self._hosts = hosts
         self._is_own = is_own
         self._end = end
+        self._end_grant = end_grant
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_ask_kept(self, host: ClusterHost, message: AskKept) -> None:
@@ -45,7 +48,7 @@ class Predecessors:
         return [
             other
             for other in self._hosts()
-            if other is not host and (other.session.key, other.name) == (host.session.key, host.name)
+            if other is not host and not other.is_window and (other.owner_id, other.name) == (host.owner_id, host.name)
         ]
 
     async def _answer(self, host: ClusterHost, message: AskKept) -> None:
@@ -59,6 +62,8 @@ class Predecessors:
             states, lines = await asyncio.to_thread(self._kept, host, message.directory)
             damaged += lines
             before = self._before(host)
+            if not before:
+                self._end_grant(host)  # its head may come back: it leads nothing here any more
         silent = min((_silence(other) for other in before), default=None)
         damaged = [line[:MOST_TEXT] for line in damaged[:MOST_LINES]]
         host.session.send(KeptAnswer(ticket=message.ticket, states=states, damaged=damaged, nodes=nodes, silent=silent))

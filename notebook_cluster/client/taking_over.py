@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from notebook_cluster.client.connection import ClusterError, Connection, is_alive
+from notebook_cluster.client.led_elsewhere import agent_of_window, close_window, given_up
 from notebook_cluster.client.requests import RunningCluster, add_request
 from notebook_cluster.client.start import ensure_coordinator, read_connection
 from notebook_cluster.client.stream import wait
@@ -60,19 +61,30 @@ class TakingOver(RunningCluster):
             check_name(name, "cluster")
         except ValueError as error:
             raise ClusterError(str(error)) from None
-        if read_connection(name) is not None:
+        if (before := read_connection(name)) is not None and not before.head:
             raise ClusterError(f"cluster {name!r} runs on this machine: %cluster attach {name} goes on with it")
-        own = _agent_before(name)
-        file, ran = ensure_coordinator(
-            name, directory or os.getcwd(), fresh=True, lease=lease, agent_lease=agent_lease,
-            known=None if known is None else ",".join(known), on_progress=say,
-        )  # fmt: skip
-        cluster = cls(Connection(file, kind), attached=ran)
+        if before is not None:
+            close_window(before)
+        with given_up(name):
+            own = agent_of_window(name) or _agent_before(name)
+            file, ran = ensure_coordinator(
+                name, directory or os.getcwd(), fresh=True, lease=lease, agent_lease=agent_lease,
+                known=None if known is None else ",".join(known), on_progress=say,
+            )  # fmt: skip
+            return cls._began(Connection(file, kind), ran, FindKept(peers=list(peers), own=own), local, nodes, say)
+
+    @classmethod
+    def _began(
+        cls, connection: Connection, ran: bool, request: FindKept, local: int, nodes: int, say: Callable[[str], None]
+    ) -> Self:
+        """The cluster, once it has taken over; one that cannot is ended."""
+        name = connection.file.cluster
+        cluster = cls(connection, attached=ran)
         try:
             wait(cluster.connection.attached)
             if ran:
                 raise ClusterError(f"cluster {name!r} runs on this machine: %cluster attach {name} goes on with it")
-            cluster._take_over(FindKept(peers=list(peers), own=own), local, nodes, say)
+            cluster._take_over(request, local, nodes, say)
         except BaseException:
             if not ran:
                 with contextlib.suppress(Exception):

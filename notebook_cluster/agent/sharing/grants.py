@@ -92,6 +92,16 @@ class Grants:
             self._refresh()
             self._ends[held] = time.monotonic() + grant.seconds
 
+    def end(self, owner_key: str, cluster: str) -> None:
+        """That owner leads the cluster themselves from now on."""
+        if not self._path.exists():
+            return
+        with self._lock, _locked(self._path):
+            self._refresh()
+            ended = [row for row in self._held if _place(row) == (owner_key, cluster) and row.until]
+            if ended:
+                self._write([replace(row, until=0.0) if row in ended else row for row in self._held])
+
     def find(self, key: str) -> HeldGrant | None:
         """The grant in force under which ``key`` is a head now."""
         return next((held for held in self.in_force() if held.key == key), None)
