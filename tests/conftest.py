@@ -1,12 +1,10 @@
 """What the tests share: Jupyter folders of their own, agents as processes, waiting, and that nothing is left behind."""
 
-import importlib
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -36,13 +34,6 @@ os.environ["NOTEBOOK_CLUSTER_MDNS_GROUP"] = f"tests {uuid.uuid4().hex}"
 MARK = "NOTEBOOK_CLUSTER_TEST_MARK"
 """Environment variable with a value unique to one test: every process that the test starts inherits it."""
 
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # In a thread, whose stack begins empty: as deep in calls as pytest imports it, Python 3.11 may map and unmap a
-    # piece of its stack at each call of the parser that jsonschema makes meanwhile, which takes seconds.
-    _importing = threading.Thread(target=importlib.import_module, args=("nbformat",))
-    _importing.start()
-    _importing.join()
 
 # Every process that the tests start begins with the file that lies there.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -1,8 +1,14 @@
 """Python begins with this in every process that the tests start (tests/conftest.py puts its folder on PYTHONPATH).
 
-torch imports its compiler, which takes as long as torch itself, when the first optimizer is made; here when something
-compiles. What is left out tells the compiler where to stop, so it changes nothing while nobody has imported that. Where
-a version of torch has no such functions it is as slow as everywhere.
+It leaves out what libraries do as they are imported, takes long and is not needed by most who import them:
+
+- torch imports its compiler, which takes as long as torch itself, when the first optimizer is made; here when something
+  compiles. What is left out tells the compiler where to stop, so it changes nothing while nobody has imported that.
+- jsonschema makes a parser for addresses with letters that are not ASCII, which takes two seconds. Here it checks none
+  of these, as where that package is not installed.
+- JupyterLab starts Node.js, to see where packages would come from if it were built anew. Here it has the default.
+
+Where a version of these has no such functions it is as slow as everywhere.
 """
 
 import functools
@@ -14,8 +20,7 @@ from types import ModuleType
 from typing import Any
 
 _COMPILER = "torch._dynamo"
-_WRAPPERS = {"torch._compile": "_disable_dynamo", "torch.optim.optimizer": "_use_grad_for_differentiable"}
-"""Module -> a function in it that makes a function stop the compiler, and imports that to do so."""
+_LEFT_OUT = frozenset({"rfc3987_syntax"})
 
 
 def _later(original: Callable[..., Any], without: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,6 +57,19 @@ def _without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
+def _no_yarn(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``_yarn_config`` where there is no Node.js."""
+    return lambda logger: {"yarn config": {}, "npm config": {}}
+
+
+_REPLACED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "torch._compile": ("_disable_dynamo", lambda original: _later(original, _as_it_is)),
+    "torch.optim.optimizer": ("_use_grad_for_differentiable", lambda original: _later(original, _without_gradients)),
+    "jupyterlab.commands": ("_yarn_config", _no_yarn),
+}
+"""Module -> a function in it, and what makes the one that takes its place."""
+
+
 class _Changed(Loader):
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -62,18 +80,19 @@ class _Changed(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        name = _WRAPPERS[module.__name__]
+        name, replace = _REPLACED[module.__name__]
         original = getattr(module, name, None)
         if original is not None:
-            without = _as_it_is if module.__name__ == "torch._compile" else _without_gradients
-            setattr(module, name, _later(original, without))
+            setattr(module, name, replace(original))
 
 
 class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _WRAPPERS:
+        if fullname in _LEFT_OUT:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        if fullname not in _REPLACED:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
