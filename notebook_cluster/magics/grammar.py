@@ -304,8 +304,8 @@ COMMANDS: dict[str, Command] = {
         ),
         Command(
             "attach",
-            "come back to a running cluster and its running cell",
-            "[NAME|NAME@PEER]",
+            "come back to a running cluster and its running cell; NAME@PEER: to one led from there",
+            "[NAME]",
             (Option("async", "show the running cell, but do not wait for it"),),
             _cluster_at_peer,
         ),
