@@ -12,7 +12,7 @@ from notebook_cluster.client import Cluster, ClusterError
 from notebook_cluster.client.start import read_connection, read_last_run
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.security import fingerprint, runtime_directory
-from tests.cluster import Watcher, is_running, kernel_pid, kill, run, running_cluster
+from tests.cluster import Watcher, is_running, kernel_pid, kill, run, running_cluster, told
 from tests.command import COMMAND
 from tests.conftest import wait_until
 from tests.strangers import Stranger, Strangers
@@ -70,6 +70,7 @@ def test_a_cluster_that_is_led_from_a_peer_runs_cells_here_and_there(strangers: 
         assert run(cluster, "import os; print(os.getcwd())", ("local",)) == {"local": f"{Path.cwd()}\n"}
         with Cluster.attach("lesson") as other:
             assert [node.name for node in other.state().nodes] == ["local", mini.name, desk.name]
+        told(cluster, f"paired with {desk.name} of")
         cluster.push({"weights": [1, 2]}, [desk.name])
         assert cluster.pull(["weights"], [desk.name])["weights"][desk.name].value == [1, 2]
         with pytest.raises(ClusterError, match=rf"is led from {mini.name}, where machines cannot join by themselves"):
@@ -216,6 +217,18 @@ def test_fresh_ends_what_is_led_elsewhere_and_begins_here(strangers: Strangers) 
     kill_window()
     again = Cluster.start("lesson", local=0)
     assert again.attached, "a start without --head goes to the cluster that runs"
+    again.close()
+    kill_window()
+    # Another machine of the same user does not know of it.
+    (runtime_directory() / "clusters" / "lesson" / "head.json").unlink()
+    before = head_pid(mini)
+    with running_cluster("lesson", local=0, head=mini.name, fresh=True) as anew:
+        assert not anew.attached
+        assert head_pid(mini) != before
+        assert not is_running(before)
+        anew.close()
+        kill_window()
+    again = Cluster.attach("lesson")
     again.close()
     kill_window()
     with running_cluster("lesson", local=1, fresh=True) as here:

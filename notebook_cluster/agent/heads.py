@@ -34,6 +34,8 @@ from notebook_cluster.sockets import Pump
 
 log = logging.getLogger(__name__)
 
+MOST_HEADS = 16
+"""On one machine, of all owners together: each is a process."""
 MOST_VIEWS = 64
 """Of one window at a time."""
 
@@ -130,7 +132,10 @@ class Heads:
                 self._spawn(self._answer_file(session, message))
             case h.HeadPeers():
                 if (head := self._head_of(session, message.cluster)) is not None:
-                    self._write_peers(head.folder, message.peers)
+                    try:
+                        self._write_peers(head.folder, message.peers)
+                    except (ValueError, OSError) as error:
+                        log.error("cluster %s: the peers of its head stay as they were: %s", message.cluster, error)
             case h.ToHead():
                 window = self._window_of(session, message)
                 if window is not None:
@@ -174,6 +179,9 @@ class Heads:
         folder = self._folder_of(session.key, order.cluster)
         head = self._heads.get((session.key, order.cluster))
         found = head is not None and head.wanted
+        if found and order.fresh and head is not None:
+            await self._end([head])
+            found = False
         if not found:
             crashed = folder.is_dir() and await asyncio.to_thread(has_crashed, journal_path(folder))
             if order.only_look and not crashed:
@@ -181,6 +189,8 @@ class Heads:
                 return h.HeadState(ticket=order.ticket, ended=ended)
             if not self.open:
                 raise HeadTrouble("sharing ends")
+            if sum(other.wanted for other in self._heads.values()) >= MOST_HEADS:
+                raise HeadTrouble(f"it leads {MOST_HEADS} clusters already: stop one of them first")
             private_directory(folder)
             if not order.only_look:
                 self._write_peers(folder, order.peers)

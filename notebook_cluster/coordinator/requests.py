@@ -32,6 +32,8 @@ from notebook_cluster.protocol.measuring import MeasureWay
 from notebook_cluster.protocol.state import GetHistory
 from notebook_cluster.protocol.views import RequestError
 
+MOST_NOTE = 1000
+"""Characters of a line that a view adds."""
 DECISIONS = (
     v.Execute, v.AddNodes, v.RemoveNode, v.RestartNode, v.SaveCheckpoint, v.Invite, StartLaunch, ShrinkLaunches,
     TakeOver,
@@ -82,6 +84,8 @@ class Requests:
                 return self.shown.cluster()
             case v.Ping():
                 return None
+            case c.NoteEvent():
+                self.core.tell(body.level, body.text[:MOST_NOTE])
             case v.GetSeries():
                 return self.series.all()
             case GetHistory():

@@ -185,7 +185,14 @@ class NodeVariables(Message, frozen=True):
     """Seconds since the answer was given; 0 for one that is new."""
 
 
-AnyInteraction = Complete | Inspect | ListVariables | AnswerInput | WatchWidgets | CommToNode
+class NoteEvent(Message, frozen=True):
+    """A line for the event list, of the window through which the owner looks. Reply value: None."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+AnyInteraction = NoteEvent | Complete | Inspect | ListVariables | AnswerInput | WatchWidgets | CommToNode
 """What a view may ask for."""
 
 

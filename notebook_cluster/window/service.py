@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from notebook_cluster.coordinator.core import LOCAL
+from notebook_cluster.coordinator.core import LOCAL, Level
 from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.coordinator.startup import StartProgress
 from notebook_cluster.journal.kept_runs import set_aside
@@ -20,6 +20,7 @@ from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.interaction import NoteEvent
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import announce, data_directory, load_identity, owner, withdraw
@@ -340,8 +341,11 @@ class Window:
         if self._owner.head is not None:
             self._owner.head.send(h.HeadPeers(cluster=self._settings.cluster, peers=peers))
 
-    def _tell(self, level: str, text: str) -> None:
+    def _tell(self, level: Level, text: str) -> None:
+        """A line for the event list."""
         log.log(logging.INFO if level == "info" else logging.WARNING, "%s", text)
+        if self._state.running:
+            self._to_head(OWN_VIEW, encode(v.Request(id=0, body=NoteEvent(level=level, text=text))))
 
     def _spawn(self, coroutine: Any) -> "asyncio.Task[Any]":
         task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
