@@ -106,3 +106,9 @@ def test_notebooks_are_saved_clean_and_end_their_cluster_or_say_how(path: Path) 
     # In the quickstart the reader goes on with it.
     ended = "".join(code[-1]["source"]) == "%cluster stop"
     assert ended or "`%cluster stop`" in "".join(cells[-1]["source"])
+
+
+def test_the_reference_is_as_the_magics_and_the_command_line_are() -> None:
+    from docs.reference import PAGE, page
+
+    assert PAGE.read_text() == page(), "python -m docs.reference writes it anew"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from notebook_cluster.cli import values
 from notebook_cluster.cli.run_arguments import add_run_options, split_at_script
@@ -16,7 +16,7 @@ from notebook_cluster.cli.values import add_code_options
 from notebook_cluster.protocol import VERSION
 from notebook_cluster.protocol.names import did_you_mean, is_distribution
 
-__all__ = ["UsageError", "parse"]
+__all__ = ["UsageError", "make_commands", "parse"]
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -61,9 +61,16 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options of one command; ``load()`` gives the function that runs it, or shows its help where one has to be
-    named. UsageError for anything unknown."""
+class Commands(NamedTuple):
+    """The parser of the whole command line, and those of two commands of which more has to be known."""
+
+    whole: "Parser"
+    trust: argparse.ArgumentParser
+    run: argparse.ArgumentParser
+
+
+def make_commands() -> Commands:
+    """All commands with what may be typed after each."""
     parser = Parser(
         prog="notebook-cluster",
         description="Train one model on the machines you already have, from a Jupyter notebook.",
@@ -118,6 +125,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--mb", type=values.megabytes, default=16, metavar="N", help="megabytes to send each way (%(default)s)"
     )
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return Commands(parser, trust, run)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The options of one command; ``load()`` gives the function that runs it, or shows its help where one has to be
+    named. UsageError for anything unknown."""
+    parser, trust, run = make_commands()
     words = sys.argv[1:] if arguments is None else arguments
     of_script: list[str] = []
     behind: list[str] = []

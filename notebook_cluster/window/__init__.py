@@ -4,5 +4,6 @@ To notebooks, sidebar and command line it looks like the coordinator: it has the
 file, and passes what views say over the link to the head, and back. What needs the owner's key is done here: pairing,
 and telling agents (``Grant``) which head they may obey. It ends when nobody looks for a while; the cluster goes on.
 
-Started by ``client.start``, in place of a coordinator; imports parts of ``coordinator`` that are the same for both.
+May import: coordinator (the parts that are the same for both), peering, link, journal, security, protocol.
+Called by: nobody; ``client.start`` starts it as a process, in place of a coordinator.
 """
