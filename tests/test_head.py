@@ -15,6 +15,7 @@ from notebook_cluster.security import fingerprint, runtime_directory
 from tests.cluster import Watcher, is_running, kernel_pid, kill, run, running_cluster, told
 from tests.command import COMMAND
 from tests.conftest import wait_until
+from tests.full_disk import small_disk
 from tests.strangers import Stranger, Strangers
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -271,3 +272,21 @@ def test_a_head_without_torch_needs_little_memory(strangers: Strangers) -> None:
         coordinator = psutil.Process(head_pid(mini))
         assert not [line.path for line in coordinator.memory_maps() if "torch" in line.path]
         print(f"the head takes {coordinator.memory_info().rss / 1e6:.0f} MB")
+
+
+def test_a_head_without_room_for_its_journal_says_so_and_leads_when_there_is_room(
+    strangers: Strangers, jupyter_dirs: Path
+) -> None:
+    with small_disk(jupyter_dirs / "strangers" / "mini" / "agent") as disk:
+        mini = strangers("mini", folder="mini")
+        with running_cluster("lesson", local=0, head=mini.name, code=mini.code):
+            pass
+        disk.fill()
+        with pytest.raises(ClusterError, match=rf"{mini.name}: .*(No space left on device|is full)"):
+            Cluster.start("lesson", local=0, head=mini.name)
+        assert read_connection("lesson") is None
+        disk.make_room()
+        with running_cluster("lesson", local=0, head=mini.name) as cluster:
+            cluster.add(mini.name)
+            assert run(cluster, "print(1)") == {mini.name: "1\n"}
+        mini.end()

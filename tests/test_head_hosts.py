@@ -14,7 +14,7 @@ from notebook_cluster.journal.records import CommitRecord
 from notebook_cluster.journal.store import journal_path
 from tests import namespaces
 from tests.conftest import wait_until
-from tests.hosts import CLUSTER, CODE, HostNotebook, desk_and_two_that_share, numbers
+from tests.hosts import CLUSTER, CODE, HostNotebook, desk_and_two_that_share, notebook_on, numbers
 from tests.namespaces import Host, Network
 
 pytestmark = [
@@ -87,6 +87,27 @@ def bring_back(host: Host, address: str) -> None:
     subprocess.run([*inside, "address", "flush", "dev", "eth0"], check=True)
     subprocess.run([*inside, "address", "add", f"{address}/24", "dev", "eth0"], check=True)
     host.link_up()
+
+
+def test_a_cell_is_still_shown_when_the_network_was_away_for_a_while(network: Network) -> None:
+    desk, mini, stop = network["desk"], network["mini"], network.root / "stop"
+    with notebook_on(desk) as notebook:
+        notebook.works(f"%cluster start {CLUSTER} --head mini --code {CODE} --local 0 --no-panel")
+        notebook.works("%cluster add mini")
+        cell = notebook.start(training(stop))
+        notebook.until(cell, text="mini-line 20\n")
+        desk.link_down()
+        shared = mini.folder / "share-mini.txt"
+        wait_until(lambda: f"cluster {CLUSTER} is lost" in shared.read_text(), 60, "the window to be given up there")
+        desk.link_up()
+        last = numbers(cell.shown, "mini-line")[-1]
+        stop.touch()
+        notebook.until(cell, timeout=90)
+        assert cell.error is None, cell.error
+        lines = numbers(cell.shown, "mini-line")
+        assert lines[-1] > last + 100
+        assert lines == list(range(1, lines[-1] + 1))
+        assert "trained" in cell.shown
 
 
 def test_training_goes_on_without_its_owner_who_finds_all_of_it_when_they_are_back(network: Network) -> None:

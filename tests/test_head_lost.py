@@ -30,7 +30,7 @@ def test_a_training_goes_on_from_here_when_its_head_is_gone_for_good(strangers: 
         last = first.state().jobs[0].round
         mini.end(signal.SIGKILL)
         gone = time.time()
-        wait_until(lambda: first.connection.closed, what="the view to hear of it")
+        wait_until(lambda: first.connection.closed, 120, "the view to give it up")
         assert "cannot be reached" in str(first.connection.closed)
         assert watcher.ended is None
         lines: list[str] = []

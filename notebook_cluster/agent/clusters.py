@@ -115,8 +115,10 @@ class Clusters:
             # The coordinator may have counted this peer's nodes as lost: say which are still here.
             self._introduce(host)
         host.was_silent = condition != "connected"
-        if condition in ("lost", "refused") and self._heads is not None:
-            self._heads.left(host.session)
+        if self._heads is not None:
+            self._heads.silent(host.session, condition == "lost")
+            if condition == "refused":
+                self._heads.left(host.session)
 
     def _end_soon(self, host: ClusterHost, reason: str, *, asked: bool, grace: float = GRACE_S) -> None:
         task = asyncio.create_task(self.end_cluster(host, reason, asked=asked, grace=grace))

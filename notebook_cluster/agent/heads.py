@@ -10,15 +10,15 @@ import logging
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq
 
 from notebook_cluster.agent.events import SharingEvent
 from notebook_cluster.agent.head_process import LOOK_S, ORDER_FILE, START_TIMEOUT, Head, HeadTrouble
+from notebook_cluster.agent.head_views import HeadViews
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.journal.kept_runs import last_run
@@ -28,78 +28,12 @@ from notebook_cluster.link import Session
 from notebook_cluster.protocol import Message
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.protocol.names import is_name
-from notebook_cluster.protocol.views import ConnectionFile
-from notebook_cluster.security import Identity, Trusted, dial, fingerprint, private_directory, write_private
-from notebook_cluster.sockets import Pump
+from notebook_cluster.security import Trusted, fingerprint, private_directory, write_private
 
 log = logging.getLogger(__name__)
 
 MOST_HEADS = 16
 """On one machine, of all owners together: each is a process."""
-MOST_VIEWS = 64
-"""Of one window at a time."""
-
-
-class HeadViews:
-    """The views of one window: a socket to the head for each. ``send(view, frames)`` gets what it says to them."""
-
-    def __init__(self, head: Head, send: Callable[[int, list[bytes]], None]) -> None:
-        self._head = head
-        self._send = send
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pumps: dict[int, Pump] = {}
-
-    def take(self, view: int, buffers: Sequence[bytes]) -> None:
-        """What ``view`` says, or (nothing) that it is gone. A view of a head that is not there gets no answer: its
-        window has been told."""
-        file = self._head.file
-        if not buffers:
-            if (pump := self._pumps.pop(view, None)) is not None:
-                pump.close()
-            return
-        if file is None:
-            return
-        if view not in self._pumps:
-            if len(self._pumps) >= MOST_VIEWS:
-                log.warning("cluster %s: its window opens more than %d views", self._head.cluster, MOST_VIEWS)
-                return
-            self._pumps[view] = self._dial(view, file)
-        self._pumps[view].send(list(buffers[:1]))
-
-    def _dial(self, view: int, file: ConnectionFile) -> Pump:
-        socket = self._context.socket(zmq.DEALER)
-        socket.set(zmq.SNDHWM, 0)
-        socket.set(zmq.LINGER, 500)
-        dial(socket, Identity(file.view_public_key, file.view_secret_key), file.server_key)
-        socket.connect(file.address)
-        return Pump(socket, lambda frames: self._send(view, frames))
-
-    def close(self) -> None:
-        """All views are gone."""
-        for pump in self._pumps.values():
-            pump.close()
-        self._pumps.clear()
-        self._context.destroy(linger=500)
-
-
-class _Window:
-    """What one session has of a head."""
-
-    def __init__(self, head: Head, session: Session) -> None:
-        self.head = head
-        self.session = session
-        self.views = HeadViews(head, lambda view, frames: self._tell(view, frames))
-        self.copies: dict[str, Path] = {}
-
-    def _tell(self, view: int, frames: list[bytes]) -> None:
-        self.session.send(h.FromHead(view=view), frames)
-
-    def close(self, *, told: bool) -> None:
-        self.views.close()
-        for path in self.copies.values():
-            path.unlink(missing_ok=True)
-        if told:
-            self.session.send(h.FromHead(view=0))
 
 
 class Heads:
@@ -110,7 +44,7 @@ class Heads:
         self._coordinators = coordinators
         self._folder = resources.directory / "heads"
         self._heads: dict[tuple[str, str], Head] = {}
-        self._windows: dict[str, _Window] = {}
+        self._windows: dict[str, HeadViews] = {}
         """Id of the session's cluster -> what it has open."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[tuple[str, str], asyncio.Lock] = {}
@@ -139,13 +73,18 @@ class Heads:
             case h.ToHead():
                 window = self._window_of(session, message)
                 if window is not None:
-                    window.views.take(message.view, buffers)
+                    window.take(message, buffers)
                 elif buffers:
                     session.send(h.FromHead(view=0))
         return True
 
+    def silent(self, session: Session, silent: bool) -> None:
+        """Nothing is heard from this window, or something is again."""
+        if (window := self._windows.get(session.cluster)) is not None:
+            window.silent() if silent else window.heard()
+
     def left(self, session: Session) -> None:
-        """Nothing is heard from this window any more, or another one took over: its views are gone."""
+        """This window has no business here any more, or another one took over: its views are gone."""
         window = self._windows.pop(session.cluster, None)
         if window is not None:
             window.close(told=False)
@@ -306,7 +245,7 @@ class Heads:
         """The head of that cluster, for its owner alone."""
         return self._heads.get((session.key, cluster))
 
-    def _window_of(self, session: Session, message: h.ToHead) -> _Window | None:
+    def _window_of(self, session: Session, message: h.ToHead) -> HeadViews | None:
         """What the session has open of its running head; None where that is not the one that it knows."""
         window = self._windows.get(session.cluster)
         head = self._head_of(session, message.cluster)
@@ -316,7 +255,7 @@ class Heads:
             return window
         if window is not None:
             window.close(told=False)
-        window = self._windows[session.cluster] = _Window(head, session)
+        window = self._windows[session.cluster] = HeadViews(head, session, lambda: self.left(session))
         return window
 
     def _tell(self, head: Head, text: str) -> None:

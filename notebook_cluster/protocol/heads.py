@@ -66,17 +66,19 @@ class HeadPeers(Message, frozen=True):
 
 
 class ToHead(Message, frozen=True):
-    """Window to the agent of the head: what view number ``view`` says; the first one opens it. ``epoch``: of the start
-    of the head that the window knows. Buffers: one message of the view protocol, or none: that view is gone."""
+    """Window to the agent of the head: what view number ``view`` (from 1) says. ``epoch``: of the start of the head
+    that the window knows. ``opens``: it may be the first word of that view. Buffers: one message of the view protocol,
+    or none: that view is gone."""
 
     cluster: str
     view: int
     epoch: int
+    opens: bool = False
 
 
 class FromHead(Message, frozen=True):
-    """Agent of the head. Buffers: one message for that view, or none: the head that the window knows is gone, and all
-    views with it."""
+    """Agent of the head. Buffers: one message for that view, or none: that view is not there any more; of view 0: the
+    head that the window knows is gone, and all views with it."""
 
     view: int
 

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 TICK = 0.25
 TRUST_PERIOD = 0.5
+PATIENCE_S = 60.0
+"""Seconds of awake time that views wait for a head which cannot be reached."""
 CHECK_S = 2.0
 """Seconds between two looks, while the head does not answer, at whether it runs."""
 HERE = (v.AddNodes, v.Invite)
@@ -57,8 +59,8 @@ class Window:
         )
         self._views = WindowViews(self._prepare, HERE, self._to_head, self._trouble)
         self._state = h.HeadState(ticket=0)
-        self._away = ""
-        """Why the head cannot be reached now."""
+        self._away, self._away_since = "", 0.0
+        """Why the head cannot be reached now, and since when (monotonic: a sleep of this machine does not count)."""
         self._questions: dict[int, asyncio.Future[v.Reply]] = {}
         self._stopping = asyncio.Event()
         self._ended = ""
@@ -80,9 +82,8 @@ class Window:
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         try:
             await self._reach()
-            address = self._views.start()
             assert self._owner.head is not None
-            write_files(self._settings, self._views, address, self._owner.head.candidate, self._state)
+            write_files(self._settings, self._views, self._views.start(), self._owner.head.candidate, self._state)
             self._progress.close()
             await self._serve()
         finally:
@@ -91,8 +92,7 @@ class Window:
     async def _reach(self) -> None:
         """From the name of a peer to a head that runs and may be obeyed."""
         settings = self._settings
-        trouble = await self._finder.start()
-        if trouble is not None:
+        if (trouble := await self._finder.start()) is not None:
             self._tell("warning", trouble)
         self._progress.say(f"to be led from {settings.head}: looking for it")
         candidate = await self._owner.find(settings.head, settings.code)
@@ -158,6 +158,8 @@ class Window:
             elif now - self._needed > self._settings.lease:
                 log.info("nobody looked for %g s: the window ends, the cluster goes on", self._settings.lease)
                 return
+            if self._away and now - self._away_since > PATIENCE_S:
+                self._views.close_all(self._away_line(), away=True)
             if now - checked > TRUST_PERIOD:
                 checked = now
                 if not await self._owner.drop_untrusted():
@@ -190,14 +192,18 @@ class Window:
 
     # ---- the link to the head
 
-    def _to_head(self, number: int, data: bytes | None) -> None:
+    def _to_head(self, number: int, data: bytes | None, opens: bool = True) -> None:
         if self._owner.head is not None:
-            message = h.ToHead(cluster=self._settings.cluster, view=number, epoch=self._state.epoch)
+            cluster, epoch = self._settings.cluster, self._state.epoch
+            message = h.ToHead(cluster=cluster, view=number, epoch=epoch, opens=opens)
             self._owner.head.send(message, [data] if data is not None else [])
 
     def _from_head(self, number: int, frames: list[bytes]) -> None:
-        if not frames:
+        if not frames and number == 0:
             self._look_at_head()
+        elif not frames:
+            name = self._settings.cluster
+            self._views.close_one(number, f"{self._where} was away from here for long: %cluster attach {name}")
         elif number == OWN_VIEW:
             self._answered(frames[0])
         else:
@@ -226,8 +232,10 @@ class Window:
 
     def _condition(self, condition: str, reason: str) -> None:
         if condition in ("lost", "refused") and not self._away:
-            self._away = reason or condition
-            self._views.close_all(self._away_line(), away=True)
+            # Views stay: what is for them waits there, and comes when the head can be reached again.
+            self._away, self._away_since = reason or condition, time.monotonic()
+            if condition == "refused":
+                self._views.close_all(self._away_line(), away=True)
         elif condition == "connected" and self._away:
             self._away = ""
             # It may have ended, or been started again, meanwhile.
@@ -241,11 +249,9 @@ class Window:
         return self._owner.head.candidate.name if self._owner.head is not None else self._settings.head
 
     def _away_line(self) -> str:
-        name = self._settings.cluster
-        return (
-            f"{self._where}, from where cluster {name!r} is led, cannot be reached ({self._away}): it goes on there, "
-            f"%cluster attach {name} when {self._where} can be reached again"
-        )
+        name, where = self._settings.cluster, self._where
+        trouble = f"{where}, from where cluster {name!r} is led, cannot be reached ({self._away})"
+        return f"{trouble}: it goes on there, %cluster attach {name} when {where} can be reached again"
 
     def _left_line(self) -> str:
         name = self._settings.cluster

@@ -21,7 +21,8 @@ class WindowViews(ViewServer):
     Args:
         prepare: does what this machine has to do for a request of the types in ``here``, and returns the request that
             the head shall answer in its place; RequestError: the view gets that.
-        send: takes (number of a view, one message of the view protocol, or None: it is gone) to the head.
+        send: takes (number of a view, one message of the view protocol, or None: it is gone; is it its first word) to
+            the head.
         trouble: why nothing can be asked now, or empty.
     """
 
@@ -29,7 +30,7 @@ class WindowViews(ViewServer):
         self,
         prepare: Callable[[Any], Awaitable[Any]],
         here: tuple[type, ...],
-        send: Callable[[int, bytes | None], None],
+        send: Callable[[int, bytes | None, bool], None],
         trouble: Callable[[], str],
     ) -> None:
         super().__init__(self._nobody_asks, lambda view, clean: self._left(view))
@@ -49,11 +50,23 @@ class WindowViews(ViewServer):
             self._view_of[number] = view
         return number
 
+    def _pass_on(self, view: View, data: bytes) -> None:
+        opens = view.identity not in self._number_of
+        self._send(self.number_of(view), data, opens)
+
     def from_head(self, number: int, data: bytes) -> None:
         """What the head says to a view."""
         view = self._view_of.get(number)
         if view is not None:
             self._put([view.identity, data])
+
+    def close_one(self, number: int, reason: str) -> None:
+        """The head does not know this view any more, but goes on."""
+        view = self._view_of.get(number)
+        if view is not None:
+            self.send(view, Closing(reason=reason, away=True))
+            self._forget(view)
+            self.views.pop(view.identity, None)
 
     def close_all(self, reason: str, *, away: bool) -> None:
         """The head cannot be reached any more (``away``), or is no more."""
@@ -66,7 +79,7 @@ class WindowViews(ViewServer):
         if isinstance(request.body, self._here) or self._trouble():
             super()._take(view, request, data)
             return
-        self._send(self.number_of(view), data)
+        self._pass_on(view, data)
         if isinstance(request.body, LeaveCluster):
             super()._take(view, request, data)
 
@@ -84,7 +97,7 @@ class WindowViews(ViewServer):
             log.exception("request %s failed", type(request.body).__name__)
             self._put([view.identity, encode(Reply(id=request.id, error=f"{type(error).__name__}: {error}"))])
         else:
-            self._send(self.number_of(view), encode(Request(id=request.id, body=body)))
+            self._pass_on(view, encode(Request(id=request.id, body=body)))
 
     @staticmethod
     async def _nobody_asks(view: View, body: Any) -> Any:
@@ -93,7 +106,7 @@ class WindowViews(ViewServer):
     def _left(self, view: View) -> None:
         number = self._forget(view)
         if number is not None:
-            self._send(number, None)
+            self._send(number, None, False)
 
     def _forget(self, view: View) -> int | None:
         number = self._number_of.pop(view.identity, None)
