@@ -198,7 +198,7 @@ async def test_question_ends_when_the_node_is_not_wanted_any_more(jupyter_dirs: 
 async def test_sharing_ends_at_its_hour(jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     until = time.time() + 3600
     clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, strftime=time.strftime, localtime=time.localtime)
-    monkeypatch.setattr("notebook_cluster.agent.clusters.time", clock)
+    monkeypatch.setattr("notebook_cluster.agent.limits.time", clock)
     async with SharedAgent(jupyter_dirs / "mini", limits=Limits(until=until)) as agent:
         async with AgentClient(agent.where) as client:
             await client.start_node()

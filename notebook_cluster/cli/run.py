@@ -129,7 +129,7 @@ def _start(options: argparse.Namespace, name: str, base: Path) -> Cluster:
 
     return Cluster.start(
         name, local=options.local, peers=options.peers, nodes=0 if options.on else options.nodes,
-        code=read_code(options), head=options.head, directory=str(base),
+        code=read_code(options), head=options.head or "", directory=str(base),
         **{option: getattr(options, option) for option in LAUNCH_OPTIONS},
         # One of this name that was killed is not gone on with: it was another run of the script.
         fresh=not options.cluster, kind="cli", on_progress=_say,

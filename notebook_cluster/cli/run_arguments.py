@@ -31,7 +31,7 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
         "--peers", type=values.peers, default=(), metavar="all|NAME,HOST:PORT", help="machines that are shared with you"
     )
     run.add_argument(
-        "--head", type=values.peer_or_address, default="", metavar="PEER",
+        "--head", type=values.peer_or_address, metavar="PEER",
         help="run the coordinator on that machine: the run goes on without this one",
     )  # fmt: skip
     add_code_options(run, "pairs with peers that share with this code")

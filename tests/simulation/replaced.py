@@ -29,7 +29,7 @@ import notebook_cluster.journal.log as journal_log
 import notebook_cluster.journal.writer as journal_writer
 import notebook_cluster.node.runtime.running_cell as running_cell
 from notebook_cluster import sockets as real_sockets
-from notebook_cluster.agent import clusters, machine
+from notebook_cluster.agent import limits, machine
 from notebook_cluster.agent.kernels import kernel as agent_kernel
 from notebook_cluster.agent.kernels import supervisor
 from notebook_cluster.agent.resources import Resources
@@ -301,7 +301,7 @@ def _machine(patches, world):
     patches.everywhere(machine.package_versions, lambda names=(): {})
     patches.everywhere(machine.MachineSample, MachineSample)
     patches.everywhere(machine.KernelSampler, KernelSampler)
-    patches.attribute(clusters, "memory_of_trees", lambda roots: {})
+    patches.attribute(limits, "memory_of_trees", lambda roots: {})
     patches.attribute(supervisor, "count_nodes", lambda place: 1)
     patches.everywhere(lock_data_folder, lambda settings: open(os.devnull, "ab"))  # noqa: SIM115 - closed by the agent
 
