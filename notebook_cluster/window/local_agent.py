@@ -1,6 +1,9 @@
 """The agent of the owner's own machine: it dials in to the head, as the peer ``local``."""
 
 import asyncio
+import contextlib
+import os
+import signal
 from pathlib import Path
 
 import msgspec
@@ -29,20 +32,41 @@ class LocalAgent:
             RequestError: it did not start; names its log.
         """
         async with self._one_at_a_time:
-            if (running := self.find(head_key)) is not None:
+            port = reception.rpartition(":")[2]
+            if (running := self.find(head_key)) is not None and self._dials(head_key, port):
                 return running
-            options = ["--dial", reception, "--head-key", head_key]
+            self.end(head_key)  # of an earlier run there, whose end it has not heard
+            # In one word each: a key may begin with a minus sign.
+            options = [f"--dial={reception}", f"--head-key={head_key}"]
             agent, _ = await start_private_agent(LOCAL, self._runtime, self._lease, options)
             write_private(self._runtime / AGENT_FILE, msgspec.json.encode(agent))
             return PeerKey(LOCAL, agent.public_key, owner())
 
     def find(self, head_key: str) -> PeerKey | None:
         """The one that a window of this cluster has started for that head, if it still runs."""
+        found = self._running(head_key)
+        return PeerKey(LOCAL, found[0].public_key, owner()) if found is not None else None
+
+    def end(self, head_key: str) -> None:
+        """The head is trusted no more: nothing runs for it here any more. Returns at once."""
+        if (found := self._running(head_key)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found[0].pid, signal.SIGTERM)
+
+    def _dials(self, head_key: str, port: str) -> bool:
+        """It goes to the reception of the run that is on, for each has a port of its own."""
+        found = self._running(head_key)
+        return found is not None and any(
+            word.startswith("--dial=") and word.endswith(f":{port}") for word in found[1]
+        )
+
+    def _running(self, head_key: str) -> tuple[PrivateAgent, list[str]] | None:
+        """It, and its command line."""
         try:
             agent = msgspec.json.decode((self._runtime / AGENT_FILE).read_bytes(), type=PrivateAgent)
             command = psutil.Process(agent.pid).cmdline()
         except (OSError, msgspec.DecodeError, psutil.Error):
             return None
-        if "notebook_cluster.agent" not in command or head_key not in command:
+        if "notebook_cluster.agent" not in command or f"--head-key={head_key}" not in command:
             return None
-        return PeerKey(LOCAL, agent.public_key, owner())
+        return agent, command

@@ -170,6 +170,7 @@ class Window:
     async def _give_up(self, reason: str) -> None:
         """Withdraw the head: all agents end what it has there."""
         self._ended = reason
+        self._local.end(self._state.key)  # it obeys the head by its key, without a grant
         await self._owner.withdraw()
         self._stopping.set()
 
