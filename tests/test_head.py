@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -196,6 +197,24 @@ def test_trust_that_is_removed_ends_the_head_and_what_it_has_elsewhere(strangers
         wait_until(lambda: cluster.connection.closed, what="the view to hear of it")
         assert "its head is trusted no more" in str(cluster.connection.closed)
         wait_until(lambda: not any(map(is_running, kernels)), what="all kernels to end")
+
+
+def test_a_peer_that_is_asked_for_twice_at_once_has_one_link(strangers: Strangers) -> None:
+    mini, desk = strangers("mini"), strangers("desk")
+    paired = command("pair", desk.pairing, "--code", desk.code)
+    assert paired.returncode == 0, paired.stderr
+
+    def links() -> int:
+        rows = psutil.Process(window().pid).net_connections()
+        return sum(bool(row.raddr) and row.raddr.port == desk.port for row in rows)
+
+    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
+        with ThreadPoolExecutor() as pool:
+            added = [pool.submit(cluster.add, desk.name) for _ in range(2)]
+        assert [one.result() for one in added] == [[desk.name]] * 2
+        assert links() == 1
+        assert command("trust", "remove", desk.name).returncode == 0
+        wait_until(lambda: links() == 0, what="the link to end")
 
 
 def test_a_grant_is_taken_back_at_the_peer(strangers: Strangers) -> None:

@@ -49,6 +49,7 @@ class Owner:
         self._on_peers = on_peers
         self._links: dict[str, AgentLink] = {}
         """Key -> link of the agents that have the grant."""
+        self._granting: dict[str, asyncio.Lock] = {}
         self._local: h.PeerKey | None = None
         self._head_key = ""
         self._renewed = time.monotonic()
@@ -109,6 +110,11 @@ class Owner:
         Raises:
             RequestError: it cannot be reached, or refuses the grant.
         """
+        # Two links of one window to an agent would take its session from each other.
+        async with self._granting.setdefault(candidate.key, asyncio.Lock()):
+            await self._grant_to(candidate)
+
+    async def _grant_to(self, candidate: Candidate) -> None:
         link = self._links.get(candidate.key)
         if link is None:
             is_head = self.head is not None and self.head.candidate.key == candidate.key
@@ -170,6 +176,8 @@ class Owner:
         for link in gone:
             del self._links[link.candidate.key]
             await self._withdraw([link])
+            if link is not self.head:
+                await link.close(release=True)
         if gone:
             self._tell_peers()
         return self.head is None or self.head.candidate.key in trusted
