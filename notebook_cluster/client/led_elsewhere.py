@@ -82,7 +82,7 @@ def agent_of_window(name: str) -> tuple[str, str] | None:
     return (address, key) if is_alive(pid) else None
 
 
-def window_options(runtime: Path, head: str, code: str) -> dict[str, str]:
+def window_options(runtime: Path, head: str) -> dict[str, str]:
     """For a window to the cluster with this folder that is, or shall be, led from ``head``; empty: from where it was
     before.
 
@@ -95,4 +95,4 @@ def window_options(runtime: Path, head: str, code: str) -> dict[str, str]:
             f"cluster {runtime.name!r} is led from {before}: %cluster attach {runtime.name}, or %cluster stop "
             f"{runtime.name} before it is led from {head}"
         )
-    return {"--head": head or before, "--code": code}
+    return {"--head": head or before}

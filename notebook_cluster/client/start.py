@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from notebook_cluster.client.connection import ClusterError, is_alive
 from notebook_cluster.client.led_elsewhere import led_from, same_head, window_options
+from notebook_cluster.protocol.heads import CODE_VARIABLE
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.protocol.wire import PROTOCOL_VERSION, VERSION
@@ -164,13 +166,14 @@ def ensure_coordinator(
                 raise ClusterError(f"cluster {name!r} runs already, {led}: %cluster stop {name} first")
             return file, True
         if head or led_from(runtime):
-            options = window_options(runtime, head, code) | {
+            options = window_options(runtime, head) | {
                 "--directory": directory, "--agent-lease": str(agent_lease), "--known": known,
             }  # fmt: skip
             if lease != DEFAULT_LEASE:
                 options["--head-lease"] = str(lease)
             flags = [*(["--fresh"] if fresh else []), *(["--only-look"] if only_look or not head else [])]
-            file = _spawn(name, runtime, flags, options, on_progress, module="notebook_cluster.window")
+            environment = {CODE_VARIABLE: code} if code else {}
+            file = _spawn(name, runtime, flags, options, on_progress, "notebook_cluster.window", environment)
             return file, file.ran
         resume = not fresh and _crashed(runtime)
         if resume:
@@ -205,9 +208,10 @@ def _spawn(
     options: dict[str, str],
     on_progress: Callable[[str], None],
     module: str = "notebook_cluster.coordinator",
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> ConnectionFile:
-    """Start the coordinator's process and return when it answers. One that does not is ended: there is never a second
-    beside it."""
+    """Start the coordinator's process, with what ``environment`` adds, and return when it answers. One that does not is
+    ended: there is never a second beside it."""
     (runtime / "connection.json").unlink(missing_ok=True)
     log_path = runtime / "coordinator.log"
     said, says = os.pipe()
@@ -220,7 +224,7 @@ def _spawn(
         with open(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as errors:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True, cwd="/",
-                pass_fds=[says],
+                pass_fds=[says], env={**os.environ, **environment},
             )  # fmt: skip
     except BaseException:
         os.close(said)

@@ -14,6 +14,8 @@ MOST_SECONDS = 31 * 86400.0
 MOST_HEAD_PEERS = 256
 FILE_CHUNK = 1 << 20
 """Bytes of a journal in one message."""
+CODE_VARIABLE = "NOTEBOOK_CLUSTER_WINDOW_CODE"
+"""In the environment of a window: the code for its head. Every user of a machine can read arguments."""
 HeadFileName = Literal["run.journal", "curves.journal"]
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from notebook_cluster.coordinator.startup import AnotherRuns, StartProgress, lock
+from notebook_cluster.protocol.heads import CODE_VARIABLE
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.window.service import Window
 from notebook_cluster.window.settings import WindowSettings
@@ -25,10 +26,9 @@ def main() -> int:
     parser.add_argument("--agent-lease", type=float, default=600.0)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--only-look", action="store_true")
-    parser.add_argument("--code", default="")
     parser.add_argument("--known", default="")
     parser.add_argument("--progress", type=int, default=-1)
-    settings = WindowSettings(**vars(parser.parse_args()))
+    settings = WindowSettings(**vars(parser.parse_args()), code=os.environ.pop(CODE_VARIABLE, ""))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     progress = StartProgress(settings.progress)
 
