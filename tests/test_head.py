@@ -11,6 +11,8 @@ import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
 from notebook_cluster.client.start import read_connection, read_last_run
+from notebook_cluster.journal.reading import recover
+from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.security import fingerprint, runtime_directory
 from tests.cluster import Watcher, is_running, kernel_pid, kill, run, running_cluster, told
@@ -251,96 +253,6 @@ def test_fresh_ends_what_is_led_elsewhere_and_begins_here(strangers: Strangers) 
         anew.close()
         kill_window()
     again = Cluster.attach("lesson")
-    again.close()
-    kill_window()
-    with running_cluster("lesson", local=1, fresh=True) as here:
-        assert window().head == ""
-        assert not (head_of(mini) / "connection.json").exists()
-        assert run(here, "print(world_size)") == {"local": "1\n"}
-
-
-def test_a_run_that_ended_while_nobody_looked_is_told_and_its_journal_brought(strangers: Strangers) -> None:
-    mini = strangers("mini")
-    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
-        cluster.add(mini.name)
-        run(cluster, "print('seen')")
-        kill_window()
-        mini.end()
-        mini.again()
-        with pytest.raises(ClusterError, match=rf"no cluster 'lesson' runs on {mini.name}: ended at .*SIGTERM"):
-            wait_until(attached, what="it to be looked for")
-        last = read_last_run("lesson")
-        assert "SIGTERM" in last.ended
-        assert [node.name for node in last.view.nodes] == [mini.name]
-        with pytest.raises(ClusterError, match="no cluster 'lesson' runs on this machine"):
-            Cluster.attach("lesson")
-
-
-def attached() -> Cluster | None:
-            try:
-                return Cluster.attach("lesson")
-            except ClusterError as error:
-                said.append(str(error))
-                return None
-
-        with wait_until(attached, what=lambda: f"the head to be there again: {said[-1:]} {mini.output}") as again:
-            again.wait_until(lambda state: [row.condition for row in state.nodes] == ["ok"])
-            assert run(again, "print(kept + 1)") == {desk.name: "42\n"}
-            assert kernel_pid(again, desk.name) == kernel
-            again.stop()
-
-
-def test_trust_that_is_removed_ends_the_head_and_what_it_has_elsewhere(strangers: Strangers) -> None:
-    mini, desk = strangers("mini"), strangers("desk")
-    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
-        cluster.add(mini.name)
-        cluster.add(desk.name, code=desk.code)
-        kernels = [kernel_pid(cluster, name) for name in (mini.name, desk.name)]
-        removed = command("trust", "remove", mini.name)
-        assert removed.returncode == 0, removed.stderr
-        wait_until(lambda: cluster.connection.closed, what="the view to hear of it")
-        assert "its head is trusted no more" in str(cluster.connection.closed)
-        wait_until(lambda: not any(map(is_running, kernels)), what="all kernels to end")
-
-
-def test_a_peer_that_is_asked_for_twice_at_once_has_one_link(strangers: Strangers) -> None:
-    mini, desk = strangers("mini"), strangers("desk")
-    paired = command("pair", desk.pairing, "--code", desk.code)
-    assert paired.returncode == 0, paired.stderr
-
-    def links() -> int:
-        rows = psutil.Process(window().pid).net_connections()
-        return sum(bool(row.raddr) and row.raddr.port == desk.port for row in rows)
-
-    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
-        with ThreadPoolExecutor() as pool:
-            added = [pool.submit(cluster.add, desk.name) for _ in range(2)]
-        assert [one.result() for one in added] == [[desk.name]] * 2
-        assert links() == 1
-        assert command("trust", "remove", desk.name).returncode == 0
-        wait_until(lambda: links() == 0, what="the link to end")
-
-
-def test_a_grant_is_taken_back_at_the_peer(strangers: Strangers) -> None:
-    mini, desk = strangers("mini"), strangers("desk")
-    with running_cluster("lesson", local=0, head=mini.name, code=mini.code) as cluster:
-        cluster.add(desk.name, code=desk.code)
-        kernel = kernel_pid(cluster, desk.name)
-        (grant,) = json.loads((desk.home / "agent" / "grants.json").read_text())
-        removed = command("trust", "remove", fingerprint(grant["key"]), "--data-dir", str(desk.home / "agent"))
-        assert f"the grant of {mini.name} to lead cluster lesson" in removed.stdout, removed.stderr
-        wait_until(lambda: not is_running(kernel), what="the kernel to end")
-        desk.said("(the head of cluster lesson is granted no more)")
-        assert cluster.connection.closed is None
-
-
-def test_fresh_ends_what_is_led_elsewhere_and_begins_here(strangers: Strangers) -> None:
-    mini = strangers("mini")
-    cluster = Cluster.start("lesson", local=0, head=mini.name, code=mini.code)
-    cluster.close()
-    kill_window()
-    again = Cluster.start("lesson", local=0)
-    assert again.attached, "a start without --head goes to the cluster that runs"
     again.close()
     kill_window()
     with running_cluster("lesson", local=1, fresh=True) as here:

@@ -113,10 +113,10 @@ class Window:
             ended = self._state.ended or "none has run there"
             raise RequestError(f"no cluster {settings.cluster!r} runs on {candidate.name}: {ended}")
         await self._owner.lead(self._state.key)
+        if not self._state.found or not (settings.runtime / HEAD_FILE).exists():
+            await asyncio.to_thread(set_aside, settings.runtime)  # what ran under this name before
         if self._state.found:
             await self._take_up()
-        else:
-            await asyncio.to_thread(set_aside, settings.runtime)  # what ran under this name before
 
     async def _ask_head(
         self, *, only_look: bool, fresh: bool = False, peers: list[h.PeerKey] | None = None
