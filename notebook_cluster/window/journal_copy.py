@@ -1,8 +1,11 @@
 """What a run has left on the head comes to the owner's machine: for reports, and when the head's machine is no more."""
 
+import asyncio
 import os
 from pathlib import Path
 
+from notebook_cluster.journal.reading import has_crashed
+from notebook_cluster.journal.store import JOURNAL_FILE, remove
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.window.agents import AgentLink
@@ -15,7 +18,8 @@ async def bring_files(head: AgentLink, cluster: str, folder: Path) -> None:
     """Copies of the journal and the curves as they are now, in ``folder``; each whole or as it was.
 
     Raises:
-        RequestError: the head has none, or stopped answering.
+        RequestError: the head has none, of a run that has not ended, or stopped answering.
+        ValueError: what it sent is no journal.
         OSError: there is no room for them here.
     """
     for name in FILES:
@@ -42,8 +46,11 @@ async def _bring(head: AgentLink, cluster: str, name: h.HeadFileName, path: Path
                     raise RequestError(f"{head.candidate.name} sent {len(piece)} of {total} bytes of {name}")
                 file.write(piece)
                 offset += len(piece)
+        if name == JOURNAL_FILE and await asyncio.to_thread(has_crashed, temporary):
+            # A coordinator here would go on from it: run its cells again, on this machine.
+            raise RequestError(f"the journal of {head.candidate.name} does not say that its run has ended: left there")
         for log in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
             log.unlink(missing_ok=True)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        remove(temporary)

@@ -293,7 +293,7 @@ class Window:
             return
         try:
             await bring_files(self._owner.head, self._settings.cluster, self._settings.runtime)
-        except (RequestError, OSError) as error:
+        except (RequestError, ValueError, OSError) as error:
             log.warning("no copy of the journal was brought: %s", error)
         (folder / HEAD_FILE).unlink(missing_ok=True)
 
