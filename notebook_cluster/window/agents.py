@@ -1,6 +1,7 @@
 """Links to agents with the owner's key: questions that have one answer."""
 
 import asyncio
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +15,20 @@ from notebook_cluster.protocol import Message
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.protocol.peer import Release
 from notebook_cluster.protocol.views import RequestError
-from notebook_cluster.security import Identity, fingerprint
+from notebook_cluster.security import Identity
 
 CONNECT_S = 15.0
 ANSWER_S = 40.0
 """An agent may be starting a coordinator."""
 Answer = TypeVar("Answer")
 FromHeadHandler = Callable[[int, list[bytes]], None]
+
+
+def _session(cluster: str, identity: Identity, agent: str) -> str:
+    """The same for each window of this owner's cluster, so that a new one takes the place of the one before. Nobody else
+    knows it, who could open a session of that id there before this owner, and so keep a grant from being taken back."""
+    text = f"{cluster} {agent}".encode()
+    return f"{cluster[:40]}-{hashlib.blake2b(text, digest_size=8, key=identity.secret_key.encode()).hexdigest()}"
 
 
 class AgentLink:
@@ -49,8 +57,7 @@ class AgentLink:
         self._changed = asyncio.Event()
         self._dialer = Dialer(
             context, f"tcp://{candidate.address}", candidate.key, identity,
-            # The same for each window of this owner's cluster, so that a new one takes the place of the one before.
-            cluster=f"{cluster[:40]}-window-{fingerprint(identity.public_key)}", cluster_name=cluster,
+            cluster=_session(cluster, identity, candidate.key), cluster_name=cluster,
             epoch=time.time_ns() // 1_000_000, sender=cluster, peer=candidate.name,
             on_message=self._received, on_condition=self._condition,
         )  # fmt: skip
