@@ -147,10 +147,14 @@ def _grants(direction: _Direction) -> list[HeldGrant]:
 
 
 def _remove(who: str, directions: list[_Direction]) -> int:
-    removed = [(direction.meaning, entry) for direction in directions for entry in direction.store.remove(who)]
+    removed, ended = [], []
+    for direction in directions:
+        entries = direction.store.remove(who)
+        removed += [(direction.meaning, entry) for entry in entries]
+        # Else they would hold again when their owner is paired anew.
+        ended += withdraw_grants(direction.store.path.parent, who, {entry.key for entry in entries})
     for meaning, entry in removed:
         print(f"removed: {entry.name} of {entry.owner}, key {fingerprint(entry.key)} ({meaning})")
-    ended = [held for direction in directions for held in withdraw_grants(direction.store.path.parent, who)]
     for held in ended:
         print(f"removed: the grant of {held.head} to lead cluster {held.cluster}, key {fingerprint(held.key)}")
     if removed or ended:

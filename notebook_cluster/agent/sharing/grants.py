@@ -11,12 +11,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from notebook_cluster.protocol import check_name
+from notebook_cluster.protocol.awake import clock_through_sleep
 from notebook_cluster.protocol.clock import roughly
 from notebook_cluster.protocol.heads import MOST_SECONDS, Grant
 from notebook_cluster.security import fingerprint, is_key, private_directory, write_private
@@ -66,7 +67,7 @@ class Grants:
         self._lock = threading.Lock()
         self._held: list[HeldGrant] = []
         self._ends: dict[HeldGrant, float] = {}
-        """Monotonic time at which each is over."""
+        """When each is over, on a clock that nobody sets and that goes on while the machine sleeps."""
         self._stamp: tuple[int, ...] = ()
 
     def take(self, owner_key: str, grant: Grant) -> None:
@@ -90,7 +91,7 @@ class Grants:
             except OSError as error:
                 raise GrantRefused(f"the grant cannot be written down ({error}): make room on that machine") from None
             self._refresh()
-            self._ends[held] = time.monotonic() + grant.seconds
+            self._ends[held] = clock_through_sleep() + grant.seconds
 
     def end(self, owner_key: str, cluster: str) -> None:
         """That owner leads the cluster themselves from now on."""
@@ -110,7 +111,7 @@ class Grants:
         """All that hold now."""
         with self._lock:
             self._refresh()
-            now = time.monotonic()
+            now = clock_through_sleep()
             holding = [held for held in self._held if held.until and now < self._ends[held]]
         return [held for held in holding if self._trusted(held.owner_key)]
 
@@ -127,7 +128,7 @@ class Grants:
         same_owner = [row for row in others if row.owner_key == held.owner_key]
         if len(same_owner) < MOST_GRANTS:
             return others
-        over = [row for row in same_owner if not row.until or self._ends[row] <= time.monotonic()]
+        over = [row for row in same_owner if not row.until or self._ends[row] <= clock_through_sleep()]
         if not over:
             raise GrantRefused(f"{MOST_GRANTS} clusters of this owner have a head here: stop one of them first")
         oldest = min(over, key=lambda row: row.serial)
@@ -138,16 +139,16 @@ class Grants:
         if stamp == self._stamp:
             return
         self._stamp, self._held, before = stamp, read_grants(self._path), self._ends
-        now, date = time.monotonic(), time.time()
+        now, date = clock_through_sleep(), time.time()
         self._ends = {held: before.get(held, now + min(held.until - date, MOST_SECONDS)) for held in self._held}
 
     def _write(self, held: list[HeldGrant]) -> None:
         _write(self._path, held)
 
 
-def withdraw_grants(directory: Path, who: str) -> list[HeldGrant]:
-    """End what an agent with this data ``directory`` grants to whoever has ``who`` as cluster, head or fingerprint;
-    returns it. In force at once, also in an agent that runs.
+def withdraw_grants(directory: Path, who: str, owner_keys: Collection[str] = ()) -> list[HeldGrant]:
+    """End what an agent with this data ``directory`` grants to whoever has ``who`` as cluster, head or fingerprint, and
+    what the owners with ``owner_keys`` have granted; returns it. In force at once, also in an agent that runs.
 
     Raises:
         OSError: the file cannot be written.
@@ -157,7 +158,8 @@ def withdraw_grants(directory: Path, who: str) -> list[HeldGrant]:
         return []
     with _locked(path):
         grants = read_grants(path)
-        ended = [row for row in grants if row.until and who in (row.cluster, row.head, fingerprint(row.key))]
+        named = [row for row in grants if who in (row.cluster, row.head, fingerprint(row.key))]
+        ended = [row for row in grants if row.until and (row in named or row.owner_key in owner_keys)]
         if ended:
             _write(path, [replace(row, until=0.0) if row in ended else row for row in grants])
     return ended
