@@ -10,7 +10,7 @@ import pytest
 
 from notebook_cluster.agent.sharing.grants import MOST_GRANTS, GrantRefused, Grants, read_grants, withdraw_grants
 from notebook_cluster.protocol import heads as h
-from notebook_cluster.security import Identity, new_identity
+from notebook_cluster.security import Identity, announce, data_directory, load_identity, new_identity, withdraw
 from tests.agent_client import AgentClient, SharedAgent
 
 OWNER, HEAD, OTHER = new_identity(), new_identity(), new_identity()
@@ -227,3 +227,33 @@ def test_a_grant_ends_by_itself_and_so_does_what_the_head_had_there(tmp_path: Pa
                     assert "does not trust this machine" in await refused(head)
 
     asyncio.run(play())
+
+
+@pytest.mark.usefixtures("jupyter_dirs")
+def test_the_key_of_an_owner_is_not_taken_for_a_head(tmp_path: Path) -> None:
+    """Else whoever is paired could keep this machine's user, or another owner, from it."""
+
+    async def play() -> None:
+        async with SharedAgent(tmp_path) as agent:
+            await agent.pair(OWNER)
+            mine = load_identity(data_directory())
+            await agent.pair(OTHER, agent.agent.new_code(), owner="bob@book")
+            async with client(agent, OWNER) as owner:
+                for key in (mine, OTHER):
+                    assert "is that of an owner" in await granted(owner, grant(time.time_ns(), head=key))
+            async with client(agent, mine, "letters") as user:
+                announcement = announce("coordinator", mine.public_key, "letters")
+                await user.until(lambda: user.dialer.condition == "connected", "this machine's user to be let in")
+                withdraw(announcement)
+
+    asyncio.run(play())
+
+
+def test_a_grant_does_not_hold_again_when_its_owner_is_paired_anew(tmp_path: Path) -> None:
+    trusted = {OWNER.public_key}
+    store = Grants(tmp_path, trusted.__contains__)
+    store.take(OWNER.public_key, grant(1))
+    trusted.clear()
+    assert [row.key for row in withdraw_grants(tmp_path, "ada@desk", [OWNER.public_key])] == [HEAD.public_key]
+    trusted.add(OWNER.public_key)
+    assert store.find(HEAD.public_key) is None

@@ -93,6 +93,8 @@ class Heads:
         """Why it is not taken, or empty."""
         if self._coordinators.is_head(session.key):
             return "a head grants nothing: only the owner of a cluster does"
+        if self._coordinators.is_owner(grant.key):
+            return f"key {fingerprint(grant.key)} is that of an owner, not of a head"
         try:
             self._coordinators.grants.take(session.key, grant)
         except ValueError as error:
@@ -213,7 +215,7 @@ class Heads:
                 kept = msgspec.json.decode(path.read_bytes())
                 order = msgspec.convert(kept["order"], h.StartHead)
                 head = Head(order, kept["owner_key"], kept["owner"], path.parent, self._resources)
-                if not self._coordinators.authorise(head.owner_key) or not has_crashed(journal_path(path.parent)):
+                if not self._coordinators.is_owner(head.owner_key) or not has_crashed(journal_path(path.parent)):
                     path.unlink()
                     continue
                 await self._begin(head, resume=True)

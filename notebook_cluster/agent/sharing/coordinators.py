@@ -32,7 +32,7 @@ class Coordinators:
     def __init__(self, directory: Path, *, head_key: str = "") -> None:
         """``head_key``: of the head that the window which started this agent has, or empty."""
         self.store: TrustStore = trusted_coordinators(directory)
-        self.grants = Grants(directory, self._is_owner)
+        self.grants = Grants(directory, self.is_owner)
         self._head_key = head_key
         self._here = owner()
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class Coordinators:
             return f"the head of cluster {entry.name} is granted no more by {entry.owner}"
         return f"trust in {entry.owner} was removed"
 
-    def _is_owner(self, key: str) -> bool:
+    def is_owner(self, key: str) -> bool:
         """Somebody who was paired, or this user, whose coordinators need not run now."""
         return self.store.find(key) is not None or key == own_key() or key in same_user_keys("coordinator")
 
