@@ -10,7 +10,7 @@ import pytest
 from notebook_cluster.client import ClusterError
 from notebook_cluster.security import new_identity, runtime_directory
 from notebook_cluster.window.local_agent import LocalAgent
-from tests.cluster import is_running, kernel_pid, run, running_cluster
+from tests.cluster import is_running, kernel_pid, kill, run, running_cluster
 from tests.conftest import wait_until
 from tests.strangers import Strangers
 from tests.test_head import attached, command, head_of, kill_window
@@ -60,9 +60,22 @@ def test_a_new_run_does_not_wait_for_the_agent_of_the_one_before(strangers: Stra
         finally:
             asleep.resume()
     mini.said("shared as .*, port ([0-9]+)")
-    with pytest.raises(ClusterError, match="ended at .*SIGTERM"):
+    with pytest.raises(ClusterError, match=r"ended at .*SIGTERM"):
         wait_until(attached, what="it to be looked for")
     assert is_running(asleep.pid)
     with running_cluster("lesson", local=1, head=mini.name) as again:
         assert run(again, "print(world_size)") == {"local": "1\n"}
         wait_until(lambda: not is_running(asleep.pid), what="the agent of the run before to end")
+
+
+def test_this_machine_comes_back_with_another_agent(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("lesson", local=1, head=mini.name, code=mini.code) as cluster:
+        cluster.add(mini.name)
+        run(cluster, "kept = 41")
+        before = agent_pid()
+        kill(before)
+        wait_until(lambda: not is_running(before), what="the agent here to be gone")
+        cluster.restart("local")
+        assert agent_pid() != before
+        assert run(cluster, "print(kept + 1)") == {"local": "42\n", mini.name: "42\n"}

@@ -39,7 +39,10 @@ PATIENCE_S = 60.0
 """Seconds of awake time that views wait for a head which cannot be reached."""
 CHECK_S = 2.0
 """Seconds between two looks, while the head does not answer, at whether it runs."""
-HERE = (v.AddNodes, v.Invite)
+ARRIVES_S = 12.0
+"""For this machine's agent, which may have taken the place of one that has ended."""
+LOOK_S = 0.1
+HERE = (v.AddNodes, v.Invite, v.RestartNode)
 
 
 class Window:
@@ -305,12 +308,15 @@ class Window:
                 f"cluster {self._settings.cluster!r} is led from {self._where}, where machines cannot join by "
                 "themselves: add each from here with %cluster add NAME --code CODE"
             )
+        if isinstance(body, v.RestartNode):
+            state = msgspec.convert(await self._ask(v.GetState()), ClusterView)
+            if any(node.name == body.node and node.peer == LOCAL for node in state.nodes):
+                await self._start_local()
+            return body
         if not isinstance(body, v.AddNodes):
             return body
         if body.peer == LOCAL:
-            assert self._owner.head is not None
-            place = f"{self._owner.head.host}:{self._state.reception}"
-            self._owner.use_local(await self._local.start(place, self._state.key))
+            await self._start_local()
         elif body.peer == "all":
             await self._admit_all(body)
         else:
@@ -318,6 +324,19 @@ class Window:
             await self._owner.grant(found)
             body = msgspec.structs.replace(body, peer=found.name)
         return msgspec.structs.replace(body, code="")
+
+    async def _start_local(self) -> None:
+        """This machine's agent runs, and has dialled the head; else the head says why nothing starts on it."""
+        assert self._owner.head is not None
+        place = f"{self._owner.head.host}:{self._state.reception}"
+        row = await self._local.start(place, self._state.key)
+        self._owner.use_local(row)
+        deadline = time.monotonic() + ARRIVES_S
+        while time.monotonic() < deadline:
+            state = msgspec.convert(await self._ask(v.GetState()), ClusterView)
+            if any(peer.key == row.key and peer.condition == "connected" for peer in state.peers):
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def _admit_all(self, body: v.AddNodes) -> None:
         self._follow = self._follow or body.follow

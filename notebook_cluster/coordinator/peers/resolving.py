@@ -189,7 +189,8 @@ class PeerResolver:
             return None
         name = self._links.name_of(key) or (LOCAL if called == LOCAL else self._free_name(called))
         link, peer = self._delivery.links.get(name), self._core.state.peers.get(name)
-        if link is not None and peer is not None and (peer.found_by == "dialled" or link.is_open):
+        is_another = name == LOCAL and peer is not None and peer.key != key  # its process, with a key of its own, ended
+        if link is not None and peer is not None and not is_another and (peer.found_by == "dialled" or link.is_open):
             return None
         host, _, port = address.rpartition(":")
         self._links.connect(name, key, f"tcp://{address}", "dialled")
