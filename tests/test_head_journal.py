@@ -32,7 +32,7 @@ class MadeUpHead:
 
 async def run_in(folder: Path, *, ended: bool) -> None:
     """A run with a node on this machine, and a word about its end or not."""
-    folder.mkdir()
+    folder.mkdir()  # noqa: ASYNC240
     journal = Journal(folder)
     events: list[Any] = [
         e.ClusterStarted(cluster="lesson", cluster_id="lesson-1", epoch=1, directory="/", time=time.time()),

@@ -25,8 +25,8 @@ FromHeadHandler = Callable[[int, list[bytes]], None]
 
 
 def _session(cluster: str, identity: Identity, agent: str) -> str:
-    """The same for each window of this owner's cluster, so that a new one takes the place of the one before. Nobody else
-    knows it, who could open a session of that id there before this owner, and so keep a grant from being taken back."""
+    """The same for each window of this owner's cluster, so that a new one takes the place of the one before. Nobody
+    else knows it: who did could open a session of that id first, and keep the owner from taking a grant back."""
     text = f"{cluster} {agent}".encode()
     return f"{cluster[:40]}-{hashlib.blake2b(text, digest_size=8, key=identity.secret_key.encode()).hexdigest()}"
 

@@ -56,9 +56,7 @@ class LocalAgent:
     def _dials(self, head_key: str, port: str) -> bool:
         """It goes to the reception of the run that is on, for each has a port of its own."""
         found = self._running(head_key)
-        return found is not None and any(
-            word.startswith("--dial=") and word.endswith(f":{port}") for word in found[1]
-        )
+        return found is not None and any(word.startswith("--dial=") and word.endswith(f":{port}") for word in found[1])
 
     def _running(self, head_key: str) -> tuple[PrivateAgent, list[str]] | None:
         """It, and its command line."""
