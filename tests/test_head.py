@@ -79,6 +79,8 @@ def test_a_cluster_that_is_led_from_a_peer_runs_cells_here_and_there(strangers: 
         assert cluster.pull(["weights"], [desk.name])["weights"][desk.name].value == [1, 2]
         with pytest.raises(ClusterError, match=rf"is led from {mini.name}, where machines cannot join by themselves"):
             cluster.invite()
+        with pytest.raises(ClusterError, match=f"led from {mini.name} asks no engine for hosts"):
+            cluster.grow("ssh:nobody.invalid")
         listed = command("trust", "list", "--data-dir", str(mini.home / "agent")).stdout
         assert f"{mini.name} (key " in listed
         assert "leads cluster lesson of" in listed

@@ -165,6 +165,11 @@ def ensure_coordinator(
                 led = f"led from {file.head}" if file.head else "led from this machine"
                 raise ClusterError(f"cluster {name!r} runs already, {led}: %cluster stop {name} first")
             return file, True
+        if head and not fresh and not led_from(runtime) and _crashed(runtime):
+            raise ClusterError(
+                f"the coordinator of cluster {name!r} was killed on this machine: %cluster start {name} goes on with "
+                "it from here, with --fresh it is begun anew"
+            )
         if head or led_from(runtime):
             options = window_options(runtime, head) | {
                 "--directory": directory, "--agent-lease": str(agent_lease), "--known": known,

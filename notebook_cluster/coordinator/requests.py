@@ -153,6 +153,11 @@ class Requests:
             case v.Invite():
                 return await self.invitation.invite(body)
             case StartLaunch():
+                if self.shown.head:
+                    # What an engine is asked for is no node: the limits of that machine's owner do not cover it.
+                    raise RequestError(
+                        f"a cluster led from {self.shown.head} asks no engine for hosts: start it without --head"
+                    )
                 return await self.launches.start(body)
             case ShrinkLaunches():
                 return await self.launches.shrink(body)

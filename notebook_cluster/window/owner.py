@@ -1,6 +1,7 @@
 """What only the owner can do for a cluster that is led elsewhere: find peers, pair with them, and grant the head."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import zmq
 
 from notebook_cluster.coordinator.peers.pairing import Pairing
+from notebook_cluster.discovery.addresses import reach
 from notebook_cluster.peering.candidates import Candidate, Trust, how_to_pair
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import heads as h
@@ -21,6 +23,15 @@ RENEW_S = 3600.0
 """Seconds between two grants while a window is there."""
 WITHDRAW_S = 2.0
 _AT_ONCE = 8
+
+
+async def _reached(found: Candidate) -> Candidate:
+    """``found`` with the address first that can be reached from here."""
+    if len(found.hosts) < 2:
+        return found
+    place = (await reach({found.name: [(host, found.port) for host in found.hosts]}))[found.name]
+    first = place.rpartition(":")[0]
+    return dataclasses.replace(found, hosts=tuple(sorted(found.hosts, key=lambda host: host != first)))
 
 
 class Owner:
@@ -73,7 +84,7 @@ class Owner:
         if known is not None:
             return known
         found, _ = await self._finder.resolve(text)
-        return await self._trusted(found, code)
+        return await _reached(await self._trusted(found, code))
 
     async def _trusted(self, found: Candidate, code: str) -> Candidate:
         if (trouble := mismatch(found.name, found.protocol)) is not None:
@@ -95,7 +106,7 @@ class Owner:
         async def one(row: Candidate) -> Candidate | str:
             async with self._turns:
                 try:
-                    return await self._trusted(row, code)
+                    return await _reached(await self._trusted(row, code))
                 except RequestError as error:
                     return str(error)
 

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import zmq
 
-from notebook_cluster.coordinator.core import LOCAL, Level
+from notebook_cluster.coordinator.core import Level
 from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.coordinator.startup import StartProgress
 from notebook_cluster.journal.kept_runs import set_aside
 from notebook_cluster.journal.store import JOURNAL_FILE
-from notebook_cluster.peering.candidates import Candidate, Trust, known_peers
+from notebook_cluster.peering.candidates import Trust, known_peers
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol import heads as h
@@ -24,6 +24,7 @@ from notebook_cluster.protocol.interaction import NoteEvent
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import announce, data_directory, load_identity, owner, withdraw
+from notebook_cluster.window.admission import HERE, NodeAdmission
 from notebook_cluster.window.agents import AgentLink
 from notebook_cluster.window.journal_copy import bring_files
 from notebook_cluster.window.local_agent import LocalAgent
@@ -39,10 +40,6 @@ PATIENCE_S = 60.0
 """Seconds of awake time that views wait for a head which cannot be reached."""
 CHECK_S = 2.0
 """Seconds between two looks, while the head does not answer, at whether it runs."""
-ARRIVES_S = 12.0
-"""For this machine's agent, which may have taken the place of one that has ended."""
-LOOK_S = 0.1
-HERE = (v.AddNodes, v.Invite, v.RestartNode)
 
 
 class Window:
@@ -55,21 +52,26 @@ class Window:
         self._identity = identity = load_identity(data_directory())
         self._announcement = announce("coordinator", identity.public_key, settings.cluster)
         self._trust = Trust()
-        self._finder = PeerFinder(self._context, self._trust, known_peers(settings.known), self._found)
+        self._finder = PeerFinder(
+            self._context, self._trust, known_peers(settings.known), lambda new: self._admission.found(new)
+        )
         self._pairing = Pairing(settings.cluster, self._context, identity, self._trust, self._tell)
         self._owner = Owner(
             self._context, identity, settings.cluster, self._finder, self._trust, self._pairing, self._tell_peers
         )
-        self._views = WindowViews(self._prepare, HERE, self._to_head, self._trouble)
+        self._local = LocalAgent(settings.runtime, settings.agent_lease)
+        self._admission = NodeAdmission(
+            settings.cluster, owner=self._owner, local=self._local, pairing=self._pairing, trust=self._trust,
+            head=lambda: self._state, ask=self._ask, tell=self._tell, spawn=self._spawn,
+        )  # fmt: skip
+        self._views = WindowViews(self._admission.prepare, HERE, self._to_head, self._trouble)
         self._state = h.HeadState(ticket=0)
         self._away, self._away_since = "", 0.0
         """Why the head cannot be reached now, and since when (monotonic: a sleep of this machine does not count)."""
         self._questions: dict[int, asyncio.Future[v.Reply]] = {}
         self._stopping = asyncio.Event()
         self._ended = ""
-        self._follow = False
         self._looking: asyncio.Task[None] | None = None
-        self._local = LocalAgent(settings.runtime, settings.agent_lease)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._needed = time.monotonic()
 
@@ -299,67 +301,6 @@ class Window:
         except (RequestError, ValueError, OSError) as error:
             log.warning("no copy of the journal was brought: %s", error)
         (folder / HEAD_FILE).unlink(missing_ok=True)
-
-    # ---- what needs the owner
-
-    async def _prepare(self, body: Any) -> Any:
-        if isinstance(body, v.Invite):
-            raise RequestError(
-                f"cluster {self._settings.cluster!r} is led from {self._where}, where machines cannot join by "
-                "themselves: add each from here with %cluster add NAME --code CODE"
-            )
-        if isinstance(body, v.RestartNode):
-            state = msgspec.convert(await self._ask(v.GetState()), ClusterView)
-            if any(node.name == body.node and node.peer == LOCAL for node in state.nodes):
-                await self._start_local()
-            return body
-        if not isinstance(body, v.AddNodes):
-            return body
-        if body.peer == LOCAL:
-            await self._start_local()
-        elif body.peer == "all":
-            await self._admit_all(body)
-        else:
-            found = await self._owner.find(body.peer, body.code)
-            await self._owner.grant(found)
-            body = msgspec.structs.replace(body, peer=found.name)
-        return msgspec.structs.replace(body, code="")
-
-    async def _start_local(self) -> None:
-        """This machine's agent runs, and has dialled the head; else the head says why nothing starts on it."""
-        assert self._owner.head is not None
-        place = f"{self._owner.head.host}:{self._state.reception}"
-        row = await self._local.start(place, self._state.key)
-        self._owner.use_local(row)
-        deadline = time.monotonic() + ARRIVES_S
-        while time.monotonic() < deadline:
-            state = msgspec.convert(await self._ask(v.GetState()), ClusterView)
-            if any(peer.key == row.key and peer.condition == "connected" for peer in state.peers):
-                return
-            await asyncio.sleep(LOOK_S)
-
-    async def _admit_all(self, body: v.AddNodes) -> None:
-        self._follow = self._follow or body.follow
-        if body.code:
-            self._pairing.use_for_all(body.code)
-        usable, trouble = await self._owner.present(body.code, body.expect)
-        results = await asyncio.gather(*(self._owner.grant(row) for row in usable), return_exceptions=True)
-        for line in (*trouble, *(str(result) for result in results if isinstance(result, BaseException))):
-            self._tell("warning", line)
-
-    def _found(self, new: list[Candidate]) -> None:
-        for candidate in new:
-            usable = self._trust.is_trusted(candidate.key) or self._pairing.wants(candidate)
-            if self._follow and usable and not self._owner.has(candidate.key):
-                self._spawn(self._add_found(candidate))
-
-    async def _add_found(self, candidate: Candidate) -> None:
-        try:
-            found = await self._owner.find(candidate.address, self._pairing.code)
-            await self._owner.grant(found)
-            await self._ask(v.AddNodes(peer=found.name))
-        except RequestError as error:
-            self._tell("warning", str(error))
 
     # ---- small parts
 
