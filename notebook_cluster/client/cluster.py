@@ -191,7 +191,7 @@ class Cluster(Past, Moving, Launching, Benching, TakingOver):
             # It was just ending, or had just been killed.
             cluster.connection.wait_closed()
             cluster = cls._attached(*start(), kind)
-        try:
+        with cluster.ended_on_error():
             state = wait(cluster.connection.attached)
             if invite:
                 say(how_to_join(cluster.invite(code)))
@@ -204,27 +204,14 @@ class Cluster(Past, Moving, Launching, Benching, TakingOver):
                     folder=folder, nodes_per_host=nodes_per_host,
                 )  # fmt: skip
                 cluster._launch_once(request, say)
-        except BaseException:
-            if not cluster.attached:
-                with contextlib.suppress(Exception):
-                    cluster.stop()
-            cluster.close()
-            raise
         return cluster
 
     @classmethod
     def _attached(cls, file: v.ConnectionFile, ran: bool, kind: str) -> "Cluster":
         """A view of the coordinator that has answered, or whose connection is closed."""
         cluster = cls(Connection(file, kind), attached=ran)
-        try:
-            with contextlib.suppress(ClusterError):
-                wait(cluster.connection.attached)
-        except BaseException:
-            if not ran:
-                with contextlib.suppress(Exception):
-                    cluster.stop()
-            cluster.close()
-            raise
+        with cluster.ended_on_error(), contextlib.suppress(ClusterError):
+            wait(cluster.connection.attached)
         return cluster
 
     def _fill(

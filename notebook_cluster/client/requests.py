@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 from notebook_cluster.client.connection import ClusterError, Connection
@@ -56,6 +56,18 @@ class RunningCluster:
         self.connection = connection
         self.attached = attached
         """True when the cluster ran before."""
+
+    @contextlib.contextmanager
+    def ended_on_error(self) -> Iterator[None]:
+        """What fails inside ends a cluster that did not run before, and this view of it."""
+        try:
+            yield
+        except BaseException:
+            if not self.attached:
+                with contextlib.suppress(Exception):
+                    self.stop()
+            self.close()
+            raise
 
     @property
     def name(self) -> str:

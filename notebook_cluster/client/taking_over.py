@@ -1,7 +1,6 @@
 """A new cluster that goes on from what one before it, whose coordinator is gone, has left on its owner's machines."""
 
 import concurrent.futures
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -80,17 +79,11 @@ class TakingOver(RunningCluster):
         """The cluster, once it has taken over; one that cannot is ended."""
         name = connection.file.cluster
         cluster = cls(connection, attached=ran)
-        try:
+        with cluster.ended_on_error():
             wait(cluster.connection.attached)
             if ran:
                 raise ClusterError(f"cluster {name!r} runs on this machine: %cluster attach {name} goes on with it")
             cluster._take_over(request, local, nodes, say)
-        except BaseException:
-            if not ran:
-                with contextlib.suppress(Exception):
-                    cluster.stop()
-            cluster.close()
-            raise
         return cluster
 
     def _take_over(self, request: FindKept, local: int, nodes: int, say: Callable[[str], None]) -> None:
