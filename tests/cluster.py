@@ -154,7 +154,9 @@ def kernel_pid(cluster: Cluster, name: str) -> int:
 
 
 def kill(pid: int) -> None:
+    """SIGKILL, and wait until the process is gone, which takes a moment on a busy machine."""
     os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid), what=f"process {pid} to be gone")
 
 
 @contextmanager

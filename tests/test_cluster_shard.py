@@ -15,9 +15,13 @@ pytestmark = pytest.mark.usefixtures("work")
 LOOP = """
 import json, os, time
 with open(f"got-{nc.node()}-{os.getpid()}", "a", buffering=1) as got:
-    for number, batch in enumerate(nc.shard(list(range(900)), 5)):
+    data = nc.shard(list(range(900)), 5)
+    for number, batch in enumerate(data):
         got.write(json.dumps(batch) + "\\n")
         while number >= 9 and not os.path.exists("go"):
+            taken = data._loop.position().epochs[-1].taken
+            if sum(position in taken for position in range(900)) >= 150:
+                open(f"knows-{nc.node()}", "w").close()
             time.sleep(0.01)
 """
 
@@ -37,6 +41,8 @@ def test_a_killed_node_takes_part_again_and_nothing_is_twice_or_left_out(work: P
         names = ("local", "local-2", "local-3")
         wait_until(lambda: all(stopped(work, name) for name in names), 60)
         (first,) = stopped(work, "local-3")
+        # what a node has taken and nobody has heard of is given out again
+        wait_until(lambda: all((work / f"knows-{name}").exists() for name in names), 60)
         os.kill(int(first.name.rpartition("-")[2]), signal.SIGKILL)
         wait_until(lambda: {node.name: node for node in cluster.state().nodes}["local-3"].condition == "dead", 60)
         cluster.restart("local-3")

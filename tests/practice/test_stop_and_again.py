@@ -190,6 +190,26 @@ def test_epochs_in_a_loop_of_ones_own_go_on_and_what_is_not_training_is_done_aga
         assert results[0] == results[1]
 
 
+def test_a_node_that_waits_in_its_round_before_another_loop_keeps_nobody_from_coming_there(cluster: Cluster) -> None:
+    """The Stop finds one node in the wait of a round and the other a step before it. When the cell is run again, the
+    first settles that round as the loop over the validation set begins, and the other needs to know where the first is
+    in the loop that comes after."""
+    run(cluster, "NAME = 'owes-whole'\n" + EPOCHS)
+    cell = "NAME = 'owes'\n" + EPOCHS
+    waits = """
+        lines = lambda node: len(open(f"{NAME}-{node}.txt").readlines())
+        if nc.rank() and lines("local-2") == 27:
+            while lines("local") < 28: time.sleep(0.01)
+            time.sleep(0.7)
+        sync.step(loss"""
+    watcher = Watcher(cluster.execute(cell.replace("\n        sync.step(loss", waits)))
+    wait_until(lambda: len(losses(cluster, "owes")["local"]) >= 28, what="the first step of the round's end")
+    cluster.interrupt()
+    assert watcher.wait_end().status == "interrupted", text_of(watcher.outputs)
+    run(cluster, cell)
+    assert losses(cluster, "owes-whole") == losses(cluster, "owes")
+
+
 FIXED = """
 torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 1))

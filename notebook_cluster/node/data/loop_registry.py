@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from notebook_cluster.node.data.ledger import KeptEpoch
 from notebook_cluster.node.data.position import LoopIdentity, LoopPosition, ShardProgress, identity_of, read_position
 from notebook_cluster.protocol.mesh import ShardKey
 
@@ -91,6 +92,12 @@ class LoopRegistry:
         """Whether this node goes on with that loop, and will come to that epoch, of which it has had nothing. On any
         thread."""
         return epoch >= self._next.get(identity, epoch + 1)
+
+    def kept_epoch(self, identity: LoopIdentity, epoch: int) -> KeptEpoch | None:
+        """Where this node was in that epoch, of a loop that goes on and has not come yet; None: it is not known. On any
+        thread."""
+        position, _ = (self._kept or {}).get(identity, (None, False))
+        return next((one for one in position.epochs if one.epoch == epoch), None) if position is not None else None
 
     def begin_anew(self) -> None:
         """No loop of this cell goes on."""

@@ -294,8 +294,14 @@ class Shares(LoopRegistry):
             if roster is None or ledger.generation >= roster.generation:
                 return
             members = members_of(ledger.key, roster)
-            if self._name not in members or self._waits_for_loop(ledger):
+            if self._name not in members:
                 return
+            if self._waits_for_loop(ledger):
+                # It is told on behalf of the loop, which may come only after a round that waits for those who ask.
+                kept = self.kept_epoch(identity_of(ledger.key), ledger.key.epoch)
+                if kept is None:
+                    return
+                ledger.go_on(kept)
             if self.has_not_begun(identity_of(ledger.key), ledger.key.epoch):
                 ledger.join_alike(members)
             state = ledger.freeze(roster.generation, members, self._speed())
