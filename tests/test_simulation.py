@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = float(os.environ.get("SIMULATION_SECONDS", "60"))
+SECONDS = float(os.environ.get("SIMULATION_SECONDS", "25"))
 """For how long new seeds are played."""
 ROOT = Path(__file__).parent.parent
 FOUND = {

@@ -14,7 +14,6 @@ Where a version of these has no such functions it is as slow as everywhere.
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -70,7 +69,9 @@ _REPLACED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """Module -> a function in it, and what makes the one that takes its place."""
 
 
-class _Changed(Loader):
+class _Changed:
+    """A loader; without importlib.abc, whose import takes longer than all else here."""
+
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
@@ -86,7 +87,9 @@ class _Changed(Loader):
             setattr(module, name, replace(original))
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
+    """As importlib.abc.MetaPathFinder."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -96,7 +99,7 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Changed(spec.loader)
+            spec.loader = _Changed(spec.loader)  # type: ignore[assignment]
         return spec
 
 
