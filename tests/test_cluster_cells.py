@@ -1,6 +1,7 @@
 """Cells on a real cluster: kernels, agent, coordinator and client as they run for people."""
 
 import asyncio
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,26 @@ def test_output_streams_while_the_cell_runs_and_a_later_view_sees_it_all(cluster
     assert again.wait_end().status == "ok"
     assert again.text("local") == watcher.text("local")
     late.close()
+
+
+def test_a_view_that_comes_while_much_is_printed_sees_each_line_once(cluster: Cluster, gate: Path) -> None:
+    cell = cluster.execute(f"""
+import os, time
+number = 0
+while not os.path.exists({str(gate)!r}):
+    number += 1
+    print("line", number, flush=True)
+    time.sleep(0.001)
+""")
+    for _ in range(15):
+        with Cluster.attach("test") as view:
+            late = Watcher(view.watch(cell.cell))
+            wait_until(lambda late=late: late.look() or len(late.outputs) > 6)  # type: ignore[misc]
+        for name in ("local", "local-2"):
+            lines = [int(number) for number in re.findall(r"line (\d+)\n", text_of(late.outputs, name))]
+            assert lines == list(range(1, len(lines) + 1)), [b for a, b in itertools.pairwise(lines) if b != a + 1]
+    gate.touch()
+    assert Watcher(cell).wait_end().status == "ok"
 
 
 def test_detach_frees_the_view_and_the_cell_goes_on(cluster: Cluster, gate: Path) -> None:

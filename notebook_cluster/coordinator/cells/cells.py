@@ -122,9 +122,9 @@ class Cells(MembershipWatcher):
         cell = self._core.state.cells.get(number)
         if cell is None:
             raise RequestError(f"no cell {number} in cluster {self._core.state.cluster!r}")
-        self._streaming.flush()
 
         def catch_up() -> None:
+            self._streaming.flush()  # what is kept and waits to be sent would come twice
             self._streaming.catch_up(view, number)
             self._collected.catch_up(view, number)
             current = self._core.state.cells[number]
