@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.client import Cluster, ClusterError, start
 from notebook_cluster.client.start import read_connection, read_last_run
 from notebook_cluster.journal.reading import recover
 from notebook_cluster.journal.store import journal_path
@@ -118,6 +118,17 @@ def test_what_cannot_lead_is_named_with_the_way_out(strangers: Strangers) -> Non
     led_here = pytest.raises(ClusterError, match="runs already, led from this machine")
     with running_cluster("lesson", local=0), led_here:
         Cluster.start("lesson", head=mini.name)
+
+
+def test_a_head_that_takes_long_to_start_is_waited_for(strangers: Strangers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than a start may say nothing: the window says what it waits for."""
+    monkeypatch.setattr(start, "START_TIMEOUT", 7.0)
+    slow = "import sys, time\nif 'notebook_cluster.coordinator' in sys.orig_argv:\n    time.sleep(8)\n"
+    mini = strangers("mini", start_up=slow)
+    said: list[str] = []
+    with running_cluster("lesson", local=0, head=mini.name, code=mini.code, on_progress=said.append) as cluster:
+        assert cluster.add(mini.name) == [mini.name]
+    assert f"cluster 'lesson' is being led from {mini.name}: waiting for its coordinator there" in said
 
 
 def test_a_cell_goes_on_without_its_window_and_all_of_its_output_is_found_again(strangers: Strangers) -> None:

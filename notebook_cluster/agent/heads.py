@@ -184,7 +184,9 @@ class Heads:
         if request.offset == 0:
             _copy(journal_path(folder).parent / request.name, copy)
         with open(copy, "rb") as file:
-            file.seek(max(request.offset, 0))
+            if not 0 <= request.offset <= copy.stat().st_size:
+                raise HeadTrouble(f"there is no byte {request.offset} in {request.name}")
+            file.seek(request.offset)
             piece = file.read(h.FILE_CHUNK)
             total = copy.stat().st_size
         if request.offset + len(piece) >= total:

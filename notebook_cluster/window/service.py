@@ -40,6 +40,8 @@ PATIENCE_S = 60.0
 """Seconds of awake time that views wait for a head which cannot be reached."""
 CHECK_S = 2.0
 """Seconds between two looks, while the head does not answer, at whether it runs."""
+SAY_AGAIN_S = 1.0
+"""Seconds between two words about how far the start is: one that says nothing for long is ended by who started it."""
 
 
 class Window:
@@ -48,6 +50,7 @@ class Window:
     def __init__(self, settings: WindowSettings, progress: StartProgress) -> None:
         self._settings = settings
         self._progress = progress
+        self._doing = f"to be led from {settings.head}: looking for it"
         self._context: zmq.Context[Any] = zmq.Context()
         self._identity = identity = load_identity(data_directory())
         self._announcement = announce("coordinator", identity.public_key, settings.cluster)
@@ -85,28 +88,36 @@ class Window:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+        saying = asyncio.create_task(self._say_again())
         try:
             await self._reach()
             assert self._owner.head is not None
             write_files(self._settings, self._views, self._views.start(), self._owner.head.candidate, self._state)
+            saying.cancel()
             self._progress.close()
             await self._serve()
         finally:
+            saying.cancel()
             await self._close()
+
+    async def _say_again(self) -> None:
+        """What it waits for, as long as it starts."""
+        while True:
+            self._progress.say(self._doing)
+            await asyncio.sleep(SAY_AGAIN_S)
 
     async def _reach(self) -> None:
         """From the name of a peer to a head that runs and may be obeyed."""
         settings = self._settings
         if (trouble := await self._finder.start()) is not None:
             self._tell("warning", trouble)
-        self._progress.say(f"to be led from {settings.head}: looking for it")
         candidate = await self._owner.find(settings.head, settings.code)
         self._owner.head = AgentLink(
             self._context, self._identity, candidate, settings.cluster,
             on_view=self._from_head, on_condition=self._condition,
         )  # fmt: skip
         await self._owner.head.ready()
-        self._progress.say(f"being led from {candidate.name}: waiting for its coordinator there")
+        self._doing = f"being led from {candidate.name}: waiting for its coordinator there"
         # Its own agent is the first that it may use.
         me = self._trust.store.find(candidate.key)
         row = h.PeerKey(
@@ -114,6 +125,7 @@ class Window:
         )
         self._state = await self._ask_head(only_look=settings.only_look, fresh=settings.fresh, peers=[row])
         if not self._state.running:
+            self._doing = f"not led from {candidate.name} any more: bringing the journal of its last run"
             await self._bring_files()
             ended = self._state.ended or "none has run there"
             raise RequestError(f"no cluster {settings.cluster!r} runs on {candidate.name}: {ended}")
