@@ -164,24 +164,43 @@ def test_output_streams_while_the_cell_runs_and_a_later_view_sees_it_all(cluster
     late.close()
 
 
-def test_a_view_that_comes_while_much_is_printed_sees_each_line_once(cluster: Cluster, gate: Path) -> None:
-    cell = cluster.execute(f"""
+COUNTING = """
 import os, time
 number = 0
-while not os.path.exists({str(gate)!r}):
+while not os.path.exists({gate!r}):
     number += 1
     print("line", number, flush=True)
     time.sleep(0.001)
-""")
+"""
+
+
+def assert_each_line_once(late: Watcher) -> None:
+    for name in ("local", "local-2"):
+        lines = [int(number) for number in re.findall(r"line (\d+)\n", text_of(late.outputs, name))]
+        assert lines == list(range(1, len(lines) + 1)), [b for a, b in itertools.pairwise(lines) if b != a + 1]
+
+
+def test_a_view_that_comes_while_much_is_printed_sees_each_line_once(cluster: Cluster, gate: Path) -> None:
+    cell = cluster.execute(COUNTING.format(gate=str(gate)))
     for _ in range(15):
         with Cluster.attach("test") as view:
             late = Watcher(view.watch(cell.cell))
             wait_until(lambda late=late: late.look() or len(late.outputs) > 6)  # type: ignore[misc]
-        for name in ("local", "local-2"):
-            lines = [int(number) for number in re.findall(r"line (\d+)\n", text_of(late.outputs, name))]
-            assert lines == list(range(1, len(lines) + 1)), [b for a, b in itertools.pairwise(lines) if b != a + 1]
+        assert_each_line_once(late)
     gate.touch()
     assert Watcher(cell).wait_end().status == "ok"
+
+
+def test_a_cell_that_is_watched_once_more_goes_on_there_alone(cluster: Cluster, gate: Path) -> None:
+    first = Watcher(cluster.execute(COUNTING.format(gate=str(gate))))
+    first.wait_for("line 9\n")
+    again = Watcher(cluster.watch(first.stream.cell))
+    assert first.wait_end().status == "detached"
+    first.stream.close()
+    again.wait_for("line 99\n")
+    gate.touch()
+    assert again.wait_end().status == "ok"
+    assert_each_line_once(again)
 
 
 def test_detach_frees_the_view_and_the_cell_goes_on(cluster: Cluster, gate: Path) -> None:

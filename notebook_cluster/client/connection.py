@@ -118,9 +118,16 @@ class Connection:
         with self._lock:
             self._cells[cell] = events
 
-    def unwatch(self, cell: int) -> None:
+    def unwatch(self, cell: int, events: "queue.SimpleQueue[Any] | None" = None) -> bool:
+        """Put events of ``cell`` into its queue (``events``; None: whichever it is) no more; False: they were not."""
         with self._lock:
-            self._cells.pop(cell, None)
+            watching = self._cells.get(cell)
+            if watching is None or (events is not None and watching is not events):
+                return False
+            del self._cells[cell]
+        if events is None:
+            watching.put(CellEnded(cell=cell, status="detached"))
+        return True
 
     def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """Call ``callback(event)`` on the I/O thread for state, series and closing; returns how to stop."""

@@ -170,7 +170,10 @@ class RunningCluster:
 
     def watch(self, cell: int, *, background: bool = False, stdin: bool = False) -> CellStream:
         """Stream a cell from its beginning, also one that another view started. ``background``: nobody waits for it,
-        so that :meth:`detach` leaves the stream alone. ``stdin``: questions of nodes may come here."""
+        so that :meth:`detach` leaves the stream alone. ``stdin``: questions of nodes may come here. An earlier stream
+        of this cell and this object ends, detached: :meth:`attach` makes an object that watches beside it."""
+        if self.connection.unwatch(cell):
+            wait(self._request(v.Unwatch(cell=cell)))
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.connection.watch_queue(cell, events)
         wait(self._request(v.Watch(cell=cell, background=background, stdin=stdin), CellView))

@@ -59,10 +59,11 @@ class CellStream:
 
     def close(self) -> None:
         """Stop listening; the cell goes on."""
-        self._connection.unwatch(self.cell)
+        watched = self._connection.unwatch(self.cell, self._events)
         if not self._ended:
             self._ended = True
-            self._connection.tell(v.Unwatch(cell=self.cell))
+            if watched:
+                self._connection.tell(v.Unwatch(cell=self.cell))
 
 
 def wait(future: "concurrent.futures.Future[T]") -> T:
