@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_cluster.node.data.ledger import KeptEpoch
-from notebook_cluster.node.data.position import LoopPosition, read_position
+from notebook_cluster.node.data.position import LoopPosition, identity_of, read_position
 from notebook_cluster.node.namespace.shard import shard
 from tests.test_node_shard import Place, place
 from tests.test_node_shares import STARTERS, World, key
@@ -29,23 +29,31 @@ def kept_of(world: World) -> dict[str, KeptEpoch]:
     return kept
 
 
-def run_again(world: World, kept: dict[str, KeptEpoch], names: tuple[str, ...], seed: int) -> World:
-    """The next cell, on nodes of these ``names``: those that have a position go on from it, the others ask."""
+def run_again(
+    world: World, kept: dict[str, KeptEpoch], names: tuple[str, ...], seed: int, *, told: bool = False
+) -> World:
+    """The next cell, on nodes of these ``names``: those that have a position go on from it, the others ask. ``told``:
+    it is known before the loop begins."""
     again = type(world)(seed, msgspec.structs.replace(world.key, cell=2), names)
     again.kept = {name: kept.get(name) for name in names}
+    identity = identity_of(again.key)
+    for name in set(names) & set(kept) if told else ():
+        position = LoopPosition(identity[:3], 1, 1, (kept[name],)).data()
+        again.nodes[name].go_on([{"loop": list(identity), "left": False, "position": position}])
+        again.kept[name] = again.nodes[name].kept_epoch(identity, again.key.epoch)
     return again
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 10**9), st.integers(0, 120), st.integers(0, 60))
-def test_with_the_members_of_then_each_goes_on_where_it_was(seed: int, steps: int, more: int) -> None:
+@given(st.integers(0, 10**9), st.integers(0, 120), st.integers(0, 60), st.booleans())
+def test_with_the_members_of_then_each_goes_on_where_it_was(seed: int, steps: int, more: int, told: bool) -> None:
     world = World(seed, key())
     for name in STARTERS:
         world.take(name, 1)
     for _ in range(steps):
         world.happen()
     kept, before = kept_of(world), {name: list(given) for name, given in world.given.items()}
-    again = run_again(world, kept, STARTERS, seed + 1)
+    again = run_again(world, kept, STARTERS, seed + 1, told=told)
     for _ in range(more):
         again.happen()
     again.finish()
@@ -56,10 +64,10 @@ def test_with_the_members_of_then_each_goes_on_where_it_was(seed: int, steps: in
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(0, 10**9), st.integers(0, 120), st.sampled_from(["abc", "ab", "bcd", "abcd", "de", "cbad"]),
-    st.booleans(), st.lists(st.sampled_from(["join", "lose"]), max_size=2),
+    st.booleans(), st.lists(st.sampled_from(["join", "lose"]), max_size=2), st.booleans(),
 )  # fmt: skip
 def test_with_other_members_nothing_is_given_out_twice(
-    seed: int, steps: int, names: str, by_speed: bool, changes: list[str]
+    seed: int, steps: int, names: str, by_speed: bool, changes: list[str], told: bool
 ) -> None:
     world = World(seed, key(by_speed=by_speed))
     for _ in range(steps):
@@ -72,12 +80,36 @@ def test_with_other_members_nothing_is_given_out_twice(
         for _ in range(world.draw.randint(0, 25)):
             world.happen()
     kept, before = kept_of(world), world.all_given()
-    again = run_again(world, kept, tuple(names), seed + 1)
+    again = run_again(world, kept, tuple(names), seed + 1, told=told)
     again.finish()
     got = sorted(before + again.all_given())
     assert len(set(again.all_given())) == len(again.all_given())
     if set(world.ledgers) <= set(names):  # whoever took something tells it
         assert got == list(range(60))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9), st.integers(1, 120), st.integers(0, 40))
+def test_who_comes_while_others_have_not_begun_gets_only_what_is_left(seed: int, steps: int, more: int) -> None:
+    """Their positions are told for them, once more with each change of the members."""
+    world = World(seed, key())
+    for _ in range(steps):
+        world.happen()
+    kept, before = kept_of(world), world.all_given()
+    again = run_again(world, kept, STARTERS, seed + 1, told=True)
+    first = again.draw.choice(STARTERS)
+    assert kept.get(first) is None or not again.take(first, 1)  # it has only asked
+    while again.happen(takes=False):
+        pass
+    if set(kept) == set(STARTERS):
+        again.take(first, 1)
+        assert not again.ledgers[first].pending
+    again.kept["d"] = None
+    again.join("d")
+    for _ in range(more):
+        again.happen()
+    again.finish()
+    assert sorted(before + again.all_given()) == list(range(60))
 
 
 def test_positions_of_different_moments_lose_nothing_and_repeat_only_what_came_after_each() -> None:

@@ -111,8 +111,9 @@ class Shares(LoopRegistry):
             ledger.begun = True
             if kept is not None or asks:
                 ledger.go_on(kept)
-            if ledger.cut is not None and kept is not None:  # joiners have divided it before this node came to it
-                ledger.taken.join(kept.taken)
+            if ledger.cut is not None and kept is not None:  # it was divided before this node came to it
+                if ledger.cut is not kept.cut:  # in which each goes on from its own position
+                    ledger.taken.join(kept.taken)
                 ledger.kept = None
             if ledger.cut is None and not ledger.pending:
                 asks = ledger.asks or any(state.goes_on for state in ledger.heard.values())
