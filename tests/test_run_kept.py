@@ -37,9 +37,11 @@ def train(steps, until=""):
         step += 1
         if sync.step(loss=10.0 - step, samples=4):
             measure(100.0)
+            measured = sync.round
         if step > steps:
             time.sleep(0.02)
     sync.finish()
+    print("measured", measured)
 
 def measure(base):
     # Rank 1 sees it 2 higher: the point of a round is the mean.
@@ -119,7 +121,10 @@ def live_through(root: Path) -> Kept:
         wait_until(lambda: cluster.state().jobs and not cluster.state().jobs[0].waiting_for, 60, "the nodes")
         back = look(cluster)
         (root / "enough").touch()
-        assert Watcher(cluster.watch(watcher.stream.cell)).wait_end().status == "ok"
+        again = Watcher(cluster.watch(watcher.stream.cell))
+        assert again.wait_end().status == "ok"
+        last = 101.0 - int(again.text("local").split("measured ")[1].split()[0])
+        wait_until(lambda: by_name(cluster.series())[GLOBAL].value[-1] == last, 60, "what was measured last")
         cluster.checkpoint("last")
         end = look(cluster)
         folder = Path(cluster.connection.file.run_log).parent
