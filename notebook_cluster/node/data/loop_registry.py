@@ -94,10 +94,12 @@ class LoopRegistry:
         return epoch >= self._next.get(identity, epoch + 1)
 
     def kept_epoch(self, identity: LoopIdentity, epoch: int) -> KeptEpoch | None:
-        """Where this node was in that epoch, of a loop that goes on and has not come yet; None: it is not known. On any
-        thread."""
-        position, _ = (self._kept or {}).get(identity, (None, False))
-        return next((one for one in position.epochs if one.epoch == epoch), None) if position is not None else None
+        """Where this node was in that epoch, of a loop that goes on and has not come yet; None: it is not known, or the
+        loop was left there and will take nothing. On any thread."""
+        position, left = (self._kept or {}).get(identity, (None, False))
+        if position is None or left:
+            return None
+        return next((one for one in position.epochs if one.epoch == epoch), None)
 
     def begin_anew(self) -> None:
         """No loop of this cell goes on."""
