@@ -118,15 +118,21 @@ class Connection:
         with self._lock:
             self._cells[cell] = events
 
-    def unwatch(self, cell: int, events: "queue.SimpleQueue[Any] | None" = None) -> bool:
-        """Put events of ``cell`` into its queue (``events``; None: whichever it is) no more; False: they were not."""
+    def unwatch(self, cell: int, events: "queue.SimpleQueue[Any]") -> bool:
+        """Put the events of ``cell`` into ``events`` no more; False: they go elsewhere, or nowhere."""
         with self._lock:
-            watching = self._cells.get(cell)
-            if watching is None or (events is not None and watching is not events):
+            if self._cells.get(cell) is not events:
                 return False
             del self._cells[cell]
+            return True
+
+    def end_watching(self, cell: int) -> bool:
+        """Whoever gets the events of ``cell`` gets an end, ``detached``; False: nobody does."""
+        with self._lock:
+            events = self._cells.pop(cell, None)
         if events is None:
-            watching.put(CellEnded(cell=cell, status="detached"))
+            return False
+        events.put(CellEnded(cell=cell, status="detached"))
         return True
 
     def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:

@@ -172,7 +172,7 @@ class RunningCluster:
         """Stream a cell from its beginning, also one that another view started. ``background``: nobody waits for it,
         so that :meth:`detach` leaves the stream alone. ``stdin``: questions of nodes may come here. An earlier stream
         of this cell and this object ends, detached: :meth:`attach` makes an object that watches beside it."""
-        if self.connection.unwatch(cell):
+        if self.connection.end_watching(cell):
             wait(self._request(v.Unwatch(cell=cell)))
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.connection.watch_queue(cell, events)
