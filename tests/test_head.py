@@ -51,9 +51,7 @@ def window() -> ConnectionFile:
 
 
 def kill_window() -> None:
-    pid = window().pid
-    kill(pid)
-    wait_until(lambda: not is_running(pid), what="the window to be gone")
+    kill(window().pid)
 
 
 def counted(text: str) -> list[int]:

@@ -75,7 +75,6 @@ def test_this_machine_comes_back_with_another_agent(strangers: Strangers) -> Non
         run(cluster, "kept = 41")
         before = agent_pid()
         kill(before)
-        wait_until(lambda: not is_running(before), what="the agent here to be gone")
         cluster.restart("local")
         assert agent_pid() != before
         assert run(cluster, "print(kept + 1)") == {"local": "42\n", mini.name: "42\n"}
