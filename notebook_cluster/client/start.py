@@ -261,6 +261,7 @@ def _wait_for_answer(
     os.set_blocking(said, False)
     path = runtime_directory() / "clusters" / name / "connection.json"
     deadline, tell_at = time.monotonic() + START_TIMEOUT, time.monotonic() + SLOW_START
+    told = ""
     while time.monotonic() < deadline:
         if path.exists():
             file = read_connection(name)
@@ -274,8 +275,8 @@ def _wait_for_answer(
                 return None, f"did not start: {lines[-1].removeprefix('error: ')}"
             if lines:
                 deadline = time.monotonic() + START_TIMEOUT
-                if time.monotonic() >= tell_at:
-                    tell_at = time.monotonic() + SLOW_START
+                if time.monotonic() >= tell_at and lines[-1] != told:
+                    told, tell_at = lines[-1], time.monotonic() + SLOW_START
                     who = "the coordinator of cluster" if lines[-1].startswith("reading") else "cluster"
                     on_progress(f"{who} {name!r} is {lines[-1]}")
         if ended:
