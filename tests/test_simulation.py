@@ -41,7 +41,7 @@ FOUND = {
     ],
 }  # fmt: skip
 """Faults of the product that a seed has found, in docs/reliability.md too."""
-MOST_PLAYS = 3
+MOST_PLAYS = 5
 """On a machine with much else to do the few seeds of one time may all be of codecs that are not computed again."""
 MOST_SEEDS = 3
 """Within which a product without COMMIT, or with a hash that leaves the momentum out, must be found."""
