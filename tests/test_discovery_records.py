@@ -1,5 +1,6 @@
 """mDNS records as text: what is believed, and that nothing absurd gets any further."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from notebook_cluster.peering.candidates import Trust
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.names import is_name
-from notebook_cluster.security import is_key, new_identity
+from notebook_cluster.protocol.views import RequestError
+from notebook_cluster.security import Trusted, is_key, new_identity, trusted_peers
 from tests.in_loop import in_loop
 
 KEY = new_identity().public_key
@@ -56,6 +58,32 @@ async def test_a_machine_whose_cable_was_pulled_is_not_taken_to_be_at_its_loopba
     own = ["127.0.0.1"]  # no network any more: what runs on this machine is where it says
     finder._changed({INSTANCE: parse_peer(values(), ["127.0.0.1"], 4711)})
     assert heard[3:] == ["127.0.0.1:4711"]
+
+
+@in_loop
+async def test_a_paired_peer_that_is_heard_after_another_of_its_name_is_not_taken_for_changed(
+    jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted_peers().add(Trusted("mini", KEY, "anna@mini", "192.0.2.2:4711"))
+    other = new_identity().public_key
+    records_of = {
+        key: FoundPeer("mini", key, (host,), 4711, PROTOCOL_VERSION, "cpu", f"mini {key}")
+        for key, host in ((KEY, "192.0.2.2"), (other, "192.0.2.3"))
+    }
+    finder = PeerFinder(zmq.Context.instance(), Trust(), [], lambda new: None)
+    finder._heard.set()
+    finder._changed({"other": records_of[other]})
+    looking = asyncio.create_task(finder.resolve("mini"))
+    await asyncio.sleep(0.05)
+    assert not looking.done()
+    finder._changed({"other": records_of[other], "mini": records_of[KEY]})
+    used, others = await looking
+    assert (used.key, used.found_by, [candidate.key for candidate in others]) == (KEY, "mdns", [other])
+
+    monkeypatch.setattr(peer_finder, "JUST_SHARED", 0.1)
+    finder._changed({"other": records_of[other]})
+    with pytest.raises(RequestError, match=r"'mini' was paired with key .* somebody may pretend to be it"):
+        await finder.resolve("mini")
 
 
 def test_a_good_record_is_a_peer() -> None:

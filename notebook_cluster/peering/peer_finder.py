@@ -157,11 +157,23 @@ class PeerFinder:
         if not any(candidate.key in keys and candidate.found_by != "remembered" for candidate in named):
             await asyncio.gather(self._heard.wait(), self.ask_typed())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wait_until(lambda: self._is_known(text)), JUST_SHARED)
+            await asyncio.wait_for(self._wait_until(lambda: self._is_clear(text)), JUST_SHARED)
         return self._by_name(text)
 
-    def _is_known(self, name: str) -> bool:
-        return any(candidate.name == name for candidate in self.candidates())
+    def _is_clear(self, name: str) -> bool:
+        """It is known, and not only from somebody else while the one that was paired may yet be heard."""
+        return bool(self._named(name)) and self._instead(name) is None
+
+    def _named(self, name: str) -> list[Candidate]:
+        return [candidate for candidate in self.candidates() if candidate.name == name]
+
+    def _instead(self, name: str) -> Candidate | None:
+        """Who is heard under ``name`` where the one that was paired is not."""
+        keys = self._trust.keys()
+        there = [candidate for candidate in self._named(name) if candidate.found_by != "remembered"]
+        if any(candidate.key in keys for candidate in there):
+            return None
+        return next((candidate for candidate in there if self._trust.changed(name, candidate.key)), None)
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -169,18 +181,15 @@ class PeerFinder:
             await self._news.wait()
 
     def _by_name(self, name: str) -> tuple[Candidate, list[Candidate]]:
-        named = [candidate for candidate in self.candidates() if candidate.name == name]
+        named = self._named(name)
         if not named:
             unheard = f"peer {name!r} cannot be found: mDNS does not work on this machine"
             raise RequestError(self._browser.why_not(name) if self._browser is not None else unheard)
         keys = self._trust.keys()
         trusted = [candidate for candidate in named if candidate.key in keys]
-        others = [candidate for candidate in named if candidate.key not in keys]
-        if others and (not trusted or trusted[0].found_by == "remembered"):
-            # The one that was paired is not heard, but somebody else under its name.
-            changed = self._trust.changed(name, others[0].key)
-            if changed:
-                raise RequestError(f"peer {changed}")
+        instead = self._instead(name)
+        if instead is not None:
+            raise RequestError(f"peer {self._trust.changed(name, instead.key)}")
         meant = trusted or named
         if len(meant) > 1:
             rows = ", ".join(candidate.described() for candidate in meant)
