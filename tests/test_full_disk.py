@@ -9,13 +9,15 @@ import psutil
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.coordinator.core import Core, Disk
 from notebook_cluster.journal import log
 from notebook_cluster.journal.events import DoorOpened
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.journal.reading import read_events, read_rounds, recover
 from notebook_cluster.journal.records import EndedRecord
+from notebook_cluster.journal.state import State
 from notebook_cluster.journal.writer import RETRY, Writer
-from notebook_cluster.protocol.views import CellChanged
+from notebook_cluster.protocol.views import CellChanged, RequestError
 from tests.cluster import Watcher, is_running, kernel_pid, kill, run, running_cluster
 from tests.conftest import wait_until
 from tests.full_disk import SmallDisk, small_disk
@@ -229,6 +231,36 @@ async def test_a_disk_that_does_not_answer_lets_messages_be_handled_and_is_named
     await until(lambda: not journal.holding, "the disk")
     assert done[3:] == ["told", (False, True)]
     assert 2 * log.STALLED_AFTER < journal.held_seconds() < 20
+    assert journal.close()
+
+
+@in_loop
+async def test_what_must_be_in_the_journal_waits_for_a_slow_disk_and_is_refused_when_it_is_known_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    disk = Disk(Core(journal, State()), hold_links=lambda hold: None, tell_running_cell=lambda text: None)
+    write = Writer._write
+    for silent_after, said in ((60.0, ""), (2 * log.STALLED_AFTER, "takes nothing for 1 s")):
+        gate = threading.Event()
+        monkeypatch.setattr(Writer, "_write", lambda self, batch, gate=gate: (gate.wait(), write(self, batch)))
+        monkeypatch.setattr(log, "SILENT_AFTER", silent_after)
+        journal.event(DoorOpened(reception=1, pairing=0), durable=True)
+        await asyncio.sleep(log.STALLED_AFTER)
+        journal.look()
+        assert journal.holding
+        waiting = asyncio.create_task(disk.ready())
+        await asyncio.sleep(log.STALLED_AFTER)
+        journal.look()
+        assert not waiting.done()
+        if said:
+            with pytest.raises(RequestError, match=said):
+                await waiting
+        gate.set()
+        await until(lambda: not journal.holding, "the disk")
+        if not said:
+            await waiting
+        await disk.ready()
     assert journal.close()
 
 

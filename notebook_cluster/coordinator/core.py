@@ -176,18 +176,35 @@ class Disk:
         self._hold_links = hold_links
         self._tell_running_cell = tell_running_cell
         self._told = False
+        self._news = asyncio.Event()
         core.journal.on_holding = self._holding
+
+    async def ready(self) -> None:
+        """Return when rows are written at once; of a disk that is only slow that is waited for.
+
+        Raises:
+            RequestError: rows wait, and it is known why.
+        """
+        journal = self._core.journal
+        while journal.holding and journal.trouble is None:
+            self._news.clear()
+            await self._news.wait()
+        if journal.holding:
+            raise RequestError(self.trouble())
 
     def trouble(self, error: OSError | None = None) -> str:
         """One line: which disk, and what helps."""
         journal = self._core.journal
         folder, error = journal.path.parent, error or journal.trouble
         goes_on = "rounds and new cells wait, and go on by themselves"
-        if error is None or error.errno in _DISK_FULL:
+        if error is None:
+            return f"the disk of {folder} has taken nothing for a moment: {goes_on} when it does"
+        if error.errno in _DISK_FULL:
             return f"the disk of {folder} is full ({_free(str(folder))}): {goes_on} when there is room (1 MB is enough)"
         return f"{journal.path} cannot be written ({error.strerror or error}): {goes_on} when it can"
 
     def _holding(self, holding: bool) -> None:
+        self._news.set()
         self._hold_links(holding)
         if holding and self._core.journal.trouble is None:
             return  # a disk that is slow for a moment is no news

@@ -73,8 +73,8 @@ class Requests:
 
     async def handle(self, view: View, body: Any) -> Any:
         """Do what ``body`` asks for. RequestError: one line that says why not."""
-        if isinstance(body, DECISIONS) and self.core.journal.holding:
-            raise RequestError(self.disk.trouble())
+        if isinstance(body, DECISIONS):
+            await self.disk.ready()
         match body:
             case v.Attach() | v.GetState():
                 if isinstance(body, v.Attach) and self.views.note_kernel(body.kernel):
