@@ -8,6 +8,7 @@ rounds are written by the real journal as fast as it takes them. ``--kills N``: 
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -164,8 +165,12 @@ def disk(hours: float) -> dict[str, Any]:
 
 
 def disk_of(folder: Path) -> float:
-    """MB that the files in ``folder`` take."""
-    return sum(path.stat().st_blocks * 512 for path in folder.glob("*.journal*")) / 1e6
+    """MB that the files in ``folder`` take; another thread may be making one of several meanwhile."""
+    taken = 0
+    for path in folder.glob("*.journal*"):
+        with contextlib.suppress(FileNotFoundError):
+            taken += path.stat().st_blocks * 512
+    return taken / 1e6
 
 
 def main() -> None:
