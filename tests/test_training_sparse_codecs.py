@@ -438,8 +438,7 @@ def test_work_that_comes_late_keeps_its_bytes_and_is_counted_once_in_a_later_rou
     """Node c arrives with its first contribution while rounds go on without it. In the round that counts it the
     others have drawn other elements."""
     counted: dict[str, int] = dict.fromkeys(NODES, 0)
-    without_it: list[int] = []
-    with_it: list[int] = []
+    members: dict[int, list[str]] = {}
     hashes: dict[int, set[str]] = {}
     arrived, go_on = threading.Event(), threading.Event()
 
@@ -463,7 +462,7 @@ def test_work_that_comes_late_keeps_its_bytes_and_is_counted_once_in_a_later_rou
             super().from_node(node, message)
 
         def _later(self, node: Node, message: Any) -> None:
-            assert self.wait_for(lambda: len(without_it) >= 2)
+            assert self.wait_for(lambda: len(members) >= 2)
             super().from_node(node, message)
             go_on.set()
 
@@ -471,20 +470,20 @@ def test_work_that_comes_late_keeps_its_bytes_and_is_counted_once_in_a_later_rou
         if isinstance(message, Applied):
             counted[node] += message.steps
             hashes.setdefault(message.round, set()).add(message.state_hash)
-        if isinstance(message, Commit) and node == "a":
-            (with_it if "c" in message.members else without_it).append(message.round)
+        if isinstance(message, Commit):
+            # of any node: on a busy machine "a" may be the one that is left out of a round
+            members.setdefault(message.round, message.members)
 
     with Late(NODES, tmp_path) as cluster:
         cluster.watch = watch
         assert_equal_models(cluster.run(cell))
-    assert without_it[:2] == [1, 2]
     assert counted == dict.fromkeys(NODES, 24)
     assert all(len(found) == 1 for found in hashes.values())
-    first, wire = with_it[0], WireFormat(codec, SIZE)
+    first, wire = min(round for round, those in members.items() if "c" in those), WireFormat(codec, SIZE)
     assert first > 2
     sent = {name: whole(pieces) for name, pieces in cluster.sent[first, 0].items()}
     mean = whole(cluster.means[first, 0])
-    rows = {"topk": 3, "randomk": 2}[codec]
+    rows = {"topk": len(members[first]), "randomk": 2}[codec]
     assert len(mean) == rows * (4 + wire.size)
     if codec == "randomk":
         drawn = [wire.drawn(number) for number in (1, first)]
