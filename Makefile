@@ -33,7 +33,8 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
 LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts* labextension/src/sidebar/* labextension/style/* labextension/schema/*)
 
-.PHONY: help install demo demo-slurm lab test test-quick check wheel labextension browser namespaces engines picture docs clean
+.PHONY: help install demo demo-slurm lab test test-quick check check-style check-types check-types-newest \
+  check-labextension wheel labextension system browser namespaces engines picture docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -102,14 +103,29 @@ labextension:
 	@$(MAKE) --no-print-directory .venv/.labextension
 
 check: .venv/.test
+	@$(MAKE) --no-print-directory -j2 check-types check-types-newest check-style check-labextension
+
+check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.13
 	$(BIN)/lint-imports
+
+check-types:
+	$(BIN)/mypy
+
+check-types-newest:
+	$(BIN)/mypy --python-version 3.13
+
+check-labextension:
 	@if [ -d labextension/node_modules ]; then $(BIN)/python -m notebook_cluster.server.typescript --check; \
 	    cd labextension && export $(WITH_NODE) && npm run check; \
 	  else echo "no Node.js: the JupyterLab part is not checked"; fi
+
+# What the tests use of the machine: Chromium, network namespaces, engines.
+system:
+	@$(MAKE) --no-print-directory browser
+	@$(MAKE) --no-print-directory namespaces
+	@$(MAKE) --no-print-directory engines
 
 # The browser tests use the system's Chromium and are skipped, with that reason, where there is none.
 browser:
@@ -144,7 +160,9 @@ engines:
 # processes to start and end.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 5 ? n + 1 : 6)))
 
-test: .venv/.test browser namespaces engines check
+test:
+	@$(MAKE) --no-print-directory -j2 .venv/.test system
+	@$(MAKE) --no-print-directory check
 	@if [ -d labextension/node_modules ]; then cd labextension && export $(WITH_NODE) && npm test; \
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
 	@$(BIN)/python -m compileall -q notebook_cluster benchmarks release tests
