@@ -32,8 +32,13 @@ def main():
     parser.add_argument(
         "--faults", type=json.loads, help="JSON: these instead of what the seeds say, as a failure prints them"
     )
+    parser.add_argument(
+        "--each", type=json.loads, help="JSON: [[seed, faults], ...] to play in place of one seed after the other"
+    )
     parser.add_argument("--played", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.each is not None:
+        given.first, given.seeds = 0, len(given.each)
     if given.played is not None:
         return play(given)
     first = given.first if given.first is not None else random.SystemRandom().randrange(10**9)
@@ -89,10 +94,10 @@ def play(given):
     began, kept = time.monotonic(), read(given.keep, given.first)
     totals = {"played": 0, "failed": 0, "faults": 0, "rounds": 0, "recomputed": 0, "steps": 0}
     while goes_on(given, totals, began):
-        seed = kept["next"]
-        trouble = play_one(seed, given.verbose, totals, faults=given.faults, without=given.without)
+        seed, faults = given.each[kept["next"]] if given.each else (kept["next"], given.faults)
+        trouble = play_one(seed, given.verbose, totals, faults=faults, without=given.without)
         totals["played"] += 1
-        kept["next"] = seed + 1
+        kept["next"] += 1
         if trouble is not None:
             kept["failed"].append(seed)
             totals["failed"] += 1
