@@ -122,13 +122,13 @@ def test_results_of_one_cell_stay_apart(five: tuple[str, list[MeshNode]]) -> Non
 
     def body(collectives: Any, rank: int) -> list[list[float]]:
         found = {name: [] for name in possible(where)}
-        for turn in range(4):
-            x = np.full(600_000, rank + turn, np.float32)
+        for turn in range(3):
+            x = np.full(200_000, rank + turn, np.float32)
             for name in found:
                 found[name].append(collectives.all_reduce(x, algorithm=name))
         return [[float(part.min()) for part in parts] for parts in found.values()]
 
-    assert play(nodes, body) == [[[10.0, 15.0, 20.0, 25.0]] * len(possible(where))] * 5
+    assert play(nodes, body) == [[[10.0, 15.0, 20.0]] * len(possible(where))] * 5
 
 
 def test_algorithms_that_differ_are_named(five: tuple[str, list[MeshNode]]) -> None:

@@ -33,7 +33,7 @@ from tests.test_training import assert_equal_models, batch, flat, loss_of, train
 from tests.test_training_replica import apply
 from tests.test_training_sparse import NODES, vectors, wide
 
-pytestmark = pytest.mark.usefixtures("stepped")
+stepped_both_ways = pytest.mark.usefixtures("stepped")
 
 CODECS = ["topk", "randomk-256"]
 SIZE = 9_855
@@ -306,6 +306,7 @@ def whole(pieces: dict[int, bytes]) -> bytes:
     return b"".join(piece for _, piece in sorted(pieces.items()))
 
 
+@stepped_both_ways
 @pytest.mark.parametrize("codec", ["topk", "topk-256", "randomk", "randomk-1024"])
 def test_a_round_of_local_sgd_is_the_mean_over_all_bit_for_bit(tmp_path: Path, codec: str) -> None:
     """Recomputed in numpy from the bytes that were on the mesh."""
@@ -343,6 +344,7 @@ def test_a_round_of_local_sgd_is_the_mean_over_all_bit_for_bit(tmp_path: Path, c
     np.testing.assert_array_equal(flat(results["a"]), theta)
 
 
+@stepped_both_ways
 @pytest.mark.parametrize("codec", ["topk-8", "randomk-8", "topk-256", "randomk-256"])
 @pytest.mark.parametrize(
     "arguments",
@@ -363,6 +365,7 @@ def test_after_every_round_all_nodes_hold_the_same_bits(tmp_path: Path, codec: s
     assert all(len(found) == 1 for found in hashes.values())
 
 
+@stepped_both_ways
 @pytest.mark.parametrize("codec", ["topk-256", "randomk-256"])
 @pytest.mark.parametrize(
     "arguments",
@@ -377,6 +380,7 @@ def test_data_parallel_learns_and_all_nodes_end_equal(tmp_path: Path, codec: str
     assert loss_of(results["a"], data).item() < 0.3 * loss_of(wide(0), data).item()
 
 
+@stepped_both_ways
 @pytest.mark.parametrize("mode", ["allreduce", "server"])
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_node_sends_what_the_codec_says_and_the_server_sends_parameters(
@@ -398,6 +402,7 @@ def test_a_node_sends_what_the_codec_says_and_the_server_sends_parameters(
     assert sizes["mean"] == {sent_back}
 
 
+@stepped_both_ways
 def test_running_statistics_are_averaged_over_all_in_every_round(tmp_path: Path) -> None:
     def cell(node: Node) -> Any:
         with threading.Lock():
@@ -415,6 +420,7 @@ def test_running_statistics_are_averaged_over_all_in_every_round(tmp_path: Path)
         np.testing.assert_array_equal(results[name], results["a"])
 
 
+@stepped_both_ways
 @pytest.mark.parametrize(("direction", "kind"), POINTS)
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("cell", [averaged, parallel], ids=["DiLoCo", "DataParallel"])
@@ -425,6 +431,7 @@ def test_a_node_killed_at_any_point_leaves_the_others_equal(
         assert_equal_models(cluster.run_and_lose("a", direction, kind, 3, cell(6, codec=codec)))
 
 
+@stepped_both_ways
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_coordinator_restarted_in_mid_round_goes_on_with_it(tmp_path: Path, codec: str) -> None:
     with Cluster(NODES, tmp_path) as cluster:
@@ -433,6 +440,7 @@ def test_a_coordinator_restarted_in_mid_round_goes_on_with_it(tmp_path: Path, co
     assert restarted
 
 
+@stepped_both_ways
 @pytest.mark.parametrize("codec", ["topk", "randomk"])
 def test_work_that_comes_late_keeps_its_bytes_and_is_counted_once_in_a_later_round(tmp_path: Path, codec: str) -> None:
     """Node c arrives with its first contribution while rounds go on without it. In the round that counts it the
@@ -494,6 +502,7 @@ def test_work_that_comes_late_keeps_its_bytes_and_is_counted_once_in_a_later_rou
             assert wire.places(data, 0, wire.blocks) == places[name != "c"]
 
 
+@stepped_both_ways
 @pytest.mark.parametrize("mode", ["allreduce", "server", "DiLoCo"])
 @pytest.mark.parametrize("codec", ["topk", "randomk"])
 def test_a_contribution_of_bytes_that_no_codec_writes_is_refused_and_its_node_named(
@@ -516,6 +525,7 @@ def test_a_contribution_of_bytes_that_no_codec_writes_is_refused_and_its_node_na
     assert spoiled
 
 
+@stepped_both_ways
 def test_a_mean_of_another_size_that_its_owner_did_not_send_does_not_hold_the_round_up(tmp_path: Path) -> None:
     """Of randomk one to three contributions may be sent on, so a wrong size can fit."""
     wrong: list[str] = []
