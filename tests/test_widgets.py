@@ -443,6 +443,31 @@ def test_a_reloaded_page_reads_the_newest_points_and_a_joined_node() -> None:
     assert data[0]["x"]["shape"] == (11,)
 
 
+def test_new_points_are_one_message_and_a_new_view_reads_what_was_drawn_last() -> None:
+    pytest.importorskip("plotly")
+    from notebook_cluster.widgets.figure import CurvesFigure
+
+    figure, told, colours = CurvesFigure(), [], {"laptop": PALETTE[0]}
+    figure.draw(Curves(series_until(20, 0.0)), colours, 0.0)
+    figure.widget.observe(lambda change: told.append(change["new"]), "_py2js_update")
+    figure.draw(Curves(series_until(30, 0.0)), colours, 0.0)
+    (message,) = filter(None, told)
+    assert (sorted(message["style_data"]), sorted(message["style_traces"]), message["layout_data"]) == (
+        ["x", "y"], list(range(9)), {},
+    )  # fmt: skip
+    kept = figure.widget._widget_data
+    assert [len(trace["x"]) for trace in kept] == [len(trace.x) for trace in figure.widget.data]
+    assert max(len(trace["x"]) for trace in kept) == 16
+    told.clear()
+    figure.draw(Curves(series_until(30, 0.0)), {"laptop": PALETTE[1]}, 0.0)
+    (message,) = filter(None, told)
+    assert set(message["style_data"]) == {"line.color"}
+    assert kept[0]["line"]["color"] == PALETTE[1]
+    told.clear()
+    figure.draw(Curves(series_until(30, 0.0)), {"laptop": PALETTE[1]}, 0.0)
+    assert told == []
+
+
 def test_a_cluster_that_just_started_shows_no_charts_and_no_memory_yet() -> None:
     state = cluster_view()
     fresh = msgspec.structs.replace(
@@ -553,7 +578,9 @@ def test_columns_are_thinned_as_points_are() -> None:
     curve = ThinnedCurve()
     values = [math.nan if 900 <= step < 950 else 99.0 if step == 543 else math.sin(step) for step in range(1800)]
     curve.extend([*range(900), *range(900)], [float(step) for step in range(1800)], values)
-    x, y = columns.thin(*columns.by_time(curve, 10.0), 300)
+    seconds, told = columns.by_time(curve, 10.0)
+    places, y = columns.thin(told, 300)
+    x = seconds[places]
     assert len(x) == len(y) <= 300
     assert (x[0], x[-1]) == (-10.0, 1789.0)
     assert (numpy.diff(x) > 0).all()

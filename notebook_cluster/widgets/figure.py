@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Container, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,6 +31,9 @@ from notebook_cluster.widgets.curves import (
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, plain
 
 Column: TypeAlias = npt.NDArray[np.float64]
+Places: TypeAlias = npt.NDArray[np.intp]
+Column32: TypeAlias = npt.NDArray[np.float32 | np.float64]
+"""As it travels: in binary buffers, a sixth of the size of JSON numbers."""
 POINTS_PER_CURVE = 300
 POINTS_IN_ALL = 7500
 """About 60 kB a redraw, which leaves jupyter_server's limits (1 MB/s) to the cells' output."""
@@ -47,6 +51,20 @@ _FAINT = 0.3
 _BEHIND = 0.6
 """Opacity of nodes behind the global model."""
 _MEMORY_UNITS = ((1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
+
+
+@dataclass
+class _Trace:
+    """What the trace in this place of the figure has. To ask plotly takes longer than to draw."""
+
+    chart: int
+    name: str
+    colour: str = ""
+    opacity: float = 1.0
+    listed: bool = False
+    """In the legend."""
+    seen: tuple[Any, ...] = (0,)
+    """How many points, and of those the ends."""
 
 
 class CurvesFigure:
@@ -83,7 +101,13 @@ class CurvesFigure:
         self._others: dict[tuple[str, str, int], int] = {}
         """(Node, job, run) -> where the traces of its loss begin, beside those of the node."""
         self._models: dict[str, int] = {}
-        self._drawn: dict[int, tuple[Any, ...]] = {}
+        self._traces: list[_Trace] = []
+        self._points: dict[int, tuple[Column32, Column32]] = {}
+        """Of the traces that have others since they were sent last."""
+        self._titles = ["Loss over steps", "Loss over time", "Memory over time"]
+        self._axes: list[tuple[bool | None, str]] = [(None, "")] * _CHARTS
+        """Of each chart whether it has any, and the kind of that which goes up."""
+        self._restyled = False
 
     def draw(
         self, curves: Curves, colours: Mapping[str, str], started: float, choice: CurveChoice = PRESENT
@@ -120,12 +144,13 @@ class CurvesFigure:
                 colour = colours.get(node, NO_PLACE)
                 loss = main[node].curve if node in main else ThinnedCurve()
                 self._show_metric(index, loss, colour, clock, limit, choice)
-                self._fade(index, _BEHIND if jobs else 1.0)
-                if node in main and self.widget.data[index + 2].name != _label(run_label(main[node])):
-                    for chart in range(_CHARTS):
-                        self.widget.data[index + chart].name = _label(run_label(main[node]))
-                seconds, used = thin(*memory[node], limit)
-                self._show(index + 2, seconds / across, used / scale, colour)
+                for chart in range(_CHARTS - 1):
+                    self._fade(index + chart, _BEHIND if jobs else 1.0)
+                for chart in range(_CHARTS if node in main else 0):
+                    self._call(index + chart, _label(run_label(main[node])))
+                seconds, used = memory[node]
+                places, used = thin(used, limit)
+                self._show(index + 2, seconds[places] / across, used / scale, colour)
             for key, index in self._others.items():
                 self._show_run(index, shown.get(key), colours.get(key[0], NO_PLACE), clock, limit, choice)
             for job, index in self._models.items():
@@ -135,33 +160,46 @@ class CurvesFigure:
             self._entitle(1, _title(metric, over))
             self._entitle(2, f"Memory ({unit}) {over}")
             self._show_axes(choice)
-        self._remember()
+        self._send_points()
         if new or new_models or new_runs:
             self.widget.send_state(["_widget_data", "_widget_layout"])
         return bool(new or new_models or new_runs)
 
-    def _remember(self) -> None:
-        """Keep up to date what a new view or a reloaded page reads: plotly leaves it as it was at the beginning.
-
-        Changed in place, because an assignment would send everything once more.
-        """
-        self.widget._widget_data[:] = deepcopy(self.widget._data)
-        self.widget._widget_layout.update(deepcopy(self.widget.layout.to_plotly_json()))
+    def _send_points(self) -> None:
+        """The points of all traces that have others, in one message; and keep up to date what a new view or a reloaded
+        page reads, which plotly leaves as it was at the beginning: in place, because an assignment would send
+        everything once more."""
+        places, points = list(self._points), list(self._points.values())
+        self._points = {}
+        if places:
+            # Not each by its trace: plotly would look for longer at what it is given than all else takes.
+            told = {"x": [x for x, _ in points], "y": [y for _, y in points]}
+            self.widget.plotly_update(restyle_data=told, trace_indexes=places)
+        if self._restyled or len(self.widget._widget_data) != len(self.widget._data):
+            self.widget._widget_data[:] = deepcopy(self.widget._data)
+            self.widget._widget_layout.update(deepcopy(self.widget.layout.to_plotly_json()))
+            self._restyled = False
+        for place, (x, y) in zip(places, points, strict=True):
+            self.widget._widget_data[place].update(x=x, y=y)
 
     def _add(self, node: str) -> None:
         """The traces of ``node``, one in each chart: one entry in the legend switches all."""
         self._nodes[node] = len(self.widget.data)
         common = {"mode": "lines", "name": _label(node), "legendgroup": node, "x": [], "y": []}
-        traces = [go.Scatter(**common, showlegend=chart == _CHARTS - 1) for chart in range(_CHARTS)]
-        self.widget.add_traces(traces, rows=[1] * _CHARTS, cols=list(range(1, _CHARTS + 1)))
+        self._add_traces([go.Scatter(**common, showlegend=chart == _CHARTS - 1) for chart in range(_CHARTS)])
+
+    def _add_traces(self, traces: list[go.Scatter]) -> None:
+        """One in each chart, from the first one on."""
+        self.widget.add_traces(traces, rows=[1] * len(traces), cols=list(range(1, len(traces) + 1)))
+        made = [_Trace(chart, trace.name or "", listed=trace.showlegend) for chart, trace in enumerate(traces)]
+        self._traces += made
 
     def _add_run(self, one: LossCurve) -> None:
         """Two more traces of a node's loss: of an earlier run, or of another job."""
         self._others[_key(one)] = len(self.widget.data)
         line = {"dash": _DASHES[one.dash % len(_DASHES)], "width": 2}
         common = {"mode": "lines", "legendgroup": one.node, "x": [], "y": [], "line": line}
-        traces = [go.Scatter(**common, showlegend=False) for _ in range(_CHARTS - 1)]
-        self.widget.add_traces(traces, rows=[1] * len(traces), cols=list(range(1, _CHARTS)))
+        self._add_traces([go.Scatter(**common, showlegend=False) for _ in range(_CHARTS - 1)])
 
     def _take_over(self, one: LossCurve, shown: Container[tuple[str, str, int]]) -> bool:
         """Give it the traces of a run of its node and job that is drawn no more, if there are any: a search over
@@ -187,12 +225,10 @@ class CurvesFigure:
         if one is None:
             return
         faint = not one.newest or one.is_over
-        for chart, trace in enumerate(self.widget.data[index : index + 2]):
-            if trace.name != _label(run_label(one)):
-                trace.name = _label(run_label(one))
-            if trace.opacity != (_FAINT if faint else 1.0):
-                trace.opacity = _FAINT if faint else 1.0
-                trace.showlegend = not faint and chart == 0
+        for chart in range(_CHARTS - 1):
+            self._call(index + chart, _label(run_label(one)))
+            self._fade(index + chart, _FAINT if faint else 1.0)
+            self._list(index + chart, not faint and chart == 0)
 
     def _show_metric(
         self, index: int, curve: ThinnedCurve, colour: str, clock: tuple[float, float], limit: int, choice: CurveChoice
@@ -201,33 +237,47 @@ class CurvesFigure:
         axis, and how many seconds its unit has."""
         started, across = clock
         thinned = smooth if choice.smooth else thin
-        self._show(index, *thinned(*by_step(curve), limit), colour)
-        seconds, values = thinned(*by_time(curve, started), limit)
-        self._show(index + 1, seconds / across, values, colour)
+        steps, at_steps = by_step(curve)
+        seconds, values = by_time(curve, started)
+        places, drawn = thinned(values, limit)
+        self._show(index + 1, seconds[places] / across, drawn, colour)
+        if len(at_steps) != len(values):  # a gap between two runs
+            places, drawn = thinned(at_steps, limit)
+        self._show(index, steps[places], drawn, colour)
+
+    def _call(self, index: int, name: str) -> None:
+        if self._traces[index].name != name:
+            self._traces[index].name = self.widget.data[index].name = name
+            self._restyled = True
 
     def _fade(self, index: int, opacity: float) -> None:
-        for trace in self.widget.data[index : index + _CHARTS - 1]:
-            if (1.0 if trace.opacity is None else trace.opacity) != opacity:
-                trace.opacity = opacity
+        if self._traces[index].opacity != opacity:
+            self._traces[index].opacity = self.widget.data[index].opacity = opacity
+            self._restyled = True
+
+    def _list(self, index: int, listed: bool) -> None:
+        """Whether the legend has it."""
+        if self._traces[index].listed != listed:
+            self._traces[index].listed = self.widget.data[index].showlegend = listed
+            self._restyled = True
 
     def _entitle(self, chart: int, title: str) -> None:
-        if self.widget.layout.annotations[chart].text != title:
-            self.widget.layout.annotations[chart].text = title
+        if self._titles[chart] != title:
+            self._titles[chart] = self.widget.layout.annotations[chart].text = title
+            self._restyled = True
 
     def _show_axes(self, choice: CurveChoice) -> None:
         """The scale of the metric's axes; a chart without a point has none, for it would go from -1 to 6."""
+        filled = {trace.chart for trace in self._traces if trace.seen[0]}
         for chart in range(_CHARTS):
+            shown, kind = chart in filled, "log" if choice.log and chart < _CHARTS - 1 else "linear"
+            if self._axes[chart] == (shown, kind):
+                continue
+            self._axes[chart], self._restyled = (shown, kind), True
             name = "" if chart == 0 else str(chart + 1)
-            # Not what is in the traces: in a batch they have it only at its end.
-            traces = [index for index, trace in enumerate(self.widget.data) if (trace.xaxis or "x") == f"x{name}"]
-            shown = any(self._drawn.get(index, (0,))[0] for index in traces)
             across, up = self.widget.layout[f"xaxis{name}"], self.widget.layout[f"yaxis{name}"]
-            for axis in (across, up):
-                if axis.visible != shown:
-                    axis.visible = shown
-            kind = "log" if choice.log and chart < _CHARTS - 1 else "linear"
-            if up.type != kind:
-                up.type = kind
+            across.visible = up.visible = shown
+            up.type = kind
 
     def _add_model(self, job: str, label: str) -> None:
         """The traces of the global model of ``job``: its loss, a dot for each time it was measured."""
@@ -237,22 +287,24 @@ class CurvesFigure:
             "line": {"color": GLOBAL, "width": 2.5, "dash": "dot"}, "marker": {"color": GLOBAL, "size": 6},
             "zorder": 1,
         }  # fmt: skip
-        traces = [go.Scatter(**common, showlegend=chart == 1) for chart in range(_CHARTS - 1)]
-        self.widget.add_traces(traces, rows=[1] * len(traces), cols=list(range(1, _CHARTS)))
+        self._add_traces([go.Scatter(**common, showlegend=chart == 1) for chart in range(_CHARTS - 1)])
 
     def _show(self, index: int, x: Column, y: Column, colour: str = "") -> None:
+        trace = self._traces[index]
+        if colour and trace.colour != colour:
+            line = self.widget.data[index].line
+            line.color, line.width, trace.colour = colour, 2, colour
+            self._restyled = True
         # What is not finite is a gap; NaN would not equal itself in what was drawn.
         ends = (float(x[0]), float(x[-1]), float(y[-1]) if math.isfinite(y[-1]) else None) if len(x) else ()
-        seen = (len(x), *ends, colour)
-        if self._drawn.get(index) == seen:
+        seen = (len(x), *ends)
+        if trace.seen == seen:
             return
-        self._drawn[index] = seen
-        trace = self.widget.data[index]
-        # Arrays travel as binary buffers, a sixth of the size of JSON numbers; 24 bits are finer than a screen.
-        trace.x = x.astype(np.float64 if len(x) and x[-1] > _EXACT_STEPS else np.float32)
-        trace.y = np.clip(np.where(np.isfinite(y), y, np.nan), -_LARGEST, _LARGEST).astype(np.float32)
-        if colour and trace.line.color != colour:
-            trace.line.color, trace.line.width = colour, 2
+        trace.seen = seen
+        # 24 bits are finer than a screen.
+        kind = np.float64 if len(x) and x[-1] > _EXACT_STEPS else np.float32
+        heights = np.clip(np.where(np.isfinite(y), y, np.nan), -_LARGEST, _LARGEST)
+        self._points[index] = x.astype(kind), heights.astype(np.float32)
 
 
 def _key(one: LossCurve) -> tuple[str, str, int]:
@@ -312,12 +364,12 @@ def by_time(curve: ThinnedCurve, start: float) -> tuple[Column, Column]:
     return np.array(curve.time, np.float64) - start, np.array(curve.value, np.float64)
 
 
-def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
-    """As :func:`.curves.thin`, for many curves each second: at most ``limit`` points (at least 4), first, last, lowest
-    and highest of each slice between. A value that is not finite stands for the lowest of its slice: a gap stays
-    visible."""
+def thin(y: Column, limit: int) -> tuple[Places, Column]:
+    """(places, values there), as :func:`.curves.thin`, for many curves each second: at most ``limit`` (at least 4),
+    first, last, lowest and highest of each slice between. A value that is not finite stands for the lowest of its
+    slice: a gap stays visible."""
     if len(y) <= limit:
-        return x, y
+        return np.arange(len(y)), y
     inner = y[1:-1]
     width = -(-len(inner) // max((limit - 2) // 2, 1))
     rows = -(-len(inner) // width)
@@ -328,23 +380,25 @@ def thin(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
     lowest = np.where(gaps.any(axis=1), np.argmax(gaps, axis=1), lowest)
     begins = 1 + width * np.arange(rows)
     kept = np.unique(np.concatenate(([0], begins + lowest, begins + highest, [len(y) - 1])))
-    return x[kept], y[kept]
+    return kept, y[kept]
 
 
-def smooth(x: Column, y: Column, limit: int) -> tuple[Column, Column]:
-    """At most ``limit`` points: the means of slices, and of those the running mean of :func:`.curves.smoothed`. A slice
-    without any finite value is a gap. A few points stay as they are: measured now and then, they are no noise."""
+def smooth(y: Column, limit: int) -> tuple[Places, Column]:
+    """(places, values), at most ``limit``: the means of slices where those end, and of those the running mean of
+    :func:`.curves.smoothed`. A slice without any finite value is a gap. A few points stay as they are: measured now and
+    then, they are no noise."""
+    places = np.arange(len(y))
     if len(y) <= FEW_POINTS:
-        return x, y
+        return places, y
     width = max(-(-len(y) // limit), 1)
     if width > 1:
         begins = np.arange(0, len(y), width)
         finite = np.isfinite(y)
         counts = np.add.reduceat(finite.astype(np.float64), begins)
         sums = np.add.reduceat(np.where(finite, y, 0.0), begins)
-        x = x[np.minimum(begins + width, len(x)) - 1]
+        places = np.minimum(begins + width, len(y)) - 1
         y = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
-    return x, np.array(smoothed(y.tolist()), np.float64)
+    return places, np.array(smoothed(y.tolist()), np.float64)
 
 
 def _in_rows(values: Column, filling: float, rows: int, width: int) -> Column:

@@ -160,13 +160,13 @@ def svg_chart(
     def drawn(point: Point) -> bool:
         return is_drawable(point[1]) and (point[1] >= LEAST or not log)
 
-    finite = [point for line in lines for point in line.points if drawn(point)]
-    if not finite:
+    boxes = [box for line in lines if (box := _box(line.points, drawn, log))]
+    if not boxes:
         return ""
     width, height = size
     right = width - (_FOR_LABELS if labels else _RIGHT)
-    across = LinearAxis(min(x for x, _ in finite), max(x for x, _ in finite), _LEFT, right)
-    low, high = 0.0 if from_zero and not log else min(y for _, y in finite), max(y for _, y in finite)
+    across = LinearAxis(min(box[0] for box in boxes), max(box[1] for box in boxes), _LEFT, right)
+    low, high = 0.0 if from_zero and not log else min(box[2] for box in boxes), max(box[3] for box in boxes)
     upward: Axis = (LogAxis if log else LinearAxis)(low, high, height - _BOTTOM, _TOP)
     parts = [
         # The width inline too: pages that show notebooks bring style sheets of their own.
@@ -181,6 +181,22 @@ def svg_chart(
     parts += [_path(line, across, upward, drawn, points) for line in over]
     parts += _labels(over[::-1], upward, drawn, (right, _TOP, height - _BOTTOM)) if labels else []
     return "".join([*parts, "</svg>"])
+
+
+def _box(
+    points: Sequence[Point], drawn: Callable[[Point], bool], log: bool
+) -> tuple[float, float, float, float] | None:
+    """Lowest and highest x and y of the ``points`` that are drawn; None when none is."""
+    if not points:
+        return None
+    xs, ys = zip(*points, strict=True)
+    # All at once where that is enough: a run has a hundred thousand points, and most have none to leave out.
+    if not all(map(math.isfinite, ys)) or max(ys) >= MOST or (min(ys) < LEAST if log else min(ys) <= -MOST):
+        points = [point for point in points if drawn(point)]
+        if not points:
+            return None
+        xs, ys = zip(*points, strict=True)
+    return min(xs), max(xs), min(ys), max(ys)
 
 
 def grid(upward: Axis, across: Axis, sides: tuple[float, float], height: int) -> list[str]:
