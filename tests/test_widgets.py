@@ -573,7 +573,7 @@ def test_a_wait_that_is_no_length_of_time_has_no_bar(wrong: float) -> None:
 def test_columns_are_thinned_as_points_are() -> None:
     import numpy
 
-    from notebook_cluster.widgets import figure as columns
+    from notebook_cluster.widgets import columns
 
     curve = ThinnedCurve()
     values = [math.nan if 900 <= step < 950 else 99.0 if step == 543 else math.sin(step) for step in range(1800)]

@@ -11,29 +11,23 @@ import re
 from collections.abc import Container, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from notebook_cluster.protocol.thinning import ThinnedCurve
+from notebook_cluster.widgets.columns import Column, Sent, by_step, by_time, smooth, thin
 from notebook_cluster.widgets.curves import (
-    FEW_POINTS,
     CurveChoice,
     Curves,
     LossCurve,
     metric_title,
     run_label,
-    smoothed,
 )
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, plain
 
-Column: TypeAlias = npt.NDArray[np.float64]
-Places: TypeAlias = npt.NDArray[np.intp]
-Column32: TypeAlias = npt.NDArray[np.float32 | np.float64]
-"""As it travels: in binary buffers, a sixth of the size of JSON numbers."""
 POINTS_PER_CURVE = 300
 POINTS_IN_ALL = 7500
 """About 60 kB a redraw, which leaves jupyter_server's limits (1 MB/s) to the cells' output."""
@@ -102,7 +96,7 @@ class CurvesFigure:
         """(Node, job, run) -> where the traces of its loss begin, beside those of the node."""
         self._models: dict[str, int] = {}
         self._traces: list[_Trace] = []
-        self._points: dict[int, tuple[Column32, Column32]] = {}
+        self._points: dict[int, tuple[Sent, Sent]] = {}
         """Of the traces that have others since they were sent last."""
         self._titles = ["Loss over steps", "Loss over time", "Memory over time"]
         self._axes: list[tuple[bool | None, str]] = [(None, "")] * _CHARTS
@@ -350,58 +344,3 @@ def _title(metric: str, over: str) -> str:
 def _unit(largest: float) -> tuple[float, str]:
     """Divisor and name of the unit in which ``largest`` bytes read well."""
     return next(((scale, name) for scale, name in _MEMORY_UNITS if largest >= scale), _MEMORY_UNITS[-1])
-
-
-def by_step(curve: ThinnedCurve) -> tuple[Column, Column]:
-    """(steps, values); a value NaN between two runs whose steps begin again."""
-    x, y = np.array(curve.step, np.float64), np.array(curve.value, np.float64)
-    again = np.flatnonzero(np.diff(x) < 0) + 1
-    return np.insert(x, again, x[again]), np.insert(y, again, np.nan)
-
-
-def by_time(curve: ThinnedCurve, start: float) -> tuple[Column, Column]:
-    """(seconds since ``start``, values): copies, for an array that numpy looks into cannot grow."""
-    return np.array(curve.time, np.float64) - start, np.array(curve.value, np.float64)
-
-
-def thin(y: Column, limit: int) -> tuple[Places, Column]:
-    """(places, values there), as :func:`.curves.thin`, for many curves each second: at most ``limit`` (at least 4),
-    first, last, lowest and highest of each slice between. A value that is not finite stands for the lowest of its
-    slice: a gap stays visible."""
-    if len(y) <= limit:
-        return np.arange(len(y)), y
-    inner = y[1:-1]
-    width = -(-len(inner) // max((limit - 2) // 2, 1))
-    rows = -(-len(inner) // width)
-    finite = np.isfinite(inner)
-    lowest = np.argmin(_in_rows(np.where(finite, inner, np.inf), np.inf, rows, width), axis=1)
-    highest = np.argmax(_in_rows(np.where(finite, inner, -np.inf), -np.inf, rows, width), axis=1)
-    gaps = _in_rows(np.where(finite, 0.0, 1.0), 0.0, rows, width)
-    lowest = np.where(gaps.any(axis=1), np.argmax(gaps, axis=1), lowest)
-    begins = 1 + width * np.arange(rows)
-    kept = np.unique(np.concatenate(([0], begins + lowest, begins + highest, [len(y) - 1])))
-    return kept, y[kept]
-
-
-def smooth(y: Column, limit: int) -> tuple[Places, Column]:
-    """(places, values), at most ``limit``: the means of slices where those end, and of those the running mean of
-    :func:`.curves.smoothed`. A slice without any finite value is a gap. A few points stay as they are: measured now and
-    then, they are no noise."""
-    places = np.arange(len(y))
-    if len(y) <= FEW_POINTS:
-        return places, y
-    width = max(-(-len(y) // limit), 1)
-    if width > 1:
-        begins = np.arange(0, len(y), width)
-        finite = np.isfinite(y)
-        counts = np.add.reduceat(finite.astype(np.float64), begins)
-        sums = np.add.reduceat(np.where(finite, y, 0.0), begins)
-        places = np.minimum(begins + width, len(y)) - 1
-        y = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
-    return places, np.array(smoothed(y.tolist()), np.float64)
-
-
-def _in_rows(values: Column, filling: float, rows: int, width: int) -> Column:
-    filled = np.full(rows * width, filling)
-    filled[: len(values)] = values
-    return filled.reshape(rows, width)
