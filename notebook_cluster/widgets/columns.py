@@ -18,6 +18,8 @@ def by_step(curve: ThinnedCurve) -> tuple[Column, Column]:
     """(steps, values); a value NaN between two runs whose steps begin again."""
     x, y = np.array(curve.step, np.float64), np.array(curve.value, np.float64)
     again = np.flatnonzero(np.diff(x) < 0) + 1
+    if not len(again):
+        return x, y
     return np.insert(x, again, x[again]), np.insert(y, again, np.nan)
 
 
