@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -213,6 +214,24 @@ def test_slurm_demo_says_how_slurm_is_installed_where_it_is_not(tmp_path: Path) 
     assert done.returncode == 1
     assert "demo failed: it needs Slurm (no-slurm not found): `make engines`" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("tutorial", "least"), [("lesson", 85.0), ("two-pcs", 0.85), ("mac-and-gpu", 0.85)])
+def test_a_tutorial_runs_as_it_stands(jupyter_dirs: Path, no_processes_left: str, tutorial: str, least: float) -> None:
+    text = (EXAMPLES.parent / "docs" / "tutorials" / f"{tutorial}.md").read_text()
+    cells = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    run_notebook(notebook, jupyter_dirs, timeout=240)
+    assert_plain(notebook)
+    said = "\n".join(text_of(notebook, cell.id) for cell in notebook.cells)
+    if tutorial == "lesson":
+        alone = [float(share) for share in re.findall(r"alone reads (\d+)% of the test", said)]
+        assert (len(alone), max(alone) < 50) == (3, True)
+        assert number_after(said.replace("%", " "), "together we read ") >= least
+        assert (jupyter_dirs / "lesson.html").exists()
+    else:
+        assert float(re.findall(r"([\d.]+) of the test after", said)[0]) >= least
+    assert "has ended" in said
 
 
 def test_overnight_notebook_finds_the_whole_night_again(jupyter_dirs: Path, no_processes_left: str) -> None:
