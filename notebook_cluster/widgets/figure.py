@@ -166,9 +166,12 @@ class CurvesFigure:
         places, points = list(self._points), list(self._points.values())
         self._points = {}
         if places:
-            # Not each by its trace: plotly would look for longer at what it is given than all else takes.
+            # As plotly_update does, and each trace where x and y are set; but these look for longer at what they are
+            # given than all else takes.
+            for place, (x, y) in zip(places, points, strict=True):
+                self.widget._data[place].update(x=x, y=y)
             told = {"x": [x for x, _ in points], "y": [y for _, y in points]}
-            self.widget.plotly_update(restyle_data=told, trace_indexes=places)
+            self.widget._send_update_msg(told, {}, places)
         if self._restyled or len(self.widget._widget_data) != len(self.widget._data):
             self.widget._widget_data[:] = deepcopy(self.widget._data)
             self.widget._widget_layout.update(deepcopy(self.widget.layout.to_plotly_json()))

@@ -45,7 +45,7 @@ PICTURE_SECONDS = 10.0
 """Between two pictures of a panel that lives, which the browser writes into the notebook."""
 PLACE_MIME = "application/vnd.notebook-cluster.panel+json"
 """What JupyterLab's part draws: the widget where it lives, else the HTML (``labextension/src/panelPlace.ts``)."""
-MANY_NODES = 16
+MANY_NODES = 12
 """So many are sent at these intervals; more of them less often, so that traffic and work do not grow with them."""
 MOST_METRICS = 40
 """That the panel offers to show."""

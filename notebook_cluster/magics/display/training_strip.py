@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
 
 _SECONDS = 1.0
-_MANY_NODES = 16
+_MANY_NODES = 12
 """So many are drawn once a second; more of them less often."""
 _LAST_SECONDS = 0.7
 """After the cell's end, for what nodes say last."""
