@@ -64,7 +64,9 @@ def _started(engine: str, mode: str, hosts: int) -> Iterator[tuple[Path, pytest.
     script = str(_FOLDER / f"{engine}.sh")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MODE", mode)
-        started = subprocess.run([script, "start", str(folder), str(hosts)], capture_output=True, text=True, timeout=240)
+        started = subprocess.run(
+            [script, "start", str(folder), str(hosts)], capture_output=True, text=True, timeout=240
+        )
         assert started.returncode == 0, started.stderr
         try:
             yield folder, patch
