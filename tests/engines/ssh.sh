@@ -16,7 +16,7 @@ stop() {
   [ -s "$D/bridge" ] && ip link del "$(cat "$D/bridge")" 2>/dev/null || true
   rm -rf "$D"; }
 start() {
-  D=${1:-$(mktemp -d /tmp/sshfx.XXXXXX)}; N=${2:-2}; mkdir -p "$D/pid"; chmod 700 "$D"; D=$(cd "$D" && pwd -P)
+  D=${1:-$(mktemp -d /tmp/sshfx.XXXXXX)}; N=${2:-2}; mkdir -p "$D/pid" "$D/home"; chmod 700 "$D"; D=$(cd "$D" && pwd -P)
   trap 'stop "$D" >&2 || true' ERR
   ssh-keygen -q -t ed25519 -N '' -f "$D/id" -C fixture; ssh-keygen -q -t ed25519 -N '' -f "$D/hostkey" -C host
   cp "$D/id.pub" "$D/authorized_keys"; chmod 600 "$D/authorized_keys"
@@ -31,6 +31,7 @@ import socket
 s=[socket.socket() for _ in range($N)]
 [x.bind(('127.0.0.1',0)) for x in s]; print(*[x.getsockname()[1] for x in s])")"
   fi
+  # A home of their own: what the user's start-up files run (pyenv's lock, for one) must not be ended in its middle.
   : >"$D/config"; : >"$D/known_hosts"
   for i in $(seq "$N"); do
     PRE=(); A=127.0.0.1; PORT=${P[$((i - 1))]:-22}
@@ -52,7 +53,7 @@ ClientAliveCountMax 2
 X11Forwarding no
 PrintMotd no
 AcceptEnv none
-SetEnv FIXTURE_HOST=h$i FIXTURE_OF=$D
+SetEnv FIXTURE_HOST=h$i FIXTURE_OF=$D HOME=$D/home
 C
     if [ "$MODE" = netns ]; then   # pid namespace: killing its init ends every process of that "host"
       setsid unshare --net --uts --mount --propagation private --pid --fork --kill-child --mount-proc \
