@@ -217,7 +217,7 @@ def test_the_panel_adds_a_curve_for_each_run_and_job() -> None:
         if trace.y is not None and len(trace.y)
     }
     assert shown == {
-        ("desk, gan run 2", None, None), ("desk, critic", None, "dash"), ("desk, gan run 1", 0.3, "solid"),
+        ("desk, gan run 2", None, None), ("desk, critic", 1.0, "dash"), ("desk, gan run 1", 0.3, "solid"),
     }  # fmt: skip
     by_name = {trace.name: list(trace.y) for trace in figure.widget.data if trace.y is not None and len(trace.y)}
     assert by_name["desk, gan run 2"] == [1.0, 0.5]

@@ -138,10 +138,9 @@ class CurvesFigure:
                 colour = colours.get(node, NO_PLACE)
                 loss = main[node].curve if node in main else ThinnedCurve()
                 self._show_metric(index, loss, colour, clock, limit, choice)
-                for chart in range(_CHARTS - 1):
-                    self._fade(index + chart, _BEHIND if jobs else 1.0)
-                for chart in range(_CHARTS if node in main else 0):
-                    self._call(index + chart, _label(run_label(main[node])))
+                self._fade(index, _BEHIND if jobs else 1.0)
+                if node in main:
+                    self._call(index, _CHARTS, run_label(main[node]))
                 seconds, used = memory[node]
                 places, used = thin(used, limit)
                 self._show(index + 2, seconds[places] / across, used / scale, colour)
@@ -188,15 +187,14 @@ class CurvesFigure:
     def _add_traces(self, traces: list[go.Scatter]) -> None:
         """One in each chart, from the first one on."""
         self.widget.add_traces(traces, rows=[1] * len(traces), cols=list(range(1, len(traces) + 1)))
-        made = [_Trace(chart, trace.name or "", listed=trace.showlegend) for chart, trace in enumerate(traces)]
-        self._traces += made
+        self._traces += [_Trace(chart, one.name or "", listed=one.showlegend) for chart, one in enumerate(traces)]
 
     def _add_run(self, one: LossCurve) -> None:
         """Two more traces of a node's loss: of an earlier run, or of another job."""
         self._others[_key(one)] = len(self.widget.data)
         line = {"dash": _DASHES[one.dash % len(_DASHES)], "width": 2}
         common = {"mode": "lines", "legendgroup": one.node, "x": [], "y": [], "line": line}
-        self._add_traces([go.Scatter(**common, showlegend=False) for _ in range(_CHARTS - 1)])
+        self._add_traces([go.Scatter(**common, opacity=1.0, showlegend=False) for _ in range(_CHARTS - 1)])
 
     def _take_over(self, one: LossCurve, shown: Container[tuple[str, str, int]]) -> bool:
         """Give it the traces of a run of its node and job that is drawn no more, if there are any: a search over
@@ -222,10 +220,9 @@ class CurvesFigure:
         if one is None:
             return
         faint = not one.newest or one.is_over
-        for chart in range(_CHARTS - 1):
-            self._call(index + chart, _label(run_label(one)))
-            self._fade(index + chart, _FAINT if faint else 1.0)
-            self._list(index + chart, not faint and chart == 0)
+        self._call(index, _CHARTS - 1, run_label(one))
+        self._fade(index, _FAINT if faint else 1.0)
+        self._list(index, not faint)
 
     def _show_metric(
         self, index: int, curve: ThinnedCurve, colour: str, clock: tuple[float, float], limit: int, choice: CurveChoice
@@ -242,18 +239,23 @@ class CurvesFigure:
             places, drawn = thinned(at_steps, limit)
         self._show(index, steps[places], drawn, colour)
 
-    def _call(self, index: int, name: str) -> None:
-        if self._traces[index].name != name:
-            self._traces[index].name = self.widget.data[index].name = name
-            self._restyled = True
+    def _call(self, index: int, charts: int, name: str) -> None:
+        """Of the traces in the first ``charts``, from ``index`` on."""
+        name = _label(name)
+        for place in range(index, index + charts):
+            if self._traces[place].name != name:
+                self._traces[place].name = self.widget.data[place].name = name
+                self._restyled = True
 
     def _fade(self, index: int, opacity: float) -> None:
-        if self._traces[index].opacity != opacity:
-            self._traces[index].opacity = self.widget.data[index].opacity = opacity
-            self._restyled = True
+        """The traces of the metric, from ``index`` on."""
+        for place in range(index, index + _CHARTS - 1):
+            if self._traces[place].opacity != opacity:
+                self._traces[place].opacity = self.widget.data[place].opacity = opacity
+                self._restyled = True
 
     def _list(self, index: int, listed: bool) -> None:
-        """Whether the legend has it."""
+        """Whether the legend has this trace."""
         if self._traces[index].listed != listed:
             self._traces[index].listed = self.widget.data[index].showlegend = listed
             self._restyled = True
