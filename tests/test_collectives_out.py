@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch")
 SIZES = (0, 1, 7, 4099, 70_001)
 """0, fewer elements than nodes, one step, several blocks that are copied and that are lent."""
 
+LARGEST = [(torch.float32, "mean"), (torch.bfloat16, "sum"), (torch.float16, "max")]
+
 _cells = iter(range(1, 10_000))
 
 
@@ -40,16 +42,19 @@ def play(nodes: list[MeshNode], body: Any) -> list[Any]:
     return run_cell(nodes, body, next(_cells), timeout=60)
 
 
-@pytest.mark.parametrize(("dtype", "op"), [(torch.float32, "mean"), (torch.bfloat16, "sum"), (torch.float16, "max")])
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_algorithm_writes_the_same_bits_where_it_is_told(
     five: tuple[str, list[MeshNode]], dtype: Any, op: str
 ) -> None:
     where, nodes = five
     names = possible(where)
+    # Blocks are bytes: the largest, which takes most of the time, with one operation for each dtype.
+    sizes = SIZES if (dtype, op) in LARGEST else SIZES[:-1]
     bits = torch.int32 if dtype is torch.float32 else torch.int16
 
     def body(collectives: Any, rank: int) -> None:
-        for size in SIZES:
+        for size in sizes:
             x = (torch.randn(size, generator=torch.Generator().manual_seed(rank)) * 9).to(dtype)
             for name in names:
                 expected = collectives.all_reduce(x, op, name)

@@ -216,8 +216,8 @@ def test_slurm_demo_says_how_slurm_is_installed_where_it_is_not(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("tutorial", "least"), [("lesson", 85.0), ("two-pcs", 0.85), ("mac-and-gpu", 0.85)])
-def test_a_tutorial_runs_as_it_stands(jupyter_dirs: Path, no_processes_left: str, tutorial: str, least: float) -> None:
+@pytest.mark.parametrize("tutorial", ["lesson", "two-pcs", "mac-and-gpu"])
+def test_a_tutorial_runs_as_it_stands(jupyter_dirs: Path, no_processes_left: str, tutorial: str) -> None:
     text = (EXAMPLES.parent / "docs" / "tutorials" / f"{tutorial}.md").read_text()
     cells = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
@@ -227,10 +227,10 @@ def test_a_tutorial_runs_as_it_stands(jupyter_dirs: Path, no_processes_left: str
     if tutorial == "lesson":
         alone = [float(share) for share in re.findall(r"alone reads (\d+)% of the test", said)]
         assert (len(alone), max(alone) < 50) == (3, True)
-        assert number_after(said.replace("%", " "), "together we read ") >= least
+        assert number_after(said.replace("%", " "), "together we read ") >= 85
         assert (jupyter_dirs / "lesson.html").exists()
     else:
-        assert float(re.findall(r"([\d.]+) of the test after", said)[0]) >= least
+        assert float(re.findall(r"([\d.]+) of the test after", said)[0]) >= 0.85
     assert "has ended" in said
 
 

@@ -485,6 +485,7 @@ def test_work_that_comes_late_keeps_its_bytes_and_is_counted_once_in_a_later_rou
     with Late(NODES, tmp_path) as cluster:
         cluster.watch = watch
         assert_equal_models(cluster.run(cell))
+    assert sorted(members)[:2] == [1, 2]
     assert counted == dict.fromkeys(NODES, 24)
     assert all(len(found) == 1 for found in hashes.values())
     first, wire = min(round for round, those in members.items() if "c" in those), WireFormat(codec, SIZE)
