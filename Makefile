@@ -121,7 +121,7 @@ check-labextension:
 	    cd labextension && export $(WITH_NODE) && npm run check; \
 	  else echo "no Node.js: the JupyterLab part is not checked"; fi
 
-# What the tests use of the machine: Chromium, network namespaces, engines.
+# What the tests use of the machine: one after the other, for apt-get lets nobody else in.
 system:
 	@$(MAKE) --no-print-directory browser
 	@$(MAKE) --no-print-directory namespaces

@@ -153,8 +153,7 @@ class PeerFinder:
         if ":" in text:
             return await self._at_address(text), []
         keys = self._trust.keys()
-        named = [candidate for candidate in self.candidates() if candidate.name == text]
-        if not any(candidate.key in keys and candidate.found_by != "remembered" for candidate in named):
+        if not any(candidate.key in keys and candidate.found_by != "remembered" for candidate in self._named(text)):
             await asyncio.gather(self._heard.wait(), self.ask_typed())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wait_until(lambda: self._is_clear(text)), JUST_SHARED)
