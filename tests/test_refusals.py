@@ -115,7 +115,7 @@ async def mesh(context: "zmq.Context[zmq.Socket[bytes]]", client: Identity) -> A
 async def view_server(context: "zmq.Context[zmq.Socket[bytes]]", client: Identity) -> AsyncIterator[Server]:
     server = ViewServer(lambda view, body: pytest.fail("a request was read"), lambda view, clean: None)
     endpoint = server.start()
-    yield Server(endpoint, server.server.public_key, server.view_identity, server._keys)
+    yield Server(endpoint, server.socket.server.public_key, server.socket.view_identity, server.socket._keys)
     await server.close()
 
 

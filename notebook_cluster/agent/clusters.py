@@ -14,6 +14,7 @@ from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.agent.taking_over import Predecessors
 from notebook_cluster.link import Condition, Session
+from notebook_cluster.protocol.heads import FollowHead, Granted
 from notebook_cluster.protocol.peer import Farewell, KeptCheckpoints, PeerInfo, Released, Slept
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import fingerprint
@@ -29,6 +30,7 @@ class Clusters:
     Args:
         on_end: called after a cluster is over here.
         heads: coordinators that may run on this machine; None: none may.
+        follow: of a private agent, goes to the head with a key at an address, or (empty) to none.
 
     Attributes:
         packages: versions for PeerInfo; portable: whether this machine has a battery; set once they are known.
@@ -36,9 +38,15 @@ class Clusters:
     """
 
     def __init__(
-        self, resources: Resources, coordinators: Coordinators, on_end: Callable[[], None], heads: Heads | None = None
+        self,
+        resources: Resources,
+        coordinators: Coordinators,
+        on_end: Callable[[], None],
+        heads: Heads | None = None,
+        follow: Callable[[str, str], None] | None = None,
     ) -> None:
         self._heads = heads
+        self._follow = follow
         self._resources = resources
         self._coordinators = coordinators
         self._on_end = on_end
@@ -84,14 +92,30 @@ class Clusters:
         self._introduce(host)
 
     def _handle(self, host: ClusterHost, message: Message, buffers: list[bytes]) -> None:
-        if self._heads is not None and self._heads.handle(host.session, message, buffers):
+        if isinstance(message, FollowHead):
+            host.is_window = True
+            host.session.send(Granted(ticket=message.ticket, error=self._go_to_head(host, message)))
+        elif self._heads is not None and self._heads.handle(host.session, message, buffers):
             host.is_window = True
         else:
             host.handle(message, buffers)
 
+    def _go_to_head(self, host: ClusterHost, message: FollowHead) -> str:
+        """Why not, or empty."""
+        if self._follow is None or self._coordinators.is_head(host.session.key):
+            return f"{self._resources.peer} goes to no head: only its owner can say so, to a private agent"
+        try:
+            self._follow(message.key, message.address)
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def _taken_over(self, host: ClusterHost) -> None:
         if self._heads is not None:
             self._heads.left(host.session)
+        if not (host.is_window or self._coordinators.is_head(host.session.key)):
+            # Led by the owner again: a head of before, whose grant may still run, is not obeyed any more.
+            self._coordinators.grants.end(host.session.key, host.name)
         self._introduce(host)
 
     def _introduce(self, host: ClusterHost) -> None:

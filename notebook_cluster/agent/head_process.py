@@ -111,7 +111,7 @@ class Head:
                 self._process_ended(process.pid)
                 self.on_gone()
             if self._ending or not await asyncio.to_thread(self._is_to_go_on):
-                (self.folder / ORDER_FILE).unlink(missing_ok=True)
+                self.forget_order()
                 return
             tries = 0 if time.monotonic() - began > STEADY_S else tries + 1
             log.warning("the head of cluster %s was killed: starting it again from its journal", self.cluster)
@@ -137,6 +137,10 @@ class Head:
         kept = {"owner_key": self.owner_key, "owner": self.owner, "order": msgspec.to_builtins(self._order)}
         write_private(self.folder / ORDER_FILE, msgspec.json.encode(kept))
 
+    def forget_order(self) -> None:
+        """Nobody starts it again."""
+        (self.folder / ORDER_FILE).unlink(missing_ok=True)
+
     async def end(self) -> None:
         """Have it end its cluster, and wait for that; one that does not is killed."""
         self._ending = True
@@ -149,4 +153,4 @@ class Head:
                 process.kill()
         if self._keeping is not None:
             self._keeping.cancel()
-        (self.folder / ORDER_FILE).unlink(missing_ok=True)
+        self.forget_order()

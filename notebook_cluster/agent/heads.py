@@ -5,9 +5,7 @@ use this agent, is started again when it was killed, and ends with the sharing a
 """
 
 import asyncio
-import contextlib
 import logging
-import shutil
 import sqlite3
 import time
 from collections.abc import Coroutine, Sequence
@@ -17,18 +15,21 @@ from typing import Any
 import msgspec
 
 from notebook_cluster.agent.events import SharingEvent
+from notebook_cluster.agent.head_files import begin_from, begun_from, check_room, read_piece, write_piece
 from notebook_cluster.agent.head_process import LOOK_S, ORDER_FILE, START_TIMEOUT, Head, HeadTrouble
 from notebook_cluster.agent.head_views import HeadViews
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sharing.coordinators import Coordinators
+from notebook_cluster.discovery.addresses import MAX_TARGETS, NO, reach
 from notebook_cluster.journal.kept_runs import last_run
-from notebook_cluster.journal.reading import has_crashed
+from notebook_cluster.journal.reading import has_crashed, read_state
 from notebook_cluster.journal.store import journal_path
 from notebook_cluster.link import Session
+from notebook_cluster.link.tcp import read_host_port
 from notebook_cluster.protocol import Message
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.protocol.names import is_name
-from notebook_cluster.security import Trusted, fingerprint, private_directory, write_private
+from notebook_cluster.security import Trusted, fingerprint, load_identity, private_directory, write_private
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,10 @@ class Heads:
                 self._spawn(self._answer_start(session, message))
             case h.ReadHeadFile():
                 self._spawn(self._answer_file(session, message))
+            case h.WriteHeadFile():
+                self._spawn(self._answer_write(session, message, buffers))
+            case h.AskReady():
+                self._spawn(self._answer_ready(session, message))
             case h.HeadPeers():
                 if (head := self._head_of(session, message.cluster)) is not None:
                     try:
@@ -112,29 +117,30 @@ class Heads:
         session.send(state)
 
     async def _start(self, session: Session, order: h.StartHead) -> h.HeadState:
-        if self._coordinators.is_head(session.key):
-            raise HeadTrouble("a head starts no other one: only the owner of a cluster does")
-        if not is_name(order.cluster):
-            raise HeadTrouble(f"cluster name {order.cluster[:80]!r} is not usable")
+        if self._coordinators.is_head(session.key) or not is_name(order.cluster):
+            self._check_start(session, order.cluster)
         owner = self._coordinators.owner(session.key)
         folder = self._folder_of(session.key, order.cluster)
         head = self._heads.get((session.key, order.cluster))
         found = head is not None and head.wanted
+        if found and order.token and begun_from(folder) != order.token:
+            raise HeadTrouble(f"another run of cluster {order.cluster} is led from here: stop that one first")
         if found and order.fresh and head is not None:
             await self._end([head])
             found = False
         if not found:
-            crashed = folder.is_dir() and await asyncio.to_thread(has_crashed, journal_path(folder))
-            if order.only_look and not crashed:
-                ended = await asyncio.to_thread(_how_it_ended, folder)
-                return h.HeadState(ticket=order.ticket, ended=ended)
-            if not self.open:
-                raise HeadTrouble("sharing ends")
-            if sum(other.wanted for other in self._heads.values()) >= MOST_HEADS:
-                raise HeadTrouble(f"it leads {MOST_HEADS} clusters already: stop one of them first")
+            begun = order.token != "" and await asyncio.to_thread(begun_from, folder) == order.token
+            meant = folder.is_dir() and (begun or not order.token)  # what has run here is what the order is about
+            crashed = meant and await asyncio.to_thread(has_crashed, journal_path(folder))
+            if not crashed and (begun or order.only_look):
+                return await asyncio.to_thread(_how_it_ended, folder, order.ticket, begun)
+            self._check_start(session, order.cluster)
             private_directory(folder)
             if not order.only_look:
                 self._write_peers(folder, order.peers)
+            if order.token and not begun:
+                await asyncio.to_thread(begin_from, folder, order.token)
+                crashed = True
             head = Head(order, session.key, owner, folder, self._resources)
             await self._begin(head, resume=crashed and not order.fresh)
         assert head is not None
@@ -144,8 +150,20 @@ class Heads:
         if (file := head.file) is None:
             raise HeadTrouble(f"the head of cluster {order.cluster} is being started again and is not there yet")
         return h.HeadState(
-            ticket=order.ticket, running=True, key=file.key, reception=file.reception, epoch=file.epoch, found=found
-        )
+            ticket=order.ticket, running=True, key=file.key, reception=file.reception, epoch=file.epoch, found=found,
+            begun=order.token != "" and begun_from(folder) == order.token,
+        )  # fmt: skip
+
+    def _check_start(self, session: Session, cluster: str) -> None:
+        """HeadTrouble: no coordinator may be started for ``cluster``."""
+        if self._coordinators.is_head(session.key):
+            raise HeadTrouble("a head starts no other one: only the owner of a cluster does")
+        if not is_name(cluster):
+            raise HeadTrouble(f"cluster name {cluster[:80]!r} is not usable")
+        if not self.open:
+            raise HeadTrouble("sharing ends")
+        if sum(head.wanted for head in self._heads.values()) >= MOST_HEADS:
+            raise HeadTrouble(f"it leads {MOST_HEADS} clusters already: stop one of them first")
 
     async def _begin(self, head: Head, *, resume: bool) -> None:
         self._heads[head.owner_key, head.cluster] = head
@@ -155,6 +173,7 @@ class Heads:
             await head.start(resume=resume)
         except BaseException:
             del self._heads[head.owner_key, head.cluster]
+            head.forget_order()
             raise
         self._tell(head, f"{head.owner} leads cluster {head.cluster} from here")
 
@@ -177,21 +196,40 @@ class Heads:
             session.send(h.HeadFile(ticket=request.ticket, total=total), [piece])
 
     def _read_file(self, session: Session, request: h.ReadHeadFile) -> tuple[int, bytes]:
-        if not is_name(request.cluster) or self._coordinators.is_head(session.key):
-            raise HeadTrouble(f"cluster {request.cluster[:80]!r} is none of yours")
-        folder = self._folder_of(session.key, request.cluster)
-        copy = folder / f"copy-of-{request.name}"
-        if request.offset == 0:
-            _copy(journal_path(folder).parent / request.name, copy)
-        with open(copy, "rb") as file:
-            if not 0 <= request.offset <= copy.stat().st_size:
-                raise HeadTrouble(f"there is no byte {request.offset} in {request.name}")
-            file.seek(request.offset)
-            piece = file.read(h.FILE_CHUNK)
-            total = copy.stat().st_size
-        if request.offset + len(piece) >= total:
-            copy.unlink()
-        return total, piece
+        return read_piece(self._files_of(session, request.cluster), request)
+
+    async def _answer_write(self, session: Session, message: h.WriteHeadFile, buffers: Sequence[bytes]) -> None:
+        error = ""
+        try:
+            folder = self._files_of(session, message.cluster)
+            if (head := self._head_of(session, message.cluster)) is not None and head.wanted:
+                raise HeadTrouble(f"cluster {message.cluster} is led from here already")
+            await asyncio.to_thread(write_piece, folder, message, b"".join(buffers))
+        except (OSError, HeadTrouble) as trouble:
+            error = f"{self._resources.peer}: {trouble}"
+        session.send(h.HeadFileTaken(ticket=message.ticket, error=error))
+
+    async def _answer_ready(self, session: Session, question: h.AskReady) -> None:
+        try:
+            folder = self._files_of(session, question.cluster)
+            self._check_start(session, question.cluster)
+            if (head := self._head_of(session, question.cluster)) is not None and head.wanted:
+                raise HeadTrouble(f"cluster {question.cluster} is led from here already")
+            private_directory(folder)
+            check_room(folder, question.bytes)
+            key = load_identity(folder).public_key
+            ways = await reach({name: [(host, port)] for name, host, port in _places(question.places)})
+        except (OSError, ValueError, HeadTrouble) as trouble:
+            session.send(h.HeadReady(ticket=question.ticket, error=f"{self._resources.peer}: {trouble}"))
+        else:
+            blocked = [(name, way.removeprefix(NO)) for name, way in ways.items() if way.startswith(NO)]
+            session.send(h.HeadReady(ticket=question.ticket, key=key, unreachable=blocked))
+
+    def _files_of(self, session: Session, cluster: str) -> Path:
+        """The folder of that cluster's head, for its owner. HeadTrouble: the name, or who asks, is none."""
+        if not is_name(cluster) or self._coordinators.is_head(session.key):
+            raise HeadTrouble(f"cluster {cluster[:80]!r} is none of yours")
+        return self._folder_of(session.key, cluster)
 
     def _folder_of(self, owner_key: str, cluster: str) -> Path:
         return self._folder / f"{cluster}-{fingerprint(owner_key)}"
@@ -271,26 +309,22 @@ class Heads:
         task.add_done_callback(self._tasks.discard)
 
 
-def _copy(source: Path, target: Path) -> None:
-    """A copy of the SQLite file as it is now, also while it is written."""
-    target.unlink(missing_ok=True)
-    if not source.exists():
-        raise HeadTrouble(f"there is no {source.name}")
-    needed, free = source.stat().st_size, shutil.disk_usage(target.parent).free
-    if needed > free:
-        raise HeadTrouble(f"no room for a copy of {source.name} ({needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free)")
-    address = f"file:{source}?mode=ro"
-    with (
-        contextlib.closing(sqlite3.connect(address, uri=True)) as connection,
-        contextlib.closing(sqlite3.connect(target)) as copy,
-    ):
-        connection.backup(copy)
-
-
-def _how_it_ended(folder: Path) -> str:
-    """Why the last run in ``folder`` has ended; empty where there was none."""
+def _how_it_ended(folder: Path, ticket: int, begun: bool) -> h.HeadState:
+    """How the last run in ``folder`` has ended; ``begun``: it is the one of the order's token."""
     try:
         run = last_run(folder) if folder.is_dir() else None
+        left = read_state(journal_path(folder)).left if (folder / h.MOVED_FILE).exists() else ""
     except (ValueError, OSError) as error:
-        return f"what it left is not readable: {error}"
-    return (run.ended or "nobody knows why") if run is not None else ""
+        return h.HeadState(ticket=ticket, ended=f"what it left is not readable: {error}", begun=begun)
+    ended = (run.ended or "nobody knows why") if run is not None else ""
+    return h.HeadState(ticket=ticket, ended=ended, begun=begun, left=left)
+
+
+def _places(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str, int]]:
+    """(name, host, port) of each row. ValueError: there are too many, or one is no HOST:PORT."""
+    if len(rows) > MAX_TARGETS:
+        raise ValueError(f"{len(rows)} machines are more than the {MAX_TARGETS} that can be tried")
+    places = [(name, read_host_port(address)) for name, address in rows]
+    if any(place is None for _, place in places):
+        raise ValueError("an address is no HOST:PORT")
+    return [(name, *place) for name, place in places if place is not None]

@@ -22,7 +22,7 @@ from notebook_cluster.agent.sharing.admission import Admission
 from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.agent.sharing.presence import Presence, Sensors, SleepWatch
 from notebook_cluster.agent.sharing.service import SharingService
-from notebook_cluster.link import LinkSettings, Listener
+from notebook_cluster.link import DialOut, LinkSettings, Listener
 from notebook_cluster.pairing import PairingError
 from notebook_cluster.security import (
     Gate,
@@ -79,6 +79,7 @@ class Agent:
         self._sharing: SharingService | None = None
         self._sharing_limits: SharingLimits | None = None
         self._leaving = False
+        self._to_head: DialOut | None = None
 
     async def run(self, on_ready: Callable[[AgentReady], None]) -> str:
         """Serve until stopped; returns the reason of the end.
@@ -104,6 +105,7 @@ class Agent:
             settings=self._link_settings,
             gate=gate,
             objection=self._coordinators.objection,
+            succeeds=self._coordinators.succeeds,
         )
         try:
             port = self._listener.start()
@@ -176,7 +178,10 @@ class Agent:
         sockets = private_socket_directory()
         self._resources = self._make_resources(sockets)
         self._heads = None if settings.serves_one else Heads(self._resources, self._coordinators)
-        self._clusters = Clusters(self._resources, self._coordinators, self._cluster_ended, self._heads)
+        self._clusters = Clusters(
+            self._resources, self._coordinators, self._cluster_ended, self._heads,
+            self._follow if settings.private else None,
+        )  # fmt: skip
         sharing_limits = SharingLimits(
             self._clusters, self._resources, self._presence, lease=settings.lease, keep_after=settings.keep_after,
             stop=self.stop,
@@ -209,7 +214,7 @@ class Agent:
             if self._heads is not None:
                 await self._heads.recover()
             if settings.head_key:
-                self._listener.dial_out(settings.dial, settings.head_key)
+                self._follow(settings.head_key, settings.dial)
             await self._stopping.wait()
         finally:
             if announcement is not None:
@@ -281,6 +286,14 @@ class Agent:
         await self._clusters.end_all(self._reason or "the agent ended")
         await self._listener.close(flush=1.0)
         self._clusters.close()
+
+    def _follow(self, key: str, address: str) -> None:
+        """Of a private agent: the coordinator with ``key`` is this user's head, and has its reception at ``address``;
+        empty: there is none. ValueError: it is no address."""
+        before, self._to_head = self._to_head, self._listener.dial_out(address, key) if key else None
+        self._coordinators.follow(key)
+        if before is not None:
+            before.close()
 
     def _cluster_ended(self) -> None:
         if self._settings.serves_one and not self._clusters.hosts():

@@ -105,6 +105,9 @@ def make_commands() -> Commands:
     compare.add_argument("runs", metavar="RUN", nargs="+", help="a cluster's last run, or CLUSTER@STARTED")
     compare.add_argument("--metric", default="loss", metavar="NAME", help="a number that was reported (%(default)s)")
     compare.add_argument("--job", metavar="NAME", help="of this training job alone")
+    hand_over = _command(commands, "clusters", "hand-over", "lead a running cluster from another machine")
+    hand_over.add_argument("cluster", metavar="CLUSTER")
+    hand_over.add_argument("to", metavar="PEER|local", help="a paired peer (name or HOST:PORT), or this machine")
     stop = _command(commands, "clusters", "stop", "end a cluster and every kernel of it")
     stop.add_argument("cluster", metavar="CLUSTER")
     detach = _command(commands, "clusters", "detach", "free the notebook cell that waits; what runs goes on")
@@ -256,7 +259,7 @@ def _command(
     parser.allow_abbrev = False
 
     def load() -> Command:
-        command: Command = getattr(import_module(f"notebook_cluster.cli.{module}"), name)
+        command: Command = getattr(import_module(f"notebook_cluster.cli.{module}"), name.replace("-", "_"))
         return command
 
     parser.set_defaults(load=load)

@@ -154,6 +154,14 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def hand_over(options: argparse.Namespace) -> int:
+    """Lead a cluster from another machine, or from this one again."""
+    with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
+        led = cluster.hand_over(options.to)
+    print(f"cluster {options.cluster} is led from {led or 'this machine'} now")
+    return 0
+
+
 def stop(options: argparse.Namespace) -> int:
     """End a cluster and every kernel of it."""
     with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:

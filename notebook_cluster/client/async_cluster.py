@@ -10,6 +10,7 @@ from notebook_cluster.client.files import Destination
 from notebook_cluster.client.requests import add_request
 from notebook_cluster.client.values import Pulled
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.hand_over import HandOver
 from notebook_cluster.protocol.interaction import AnswerInput, ListVariables, NodeVariables
 from notebook_cluster.protocol.launches import LaunchView
 from notebook_cluster.protocol.state import ClusterView, Series
@@ -83,6 +84,9 @@ class AsyncCluster:
 
     async def shrink(self, hosts: int) -> list[str]:
         return await asyncio.to_thread(self.blocking.shrink, hosts)
+
+    async def hand_over(self, to: str, *, code: str = "") -> str:
+        return await self._request(HandOver(to=to, code=code), str)  # type: ignore[no-any-return]
 
     async def remove(self, node: str) -> None:
         await self._request(v.RemoveNode(node=node))

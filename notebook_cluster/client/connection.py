@@ -234,6 +234,8 @@ class Connection:
             case _:
                 if isinstance(message, StateChanged):
                     self.latest = message.state
+                    if message.state.head != self.file.head:  # it was handed over
+                        self.file = msgspec.structs.replace(self.file, head=message.state.head)
                 self._tell(message)
 
     def _tell(self, event: Any) -> None:

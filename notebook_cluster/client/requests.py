@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.stream import CellStream, wait
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.hand_over import HandOver
 from notebook_cluster.protocol.interaction import (
     VALUE_EXPRESSION,
     VALUE_KEY,
@@ -203,6 +204,17 @@ class RunningCluster:
     def detach(self) -> None:
         """Free every view that waits for a cell; the cell goes on."""
         wait(self._request(v.Detach()))
+
+    def hand_over(self, to: str, *, code: str = "") -> str:
+        """Have the cluster led from ``to`` while it runs, a peer (a name or ``HOST:PORT``; ``code`` pairs with it) or
+        ``local``: cells, training and their output go on, and this object with them. Returns the peer from where it
+        is led now, empty for this machine.
+
+        Raises:
+            ClusterError: it is led from where it was before, unless the text says otherwise.
+        """
+        led: str = wait(self._request(HandOver(to=to, code=code), str))
+        return led
 
     # ---- what lives on the nodes
 

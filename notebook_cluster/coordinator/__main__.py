@@ -9,6 +9,8 @@ from pathlib import Path
 
 from notebook_cluster.coordinator.service import Coordinator
 from notebook_cluster.coordinator.startup import AnotherRuns, Settings, StartProgress, check_settings, lock
+from notebook_cluster.protocol.views import RequestError
+from notebook_cluster.window.seat import Seat, window_of
 
 
 def main() -> int:
@@ -30,7 +32,10 @@ def main() -> int:
     progress = StartProgress(settings.progress)
 
     async def run() -> None:
-        await Coordinator(settings, progress).run()
+        if settings.head:
+            await Coordinator(settings, progress).run()
+        else:
+            await Seat(settings, window_of(settings), progress).run()
 
     try:
         held = lock(settings.runtime, settings.cluster, progress)
@@ -39,7 +44,7 @@ def main() -> int:
         return 1
     try:
         asyncio.run(run())
-    except (ValueError, OSError) as error:
+    except (RequestError, ValueError, OSError) as error:
         logging.getLogger(__name__).exception("the coordinator ends")
         progress.fail(str(error))
         logging.shutdown()

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from notebook_cluster.journal import events as e
@@ -32,10 +33,13 @@ class Core:
         self.state = state
         self.events: deque[EventView] = deque(maxlen=100)
         self._dirty = True
+        self._stumbled = ""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def record(self, event: e.Event) -> None:
         """Into the journal with ``event``, then change the state: everything that is decided goes through here."""
+        if self.journal.frozen:
+            return
         self.journal.event(event, durable=isinstance(event, e.DURABLE))
         self.state = apply(self.state, event)
         self._dirty = True
@@ -70,6 +74,17 @@ class Core:
     def shown(self) -> None:
         """Views are sent what there is."""
         self._dirty = False
+
+    def safely(self, look: Callable[[], None], log_file: Path) -> None:
+        """Whatever one ``look`` at the cluster stumbles over, it goes on; it is said once."""
+        try:
+            look()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if text != self._stumbled:
+                log.exception("a look at the cluster failed")
+                self.tell("error", f"the coordinator stumbled: {text} (see {log_file})")
+            self._stumbled = text
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Do ``work`` beside everything else; an error of it becomes a line for people."""

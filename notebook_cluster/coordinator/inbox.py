@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from notebook_cluster.coordinator.cells.cell_files import Origin
-from notebook_cluster.coordinator.cells.executions import Executions, StdinQuestions
+from notebook_cluster.coordinator.cells.executions import Executions
 from notebook_cluster.coordinator.cells.notices import Notices
+from notebook_cluster.coordinator.cells.questions import StdinQuestions
 from notebook_cluster.coordinator.cells.streaming import OutputStreaming
 from notebook_cluster.coordinator.core import Core
 from notebook_cluster.coordinator.decisions.host import Decisions

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from notebook_cluster.coordinator.cells.cells import Cells
-from notebook_cluster.coordinator.cells.executions import StdinQuestions
+from notebook_cluster.coordinator.cells.questions import StdinQuestions
 from notebook_cluster.coordinator.cells.replay import Replay
 from notebook_cluster.coordinator.cells.streaming import OutputStreaming
 from notebook_cluster.coordinator.cluster_view import ClusterViews
@@ -14,6 +14,7 @@ from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.kernels.comms import Comms
 from notebook_cluster.coordinator.kernels.inspection import Inspections, VariableTable
 from notebook_cluster.coordinator.kernels.transfers import Transfers
+from notebook_cluster.coordinator.moves import HeadMoves
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.peers.invitation import InvitationHost
 from notebook_cluster.coordinator.peers.launches import Launches
@@ -25,6 +26,7 @@ from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.protocol import interaction as c
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.hand_over import AnyHandingOver
 from notebook_cluster.protocol.interaction import AnswerInput
 from notebook_cluster.protocol.kept import FindKept, TakeOver
 from notebook_cluster.protocol.launches import ShrinkLaunches, StartLaunch
@@ -68,11 +70,16 @@ class Requests:
     taking_over: StateTakeOver
     examination: Examination
     runner: RoundRunner
+    moving: HeadMoves
     closing: Callable[[], str]
     stop: Callable[[str], None]
 
     async def handle(self, view: View, body: Any) -> Any:
         """Do what ``body`` asks for. RequestError: one line that says why not."""
+        if isinstance(body, AnyHandingOver):
+            return await self.moving.handle(view, body)
+        if self.core.journal.frozen and not isinstance(body, v.Ping):
+            raise RequestError(f"cluster {self.core.state.cluster!r} is being led from elsewhere: ask there")
         if isinstance(body, DECISIONS):
             await self.disk.ready()
         match body:

@@ -10,19 +10,22 @@ import zmq
 
 from notebook_cluster.coordinator import startup
 from notebook_cluster.coordinator.cells.cells import Cells
-from notebook_cluster.coordinator.cells.executions import Executions, StdinQuestions
+from notebook_cluster.coordinator.cells.executions import Executions
 from notebook_cluster.coordinator.cells.notices import Notices
+from notebook_cluster.coordinator.cells.questions import StdinQuestions
 from notebook_cluster.coordinator.cells.replay import Replay
 from notebook_cluster.coordinator.cells.streaming import Collected, OutputStreaming
 from notebook_cluster.coordinator.cluster_view import ClusterViews, ViewPersistence
 from notebook_cluster.coordinator.core import CellWatchers, Core, Disk
 from notebook_cluster.coordinator.decisions.host import Decisions
 from notebook_cluster.coordinator.delivery import Delivery
+from notebook_cluster.coordinator.ending import Ending
 from notebook_cluster.coordinator.examination import Examination
 from notebook_cluster.coordinator.inbox import AgentInbox
 from notebook_cluster.coordinator.kernels.comms import Comms
 from notebook_cluster.coordinator.kernels.inspection import Inspections, VariableTable
 from notebook_cluster.coordinator.kernels.transfers import Transfers
+from notebook_cluster.coordinator.moves import HeadMoves
 from notebook_cluster.coordinator.nodes.measurements import GlobalModels, Measurements
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.nodes.relay import FrameRelay
@@ -39,19 +42,17 @@ from notebook_cluster.coordinator.rounds.deadlocks import Deadlocks
 from notebook_cluster.coordinator.rounds.progress import SignsOfLife
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import View, ViewServer
-from notebook_cluster.journal import events as e
 from notebook_cluster.journal.curves import SeriesStore
 from notebook_cluster.journal.reading import RecoveredRun
 from notebook_cluster.memory import give_back
 from notebook_cluster.peering.candidates import Trust, known_peers
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import views as v
-from notebook_cluster.security import Identity, withdraw
+from notebook_cluster.protocol.hand_over import Moved
+from notebook_cluster.security import Identity
 
 log = logging.getLogger(__name__)
 
-GOODBYE = 1.0
-"""Seconds that the end waits for the disk before agents and views are told all the same."""
 STATE_PERIOD = 0.25
 """Seconds between two states sent to views."""
 
@@ -59,9 +60,14 @@ STATE_PERIOD = 0.25
 class Coordinator:
     """The process of one cluster: its parts, and its life from the first view to the last."""
 
-    def __init__(self, settings: startup.Settings, progress: startup.StartProgress | None = None) -> None:
+    def __init__(
+        self,
+        settings: startup.Settings,
+        progress: startup.StartProgress | None = None,
+        before: ViewServer | None = None,
+    ) -> None:
         """Made inside the running loop. ``progress`` hears how far reading the journal is, and until views can
-        dial also of an error.
+        dial also of an error. ``before``: has the socket and the views of what this process was before.
 
         Raises:
             ValueError: the journal is damaged; one line.
@@ -70,47 +76,51 @@ class Coordinator:
         self._progress = progress = progress or startup.StartProgress()
         self._settings = settings
         self._stopping = asyncio.Event()
-        self._stop_reason = self._tick_failed = ""
+        self._stop_reason = ""
         self._last_needed = time.monotonic()
 
         identity, self._announcement = startup.identify(settings)
         self._key = identity.public_key
         journal, recovered = startup.open_journal(settings, progress)
-        before = recovered or RecoveredRun()
-        self._round_records = before.rounds
-        self._core = Core(journal, before.state)
-        self._make_parts(identity, before.received)
+        recovered_run = recovered or RecoveredRun()
+        self._round_records = recovered_run.rounds
+        self._moved = startup.read_moved_here(settings) if recovered is not None else None
+        self.core = Core(journal, recovered_run.state)
+        self._make_parts(identity, recovered_run.received, before)
         if recovered is not None:
             self._persistence.recall()
         else:
             self._streaming.discard_old()
-        self._core.record(startup.cluster_started(settings, self._core.state))
+        self.core.record(startup.cluster_started(settings, self.core.state))
+        for event in startup.at_home(self.core.state, self._trust, settings, self._moved):
+            self.core.record(event)
         if (error := journal.flush(startup.START_PATIENCE)) is not None:
             raise startup.cannot_start(settings, self._disk.trouble(error))
 
     # ---- the parts, each with what it needs; a lambda stands for one that is made later
 
-    def _make_parts(self, identity: Identity, received: dict[str, int]) -> None:
-        core = self._core
+    def _make_parts(self, identity: Identity, received: dict[str, int], before: ViewServer | None) -> None:
+        core = self.core
         self._context: zmq.Context[Any] = zmq.Context()
-        self._views = ViewServer(
+        self.views = ViewServer(
             lambda view, body: self._requests.handle(view, body), self._view_left, core.journal.settled
         )
+        self.views.adopt(before)
         self._series = SeriesStore()
         self._delivery = Delivery(core)
         self._make_nodes_and_rounds()
         self._make_cells()
         self._make_peers(identity, received)
-        self._comms = Comms(core, delivery=self._delivery, views=self._views, is_busy=self._executions.is_busy)
+        self._comms = Comms(core, delivery=self._delivery, views=self.views, is_busy=self._executions.is_busy)
         self._inspections = Inspections(core, self._delivery)
         self._variables = VariableTable(core, self._delivery, replaying=self._replay.names)
         self._transfers = Transfers(core, self._delivery)
         # Of a coming they are told in this order, of a going in the reverse one.
         for watcher in (self._runner, self._cells, self._comms, self._replay, self._measurements):
             self._membership.watch(watcher)
-        self._disk = Disk(core, hold_links=self._links.hold, tell_running_cell=self._notices.tell_running)
+        self._disk = Disk(core, hold_links=self.links.hold, tell_running_cell=self._notices.tell_running)
         self._shown = ClusterViews(
-            core=core, delivery=self._delivery, views=self._views, measurements=self._measurements,
+            core=core, delivery=self._delivery, views=self.views, measurements=self._measurements,
             global_models=self._global_models, runner=self._runner, signs=self._signs, replay=self._replay,
             finding=self._finding, trust=self._trust, invitation=self._invitation, launches=self._launches,
             head=self._settings.head,
@@ -119,7 +129,7 @@ class Coordinator:
         self._make_ends()
 
     def _make_nodes_and_rounds(self) -> None:
-        core, delivery = self._core, self._delivery
+        core, delivery = self.core, self._delivery
         self._membership = Membership(
             core, delivery, replaying=lambda: self._replay.names(), replay_died=lambda node: self._replay.died(node)
         )
@@ -142,7 +152,7 @@ class Coordinator:
         )  # fmt: skip
 
     def _make_cells(self) -> None:
-        core, delivery, views = self._core, self._delivery, self._views
+        core, delivery, views = self.core, self._delivery, self.views
         self._notices = Notices(
             core, views, replaying=lambda: self._replay.names(),
             was_interrupted=lambda cell: self._executions.was_interrupted(cell),
@@ -166,7 +176,7 @@ class Coordinator:
         )  # fmt: skip
 
     def _make_peers(self, identity: Identity, received: dict[str, int]) -> None:
-        core, context, membership = self._core, self._context, self._membership
+        core, context, membership = self.core, self._context, self._membership
         lease, runtime, head = self._settings.agent_lease, self._settings.runtime, self._settings.head
         pinned = startup.trusted_by_head(self._settings)
         self._trust = trust = Trust(lambda key: self._launches.hosts.name_of(key), pinned)
@@ -177,7 +187,7 @@ class Coordinator:
             core, context, identity, trust, on_arrival=lambda key, address: self._provisioner.on_arrival(key, address),
             enlisting=lambda: self._launches.hosts,
         )  # fmt: skip
-        links = self._links = PeerLinks(
+        links = self.links = PeerLinks(
             core, delivery=self._delivery, membership=membership, trust=trust, context=context, stop=self._stop,
             identity=identity, received=received, reception=lambda: self._invitation.reception,
             on_message=lambda dialer, peer, message, buffers: self._inbox.receive(dialer, peer, message, buffers),
@@ -201,12 +211,25 @@ class Coordinator:
         )
 
     def _make_ends(self) -> None:
-        """Where messages and requests come in."""
+        """Where messages and requests come in, and how it ends."""
+        self.ending = Ending(
+            runtime=self._settings.runtime, context=self._context, announcement=self._announcement, core=self.core,
+            disk=self._disk, views=self.views, shown=self._shown, persistence=self._persistence,
+            global_models=self._global_models, streaming=self._streaming, stdin=self._stdin,
+            executions=self._executions, cells=self._cells, comms=self._comms, runner=self._runner,
+            replaying=self._replay.names, links=self.links, launches=self._launches, finding=self._finding,
+            invitation=self._invitation,
+        )  # fmt: skip
+        self._moves = HeadMoves(
+            self.core, is_head=bool(self._settings.head), calm=self.ending.calm,
+            freeze=self.ending.freeze, leave=self.ending.leave, runtime=self._settings.runtime,
+        )  # fmt: skip
+        self.begun = self._moves.begun
         examination = Examination(
-            self._core, delivery=self._delivery, relay=self._relay, shown=self._shown, finding=self._finding
+            self.core, delivery=self._delivery, relay=self._relay, shown=self._shown, finding=self._finding
         )
         self._inbox = AgentInbox(
-            self._core, delivery=self._delivery, links=self._links, membership=self._membership,
+            self.core, delivery=self._delivery, links=self.links, membership=self._membership,
             measurements=self._measurements, relay=self._relay, signs=self._signs, deadlocks=self._deadlocks,
             decisions=self._decisions, runner=self._runner, executions=self._executions, stdin=self._stdin,
             streaming=self._streaming, notices=self._notices, comms=self._comms, inspections=self._inspections,
@@ -214,46 +237,69 @@ class Coordinator:
             taking_over=self._taking_over,
         )  # fmt: skip
         self._requests = Requests(
-            core=self._core, disk=self._disk, views=self._views, shown=self._shown, series=self._series,
+            core=self.core, disk=self._disk, views=self.views, shown=self._shown, series=self._series,
             cells=self._cells, stdin=self._stdin, streaming=self._streaming, replay=self._replay, comms=self._comms,
             inspections=self._inspections, variables=self._variables, transfers=self._transfers, runner=self._runner,
             membership=self._membership, provisioner=self._provisioner, invitation=self._invitation,
             launches=self._launches, taking_over=self._taking_over, examination=examination, closing=self._closing,
-            stop=self._stop_soon,
+            stop=self._stop_soon, moving=self._moves,
         )  # fmt: skip
 
     # ---- life
 
     async def run(self) -> None:
-        """Serve until stopped, until the lease is over, or until SIGTERM."""
+        """Serve until stopped, until the lease is over, until SIGTERM, or until frozen."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, f"ended by {number.name}")
         # An error up to here ends this process alone: the agents keep what they have for the next one.
-        address = self._views.start()
+        address = self.views.start()
         try:
             port = self._invitation.listen() if self._settings.head else 0
-            startup.write_connection_file(self._settings, self._core, self._views, address, self._key, port)
+            startup.write_connection_file(self._settings, self.core, self.views, address, self._key, port)
         except OSError as error:
             raise startup.cannot_start(self._settings, self._disk.trouble(error)) from error
         self._progress.close()
-        self._core.journal.when_written(self._begin)  # no peer hears of an epoch that is in no journal
+        self.core.journal.when_written(lambda: self.core.spawn(self._begin()))  # before that no peer hears of it
         try:
             await self._tick_until_stopped()
         finally:
-            await self._close()
+            if not self.core.journal.frozen:
+                self._stopping.set()
+                await self.ending.close(self._stop_reason or "ended")
 
-    def _begin(self) -> None:
-        if self._settings.resume and self._core.state.nodes:
+    async def freeze(self, token: str) -> Moved:
+        """:meth:`run` returns, and :attr:`ending` does the rest; RequestError before that: all goes on as it was."""
+        await self.ending.calm()
+        self.views.hold()
+        try:
+            return await self.ending.freeze(token)
+        finally:
+            self.views.leave()
+            self._stopping.set()
+
+    async def _begin(self) -> None:
+        if self._moved is not None and self._settings.head:
+            await self._moves.views_are_here()
+        if self._settings.resume and self.core.state.nodes:
             self._resume()
-        self._core.spawn(self._own_agent.keep())
-        self._core.spawn(self._resolver.browse())
+        if self._moved is not None:
+            self.ending.restore(self._moved)
+            startup.forget_moved(self._settings)
+        self._moves.begun.set()
+        self.core.spawn(self._own_agent.keep())
+        self.core.spawn(self._resolver.browse())
 
     def _resume(self) -> None:
         received = self._streaming.recover()
-        self._core.tell("warning", f"the coordinator was restarted (epoch {self._core.state.epoch})")
+        epoch = self.core.state.epoch
+        if self._moved is None:
+            self.core.tell("warning", f"the coordinator was restarted (epoch {epoch})")
+        else:
+            where = self._settings.head or "the machine of its owner"
+            self.core.tell("info", f"the cluster is led from {where} now (epoch {epoch})")
         self._invitation.restore()
         self._launches.recover()
-        self._links.redial(received)
+        self.links.redial(received)
         self._membership.recover()
         self._cells.recover()
         self._decisions.recover()
@@ -261,48 +307,37 @@ class Coordinator:
         self._runner.recover(self._round_records)
         self._round_records = ()
         give_back()  # what reading a long journal took
-        self._links.check_trust()
+        self.links.check_trust()
 
     async def _tick_until_stopped(self) -> None:
         while not self._stopping.is_set():
             try:
                 await asyncio.wait_for(self._stopping.wait(), STATE_PERIOD)
             except TimeoutError:
-                self._tick_safely()
-
-    def _tick_safely(self) -> None:
-        """Whatever one look stumbles over, the cluster goes on; it is said once."""
-        try:
-            self._tick()
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            if text != self._tick_failed:
-                log.exception("a look at the cluster failed")
-                log_file = self._settings.runtime / "coordinator.log"
-                self._core.tell("error", f"the coordinator stumbled: {text} (see {log_file})")
-            self._tick_failed = text
+                if self.begun.is_set() and not self.core.journal.frozen:
+                    self.core.safely(self._tick, self._settings.runtime / "coordinator.log")
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._core.journal.look()
+        self.core.journal.look()
         self._runner.tick(self._signs.tick(), self._signs.silent())
-        if not self._core.journal.holding:
+        if not self.core.journal.holding:
             self._deadlocks.tick(now)
         self._decisions.tick(now)
-        self._links.note_received(now)
-        self._core.journal.snapshot_if_due(self._core.state)
-        self._views.drop_silent()
-        if self._views.looked_at or self._core.state.running() is not None:
+        self.links.note_received(now)
+        self.core.journal.snapshot_if_due(self.core.state)
+        self.views.drop_silent()
+        if self.views.looked_at or self.core.state.running() is not None:
             self._last_needed = now
         elif now - self._last_needed > self._settings.lease:
             self._stop("nobody looked at it for its lease")
         self._global_models.tick(now)
         fresh = self._persistence.keep(now)
-        if self._core.is_dirty and any(view.live for view in self._views.views.values()):
-            self._core.shown()
-            self._views.send_live(v.StateChanged(state=self._shown.cluster()))
+        if self.core.is_dirty and any(view.live for view in self.views.views.values()):
+            self.core.shown()
+            self.views.send_live(v.StateChanged(state=self._shown.cluster()))
         if fresh:
-            self._views.send_live(v.SeriesAdded(series=fresh))
+            self.views.send_live(v.SeriesAdded(series=fresh))
 
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
@@ -316,45 +351,7 @@ class Coordinator:
         return (self._stop_reason or "ended") if self._stopping.is_set() else ""
 
     def _view_left(self, view: View, clean: bool) -> None:
-        others = [other for other in self._views.views.values() if other.kind in ("magics", "client")]
-        idle = self._core.state.running() is None and not self._core.state.queue()
+        others = [other for other in self.views.views.values() if other.kind in ("magics", "client")]
+        idle = self.core.state.running() is None and not self.core.state.queue()
         if clean and view.kind == "magics" and not others and idle and not self._settings.head:
             self._stop("the notebook kernel was shut down and nothing ran")
-
-    async def _close(self) -> None:
-        """Every kernel of this cluster ends, then this process."""
-        self._stopping.set()
-        reason = self._stop_reason or "ended"
-        log.info("cluster %s ends: %s", self._settings.cluster, reason)
-        try:
-            self._say_goodbye(reason)
-        except Exception:
-            log.exception("the end could not be written down")  # the agents are told all the same
-        await self._core.journal.written(GOODBYE)
-        await self._links.release()
-        await self._launches.close()
-        self._core.cancel_tasks()
-        await self._links.close()
-        await self._finding.close()
-        await self._invitation.close()
-        self._context.destroy(linger=0)
-        (self._settings.runtime / "connection.json").unlink(missing_ok=True)
-        self._comms.close()
-        self._streaming.close()
-        self._runner.close()
-        await self._views.close()
-        withdraw(self._announcement)
-        if not self._core.journal.close():
-            log.error("the end of the run is not in its journal: %s", self._disk.trouble())
-
-    def _say_goodbye(self, reason: str) -> None:
-        self._global_models.close()
-        # What a view shows last is what stays of the run in the notebook.
-        if fresh := self._persistence.keep(time.monotonic()):
-            self._views.send_live(v.SeriesAdded(series=fresh))
-        self._views.send_live(v.StateChanged(state=self._shown.cluster()))
-        if (running := self._core.state.running()) is not None:
-            self._views.send_watching(running.id, v.CellEnded(cell=running.id, status="interrupted"))
-        self._views.send_live(v.Closing(reason=reason))
-        self._persistence.close(reason)
-        self._core.record(e.Stopped(reason=reason, time=time.time()))

@@ -15,15 +15,18 @@ from pathlib import Path
 
 import msgspec
 
-from notebook_cluster.coordinator.core import Core
+from notebook_cluster.coordinator.core import LOCAL, Core
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.kept_runs import import_old, let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
+from notebook_cluster.journal.moving import MOVED, read_moved
 from notebook_cluster.journal.reading import RecoveredRun, recover
 from notebook_cluster.journal.state import State
 from notebook_cluster.journal.store import LOCK_FILE, journal_path
+from notebook_cluster.peering.candidates import Trust
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.hand_over import Moved
 from notebook_cluster.protocol.views import ConnectionFile, RequestError
 from notebook_cluster.security import Identity, TrustStore, announce, data_directory, load_identity, write_private
 
@@ -152,8 +155,8 @@ def write_connection_file(
 ) -> None:
     """What a view needs to dial ``views`` at ``address``. Raises OSError."""
     connection = ConnectionFile(
-        cluster=settings.cluster, address=address, server_key=views.server.public_key,
-        view_public_key=views.view_identity.public_key, view_secret_key=views.view_identity.secret_key,
+        cluster=settings.cluster, address=address, server_key=views.socket.server.public_key,
+        view_public_key=views.socket.view_identity.public_key, view_secret_key=views.socket.view_identity.secret_key,
         pid=os.getpid(), epoch=core.state.epoch, protocol=PROTOCOL_VERSION, version=VERSION,
         run_log=str(core.journal.path), key=key, reception=reception,
     )  # fmt: skip
@@ -179,6 +182,50 @@ def cannot_start(settings: Settings, trouble: str) -> OSError:
     return OSError(f"cluster {settings.cluster!r} cannot start: {trouble}")
 
 
+def read_moved_here(settings: Settings) -> Moved | None:
+    """What the coordinator before this one, on another machine, knew beside its journal; None: there was none.
+
+    Raises:
+        ValueError: it is not readable; names the file.
+    """
+    try:
+        return read_moved(settings.runtime)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(
+            f"{settings.runtime / MOVED} is not readable ({error}): delete it, and go on without"
+        ) from None
+
+
+def forget_moved(settings: Settings) -> None:
+    """It has begun."""
+    (settings.runtime / MOVED).unlink(missing_ok=True)
+
+
+def at_home(state: State, trust: Trust, settings: Settings, moved: Moved | None) -> list[e.Event]:
+    """What a coordinator on another machine than before records: where peers are as seen from here."""
+    if moved is None or moved.same_machine:
+        return []
+    addresses = {entry.key: entry.address for entry in trust.store.entries() if entry.address} | moved.addresses
+    events: list[e.Event] = [e.DoorOpened(reception=0, pairing=0)]
+    own = None if settings.head else read_own_agent(settings.runtime)
+    for peer in state.peers.values():
+        address, found_by, pid = addresses.get(peer.key, peer.address.removeprefix("tcp://")), peer.found_by, peer.pid
+        if peer.name == LOCAL and settings.head:
+            found_by, pid = "dialled", None
+        elif peer.name == LOCAL and own is not None and own.public_key == peer.key:
+            address, found_by, pid = f"127.0.0.1:{own.port}", "local", own.pid
+        if not peer.dropped:
+            events.append(
+                e.PeerAdded(
+                    name=peer.name, key=peer.key, address=f"tcp://{address}", found_by=found_by,  # type: ignore[arg-type]
+                    pid=pid, pinned=trust.is_pinned(peer.key),
+                )
+            )  # fmt: skip
+    return events
+
+
 class PrivateAgent(msgspec.Struct):
     """What an agent that was started for this cluster says when it is ready."""
 
@@ -186,6 +233,20 @@ class PrivateAgent(msgspec.Struct):
     public_key: str
     port: int
     pid: int
+
+
+_started: set[asyncio.subprocess.Process] = set()
+"""asyncio ends a process whose handle is let go of; this one outlives the coordinator that started it."""
+AGENT_FILE = "agent.json"
+"""In a cluster's folder: the agent of this machine, when a head leads or has led."""
+
+
+def read_own_agent(runtime: Path) -> PrivateAgent | None:
+    """The agent of this machine that a window has noted."""
+    try:
+        return msgspec.json.decode((runtime / AGENT_FILE).read_bytes(), type=PrivateAgent)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 async def start_private_agent(
@@ -205,6 +266,7 @@ async def start_private_agent(
             *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
         )
     assert process.stdout is not None
+    _started.add(process)
     try:
         line = await process.stdout.readline()
     except asyncio.CancelledError:

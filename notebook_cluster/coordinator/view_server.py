@@ -11,7 +11,8 @@ import zmq
 
 from notebook_cluster.link.conversation import Gate, at_once
 from notebook_cluster.protocol import decode, encode
-from notebook_cluster.protocol.views import AnyEvent, Attach, LeaveCluster, Reply, Request, RequestError
+from notebook_cluster.protocol.hand_over import Freeze, HandOver, KeptView, ViewKind
+from notebook_cluster.protocol.views import AnyEvent, Attach, Closing, LeaveCluster, Reply, Request, RequestError
 from notebook_cluster.protocol.wire import ProtocolError
 from notebook_cluster.security import Gate as KeyGate
 from notebook_cluster.security import Identity, serve
@@ -33,19 +34,76 @@ class View:
 
     def __init__(self, identity: bytes) -> None:
         self.identity = identity
-        self.kind = "client"
+        self.kind: ViewKind = "client"
         self.live = False
         self.watching: set[int] = set()
         self.watches_widgets = False
         self.background: set[int] = set()
         """Cells that it watches, or watched, without anybody who waits."""
+        self.answers: set[int] = set()
+        """Cells whose questions it answers."""
+        self.asked: set[int] = set()
+        """Questions that were put to it by the coordinator before this one."""
         self.last_heard = time.monotonic()
+
+    def take(self, kept: KeptView) -> None:
+        """Be as the coordinator before this one knew it."""
+        self.kind, self.live, self.watches_widgets = kept.kind, kept.live, kept.widgets
+        self.watching, self.background = set(kept.watching), set(kept.background)
+        self.answers, self.asked = set(kept.answers), set(kept.asked)
+
+    def kept(self) -> KeptView:
+        """For the next coordinator."""
+        return KeptView(
+            kind=self.kind, live=self.live, watching=sorted(self.watching), background=sorted(self.background),
+            answers=sorted(self.answers), asked=sorted(self.asked), widgets=self.watches_widgets,
+        )  # fmt: skip
 
     def watch(self, cell: int, background: bool) -> None:
         """The events of ``cell`` go to this view from now on."""
         self.watching.add(cell)
         if background:
             self.background.add(cell)
+
+
+class ViewSocket:
+    """The socket itself, with its keys: it stays when who answers behind it changes.
+
+    Attributes:
+        server, view_identity: for the connection file.
+    """
+
+    def __init__(self) -> None:
+        self.server = Identity(*_curve_pair())
+        self.view_identity = Identity(*_curve_pair())
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._keys = KeyGate(self._context)
+        self._keys.allow("views", lambda key: "view" if key == self.view_identity.public_key else None)
+        self._pump: Pump | None = None
+        self._address = ""
+
+    def open(self, on_frames: Callable[[list[Any]], None]) -> str:
+        """Bind, unless it is; what comes goes to ``on_frames`` from now on. Returns the address."""
+        if self._pump is not None:
+            self._pump.hand_to(on_frames)
+            return self._address
+        socket = self._context.socket(zmq.ROUTER)
+        socket.set(zmq.LINGER, 500)
+        socket.set(zmq.SNDHWM, 20_000)
+        serve(socket, self.server, "views")
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        self._pump, self._address = Pump(socket, on_frames), f"tcp://127.0.0.1:{port}"
+        return self._address
+
+    def send(self, frames: list[bytes]) -> None:
+        if self._pump is not None:
+            self._pump.send(frames)
+
+    def close(self) -> None:
+        if self._pump is not None:
+            self._pump.close()
+        self._keys.close()
+        self._context.term()
 
 
 class ViewServer:
@@ -61,28 +119,91 @@ class ViewServer:
         self._gate = gate
         self._handler = handler
         self._on_left = on_left
+        self._before: ViewServer | None = None
+        self.on_hand_over: Callable[[View, Request], None] = lambda view, request: self.refuse(
+            view, request, "this coordinator does not move"
+        )
+        """Gets each HandOver."""
         self.views: dict[bytes, View] = {}
         self.kernels: dict[str, float] = {}
         """Jupyter kernels that have attached, the newest last: see ClusterView. One that was restarted, or left, is
         kept, because its notebook comes back."""
-        self.server = Identity(*_curve_pair())
-        self.view_identity = Identity(*_curve_pair())
-        self._context = zmq.Context()
-        self._keys = KeyGate(self._context)
-        self._keys.allow("views", lambda key: "view" if key == self.view_identity.public_key else None)
+        self.socket: ViewSocket
+        """Once it is started."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kept: list[list[bytes]] | None = None
+        """What views have said since :meth:`hold`."""
+        self._over = False
+
+    def adopt(self, before: "ViewServer | None") -> None:
+        """Have the socket and the views of the one that this process had before, which has left."""
+        if before is not None:
+            self._before, self.socket, self.views, self.kernels = before, before.socket, before.views, before.kernels
 
     def start(self) -> str:
-        """Bind and return the address."""
-        socket = self._context.socket(zmq.ROUTER)
-        socket.set(zmq.LINGER, 500)
-        socket.set(zmq.SNDHWM, 20_000)
-        serve(socket, self.server, "views")
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        self._pump = Pump(socket, self._on_frames)
-        return f"tcp://127.0.0.1:{port}"
+        """Return the address, where requests are heard from now on; that of the one before, if there was one."""
+        if self._before is None:
+            self.socket = ViewSocket()
+        address = self.socket.open(self._on_frames)
+        before, self._before = self._before, None
+        if before is not None:
+            for frames in before.take_kept():
+                self._on_frames(frames)
+        return address
+
+    def say_last(self, reason: str) -> None:
+        """To every view: the cluster cannot be reached from here any more; also after :meth:`leave`."""
+        for view in self.views.values():
+            self.socket.send([view.identity, encode(Closing(reason=reason, away=True))])
+
+    @property
+    def started(self) -> bool:
+        """It has a socket."""
+        return hasattr(self, "socket")
+
+    @property
+    def has_left(self) -> bool:
+        """Another one takes over, or has."""
+        return self._over
+
+    @property
+    def is_busy(self) -> bool:
+        """Requests are being answered, beside the one that waits for that."""
+        return bool(self._others())
+
+    async def quiet(self, timeout: float) -> str:
+        """Wait until those are answered; what still is not after ``timeout`` seconds, for people, or empty."""
+        if others := self._others():
+            await asyncio.wait(others, timeout=timeout)
+        return ", ".join(sorted({task.get_name() for task in self._others()}))
+
+    def _others(self) -> "set[asyncio.Task[None]]":
+        return {task for task in self._tasks if task.get_name() != Freeze.__name__}
+
+    def hold(self) -> None:
+        """Keep what views say, for :meth:`go_on` or the one that takes over."""
+        self._kept = []
+
+    def take_kept(self) -> list[list[bytes]]:
+        """What was kept, once."""
+        kept, self._kept = self._kept, None
+        return kept or []
+
+    def go_on(self) -> None:
+        """Hear what was kept."""
+        for frames in self.take_kept():
+            self._on_frames(frames)
+
+    def leave(self) -> None:
+        """Send nothing more: another one takes over."""
+        for task in self._tasks:
+            task.cancel()
+        self._over = True
 
     def _on_frames(self, frames: list[Any]) -> None:
+        if self._kept is not None:
+            self._kept.append(frames)
+            return
         if len(frames) != 2:
             return
         identity, data = bytes(frames[0]), bytes(frames[1])
@@ -101,7 +222,10 @@ class ViewServer:
 
     def _take(self, view: View, request: Request, data: bytes) -> None:
         """``request``, which came as ``data``."""
-        task = asyncio.ensure_future(self._answer(view, request))
+        if isinstance(request.body, HandOver):
+            self.on_hand_over(view, request)
+            return
+        task = asyncio.create_task(self._answer(view, request), name=type(request.body).__name__)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -124,7 +248,16 @@ class ViewServer:
         self._gate(lambda: self._send_now(frames))
 
     def _send_now(self, frames: list[bytes]) -> None:
-        self._pump.send(frames)
+        if not self._over:
+            self.socket.send(frames)
+
+    def refuse(self, view: View, request: Request, error: str) -> None:
+        """Answer ``request`` with one line."""
+        self._put([view.identity, encode(Reply(id=request.id, error=error))])
+
+    def answer(self, view: View, request: Request, value: Any) -> None:
+        """Answer ``request``."""
+        self._put([view.identity, encode(Reply(id=request.id, value=value))])
 
     @property
     def looked_at(self) -> bool:
@@ -177,9 +310,7 @@ class ViewServer:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._pump.close()
-        self._keys.close()
-        self._context.term()
+        self.socket.close()
 
 
 def _curve_pair() -> tuple[str, str]:

@@ -249,6 +249,14 @@ class Stopped(Message, frozen=True):
     time: float
 
 
+class HandedOver(Message, frozen=True):
+    """The cluster goes on from elsewhere: ``to`` for people, ``token`` of the hand over."""
+
+    to: str
+    token: str
+    time: float
+
+
 Event = (
     ClusterStarted
     | PeerAdded
@@ -278,10 +286,11 @@ Event = (
     | CellNodeReturned
     | CellFinished
     | Stopped
+    | HandedOver
 )
 
 DURABLE = (
     ClusterStarted, PeerAdded, PeerDropped, DoorOpened, LaunchOrdered, LaunchAccepted, HostEnlisted, HostLeft,
-    LaunchEnded, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned, NodeRemoved, StatesTaken, Stopped,
+    LaunchEnded, NodeAdded, NodeStarting, NodeUp, NodeDown, NodeReturned, NodeRemoved, StatesTaken, Stopped, HandedOver,
 )  # fmt: skip
 """Events about membership: fsynced before anybody is told."""

@@ -54,6 +54,7 @@ class Journal:
         on_holding: called with True when rows begin to wait (again when it becomes known why), with False when all are
             written and everything that waited for them is done.
         committed: the rounds for reports and panels.
+        frozen: nothing more is decided, see :meth:`freeze`.
     """
 
     def __init__(self, folder: Path, recovered: RecoveredRun | None = None) -> None:
@@ -61,6 +62,7 @@ class Journal:
         recovered = recovered or RecoveredRun()
         self.path = folder / JOURNAL_FILE
         self.trouble: OSError | None = None
+        self.frozen = False
         self.on_holding: Callable[[bool], None] = lambda holding: None
         self.committed, self._kept = recovered.committed, recovered.kept
         self._loop = asyncio.get_running_loop()
@@ -87,6 +89,29 @@ class Journal:
         self._writer.start()
 
     # ---- rows
+
+    def freeze(self) -> None:
+        """Another coordinator goes on from here: rows that come later, and what would follow from them, are left out,
+        but for what :meth:`last_words` says."""
+        self.frozen = True
+
+    def last_words(self, event: Event | None, received: dict[str, int]) -> None:
+        """Of a frozen journal: ``event``, durable, and ``received`` as of :meth:`received`."""
+        self.frozen = False
+        if event is not None:
+            self.event(event, durable=True)
+        self.received(received)
+        self.frozen = True
+
+    async def all_written(self, timeout: float) -> bool:
+        """Return when every row so far is in the journal and what waited for it is done; False after ``timeout``
+        seconds."""
+        deadline = time.monotonic() + timeout
+        while self._handed > self._written or self._calls or self._gated:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.002)
+        return True
 
     def event(self, event: Event, *, durable: bool) -> None:
         """``durable``: it survives also the death of the machine; else that of this process."""
@@ -158,6 +183,8 @@ class Journal:
         )
 
     def _put(self, statements: tuple[tuple[str, tuple[object, ...]], ...], durable: bool) -> None:
+        if self.frozen:
+            return
         item = PendingRow(self._next, statements, durable)
         if self._waits_since is None:
             self._waits_since = time.monotonic()
@@ -173,6 +200,8 @@ class Journal:
 
     def when_written(self, call: Call) -> None:
         """``call`` once every row so far is in the journal, after what was handed in before: now, or later."""
+        if self.frozen:
+            return
         queue = self._calls if self._added is None else self._added
         if queue or self._handed > self._written:
             queue.append((self._handed, call))

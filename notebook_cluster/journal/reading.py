@@ -153,16 +153,22 @@ def has_crashed(path: Path) -> bool:
     Raises:
         ValueError: as :func:`recover`.
     """
+    state = read_state(path)
+    return state.stopped is None and not state.left and bool(state.nodes)
+
+
+def read_state(path: Path) -> State:
+    """What the rows of the journal in ``path`` have led to; of none where there is none. ValueError as
+    :func:`recover`."""
     if not path.exists():
-        return False
+        return State()
     try:
         with reading(path) as connection:
-            state = _state(connection, _snapshot(connection), RecoveredRun())
+            return _state(connection, _snapshot(connection), RecoveredRun())
     except FileNotFoundError:
-        return False
+        return State()
     except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
-    return state.stopped is None and bool(state.nodes)
 
 
 def read_rounds(path: Path) -> list[Noted]:

@@ -110,6 +110,8 @@ class State(msgspec.Struct, frozen=True):
     taken: tuple[TakenState, ...] = ()
     """From which states jobs go on that a cluster before this one has trained."""
     stopped: str | None = None
+    left: str = ""
+    """The token of the hand over after which this journal is not that of the cluster any more."""
 
     def running(self) -> Cell | None:
         """The cell that runs now."""
@@ -222,7 +224,8 @@ def apply(state: State, event: e.Event) -> State:
         case e.ClusterStarted():
             return _change(
                 state, cluster=event.cluster, cluster_id=event.cluster_id, epoch=event.epoch,
-                directory=event.directory, started=state.started or event.time, stopped=None, starts=state.starts + 1,
+                directory=event.directory, started=state.started or event.time, stopped=None, left="",
+                starts=state.starts + 1,
             )  # fmt: skip
         case e.PeerAdded():
             known = state.peers.get(event.name)
@@ -315,4 +318,6 @@ def apply(state: State, event: e.Event) -> State:
             return _cell(_change(state, unfinished=unended), event.cell, status=event.status, ended=event.time)
         case e.Stopped():
             return _change(state, stopped=event.reason)
+        case e.HandedOver():
+            return _change(state, left=event.token)
     return state

@@ -50,6 +50,7 @@ class Conversation:
         self.cluster, self.epoch, self.session = "", 0, 0
         self.is_open = False
         self.handling = 0
+        self._frozen = False
         self._transmit = transmit
         self._deliver = deliver
         self._drops = drops
@@ -179,7 +180,14 @@ class Conversation:
         # A duplicate means that our acknowledgement was lost: say it again.
         self._owe(inbox.duplicates - duplicates)
 
+    def freeze(self) -> None:
+        """No message is handled, or acknowledged, from now on: they come to the next coordinator. What was handled
+        before is acknowledged as ever, and sending goes on."""
+        self._frozen = True
+
     def _process(self, sequence: int, message: list[bytes]) -> None:
+        if self._frozen:
+            return
         self.handling = sequence
         try:
             self._deliver(message)

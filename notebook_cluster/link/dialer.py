@@ -78,13 +78,9 @@ class Dialer(LinkEnd):
         self._peer = peer or address.removeprefix("tcp://")
         self._on_message = on_message
         self._on_condition = on_condition
-        self._settings = settings or LinkSettings()
+        self._settings = most = settings or LinkSettings()
         self._reception = reception
-        super().__init__(
-            Channel(
-                outbox_bytes=self._settings.outbox_bytes, message_bytes=self._settings.message_bytes, received=received
-            )
-        )
+        super().__init__(Channel(outbox_bytes=most.outbox_bytes, message_bytes=most.message_bytes, received=received))
         self.condition: Condition = "connecting"
         self.reason = ""
         self.dropped = Drops()
@@ -92,9 +88,7 @@ class Dialer(LinkEnd):
         # Upper bits: this Dialer. Lower bits: its connections, counted.
         self._session = secrets.randbits(62 - SESSION_SHIFT) << SESSION_SHIFT
         self._trouble = ""
-        self._answered = False
-        self._hello_open = False
-        self._closed = False
+        self._answered = self._hello_open = self._closed = False
         self.newer, self._asks_again = 0, False
 
     @property
@@ -145,6 +139,10 @@ class Dialer(LinkEnd):
         """Acknowledge nothing from now on, the message at hand included, and all of it later: what messages change
         cannot be written down now, so the agent has to keep them."""
         self._channel.inbox.hold(holding)
+
+    def freeze(self) -> None:
+        """Handle no message from now on: another coordinator goes on after :attr:`received`."""
+        self._conversation.freeze()
 
     def start(self) -> None:
         """Begin to connect; call inside the running loop."""

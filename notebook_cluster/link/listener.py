@@ -31,6 +31,8 @@ class Listener:
     is made and on the loop when a session is asked for. ``on_session(session)`` is called on the loop for each new
     cluster, before its first message. ``gate`` is the context's ZAP handler when it has one already.
     ``objection(key, cluster)``: why a key that is let in has no cluster of that name here; empty when it may have.
+    ``succeeds(key, before)``: a coordinator with ``key`` may go on with the session of one with ``before`` (the cluster
+    was handed over); only in a higher epoch.
 
     Attributes:
         sessions: cluster id -> Session.
@@ -49,11 +51,12 @@ class Listener:
         settings: LinkSettings | None = None,
         gate: Gate | None = None,
         objection: Callable[[str, str], str] = lambda key, cluster: "",
+        succeeds: Callable[[str, str], bool] = lambda key, before: key == before,
     ) -> None:
         self._context = plain_context(context)
         self._identity = identity
         self._authorise = authorise
-        self._refuses = objection
+        self._refuses, self._succeeds = objection, succeeds
         self._on_session = on_session
         self.settings = settings or LinkSettings()
         self.sessions: dict[str, Session] = {}
@@ -205,7 +208,7 @@ class Listener:
                 on_close=self._forget,
             )
             self._on_session(session)
-        session.last_heard = now
+        session.last_heard, session.key = now, key
         session.resume(hello, routing_id, fresh=fresh)
         session.become("connected", "")
 
@@ -227,9 +230,9 @@ class Listener:
             held = sum(session.key == key for session in self.sessions.values())
             many = f"{held} clusters of key {fingerprint(key)} are here already: stop one of them first"
             return many if held >= _MAX_SESSIONS else None
-        if key != session.key:
+        if not (key == session.key or self._succeeds(key, session.key)):
             return f"cluster {hello.cluster_name} belongs to another key"
-        if hello.epoch < session.epoch:
+        if hello.epoch < session.epoch or (key != session.key and hello.epoch == session.epoch):
             return (
                 f"start {session.epoch} of the coordinator of {hello.cluster_name} is running, this is start "
                 f"{hello.epoch}: attach to the running one"
@@ -240,7 +243,8 @@ class Listener:
 
     def _newer(self, hello: Hello, key: str) -> int:
         """The epoch of the coordinator that is followed in place of the one of ``hello``, or 0."""
-        same = [session for session in self.sessions.values() if session.key == key and session.epoch > hello.epoch]
+        later = [session for session in self.sessions.values() if session.epoch > hello.epoch]
+        same = [session for session in later if session.key == key or self._succeeds(key, session.key)]
         return max((session.epoch for session in same if session.stands_for(hello)), default=0)
 
     # ---- time ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
 from notebook_cluster.magics.launch_commands import grow, launch_options, shrink
 from notebook_cluster.magics.parsing import Invocation, find_node
 from notebook_cluster.magics.session import NotebookSession
-from notebook_cluster.magics.take_over_command import take_over
+from notebook_cluster.magics.take_over_command import hand_over, take_over
 from notebook_cluster.magics.transfer_commands import bench, send
 from notebook_cluster.protocol.names import did_you_mean
 
@@ -323,6 +323,7 @@ def _display(session: NotebookSession, text: str, html: str) -> None:
 _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "start": _start,
     "take-over": take_over,
+    "hand-over": hand_over,
     "add": _add,
     "invite": _invite,
     "doctor": _doctor,

@@ -195,6 +195,12 @@ COMMANDS: dict[str, Command] = {
             _cluster_name,
         ),
         Command(
+            "hand-over",
+            "lead the running cluster from another machine, or from this one again",
+            "PEER|HOST:PORT|local",
+            (Option("code", "the code that is shown there, the first time", "CODE", _code),),
+        ),
+        Command(
             "add",
             "add a machine's nodes to the cluster ('local': this machine)",
             "PEER|HOST:PORT",

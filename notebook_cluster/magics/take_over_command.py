@@ -1,4 +1,5 @@
-"""``%cluster take-over``: a new cluster in the place of one whose coordinator is gone."""
+"""``%cluster hand-over``: the cluster is led from elsewhere while it runs. ``%cluster take-over``: a new cluster in the
+place of one whose coordinator is gone."""
 
 import time
 
@@ -27,6 +28,20 @@ def take_over(session: NotebookSession, call: Invocation) -> None:
     _say(f"cluster {name!r} is ready in {time.monotonic() - began:.1f} s: {len(nodes)} nodes ({', '.join(nodes)})")
     if not call.options.get("no_panel"):
         show_panel(cluster, headless=session.headless)
+
+
+def hand_over(session: NotebookSession, call: Invocation) -> None:
+    cluster = session.require()
+    began = time.monotonic()
+    _say(
+        f"handing cluster {cluster.name!r} over to {'this machine' if call.argument == 'local' else call.argument} ..."
+    )
+    led = cluster.hand_over(call.argument, code=call.options.get("code", ""))
+    seconds = time.monotonic() - began
+    if led:
+        _say(f"cluster {cluster.name!r} is led from {led} now ({seconds:.1f} s): it goes on without this machine")
+    else:
+        _say(f"cluster {cluster.name!r} is led from this machine now ({seconds:.1f} s)")
 
 
 def _say(text: str) -> None:

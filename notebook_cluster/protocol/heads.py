@@ -16,7 +16,9 @@ FILE_CHUNK = 1 << 20
 """Bytes of a journal in one message."""
 CODE_VARIABLE = "NOTEBOOK_CLUSTER_WINDOW_CODE"
 """In the environment of a window: the code for its head. Every user of a machine can read arguments."""
-HeadFileName = Literal["run.journal", "curves.journal"]
+MOVED_FILE: Literal["moved.tar"] = "moved.tar"
+"""What a coordinator has written, packed for the next one (:mod:`notebook_cluster.journal.moving`)."""
+HeadFileName = Literal["run.journal", "curves.journal", "moved.tar"]
 
 
 class PeerKey(Message, frozen=True):
@@ -31,7 +33,8 @@ class PeerKey(Message, frozen=True):
 
 class StartHead(Message, frozen=True):
     """Window to the agent of the head: run the coordinator of the cluster of that name, or say how it is. Answered by
-    HeadState. ``only_look``: start nothing; ``fresh``: what an earlier run has left is set aside."""
+    HeadState. ``only_look``: start nothing; ``fresh``: what an earlier run has left is set aside. ``token``: of the
+    hand over whose file it begins from, once."""
 
     ticket: int
     cluster: str
@@ -42,6 +45,7 @@ class StartHead(Message, frozen=True):
     lease: float = 86400.0
     agent_lease: float = 600.0
     peers: list[PeerKey] = []
+    token: str = ""
 
 
 class HeadState(Message, frozen=True):
@@ -58,6 +62,57 @@ class HeadState(Message, frozen=True):
     epoch: int = 0
     found: bool = False
     """It ran already."""
+    begun: bool = False
+    """The last run here is the one that the order's token names."""
+    left: str = ""
+    """The token of the hand over with which the last run here has ended, and whose file is still here."""
+
+
+class AskReady(Message, frozen=True):
+    """Owner to the agent of a peer: can this cluster be led from here? Answered by HeadReady. ``places``: peers by
+    name, each with its HOST:PORT; ``bytes``: of what would be sent."""
+
+    ticket: int
+    cluster: str
+    places: list[tuple[str, str]] = []
+    bytes: int = 0
+
+
+class HeadReady(Message, frozen=True):
+    """Agent. ``error``: why not, one line; ``key``: that the head will have; ``unreachable``: names of the peers that
+    cannot be reached from there, each with why."""
+
+    ticket: int
+    error: str = ""
+    key: str = ""
+    unreachable: list[tuple[str, str]] = []
+
+
+class WriteHeadFile(Message, frozen=True):
+    """Owner to the agent of the head: bytes of MOVED_FILE of the hand over ``token``, from ``offset`` on. Answered by
+    HeadFileTaken. Buffers: those bytes, at most FILE_CHUNK."""
+
+    ticket: int
+    cluster: str
+    token: str
+    offset: int
+    total: int
+
+
+class HeadFileTaken(Message, frozen=True):
+    """Agent. ``error``: why not, one line."""
+
+    ticket: int
+    error: str = ""
+
+
+class FollowHead(Message, frozen=True):
+    """Owner to the private agent of their machine: go to the coordinator with ``key`` at ``address`` (HOST:PORT), and
+    obey it as the owner; empty: to none. Answered by Granted."""
+
+    ticket: int
+    key: str = ""
+    address: str = ""
 
 
 class HeadPeers(Message, frozen=True):
@@ -107,7 +162,7 @@ class Granted(Message, frozen=True):
 
 class ReadHeadFile(Message, frozen=True):
     """Window to the agent of the head: the bytes of a copy of this file from ``offset`` on; at 0 the copy is made.
-    Answered by HeadFile."""
+    Answered by HeadFile. ``offset`` -1, of MOVED_FILE: it is not needed any more."""
 
     ticket: int
     cluster: str
@@ -123,5 +178,5 @@ class HeadFile(Message, frozen=True):
     error: str = ""
 
 
-ToHeadAgent = StartHead | HeadPeers | ToHead | Grant | ReadHeadFile
-FromHeadAgent = HeadState | FromHead | Granted | HeadFile
+ToHeadAgent = StartHead | HeadPeers | ToHead | Grant | ReadHeadFile | AskReady | WriteHeadFile | FollowHead
+FromHeadAgent = HeadState | FromHead | Granted | HeadFile | HeadReady | HeadFileTaken

@@ -1,12 +1,12 @@
 """View <-> coordinator. A view sends Request envelopes and receives Reply envelopes and Events.
 
-Frames view -> coordinator: ``[encoded Request]``. Frames coordinator -> view: ``[encoded Reply]`` or
-``[encoded Event, *buffers]``. The socket is a ROUTER on loopback with CURVE; the connection file (0600)
-holds its address and both key pairs.
+Frames view -> coordinator: ``[encoded Request]``. Frames coordinator -> view: ``[encoded Reply]`` or ``[encoded Event,
+*buffers]``. The socket is a ROUTER on loopback with CURVE; its address and both key pairs are in the connection file.
 """
 
 from typing import Any, Literal
 
+from notebook_cluster.protocol.hand_over import AnyHandingOver, ViewKind
 from notebook_cluster.protocol.interaction import AnyInteraction, InputRequested, InputWithdrawn, NodeComm, NodeValue
 from notebook_cluster.protocol.kept import AnyTakingOver
 from notebook_cluster.protocol.launches import AnyLaunching
@@ -49,7 +49,7 @@ class ConnectionFile(Message, frozen=True):
 class Attach(Message, frozen=True):
     """First request of a view. Reply value: ClusterView. ``live`` views get state, output and series events."""
 
-    kind: Literal["magics", "panel", "cli", "server", "client"]
+    kind: ViewKind
     live: bool = True
     kernel: str = ""
     """Id of the Jupyter kernel that the view lives in, empty where it is none: which notebook this is."""
@@ -254,6 +254,7 @@ AnyRequest = (
     | LeaveCluster
     | Stop
     | AnyInteraction
+    | AnyHandingOver
     | AnyLaunching
     | AnyTakingOver
     | AnyTransfer

@@ -72,6 +72,10 @@ class Pump:
         """The socket, for options and ``disconnect``; reading and writing is the pump's."""
         return self._socket
 
+    def hand_to(self, on_frames: Callable[[list[Any]], None]) -> None:
+        """Messages go to ``on_frames`` from now on."""
+        self._on_frames = on_frames
+
     def send(self, frames: Sequence[Any]) -> bool:
         """Queue one message. False when libzmq takes none now: no connection yet, an unknown ROUTER peer, or closed."""
         if self.closed:

@@ -10,7 +10,7 @@ from pathlib import Path
 from notebook_cluster.coordinator.startup import AnotherRuns, StartProgress, lock
 from notebook_cluster.protocol.heads import CODE_VARIABLE
 from notebook_cluster.protocol.views import RequestError
-from notebook_cluster.window.service import Window
+from notebook_cluster.window.seat import Seat, coordinator_of
 from notebook_cluster.window.settings import WindowSettings
 
 
@@ -33,7 +33,7 @@ def main() -> int:
     progress = StartProgress(settings.progress)
 
     async def run() -> None:
-        await Window(settings, progress).run()
+        await Seat(coordinator_of(settings), settings, progress).run()
 
     try:
         held = lock(settings.runtime, settings.cluster, progress)

@@ -92,25 +92,29 @@ class AgentLink:
                 continue
 
     async def ask(
-        self, question: Callable[[int], Message], kind: type[Answer], timeout: float = ANSWER_S
+        self,
+        question: Callable[[int], Message],
+        kind: type[Answer],
+        timeout: float = ANSWER_S,
+        buffers: Sequence[bytes] = (),
     ) -> tuple[Answer, list[bytes]]:
-        """The answer (of type ``kind``) to ``question(ticket)``, and its buffers.
+        """The answer (of type ``kind``) to ``question(ticket)``, which has ``buffers``; and the answer's buffers.
 
         Raises:
             RequestError: none came in time.
         """
         ticket = next(self._tickets)
         future = self._waiting[ticket] = asyncio.get_running_loop().create_future()
-        self._dialer.send(question(ticket))
+        self._dialer.send(question(ticket), buffers)
         try:
-            answer, buffers = await asyncio.wait_for(future, timeout)
+            answer, beside = await asyncio.wait_for(future, timeout)
         except TimeoutError:
             raise RequestError(f"{self.candidate.name} has not answered for {timeout:g} s") from None
         finally:
             del self._waiting[ticket]
         if not isinstance(answer, kind):
             raise RequestError(f"{self.candidate.name} answered with a {type(answer).__name__}")
-        return answer, buffers
+        return answer, beside
 
     def send(self, message: Message, buffers: Sequence[bytes] = ()) -> None:
         """Now, or when the agent can be reached again."""
@@ -132,7 +136,7 @@ class AgentLink:
         match message:
             case h.FromHead():
                 self._on_view(message.view, buffers)
-            case h.HeadState() | h.Granted() | h.HeadFile():
+            case h.HeadState() | h.Granted() | h.HeadFile() | h.HeadReady() | h.HeadFileTaken():
                 future = self._waiting.get(message.ticket)
                 if future is not None and not future.done():
                     future.set_result((message, buffers))

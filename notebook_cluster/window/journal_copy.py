@@ -4,6 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from notebook_cluster.journal.moving import MOST_BYTES as MOVED_BYTES
 from notebook_cluster.journal.reading import has_crashed
 from notebook_cluster.journal.store import JOURNAL_FILE, remove
 from notebook_cluster.protocol import heads as h
@@ -26,6 +27,42 @@ async def bring_files(head: AgentLink, cluster: str, folder: Path) -> None:
         await _bring(head, cluster, name, folder / name)
 
 
+async def bring_moved(head: AgentLink, cluster: str, folder: Path) -> None:
+    """What the head has written for the next coordinator, in ``folder``. RequestError, OSError: as of
+    :func:`bring_files`."""
+    await _bring(head, cluster, h.MOVED_FILE, folder / h.MOVED_FILE)
+
+
+async def forget_moved(head: AgentLink, cluster: str) -> None:
+    """The head need not keep it any more. RequestError: it did not hear that."""
+    await head.ask(
+        lambda ticket: h.ReadHeadFile(ticket=ticket, cluster=cluster, name=h.MOVED_FILE, offset=-1), h.HeadFile
+    )
+
+
+async def send_file(head: AgentLink, cluster: str, token: str, path: Path) -> None:
+    """The bytes of ``path`` to the agent of the head, as MOVED_FILE of the hand over ``token``.
+
+    Raises:
+        RequestError: they are not taken, or it stopped answering.
+        OSError: they cannot be read.
+    """
+    offset = 0
+    with open(path, "rb") as file:  # noqa: ASYNC230 - a local file, a piece at a time
+        total = os.fstat(file.fileno()).st_size
+        while piece := file.read(h.FILE_CHUNK):
+            answer, _ = await head.ask(
+                lambda ticket, offset=offset: h.WriteHeadFile(  # type: ignore[misc]
+                    ticket=ticket, cluster=cluster, token=token, offset=offset, total=total
+                ),
+                h.HeadFileTaken,
+                buffers=[piece],
+            )
+            if answer.error:
+                raise RequestError(answer.error)
+            offset += len(piece)
+
+
 async def _bring(head: AgentLink, cluster: str, name: h.HeadFileName, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.coming")
     offset, total = 0, 1
@@ -42,7 +79,7 @@ async def _bring(head: AgentLink, cluster: str, name: h.HeadFileName, path: Path
                 if answer.error:
                     raise RequestError(answer.error)
                 piece, total = (pieces or [b""])[0], answer.total
-                if not piece or total > MOST_BYTES:
+                if not piece or total > (MOVED_BYTES if name == h.MOVED_FILE else MOST_BYTES):
                     raise RequestError(f"{head.candidate.name} sent {len(piece)} of {total} bytes of {name}")
                 file.write(piece)
                 offset += len(piece)

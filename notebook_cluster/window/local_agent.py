@@ -1,4 +1,5 @@
-"""The agent of the owner's own machine: it dials in to the head, as the peer ``local``."""
+"""The agent of the owner's own machine: it dials in to the head, as the peer ``local``. A coordinator here may have
+started it before the cluster was handed over; then it is told to go there."""
 
 import asyncio
 import contextlib
@@ -10,11 +11,9 @@ import msgspec
 import psutil
 
 from notebook_cluster.coordinator.core import LOCAL
-from notebook_cluster.coordinator.startup import PrivateAgent, start_private_agent
+from notebook_cluster.coordinator.startup import AGENT_FILE, PrivateAgent, start_private_agent
 from notebook_cluster.protocol.heads import PeerKey
 from notebook_cluster.security import owner, write_private
-
-AGENT_FILE = "agent.json"
 
 
 class LocalAgent:
@@ -39,32 +38,42 @@ class LocalAgent:
             # In one word each: a key may begin with a minus sign.
             options = [f"--dial={reception}", f"--head-key={head_key}"]
             agent, _ = await start_private_agent(LOCAL, self._runtime, self._lease, options)
-            write_private(self._runtime / AGENT_FILE, msgspec.json.encode(agent))
+            self.note(agent, head_key, reception)
             return PeerKey(LOCAL, agent.public_key, owner())
+
+    def note(self, agent: PrivateAgent, head_key: str, reception: str) -> None:
+        """``agent`` goes to the head with this key at ``reception``; both empty: it is dialled from here."""
+        followed = _Followed(agent.name, agent.public_key, agent.port, agent.pid, head_key, reception)
+        write_private(self._runtime / AGENT_FILE, msgspec.json.encode(followed))
 
     def find(self, head_key: str) -> PeerKey | None:
         """The one that a window of this cluster has started for that head, if it still runs."""
         found = self._running(head_key)
-        return PeerKey(LOCAL, found[0].public_key, owner()) if found is not None else None
+        return PeerKey(LOCAL, found.public_key, owner()) if found is not None else None
 
     def end(self, head_key: str) -> None:
         """The head is trusted no more: nothing runs for it here any more. Returns at once."""
         if (found := self._running(head_key)) is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(found[0].pid, signal.SIGTERM)
+                os.kill(found.pid, signal.SIGTERM)
 
     def _dials(self, head_key: str, port: str) -> bool:
         """It goes to the reception of the run that is on, for each has a port of its own."""
         found = self._running(head_key)
-        return found is not None and any(word.startswith("--dial=") and word.endswith(f":{port}") for word in found[1])
+        return found is not None and found.reception.rpartition(":")[2] == port
 
-    def _running(self, head_key: str) -> tuple[PrivateAgent, list[str]] | None:
-        """It, and its command line."""
+    def _running(self, head_key: str) -> "_Followed | None":
         try:
-            agent = msgspec.json.decode((self._runtime / AGENT_FILE).read_bytes(), type=PrivateAgent)
+            agent = msgspec.json.decode((self._runtime / AGENT_FILE).read_bytes(), type=_Followed)
             command = psutil.Process(agent.pid).cmdline()
         except (OSError, msgspec.DecodeError, psutil.Error):
             return None
-        if "notebook_cluster.agent" not in command or f"--head-key={head_key}" not in command:
-            return None
-        return agent, command
+        mine = "notebook_cluster.agent" in command and str(self._runtime) in command
+        return agent if mine and agent.head_key == head_key else None
+
+
+class _Followed(PrivateAgent):
+    """What is kept of it."""
+
+    head_key: str = ""
+    reception: str = ""

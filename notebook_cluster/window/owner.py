@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import zmq
@@ -193,9 +193,14 @@ class Owner:
             self._tell_peers()
         return self.head is None or self.head.candidate.key in trusted
 
-    async def withdraw(self) -> None:
-        """Nobody leads the cluster any more."""
-        await self._withdraw(list(self._links.values()))
+    @property
+    def head_host(self) -> str:
+        """The address of the head's machine."""
+        return self.head.host if self.head is not None else ""
+
+    async def withdraw(self, keys: Collection[str] | None = None) -> None:
+        """Nobody leads the cluster any more, as far as these agents (all of them) are concerned."""
+        await self._withdraw([link for key, link in self._links.items() if keys is None or key in keys])
 
     async def _withdraw(self, links: list[AgentLink]) -> None:
         there = [link for link in links if link.connected]
@@ -210,6 +215,14 @@ class Owner:
             found = None if link.connected else self._finder.find(link.candidate.key)
             if found is not None and found.found_by != "remembered":
                 link.move(found)
+
+    def granted(self) -> list[str]:
+        """Keys of the agents that have the grant."""
+        return list(self._links)
+
+    def places(self) -> list[h.PeerKey]:
+        """Those, where they are reached from here."""
+        return [h.PeerKey(link.candidate.name, key, "", link.candidate.address) for key, link in self._links.items()]
 
     def has(self, key: str) -> bool:
         """It has the grant."""

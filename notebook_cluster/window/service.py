@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from notebook_cluster.journal.kept_runs import set_aside
 from notebook_cluster.journal.store import JOURNAL_FILE
 from notebook_cluster.peering.candidates import Trust, known_peers
 from notebook_cluster.peering.peer_finder import PeerFinder
-from notebook_cluster.protocol import decode, encode
+from notebook_cluster.protocol import encode
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.interaction import NoteEvent
@@ -25,11 +26,11 @@ from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import announce, data_directory, load_identity, owner, withdraw
 from notebook_cluster.window.admission import HERE, NodeAdmission
-from notebook_cluster.window.agents import AgentLink
+from notebook_cluster.window.head_link import HeadLink
 from notebook_cluster.window.journal_copy import bring_files
 from notebook_cluster.window.local_agent import LocalAgent
 from notebook_cluster.window.owner import Owner
-from notebook_cluster.window.settings import HEAD_FILE, WindowSettings, write_files
+from notebook_cluster.window.settings import HEAD_FILE, WindowSettings, read_note, write_files
 from notebook_cluster.window.views import OWN_VIEW, WindowViews
 
 log = logging.getLogger(__name__)
@@ -44,34 +45,38 @@ SAY_AGAIN_S = 1.0
 """Seconds between two words about how far the start is: one that says nothing for long is ended by who started it."""
 
 
+class LeftToOwner(RequestError):
+    """The head has handed the cluster over to this machine, where nobody has begun it yet."""
+
+
 class Window:
     """Made inside the running loop; ends with :meth:`run`."""
 
     def __init__(self, settings: WindowSettings, progress: StartProgress) -> None:
-        self._settings = settings
+        self.settings = settings
         self._progress = progress
         self._doing = f"to be led from {settings.head}: looking for it"
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._identity = identity = load_identity(data_directory())
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.identity = identity = load_identity(data_directory())
         self._announcement = announce("coordinator", identity.public_key, settings.cluster)
-        self._trust = Trust()
-        self._finder = PeerFinder(
-            self._context, self._trust, known_peers(settings.known), lambda new: self._admission.found(new)
+        self.trust = Trust()
+        self.finder = PeerFinder(
+            self.context, self.trust, known_peers(settings.known), lambda new: self._admission.found(new)
         )
-        self._pairing = Pairing(settings.cluster, self._context, identity, self._trust, self._tell)
-        self._owner = Owner(
-            self._context, identity, settings.cluster, self._finder, self._trust, self._pairing, self._tell_peers
+        self._pairing = Pairing(settings.cluster, self.context, identity, self.trust, self._tell)
+        self.owner = Owner(
+            self.context, identity, settings.cluster, self.finder, self.trust, self._pairing, self._tell_peers
         )
-        self._local = LocalAgent(settings.runtime, settings.agent_lease)
+        self.head = HeadLink(settings, self.owner, on_view=self._from_head, on_condition=self._condition)
+        self.local = LocalAgent(settings.runtime, settings.agent_lease)
         self._admission = NodeAdmission(
-            settings.cluster, owner=self._owner, local=self._local, pairing=self._pairing, trust=self._trust,
-            head=lambda: self._state, ask=self._ask, tell=self._tell, spawn=self._spawn,
+            settings.cluster, owner=self.owner, local=self.local, pairing=self._pairing, trust=self.trust,
+            head=lambda: self.head.state, ask=self.head.ask, tell=self._tell, spawn=self._spawn,
         )  # fmt: skip
-        self._views = WindowViews(self._admission.prepare, HERE, self._to_head, self._trouble)
-        self._state = h.HeadState(ticket=0)
+        self.views = WindowViews(self._admission.prepare, HERE, self.head.send, self._trouble)
         self._away, self._away_since = "", 0.0
         """Why the head cannot be reached now, and since when (monotonic: a sleep of this machine does not count)."""
-        self._questions: dict[int, asyncio.Future[v.Reply]] = {}
+        self.handed_over = False
         self._stopping = asyncio.Event()
         self._ended = ""
         self._looking: asyncio.Task[None] | None = None
@@ -81,7 +86,8 @@ class Window:
     # ---- life
 
     async def run(self) -> None:
-        """Serve until nobody looks for the lease, until the cluster has ended, or until SIGTERM.
+        """Serve until nobody looks for the lease, until the cluster has ended or has been handed over, or until
+        SIGTERM.
 
         Raises:
             RequestError: the head cannot be reached, or does not start.
@@ -90,15 +96,34 @@ class Window:
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         saying = asyncio.create_task(self._say_again())
         try:
-            await self._reach()
-            assert self._owner.head is not None
-            write_files(self._settings, self._views, self._views.start(), self._owner.head.candidate, self._state)
+            if not self.head.state.running:
+                await self._reach()
+                self.show(self.views.start())
             saying.cancel()
             self._progress.close()
             await self._serve()
+            if self.head.state.left and not self.head.state.running and not self.handed_over:
+                raise LeftToOwner("the cluster has been handed over to this machine")
+        except LeftToOwner:
+            raise
+        except BaseException:
+            await self.close()
+            raise
+        else:
+            if not self.handed_over:
+                await self.close()
         finally:
             saying.cancel()
-            await self._close()
+
+    def show(self, address: str) -> None:
+        """Views find this window at ``address`` from now on. OSError: its files cannot be written."""
+        assert self.owner.head is not None
+        write_files(self.settings, self.views, address, self.owner.head.candidate, self.head.state)
+
+    def end(self) -> None:
+        """The cluster has been handed over to this machine: :meth:`run` returns, views stay."""
+        self.handed_over = True
+        self._stopping.set()
 
     async def _say_again(self) -> None:
         """What it waits for, as long as it starts."""
@@ -108,59 +133,50 @@ class Window:
 
     async def _reach(self) -> None:
         """From the name of a peer to a head that runs and may be obeyed."""
-        settings = self._settings
-        if (trouble := await self._finder.start()) is not None:
+        settings = self.settings
+        if (trouble := await self.finder.start()) is not None:
             self._tell("warning", trouble)
-        candidate = await self._owner.find(settings.head, settings.code)
-        self._owner.head = AgentLink(
-            self._context, self._identity, candidate, settings.cluster,
-            on_view=self._from_head, on_condition=self._condition,
-        )  # fmt: skip
-        await self._owner.head.ready()
+        candidate = await self.head.dial(self.context, self.identity)
         self._doing = f"being led from {candidate.name}: waiting for its coordinator there"
         # Its own agent is the first that it may use.
-        me = self._trust.store.find(candidate.key)
+        me = self.trust.store.find(candidate.key)
         row = h.PeerKey(
             candidate.name, candidate.key, me.owner if me is not None else owner(), f"127.0.0.1:{candidate.port}"
         )
-        self._state = await self._ask_head(only_look=settings.only_look, fresh=settings.fresh, peers=[row])
-        if not self._state.running:
+        note = read_note(settings.runtime)
+        token = note.token if note is not None and not settings.fresh else ""
+        self.head.state = await self.head.look(
+            only_look=settings.only_look or bool(token), fresh=settings.fresh, peers=[row], token=token
+        )
+        if token and not self.head.state.running and not self.head.state.begun:
+            await self._complete(token, [row])
+        if not self.head.state.running:
+            if self.head.state.left:
+                raise LeftToOwner(f"cluster {settings.cluster!r} is led from this machine now")
             self._doing = f"not led from {candidate.name} any more: bringing the journal of its last run"
             await self._bring_files()
-            ended = self._state.ended or "none has run there"
+            ended = self.head.state.ended or "none has run there"
             raise RequestError(f"no cluster {settings.cluster!r} runs on {candidate.name}: {ended}")
-        await self._owner.lead(self._state.key)
-        if not self._state.found or not (settings.runtime / HEAD_FILE).exists():
+        await self.owner.lead(self.head.state.key)
+        if not self.head.state.found or not (settings.runtime / HEAD_FILE).exists():
             await asyncio.to_thread(set_aside, settings.runtime)  # what ran under this name before
-        if self._state.found:
+        if self.head.state.found or token:
             await self._take_up()
 
-    async def _ask_head(
-        self, *, only_look: bool, fresh: bool = False, peers: list[h.PeerKey] | None = None
-    ) -> h.HeadState:
-        settings, link = self._settings, self._owner.head
-        assert link is not None
-        state, _ = await link.ask(
-            lambda ticket: h.StartHead(
-                ticket=ticket, cluster=settings.cluster, only_look=only_look, fresh=fresh,
-                directory=settings.directory, lease=settings.head_lease, agent_lease=settings.agent_lease,
-                peers=peers or [],
-            ),
-            h.HeadState,
-        )  # fmt: skip
-        if state.error:
-            raise RequestError(state.error)
-        return state
+    async def _complete(self, token: str, peers: list[h.PeerKey]) -> None:
+        """The process before this one has ended in the middle of a hand over, after its coordinator had."""
+        await self.head.send_moved(token)
+        self.head.state = await self.head.look(only_look=False, peers=peers, token=token)
 
     async def _take_up(self) -> None:
         """It ran already: its peers are granted again, and this machine's agent is the one that it had."""
-        if (row := self._local.find(self._state.key)) is not None:
-            self._owner.use_local(row)
-        state = msgspec.convert(await self._ask(v.GetState()), ClusterView)
-        keys = [peer.key for peer in state.peers if peer.key and not self._owner.has(peer.key)]
+        if (row := self.local.find(self.head.state.key)) is not None:
+            self.owner.use_local(row)
+        state = msgspec.convert(await self.head.ask(v.GetState()), ClusterView)
+        keys = [peer.key for peer in state.peers if peer.key and not self.owner.has(peer.key)]
         used = {node.peer for node in state.nodes}
         wanted = {peer.key for peer in state.peers if peer.name in used}
-        for line in await self._owner.take_up(key for key in keys if key in wanted):
+        for line in await self.owner.take_up(key for key in keys if key in wanted):
             self._tell("warning", line)
 
     async def _serve(self) -> None:
@@ -169,91 +185,74 @@ class Window:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), TICK)
             now = time.monotonic()
-            self._views.drop_silent()
-            if self._views.looked_at:
+            self.views.drop_silent()
+            if self.views.looked_at:
                 self._needed = now
-            elif now - self._needed > self._settings.lease:
-                log.info("nobody looked for %g s: the window ends, the cluster goes on", self._settings.lease)
+            elif now - self._needed > self.settings.lease:
+                log.info("nobody looked for %g s: the window ends, the cluster goes on", self.settings.lease)
                 return
             if self._away and now - self._away_since > PATIENCE_S:
-                self._views.close_all(self._away_line(), away=True)
+                self.views.close_all(self._away_line(), away=True)
             if now - checked > TRUST_PERIOD:
                 checked = now
-                if not await self._owner.drop_untrusted():
+                if not await self.owner.drop_untrusted():
                     await self._give_up("its head is trusted no more")
-                self._owner.follow_moves()
-                await self._owner.renew_if_due()
+                self.owner.follow_moves()
+                await self.owner.renew_if_due()
 
     async def _give_up(self, reason: str) -> None:
         """Withdraw the head: all agents end what it has there."""
         self._ended = reason
-        self._local.end(self._state.key)  # it obeys the head by its key, without a grant
-        await self._owner.withdraw()
+        self.local.end(self.head.state.key)  # it obeys the head by its key, without a grant
+        await self.owner.withdraw()
         self._stopping.set()
 
-    async def _close(self) -> None:
+    async def discard(self, withdraw_from: Collection[str]) -> None:
+        """It is not the window to a head any more, or never was: the grant is taken back from the agents with these
+        keys."""
         for task in list(self._tasks):
             task.cancel()
-        settings = self._settings
+        await self.owner.withdraw(withdraw_from)
+        await self.owner.close()
+        await self.finder.close()
+        self.context.destroy(linger=0)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        settings = self.settings
         (settings.runtime / "connection.json").unlink(missing_ok=True)
         if self._ended:
             (settings.runtime / HEAD_FILE).unlink(missing_ok=True)
-            self._views.close_all(self._ended, away=False)
+            self.views.close_all(self._ended, away=False)
         else:
-            self._views.close_all(self._left_line(), away=True)
+            self.views.close_all(self._left_line(), away=True)
         with contextlib.suppress(Exception):
-            await self._views.close()
-        await self._owner.close()
-        await self._finder.close()
-        self._context.destroy(linger=0)
+            await self.views.close()
+        await self.owner.close()
+        await self.finder.close()
+        self.context.destroy(linger=0)
         withdraw(self._announcement)
 
     # ---- the link to the head
-
-    def _to_head(self, number: int, data: bytes | None, opens: bool = True) -> None:
-        if self._owner.head is not None:
-            cluster, epoch = self._settings.cluster, self._state.epoch
-            message = h.ToHead(cluster=cluster, view=number, epoch=epoch, opens=opens)
-            self._owner.head.send(message, [data] if data is not None else [])
 
     def _from_head(self, number: int, frames: list[bytes]) -> None:
         if not frames and number == 0:
             self._look_at_head()
         elif not frames:
-            name = self._settings.cluster
-            self._views.close_one(number, f"{self._where} was away from here for long: %cluster attach {name}")
+            name = self.settings.cluster
+            self.views.close_one(number, f"{self._where} was away from here for long: %cluster attach {name}")
         elif number == OWN_VIEW:
-            self._answered(frames[0])
-        else:
-            self._views.from_head(number, frames[0])
-
-    async def _ask(self, body: Any) -> Any:
-        """What the head answers this window's own view."""
-        number = len(self._questions) + time.monotonic_ns()
-        future = self._questions[number] = asyncio.get_running_loop().create_future()
-        self._to_head(OWN_VIEW, encode(v.Request(id=number, body=body)))
-        try:
-            reply = await asyncio.wait_for(future, 60)
-        except TimeoutError:
-            raise RequestError(f"the head of cluster {self._settings.cluster!r} has not answered for 60 s") from None
-        finally:
-            del self._questions[number]
-        if reply.error:
-            raise RequestError(reply.error)
-        return reply.value
-
-    def _answered(self, data: bytes) -> None:
-        message = decode(data, v.Incoming)
-        future = self._questions.get(message.id) if isinstance(message, v.Reply) else None
-        if future is not None and not future.done():
-            future.set_result(message)
+            self.head.takes(frames[0])
+        elif not (self.head.takes(frames[0])):
+            self.views.from_head(number, frames[0])
 
     def _condition(self, condition: str, reason: str) -> None:
         if condition in ("lost", "refused") and not self._away:
             # Views stay: what is for them waits there, and comes when the head can be reached again.
             self._away, self._away_since = reason or condition, time.monotonic()
             if condition == "refused":
-                self._views.close_all(self._away_line(), away=True)
+                self.views.close_all(self._away_line(), away=True)
         elif condition == "connected" and self._away:
             self._away = ""
             # It may have ended, or been started again, meanwhile.
@@ -264,15 +263,15 @@ class Window:
 
     @property
     def _where(self) -> str:
-        return self._owner.head.candidate.name if self._owner.head is not None else self._settings.head
+        return self.owner.head.candidate.name if self.owner.head is not None else self.settings.head
 
     def _away_line(self) -> str:
-        name, where = self._settings.cluster, self._where
+        name, where = self.settings.cluster, self._where
         trouble = f"{where}, from where cluster {name!r} is led, cannot be reached ({self._away})"
         return f"{trouble}: it goes on there, %cluster attach {name} when {where} can be reached again"
 
     def _left_line(self) -> str:
-        name = self._settings.cluster
+        name = self.settings.cluster
         return f"the window to cluster {name!r} on {self._where} has ended, the cluster goes on: %cluster attach {name}"
 
     def _look_at_head(self) -> None:
@@ -281,10 +280,10 @@ class Window:
             self._looking = self._spawn(self._see_how_head_is())
 
     async def _see_how_head_is(self) -> None:
-        name, before = self._settings.cluster, self._state
+        name, before = self.settings.cluster, self.head.state
         while not self._stopping.is_set():
             try:
-                self._state = await self._ask_head(only_look=True)
+                self.head.state = await self.head.look(only_look=True)
                 break
             except RequestError as error:
                 log.warning("%s", error)
@@ -293,23 +292,26 @@ class Window:
                 await asyncio.sleep(CHECK_S)
         if self._stopping.is_set():
             return
-        if not self._state.running:
+        if not self.head.state.running:
+            if self.head.state.left:
+                self._stopping.set()
+                return
             await self._bring_files()
-            await self._owner.withdraw()
-            self._ended = self._state.ended or "ended"
+            await self.owner.withdraw()
+            self._ended = self.head.state.ended or "ended"
             self._stopping.set()
-        elif self._state.epoch != before.epoch:
+        elif self.head.state.epoch != before.epoch:
             line = f"the head of cluster {name!r} on {self._where} was started again: %cluster attach {name}"
-            self._views.close_all(line, away=True)
+            self.views.close_all(line, away=True)
 
     async def _bring_files(self) -> None:
         """A copy of what the run has left, for reports; not over what a run that was led from here has left."""
-        assert self._owner.head is not None
-        folder = self._settings.runtime
+        assert self.owner.head is not None
+        folder = self.settings.runtime
         if not (folder / HEAD_FILE).exists() and (folder / JOURNAL_FILE).exists():
             return
         try:
-            await bring_files(self._owner.head, self._settings.cluster, self._settings.runtime)
+            await bring_files(self.owner.head, self.settings.cluster, self.settings.runtime)
         except (RequestError, ValueError, OSError) as error:
             log.warning("no copy of the journal was brought: %s", error)
         (folder / HEAD_FILE).unlink(missing_ok=True)
@@ -317,14 +319,14 @@ class Window:
     # ---- small parts
 
     def _tell_peers(self, peers: list[h.PeerKey]) -> None:
-        if self._owner.head is not None:
-            self._owner.head.send(h.HeadPeers(cluster=self._settings.cluster, peers=peers))
+        if self.owner.head is not None:
+            self.owner.head.send(h.HeadPeers(cluster=self.settings.cluster, peers=peers))
 
     def _tell(self, level: Level, text: str) -> None:
         """A line for the event list."""
         log.log(logging.INFO if level == "info" else logging.WARNING, "%s", text)
-        if self._state.running:
-            self._to_head(OWN_VIEW, encode(v.Request(id=0, body=NoteEvent(level=level, text=text))))
+        if self.head.state.running:
+            self.head.send(OWN_VIEW, encode(v.Request(id=0, body=NoteEvent(level=level, text=text))))
 
     def _spawn(self, coroutine: Any) -> "asyncio.Task[Any]":
         task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)

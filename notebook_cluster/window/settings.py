@@ -34,17 +34,39 @@ class WindowSettings(msgspec.Struct):
     progress: int = -1
 
 
+class HeadNote(msgspec.Struct):
+    """From where a cluster is led. ``token``: of the hand over with which it goes there."""
+
+    head: str
+    key: str = ""
+    address: str = ""
+    token: str = ""
+
+
+def write_note(runtime: Path, head: Candidate, token: str = "") -> None:
+    """For a window after this one. OSError: it cannot be written."""
+    note = HeadNote(head.name, head.key, head.address, token)
+    write_private(runtime / HEAD_FILE, msgspec.json.encode(note))
+
+
+def read_note(runtime: Path) -> HeadNote | None:
+    """What a window before this one has noted; None: none, or nothing that can be read."""
+    try:
+        return msgspec.json.decode((runtime / HEAD_FILE).read_bytes(), type=HeadNote)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def write_files(settings: WindowSettings, views: ViewServer, address: str, head: Candidate, state: HeadState) -> None:
     """What a view needs to dial ``views`` at ``address``, and a window after this one to find the head.
 
     Raises:
         OSError: they cannot be written.
     """
-    note = {"head": head.name, "key": head.key, "address": head.address}
-    write_private(settings.runtime / HEAD_FILE, msgspec.json.encode(note))
+    write_note(settings.runtime, head)
     connection = ConnectionFile(
-        cluster=settings.cluster, address=address, server_key=views.server.public_key,
-        view_public_key=views.view_identity.public_key, view_secret_key=views.view_identity.secret_key,
+        cluster=settings.cluster, address=address, server_key=views.socket.server.public_key,
+        view_public_key=views.socket.view_identity.public_key, view_secret_key=views.socket.view_identity.secret_key,
         pid=os.getpid(), epoch=state.epoch, protocol=PROTOCOL_VERSION, version=VERSION,
         run_log=str(settings.runtime / "run.journal"), head=head.name, ran=state.found,
     )  # fmt: skip

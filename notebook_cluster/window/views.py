@@ -7,6 +7,7 @@ from typing import Any
 
 from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.protocol import encode
+from notebook_cluster.protocol.hand_over import AnyHandingOver, HandOver
 from notebook_cluster.protocol.views import Closing, LeaveCluster, Reply, Request, RequestError
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class WindowViews(ViewServer):
         send: Callable[[int, bytes | None, bool], None],
         trouble: Callable[[], str],
     ) -> None:
-        super().__init__(self._nobody_asks, lambda view, clean: self._left(view))
+        super().__init__(self._nobody_asks, lambda view, clean: self._has_gone(view))
         self._prepare = prepare
         self._here = here
         self._send = send
@@ -49,6 +50,10 @@ class WindowViews(ViewServer):
             number = self._number_of[view.identity] = next(self._numbers)
             self._view_of[number] = view
         return number
+
+    def known(self) -> list[tuple[View, int]]:
+        """The views that the head knows, and under which number."""
+        return [(view, number) for number, view in self._view_of.items()]
 
     def _pass_on(self, view: View, data: bytes) -> None:
         opens = view.identity not in self._number_of
@@ -76,7 +81,10 @@ class WindowViews(ViewServer):
         self.views.clear()
 
     def _take(self, view: View, request: Request, data: bytes) -> None:
-        if isinstance(request.body, self._here) or self._trouble():
+        if isinstance(request.body, AnyHandingOver) and not isinstance(request.body, HandOver):
+            self.refuse(view, request, "only the window itself says that")
+            return
+        if isinstance(request.body, (HandOver, *self._here)) or self._trouble():
             super()._take(view, request, data)
             return
         self._pass_on(view, data)
@@ -103,7 +111,7 @@ class WindowViews(ViewServer):
     async def _nobody_asks(view: View, body: Any) -> Any:
         raise RequestError(f"a window does not answer {type(body).__name__}")
 
-    def _left(self, view: View) -> None:
+    def _has_gone(self, view: View) -> None:
         number = self._forget(view)
         if number is not None:
             self._send(number, None, False)

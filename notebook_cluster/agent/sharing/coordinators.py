@@ -81,12 +81,22 @@ class Coordinators:
 
     def owner_key(self, key: str) -> str:
         """The key of the owner whose coordinator has ``key``: another one only of a head."""
+        if key and key == self._head_key:
+            return own_key()
         held = None if self.store.find(key) is not None else self.grants.find(key)
         return held.owner_key if held is not None else key
 
     def is_own(self, key: str) -> bool:
         """Whether it came in as this user's, without pairing."""
         return self.store.find(self.owner_key(key)) is None
+
+    def succeeds(self, key: str, before: str) -> bool:
+        """Both are coordinators of one owner: of the two, the one that began later leads."""
+        return self.owner_key(key) == self.owner_key(before)
+
+    def follow(self, key: str) -> None:
+        """The owner whose private agent this is has a head with this ``key`` now; empty: none."""
+        self._head_key = key
 
     def is_head(self, key: str) -> bool:
         """It comes in under a grant alone, and grants nothing itself."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from notebook_cluster.coordinator.cells.executions import Executions
-from notebook_cluster.coordinator.cells.notices import Notices, what_happened
+from notebook_cluster.coordinator.cells.notices import Notices, ended_event, what_happened
 from notebook_cluster.coordinator.cells.replay import Replay
 from notebook_cluster.coordinator.cells.starting import Canaries, Starting
 from notebook_cluster.coordinator.cells.streaming import Collected, OutputStreaming
@@ -17,9 +17,10 @@ from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Cell, cell_view
+from notebook_cluster.protocol.hand_over import Timeout
 from notebook_cluster.protocol.node import CellDone
 from notebook_cluster.protocol.state import CellView
-from notebook_cluster.protocol.views import CellChanged, CellEnded, Execute, NodeResult, RequestError
+from notebook_cluster.protocol.views import CellChanged, CellEnded, Execute, RequestError
 
 FAILED = {"error", "lost", "cancelled"}
 STUBBORN_AFTER = 3.0
@@ -60,7 +61,8 @@ class Cells(MembershipWatcher):
         self._canaries = Canaries(core, executions=executions, notices=notices, replay=replay, watcher=watcher)
         self._left: list[e.CellNodeEnded] = []
         """Ends of nodes of which the others and the views were not told yet."""
-        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._timers: dict[int, tuple[float, asyncio.TimerHandle]] = {}
+        """Cell -> its ``--timeout`` in seconds, and when that is over."""
         self._reasons: dict[int, str] = {}
         """Why cells were interrupted that nobody stopped."""
 
@@ -88,11 +90,28 @@ class Cells(MembershipWatcher):
             self._executions.with_widgets.add(number)
         loop = asyncio.get_running_loop()
         if request.timeout is not None:
-            self._timers[number] = loop.call_later(request.timeout, self._timed_out, number, request.timeout)
+            self._end_after(number, request.timeout, request.timeout)
         # After this call returns the reply is sent first, then the cell's events.
         loop.call_soon(self.look)
         loop.call_soon(self._tell_waiting, number)
         return number
+
+    def _end_after(self, number: int, seconds: float, left: float) -> None:
+        timer = asyncio.get_running_loop().call_later(left, self._timed_out, number, seconds)
+        self._timers[number] = seconds, timer
+
+    def moved(self) -> tuple[dict[int, Timeout], dict[int, str]]:
+        """For the next coordinator: the time-outs of cells, and why cells were interrupted that nobody stopped."""
+        now = asyncio.get_running_loop().time()
+        timers = {number: Timeout(seconds, timer.when() - now) for number, (seconds, timer) in self._timers.items()}
+        return timers, dict(self._reasons)
+
+    def restore(self, timeouts: dict[int, Timeout], reasons: dict[int, str]) -> None:
+        """What the coordinator before this one had of :meth:`moved`."""
+        self._reasons |= reasons
+        for number, timeout in timeouts.items():
+            if number in self._core.state.unfinished:
+                self._end_after(number, timeout.seconds, max(0.0, timeout.left))
 
     def _tell_waiting(self, number: int) -> None:
         """A cell that cannot start yet says what it waits for."""
@@ -268,7 +287,7 @@ class Cells(MembershipWatcher):
         self._core.record(e.CellFinished(cell=cell.id, status=status, time=time.time()))
         self._streaming.finish(cell.id)
         self._executions.forget(cell.id)
-        timer = self._timers.pop(cell.id, None)
+        _, timer = self._timers.pop(cell.id, (0.0, None))
         if timer is not None:
             timer.cancel()
         ended = ended_event(self._core.state.cells[cell.id], self._reasons.get(cell.id, ""))
@@ -326,20 +345,3 @@ class Cells(MembershipWatcher):
                 if name not in waiting:
                     self._tell_done(result, waiting)
         asyncio.get_running_loop().call_soon(self.look)
-
-
-def ended_event(cell: Cell, reason: str = "") -> CellEnded:
-    """The last event of a cell for the views that watch it."""
-    known = ("ok", "error", "interrupted", "lost")
-    results = {
-        name: NodeResult(
-            status=result.status if result.status in known else "cancelled",  # type: ignore[arg-type]
-            error_name=result.error_name,
-            error_value=result.error_value,
-            reason=result.reason,
-            log_tail=result.log_tail,
-            user_expressions=result.user_expressions,
-        )
-        for name, result in cell.results.items()
-    }
-    return CellEnded(cell=cell.id, status=cell.status, results=results, reason=reason)  # type: ignore[arg-type]

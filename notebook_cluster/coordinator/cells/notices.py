@@ -7,7 +7,7 @@ from notebook_cluster.coordinator.core import Core, Level
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.state import Cell
-from notebook_cluster.protocol.views import CellChanged
+from notebook_cluster.protocol.views import CellChanged, CellEnded, NodeResult
 
 GATHER_SECONDS = 0.4
 """Nodes that fail or wait together are one line, and a cell that ends right away needs none."""
@@ -166,3 +166,20 @@ def _how_it_is(cell: Cell, node: str) -> str:
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def ended_event(cell: Cell, reason: str = "") -> CellEnded:
+    """The last event of a cell for the views that watch it."""
+    known = ("ok", "error", "interrupted", "lost")
+    results = {
+        name: NodeResult(
+            status=result.status if result.status in known else "cancelled",  # type: ignore[arg-type]
+            error_name=result.error_name,
+            error_value=result.error_value,
+            reason=result.reason,
+            log_tail=result.log_tail,
+            user_expressions=result.user_expressions,
+        )
+        for name, result in cell.results.items()
+    }
+    return CellEnded(cell=cell.id, status=cell.status, results=results, reason=reason)  # type: ignore[arg-type]

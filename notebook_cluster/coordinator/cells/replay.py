@@ -5,8 +5,9 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from notebook_cluster.coordinator.cells.executions import Execution, Executions
+from notebook_cluster.coordinator.cells.executions import Executions
 from notebook_cluster.coordinator.cells.notices import Notices
+from notebook_cluster.coordinator.cells.questions import Execution
 from notebook_cluster.coordinator.core import CellWatcher, Core, Departure, MembershipWatcher
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.journal import events as e

@@ -91,6 +91,11 @@ class PeerLinks:
         """The peer with ``key`` has a link."""
         return self.name_of(key) in self._delivery.links
 
+    def is_waited_for(self, key: str) -> bool:
+        """The agent with ``key`` is used, and does not answer now."""
+        name = self.name_of(key)
+        return self.is_used(key) and name is not None and not self._delivery.is_connected(name)
+
     # ---- links
 
     def has(self, name: str) -> bool:
@@ -182,11 +187,20 @@ class PeerLinks:
     def note_received(self, now: float) -> None:
         """Into the journal with the last message of each peer, by key, whose effect is in it; call it a few times a
         second."""
-        links, peers = self._delivery.links.items(), self._core.state.peers
-        received = {peers[name].key: link.dialer.received for name, link in links}
+        received = self.received()
         if received != self._noted and now - self._noted_at > RECEIVED_PERIOD:
             self._noted, self._noted_at = received, now
             self._core.journal.received(received)
+
+    def freeze(self) -> None:
+        """Nothing that agents say from now on is heard here."""
+        for link in self._delivery.links.values():
+            link.dialer.freeze()
+
+    def received(self) -> dict[str, int]:
+        """The last message of each peer, by key, whose effect is in the journal."""
+        peers = self._core.state.peers
+        return {peers[name].key: link.dialer.received for name, link in self._delivery.links.items()}
 
     def hold(self, holding: bool) -> None:
         """While ``holding`` nothing that agents say is acknowledged."""

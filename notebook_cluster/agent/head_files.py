@@ -1,0 +1,111 @@
+"""The files of one head on this machine, as its owner's window reads and writes them, a piece at a time."""
+
+import contextlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+from notebook_cluster.agent.head_process import HeadTrouble
+from notebook_cluster.journal.moving import MOST_BYTES, unpack
+from notebook_cluster.journal.store import journal_path
+from notebook_cluster.protocol import heads as h
+from notebook_cluster.security import private_directory, write_private
+
+COMING, TOKEN = "coming", "begun-from"
+"""What an owner has sent, before it is begun from; and the token of the hand over that the last run has begun from."""
+
+
+def read_piece(folder: Path, request: h.ReadHeadFile) -> tuple[int, bytes]:
+    """(bytes of the whole, those from the request's offset on) of a file in ``folder``; at offset 0 the copy is made.
+
+    Raises:
+        HeadTrouble, OSError, sqlite3.Error: it cannot be read.
+    """
+    whole = request.name == h.MOVED_FILE
+    copy = folder / (request.name if whole else f"copy-of-{request.name}")
+    if whole and request.offset == -1:
+        copy.unlink(missing_ok=True)
+        return 0, b""
+    if request.offset == 0 and not whole:
+        _copy(journal_path(folder).parent / request.name, copy)
+    with open(copy, "rb") as file:
+        if not 0 <= request.offset <= copy.stat().st_size:
+            raise HeadTrouble(f"there is no byte {request.offset} in {request.name}")
+        file.seek(request.offset)
+        piece = file.read(h.FILE_CHUNK)
+        total = copy.stat().st_size
+    if request.offset + len(piece) >= total and not whole:
+        copy.unlink()
+    return total, piece
+
+
+def write_piece(folder: Path, message: h.WriteHeadFile, piece: bytes) -> None:
+    """Bytes of what the next head here begins from. HeadTrouble, OSError: they are not taken."""
+    if not (message.offset >= 0 and 0 < message.total <= MOST_BYTES and 0 < len(piece) <= h.FILE_CHUNK):
+        raise HeadTrouble(f"{len(piece)} bytes at {message.offset} of {message.total} are not taken")
+    coming = folder / COMING
+    if message.offset == 0:
+        shutil.rmtree(coming, ignore_errors=True)
+        private_directory(folder)
+        private_directory(coming)
+        check_room(folder, message.total)
+        write_private(coming / TOKEN, message.token.encode())
+        write_private(coming / h.MOVED_FILE, b"")
+    if _token(coming) != message.token:
+        raise HeadTrouble("the beginning of this file was not sent")
+    file = coming / h.MOVED_FILE
+    if file.stat().st_size != message.offset:
+        raise HeadTrouble(f"{file.stat().st_size} bytes are there, those from {message.offset} on were sent")
+    with open(file, "ab") as writing:
+        writing.write(piece)
+
+
+def begin_from(folder: Path, token: str) -> None:
+    """Put what was sent for the hand over ``token`` in the place of what ran here before, which is kept.
+
+    Raises:
+        HeadTrouble, OSError, ValueError: it is not there, or not whole.
+    """
+    if _token(folder / COMING) != token:
+        raise HeadTrouble("what it would begin from was not sent")
+    unpack(folder / COMING / h.MOVED_FILE, folder)
+    write_private(folder / TOKEN, token.encode())
+    shutil.rmtree(folder / COMING, ignore_errors=True)
+
+
+def begun_from(folder: Path) -> str:
+    """The token of the hand over that the last run in ``folder`` has begun from; empty: it did from none."""
+    return _token(folder)
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """HeadTrouble where twice ``needed`` bytes are more than what is free: the file, and what is in it."""
+    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    if 2 * needed > free:
+        raise HeadTrouble(
+            f"no room for the cluster's journal and outputs ({2 * needed / 1e6:.0f} MB are needed, {free / 1e6:.0f} "
+            "MB are free)"
+        )
+
+
+def _token(folder: Path) -> str:
+    try:
+        return (folder / TOKEN).read_text()[:100]
+    except FileNotFoundError:
+        return ""
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A copy of the SQLite file as it is now, also while it is written."""
+    target.unlink(missing_ok=True)
+    if not source.exists():
+        raise HeadTrouble(f"there is no {source.name}")
+    needed, free = source.stat().st_size, shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise HeadTrouble(f"no room for a copy of {source.name} ({needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free)")
+    address = f"file:{source}?mode=ro"
+    with (
+        contextlib.closing(sqlite3.connect(address, uri=True)) as connection,
+        contextlib.closing(sqlite3.connect(target)) as copy,
+    ):
+        connection.backup(copy)
