@@ -1,14 +1,24 @@
 """A cluster that is handed over to a peer while it runs, and back."""
 
+import json
+import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
-from tests.cluster import Watcher, run, running_cluster
+from notebook_cluster.journal.reading import has_crashed, read_rounds
+from notebook_cluster.journal.records import CommitRecord
+from notebook_cluster.journal.store import journal_path
+from notebook_cluster.protocol.hand_over import HandOver
+from notebook_cluster.protocol.interaction import InputRequested
+from notebook_cluster.security import runtime_directory
+from tests.cluster import Watcher, kill, run, running_cluster
 from tests.conftest import wait_until
 from tests.strangers import Strangers
-from tests.test_head import COUNT, counted, window
+from tests.test_head import COUNT, counted, head_pid, window
 
 pytestmark = pytest.mark.usefixtures("work")
 
@@ -20,23 +30,187 @@ def test_a_running_cell_goes_on_when_the_cluster_is_led_from_a_peer_and_again_fr
         run(cluster, "kept = 41")
         stop = Path.cwd() / "stop"
         watcher = Watcher(cluster.execute(COUNT.format(stop=stop)))
-        wait_until(lambda: len(counted(watcher.look() or watcher.text())) > 20, what="the cell to count")
+        wait_until(lambda: len(counted(watcher.text())) > 20, what="the cell to count")
         assert cluster.hand_over(mini.name) == mini.name
         assert window().head == mini.name
         assert cluster.state().head == mini.name
         before = len(counted(watcher.text()))
-        wait_until(lambda: len(counted(watcher.look() or watcher.text())) > before + 20, what="the cell to go on")
+        wait_until(lambda: len(counted(watcher.text())) > before + 20, what="the cell to go on")
         with pytest.raises(ClusterError, match=f"led from {mini.name} already"):
             cluster.hand_over(mini.name)
         assert cluster.hand_over("local") == ""
         assert window().head == ""
         before = len(counted(watcher.text()))
-        wait_until(lambda: len(counted(watcher.look() or watcher.text())) > before + 20, what="the cell to go on")
+        wait_until(lambda: len(counted(watcher.text())) > before + 20, what="the cell to go on")
         stop.touch()
         watcher.wait_end(60)
         for name in ("local", mini.name):
             numbers = counted(watcher.text(name))
             assert numbers == list(range(1, numbers[-1] + 1))
+        state = cluster.state()
+        print([(row.name, row.condition, row.reason) for row in state.nodes], [row.text for row in state.events])
         assert run(cluster, "print(kept + 1, world_size)") == {"local": "42 2\n", mini.name: "42 2\n"}
         with Cluster.attach("lesson") as other:
             assert [node.condition for node in other.state().nodes] == ["ok", "ok"]
+
+
+TRAIN = """
+import hashlib, os, time
+import torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 16)
+sync = nc.DiLoCo(model, every=5, name="moving")
+while not os.path.exists({stop!r}):
+    with torch.no_grad():
+        model.weight += 0.01 * torch.randn(16, 16)
+    sync.step()
+    time.sleep(0.02)
+sync.finish()
+print("trained", sync.round, hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()[:16])
+"""
+
+
+def folder() -> Path:
+    return runtime_directory() / "clusters" / "lesson"
+
+
+def rounds_of(cluster: Cluster) -> int:
+    """Committed so far, as views are told."""
+    return max((job.round for job in cluster.state().jobs), default=0)
+
+
+def after(cluster: Cluster, round: int) -> bool:
+    return rounds_of(cluster) > round
+
+
+def test_no_round_is_lost_or_doubled_on_the_way_there_and_back(strangers: Strangers) -> None:
+    mini, desk = strangers("mini"), strangers("desk")
+    with running_cluster("lesson", local=1) as cluster:
+        for peer in (mini, desk):
+            cluster.add(peer.name, code=peer.code)
+        stop = Path.cwd() / "stop"
+        watcher = Watcher(cluster.execute(TRAIN.format(stop=str(stop))))
+        for to in (mini.name, desk.name, "local"):  # from one peer to the next, too
+            wait_until(lambda: rounds_of(cluster), what="a round")
+            cluster.hand_over(to)
+            wait_until(partial(after, cluster, rounds_of(cluster) + 3), what=f"rounds led from {to}")
+        stop.touch()
+        assert watcher.wait_end(60).status == "ok"
+        ends = [line.split()[1:] for line in watcher.text().splitlines() if line.startswith("trained")]
+        assert len(ends) == 3
+        assert len({tuple(end) for end in ends}) == 1, ends
+        commits = [
+            row.record.commit for row in read_rounds(journal_path(folder())) if isinstance(row.record, CommitRecord)
+        ]
+        assert [commit.round for commit in commits] == list(range(1, int(ends[0][0]) + 1))
+        assert {len(commit.members) for commit in commits} == {3}
+    for peer in (mini, desk):
+        (grant,) = json.loads((peer.home / "agent" / "grants.json").read_text())
+        assert grant["until"] == 0, f"{peer.name} is obeyed as a head by nobody"
+
+
+def test_a_question_of_a_cell_waits_for_its_answer(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("lesson", local=0) as cluster:
+        cluster.add(mini.name, code=mini.code)
+        stream = cluster.execute("print('got', input('name? '))", stdin=True)
+        question = wait_until(lambda: asked(stream), what="the question")
+        assert question is not None
+        cluster.hand_over(mini.name)
+        cluster.hand_over("local")
+        cluster.hand_over(mini.name)
+        assert asked(stream) is None, "it is put once"
+        cluster.answer_input(question, "Ada")
+        watcher = Watcher(stream)
+        assert watcher.wait_end().status == "ok"
+        assert "got Ada" in watcher.text()
+
+
+def asked(stream: Any) -> int | None:
+    """The number of a question that has come; what else has come is left out."""
+    while (event := stream.get(0.1)) is not None:
+        if isinstance(event, InputRequested):
+            return event.id
+    return None
+
+
+def test_a_head_that_is_killed_after_the_hand_over_goes_on_and_the_one_before_does_not(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("lesson", local=1) as cluster:
+        cluster.add(mini.name, code=mini.code)
+        stop = Path.cwd() / "stop"
+        cluster.execute(COUNT.format(stop=stop))
+        cluster.hand_over(mini.name)
+        assert not has_crashed(journal_path(folder())), "nothing is begun from the journal of before"
+        kill(head_pid(mini))
+        wait_until(lambda: cluster.connection.closed, what="views to hear that it was started again")
+        with Cluster.attach("lesson") as again:
+            watcher = Watcher(again.watch(1))
+            wait_until(lambda: len(counted(watcher.text(mini.name))) > 20, what="the cell to be shown")
+            again.hand_over("local")
+            stop.touch()
+            watcher.wait_end(60)
+            for name in ("local", mini.name):
+                numbers = counted(watcher.text(name))
+                assert numbers == list(range(1, numbers[-1] + 1))
+            again.stop()
+
+
+DIES = """
+import os, sys
+if {module!r} in sys.orig_argv and not any(word.startswith("--head=") for word in sys.orig_argv):
+    import notebook_cluster.window.seat as seat
+    def die(*words):
+        os.kill(os.getpid(), 9)
+    seat.{function} = die
+"""
+
+
+@pytest.mark.parametrize("function", ["begin", "settle"])
+def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
+    function: str, strangers: Strangers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the way there, when this machine leads no more and the head does not yet; and on the way back."""
+    mini = strangers("mini")
+    code = DIES.format(module="notebook_cluster.coordinator", function=function)
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with running_cluster("lesson", local=1) as cluster:
+        monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].partition(os.pathsep)[2])
+        cluster.add(mini.name, code=mini.code)
+        stop = Path.cwd() / "stop"
+        cluster.execute(COUNT.format(stop=stop))
+        if function == "settle":
+            cluster.hand_over(mini.name)
+        with pytest.raises(ClusterError, match="is gone"):
+            cluster.hand_over(mini.name if function == "begin" else "local")
+        with Cluster.attach("lesson") as again:
+            assert again.state().head == (mini.name if function == "begin" else "")
+            watcher = Watcher(again.watch(1))
+            wait_until(lambda: len(counted(watcher.text(mini.name))) > 20, what="the cell to be shown")
+            stop.touch()
+            watcher.wait_end(60)
+            for name in ("local", mini.name):
+                numbers = counted(watcher.text(name))
+                assert numbers == list(range(1, numbers[-1] + 1))
+            again.stop()
+
+
+def test_what_cannot_be_handed_over_says_why_and_goes_on_from_where_it_was(strangers: Strangers) -> None:
+    mini, desk = strangers("mini"), strangers("desk")
+    with running_cluster("lesson", local=1) as cluster:
+        for to, words in (
+            ("local", "led from this machine already"),
+            ("nobody-here", "nobody-here"),
+            (mini.name, f"{mini.name}.*not paired with you yet"),
+        ):
+            with pytest.raises(ClusterError, match=words):
+                cluster.hand_over(to)
+        cluster.add(mini.name, code=mini.code)
+        first = cluster.connection.request(HandOver(to=mini.name))
+        with pytest.raises(ClusterError, match=f"is being handed over to {mini.name} already"):
+            cluster.hand_over(desk.name, code=desk.code)
+        assert first.result(60) == mini.name
+        cluster.hand_over("local")
+        assert run(cluster, "print(1)") == {"local": "1\n", mini.name: "1\n"}

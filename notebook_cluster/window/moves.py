@@ -67,12 +67,17 @@ async def prepare(window: Window, peers: Iterable[Candidate], size: int) -> None
         RequestError: it cannot; names who is in the way.
     """
     await window.finder.start()
-    head = await window.head.dial(window.context, window.identity)
-    link = window.owner.head
-    assert link is not None
+    await window.head.dial(window.context, window.identity)
+    for trouble in await admit(window, peers, size):
+        raise trouble
+
+
+async def admit(window: Window, peers: Iterable[Candidate], size: int) -> list[BaseException]:
+    """:func:`prepare`, once the head is dialled. Returns why peers do not obey it. RequestError: it cannot lead."""
+    head = window.head.link.candidate
     others = [peer for peer in peers if peer.key != head.key]
     places = [(peer.name, peer.address) for peer in others]
-    ready, _ = await link.ask(
+    ready, _ = await window.head.link.ask(
         lambda ticket: h.AskReady(ticket=ticket, cluster=window.settings.cluster, places=places, bytes=size),
         h.HeadReady,
     )
@@ -84,12 +89,10 @@ async def prepare(window: Window, peers: Iterable[Candidate], size: int) -> None
         raise RequestError(f"{head.name} cannot reach {name}{more} ({why}): the cluster is led from where it was")
     await window.owner.lead(ready.key)
     results = await asyncio.gather(*(window.owner.grant(peer) for peer in others), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
+    return [result for result in results if isinstance(result, BaseException)]
 
 
-async def begin(window: Window, token: str, before: ViewServer, agent: PrivateAgent | None) -> None:
+async def begin(window: Window, token: str, before: ViewServer | None, agent: PrivateAgent | None) -> None:
     """The head begins, with the views of ``before``, which has left; ``agent``: of this machine.
 
     Raises:

@@ -21,6 +21,7 @@ from notebook_cluster.window.journal_copy import bring_moved, forget_moved
 from notebook_cluster.window.moves import (
     FrozenHead,
     Unreached,
+    admit,
     begin,
     cannot_move,
     follow,
@@ -28,7 +29,7 @@ from notebook_cluster.window.moves import (
     places_of,
     prepare,
 )
-from notebook_cluster.window.service import LeftToOwner, Window
+from notebook_cluster.window.service import LeftToOwner, NotBegun, Window
 from notebook_cluster.window.settings import HEAD_FILE, WindowSettings, write_note
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,10 @@ class Seat:
             except LeftToOwner:
                 assert isinstance(role, Window)
                 role = await self._take_back(role)
+                continue
+            except NotBegun as error:
+                assert isinstance(role, Window)
+                await self._complete(role, str(error))
                 continue
             role = await self._next()
         if self._after is not None:
@@ -199,8 +204,26 @@ class Seat:
             await window.discard(window.owner.granted())
             raise _Failed(str(error), self._again(role, moved)) from None
         role.ending.gone()
+        (self._runtime / MOVED_FILE).unlink(missing_ok=True)
         window.show(window.views.start())
         return window
+
+    async def _complete(self, window: Window, token: str) -> None:
+        """A process before this one has ended in the middle of a hand over, after its coordinator had."""
+        state = read_state(journal_path(self._runtime))
+        if state.left != token:
+            await window.close()
+            raise RequestError(f"cluster {self._cluster!r} was not handed over to {window.settings.head}")
+        try:
+            for trouble in await admit(window, places_of(state), size_of(self._runtime)):
+                log.warning("%s", trouble)
+            await window.head.send_moved(token)
+            await begin(window, token, None, own_agent(state))
+        except BaseException:
+            await window.close()
+            raise
+        (self._runtime / MOVED_FILE).unlink(missing_ok=True)
+        window.show(window.views.start())
 
     def _leave(self, role: Coordinator, to: str, token: str) -> None:
         """RequestError: it is not in the journal, and never will be."""
@@ -273,11 +296,13 @@ class Seat:
         """The head, and the agents that follow it no more, when the coordinator here leads."""
         head = window.owner.head
         assert head is not None
+        agent = read_own_agent(self._runtime)
+        keys = [*window.owner.granted(), *([agent.public_key] if agent is not None else [])]
         try:
-            await asyncio.wait_for(self._followed(window, coordinator), FOLLOW_S)
+            await asyncio.wait_for(self._followed(keys, coordinator), FOLLOW_S)
         except TimeoutError:
             log.warning("not all agents have followed the coordinator here within %g s", FOLLOW_S)
-        if (agent := read_own_agent(self._runtime)) is not None:
+        if agent is not None:
             await follow(window, agent, "", "")
         try:
             await forget_moved(head, self._cluster)
@@ -287,8 +312,9 @@ class Seat:
         (self._runtime / MOVED_FILE).unlink(missing_ok=True)
 
     @staticmethod
-    async def _followed(window: Window, coordinator: Coordinator) -> None:
-        while any(coordinator.links.is_waited_for(key) for key in window.owner.granted()):  # noqa: ASYNC110
+    async def _followed(keys: list[str], coordinator: Coordinator) -> None:
+        await coordinator.begun.wait()
+        while any(coordinator.links.is_waited_for(key) for key in keys):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
 

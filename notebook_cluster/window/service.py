@@ -49,6 +49,10 @@ class LeftToOwner(RequestError):
     """The head has handed the cluster over to this machine, where nobody has begun it yet."""
 
 
+class NotBegun(RequestError):
+    """A hand over to the head was broken off when this machine led no more; the text is its token."""
+
+
 class Window:
     """Made inside the running loop; ends with :meth:`run`."""
 
@@ -104,7 +108,7 @@ class Window:
             await self._serve()
             if self.head.state.left and not self.head.state.running and not self.handed_over:
                 raise LeftToOwner("the cluster has been handed over to this machine")
-        except LeftToOwner:
+        except (LeftToOwner, NotBegun):
             raise
         except BaseException:
             await self.close()
@@ -149,7 +153,7 @@ class Window:
             only_look=settings.only_look or bool(token), fresh=settings.fresh, peers=[row], token=token
         )
         if token and not self.head.state.running and not self.head.state.begun:
-            await self._complete(token, [row])
+            raise NotBegun(token)
         if not self.head.state.running:
             if self.head.state.left:
                 raise LeftToOwner(f"cluster {settings.cluster!r} is led from this machine now")
@@ -162,11 +166,6 @@ class Window:
             await asyncio.to_thread(set_aside, settings.runtime)  # what ran under this name before
         if self.head.state.found or token:
             await self._take_up()
-
-    async def _complete(self, token: str, peers: list[h.PeerKey]) -> None:
-        """The process before this one has ended in the middle of a hand over, after its coordinator had."""
-        await self.head.send_moved(token)
-        self.head.state = await self.head.look(only_look=False, peers=peers, token=token)
 
     async def _take_up(self) -> None:
         """It ran already: its peers are granted again, and this machine's agent is the one that it had."""

@@ -34,6 +34,8 @@ class Coordinators:
         self.store: TrustStore = trusted_coordinators(directory)
         self.grants = Grants(directory, self.is_owner)
         self._head_key = head_key
+        self._followed = {head_key} - {""}
+        """This and those of before: the sessions that they have are the owner's."""
         self._here = owner()
         self._lock = threading.Lock()
         self._let_in: dict[str, Trusted] = {}
@@ -81,7 +83,7 @@ class Coordinators:
 
     def owner_key(self, key: str) -> str:
         """The key of the owner whose coordinator has ``key``: another one only of a head."""
-        if key and key == self._head_key:
+        if key in self._followed:
             return own_key()
         held = None if self.store.find(key) is not None else self.grants.find(key)
         return held.owner_key if held is not None else key
@@ -97,6 +99,7 @@ class Coordinators:
     def follow(self, key: str) -> None:
         """The owner whose private agent this is has a head with this ``key`` now; empty: none."""
         self._head_key = key
+        self._followed |= {key} - {""}
 
     def is_head(self, key: str) -> bool:
         """It comes in under a grant alone, and grants nothing itself."""
