@@ -219,6 +219,10 @@ class Network:
             addresses = f"ip saddr {self[source].address} ip daddr {self[target].address}"
             self.add_rules(f"add rule bridge lan forward {addresses} drop")
 
+    def open(self) -> None:
+        """Nobody is blocked any more."""
+        self.add_rules("flush chain bridge lan forward")
+
     @contextlib.contextmanager
     def capture(self, path: Path) -> Iterator[Capture]:
         """Everything that crosses the bridge while the block runs goes into ``path``."""

@@ -163,17 +163,18 @@ if {module!r} in sys.orig_argv and not any(word.startswith("--head=") for word i
     import notebook_cluster.window.seat as seat
     def die(*words):
         os.kill(os.getpid(), 9)
-    seat.{function} = die
+    {place} = die
 """
 
 
-@pytest.mark.parametrize("function", ["begin", "settle"])
+@pytest.mark.parametrize("place", ["seat.Seat._leave", "seat.begin", "seat.settle"])
 def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
-    function: str, strangers: Strangers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    place: str, strangers: Strangers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On the way there, when this machine leads no more and the head does not yet; and on the way back."""
+    """On the way there, when this machine still leads, and when it leads no more and the head does not yet; and on the
+    way back."""
     mini = strangers("mini")
-    code = DIES.format(module="notebook_cluster.coordinator", function=function)
+    code = DIES.format(module="notebook_cluster.coordinator", place=place)
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     with running_cluster("lesson", local=1) as cluster:
@@ -181,12 +182,12 @@ def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
         cluster.add(mini.name, code=mini.code)
         stop = Path.cwd() / "stop"
         cluster.execute(COUNT.format(stop=stop))
-        if function == "settle":
+        if place == "seat.settle":
             cluster.hand_over(mini.name)
         with pytest.raises(ClusterError, match="is gone"):
-            cluster.hand_over(mini.name if function == "begin" else "local")
+            cluster.hand_over("local" if place == "seat.settle" else mini.name)
         with Cluster.attach("lesson") as again:
-            assert again.state().head == (mini.name if function == "begin" else "")
+            assert again.state().head == (mini.name if place == "seat.begin" else "")
             watcher = Watcher(again.watch(1))
             wait_until(lambda: len(counted(watcher.text(mini.name))) > 20, what="the cell to be shown")
             stop.touch()

@@ -66,6 +66,7 @@ class Desk:
         """Nodes, the last cell, and the newest lines for people."""
         state = self.cluster.state()
         return {
+            "head": state.head,
             "pid": self.cluster.connection.file.pid,
             "nodes": {row.name: (row.condition, row.incarnation, row.reason, row.log_tail) for row in state.nodes},
             "cell": None if state.cell is None else (state.cell.id, state.cell.status, state.cell.nodes),
@@ -84,6 +85,10 @@ class Desk:
     def add(self, peer: str) -> list[str]:
         """The peer's node comes back."""
         return self.cluster.add(peer)
+
+    def hand_over(self, to: str) -> str:
+        """The cluster is led from that peer, or from here."""
+        return self.cluster.hand_over(to)
 
     def stop(self) -> None:
         """``%cluster stop``."""

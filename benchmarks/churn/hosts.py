@@ -141,6 +141,14 @@ class Hosts:
         """Its process id, as its connection file says."""
         return int(json.loads((self.runtime / "connection.json").read_bytes())["pid"])
 
+    def head(self, peer: str) -> int:
+        """The process id of the coordinator that runs on the peer. ProcessLookupError: none does."""
+        words = ("notebook_cluster.coordinator", f"--head={peer}")
+        found = [pid for pid, line in self.processes().items() if all(word in line for word in words)]
+        if not found:
+            raise ProcessLookupError(f"{peer} leads nothing now")
+        return found[0]
+
     def agent(self, node: str) -> int:
         """The process id of the agent that runs the node; of the desk's own one it may be another after a while.
 

@@ -24,7 +24,7 @@ from notebook_cluster.coordinator.peers.links import PeerLinks
 from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.journal import events as e
-from notebook_cluster.journal.moving import pack
+from notebook_cluster.journal.moving import pack, size_of
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.hand_over import Moved
@@ -111,12 +111,19 @@ class Ending:
 
     # ---- for the next one
 
-    async def calm(self) -> None:
+    async def calm(self, room: int = 0) -> None:
         """Return when nothing is being done that would be lost: all requests are answered, no node is joining.
+        ``room``: bytes that are free on the machine of the next one; 0: it has looked itself.
 
         Raises:
-            RequestError: that takes long; names what is being done.
+            RequestError: that takes long, or there is no room; names what is in the way.
         """
+        needed = 2 * size_of(self.runtime)
+        if room and needed > room:
+            raise RequestError(
+                f"no room for the journal and the outputs of cluster {self.core.state.cluster!r} on the machine of its "
+                f"owner ({needed / 1e6:.0f} MB are needed, {room / 1e6:.0f} MB are free)"
+            )
         deadline = time.monotonic() + QUIET_S
         while (busy := self._busy()) or self.views.is_busy:
             if time.monotonic() > deadline:
@@ -170,7 +177,7 @@ class Ending:
         return Moved(
             token=token, questions=questions, may_ask=may_ask, next_question=next_question,
             with_widgets=sorted(self.executions.with_widgets), interrupted=sorted(self.executions.interrupted),
-            timeouts=timeouts, reasons=reasons,
+            timeouts=timeouts, reasons=reasons, open_widgets=self.comms.moved(),
         )  # fmt: skip
 
     def leave(self, to: str, token: str) -> None:
@@ -194,4 +201,5 @@ class Ending:
         self.executions.with_widgets |= set(moved.with_widgets)
         self.executions.interrupted |= set(moved.interrupted)
         self.cells.restore(moved.timeouts, moved.reasons)
+        self.comms.restore(moved.open_widgets)
         self.stdin.restore(moved, self.executions.of_cell)

@@ -35,7 +35,7 @@ class HeadMoves:
         core: Core,
         *,
         is_head: bool,
-        calm: Callable[[], Awaitable[None]],
+        calm: Callable[[int], Awaitable[None]],
         freeze: Callable[[str], Awaitable[Moved]],
         leave: Callable[[str, str], None],
         runtime: Path,
@@ -64,7 +64,7 @@ class HeadMoves:
             raise RequestError(f"this coordinator does not take {type(body).__name__}")
         match body:
             case o.Freeze():
-                await self._frozen(body.token)
+                await self._frozen(body)
             case o.DescribeView():
                 return view.kept()
             case o.Leave():
@@ -76,9 +76,9 @@ class HeadMoves:
                 await self.begun.wait()
         return None
 
-    async def _frozen(self, token: str) -> None:
+    async def _frozen(self, body: o.Freeze) -> None:
         if self._freezing is None:
-            self._freezing = asyncio.ensure_future(self._calm_and_freeze(token))
+            self._freezing = asyncio.ensure_future(self._calm_and_freeze(body))
         if self._given_up is not None:
             self._given_up.cancel()
         self._given_up = asyncio.get_running_loop().call_later(o.FROZEN_S, self._nobody_goes_on)
@@ -91,9 +91,9 @@ class HeadMoves:
             self._freezing = None
             raise
 
-    async def _calm_and_freeze(self, token: str) -> None:
-        await self._calm()
-        await self._freeze(token)  # in the same step of the loop
+    async def _calm_and_freeze(self, body: o.Freeze) -> None:
+        await self._calm(body.room)
+        await self._freeze(body.token)  # in the same step of the loop
 
     def _nobody_goes_on(self) -> None:
         if self._core.journal.frozen:

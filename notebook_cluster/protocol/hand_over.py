@@ -53,10 +53,12 @@ class TakeView(Message, frozen=True):
 
 
 class Freeze(Message, frozen=True):
-    """Do nothing more, write everything down, make the file that the next one begins from. Reply, when that is done:
-    None, or an error, after which all is as before. To be said again every few seconds."""
+    """Do nothing more, write everything down, make the file that the next one begins from; ``room``: bytes that are
+    free for it. Reply, when that is done: None, or an error, after which all is as before. To be said again every few
+    seconds."""
 
     token: str
+    room: int = 0
 
 
 class Leave(Message, frozen=True):
@@ -88,6 +90,19 @@ class Timeout(msgspec.Struct):
     left: float
 
 
+class OpenWidget(msgspec.Struct):
+    """A widget of a node's process as views have it: ``public`` is its id for them, ``state`` msgpack. ``refusal``: why
+    a label stands in its place; ``catches``: the message whose output goes into it."""
+
+    node: str
+    incarnation: int
+    comm_id: str
+    public: str
+    state: bytes
+    refusal: str = ""
+    catches: str = ""
+
+
 class Moved(msgspec.Struct):
     """What a coordinator knows that is in no journal, and that the next one goes on with. Cells are named by number.
     ``addresses``: HOST:PORT of peers by key, as the next one's machine reaches them."""
@@ -100,6 +115,7 @@ class Moved(msgspec.Struct):
     timeouts: dict[int, Timeout] = {}
     reasons: dict[int, str] = {}
     next_question: int = 1
+    open_widgets: list[OpenWidget] = []
     addresses: dict[str, str] = {}
     same_machine: bool = False
     """The hand over has failed."""

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Iterable
+
+import msgspec
 
 from notebook_cluster.coordinator.core import LOCAL
 from notebook_cluster.coordinator.startup import PrivateAgent
@@ -12,6 +15,8 @@ from notebook_cluster.journal.state import State
 from notebook_cluster.peering.candidates import Candidate
 from notebook_cluster.protocol import hand_over as o
 from notebook_cluster.protocol import heads as h
+from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import owner
 from notebook_cluster.window.agents import AgentLink
@@ -176,7 +181,13 @@ class FrozenHead:
             RequestError: it goes on as before, or begins again in a moment.
         """
         window = self._window
-        await window.head.ask(o.Freeze(token=self._token))
+        state = msgspec.convert(await window.head.ask(v.GetState()), ClusterView)
+        if away := window.owner.out_of_reach(peer.key for peer in state.peers if peer.condition == "connected"):
+            raise RequestError(
+                f"this machine cannot reach {' and '.join(away)}: the cluster is led from {window.settings.head}"
+            )
+        room = shutil.disk_usage(window.settings.runtime).free
+        await window.head.ask(o.Freeze(token=self._token, room=room))
         self._staying = asyncio.create_task(self._stay())
         for view, number in window.views.known():
             view.take(await window.head.ask_view(number))

@@ -220,6 +220,11 @@ class Owner:
         """Keys of the agents that have the grant."""
         return list(self._links)
 
+    def out_of_reach(self, keys: Iterable[str]) -> list[str]:
+        """Names of those among ``keys`` that have the grant and are not connected to this machine."""
+        links = [self._links[key] for key in keys if key in self._links]
+        return [link.candidate.name for link in links if not link.connected]
+
     def places(self) -> list[h.PeerKey]:
         """Those, where they are reached from here."""
         return [h.PeerKey(link.candidate.name, key, "", link.candidate.address) for key, link in self._links.items()]

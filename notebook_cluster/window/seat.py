@@ -92,7 +92,7 @@ class Seat:
                 continue
             except NotBegun as error:
                 assert isinstance(role, Window)
-                await self._complete(role, str(error))
+                role = await self._complete(role, str(error))
                 continue
             role = await self._next()
         if self._after is not None:
@@ -208,12 +208,13 @@ class Seat:
         window.show(window.views.start())
         return window
 
-    async def _complete(self, window: Window, token: str) -> None:
-        """A process before this one has ended in the middle of a hand over, after its coordinator had."""
+    async def _complete(self, window: Window, token: str) -> Role:
+        """A process before this one has ended in the middle of a hand over, perhaps after its coordinator had."""
         state = read_state(journal_path(self._runtime))
         if state.left != token:
-            await window.close()
-            raise RequestError(f"cluster {self._cluster!r} was not handed over to {window.settings.head}")
+            await window.discard([])
+            (self._runtime / HEAD_FILE).unlink(missing_ok=True)
+            return self._coordinator(None)
         try:
             for trouble in await admit(window, places_of(state), size_of(self._runtime)):
                 log.warning("%s", trouble)
@@ -224,6 +225,7 @@ class Seat:
             raise
         (self._runtime / MOVED_FILE).unlink(missing_ok=True)
         window.show(window.views.start())
+        return window
 
     def _leave(self, role: Coordinator, to: str, token: str) -> None:
         """RequestError: it is not in the journal, and never will be."""

@@ -5,12 +5,15 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from notebook_cluster.coordinator.core import Core, Departure, MembershipWatcher
 from notebook_cluster.coordinator.delivery import Delivery, kernel_message, read_content
 from notebook_cluster.coordinator.kernels.widget_models import Model, NodeModels, OutputCaptures
 from notebook_cluster.coordinator.view_server import View, ViewServer
 from notebook_cluster.journal.state import Node
 from notebook_cluster.link import Drops
+from notebook_cluster.protocol.hand_over import OpenWidget
 from notebook_cluster.protocol.interaction import MAX_COMM_BYTES, CommToNode, NodeComm
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import WidgetView
@@ -275,6 +278,29 @@ class Comms(MembershipWatcher):
 
     def close(self) -> None:
         self._updates.close()
+
+    # ---- from one coordinator to the next
+
+    def moved(self) -> list[OpenWidget]:
+        """Every open widget."""
+        return [
+            OpenWidget(
+                node=model.node, incarnation=models.incarnation, comm_id=model.comm_id, public=model.public,
+                state=msgspec.msgpack.encode(model.state), refusal=model.refusal,
+                catches=self._captures.message_of(model),
+            )
+            for models in self._nodes.values()
+            for model in models.all()
+        ]  # fmt: skip
+
+    def restore(self, widgets: list[OpenWidget]) -> None:
+        """Those that another coordinator had, of kernels that still run."""
+        for widget in widgets:
+            node = self._core.state.nodes.get(widget.node)
+            if node is not None and node.incarnation == widget.incarnation:
+                model = self._models(node).restore(widget)
+                self._public[model.public] = model
+                self._captures.listen(model, widget.catches)
 
 
 def _with_buffers(data: dict[str, Any], buffers: list[bytes]) -> dict[str, Any]:

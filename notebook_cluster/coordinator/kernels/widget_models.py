@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from notebook_cluster.protocol.hand_over import OpenWidget
 from notebook_cluster.protocol.interaction import NodeComm
 from notebook_cluster.security import WidgetView
 from notebook_cluster.security.sanitise import safe_output
@@ -90,6 +91,15 @@ class NodeModels:
             model.refusal = "a widget over 4 MB is not relayed" if too_large else refusal(state)
             model.kind, safe = None, label_state(model.refusal)
         self._keep(model, safe if model.kind is None else {**model.kind.constants(), **safe})
+        return model
+
+    def restore(self, widget: OpenWidget) -> Model:
+        """One that was open when another coordinator led, as views have it."""
+        state = msgspec.msgpack.decode(widget.state, type=dict[str, Any])
+        kind = None if widget.refusal else widget_kind(state)
+        model = Model(self.node, widget.comm_id, widget.public, kind, {}, widget.refusal)
+        self._models[widget.comm_id] = model
+        self._keep(model, state)
         return model
 
     def update(self, comm_id: str, state: dict[str, Any]) -> tuple[Model, set[str]] | None:
@@ -224,6 +234,10 @@ class OutputCaptures:
         if message_id and model.kind is not None and model.kind.model == "OutputModel":
             # The innermost ``with`` block comes last.
             self._listening.setdefault((model.node, message_id), []).append(model)
+
+    def message_of(self, model: Model) -> str:
+        """The message whose output ``model`` catches, or empty."""
+        return next((message for (_, message), models in self._listening.items() if model in models), "")
 
     def forget(self, model: Model) -> None:
         """It is closed."""
