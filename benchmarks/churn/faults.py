@@ -264,6 +264,29 @@ def clock(world: World, fault: Fault) -> Course:
     yield from world.goes_on(fault)
 
 
+def hand_over(world: World, fault: Fault) -> Course:
+    """The cluster is led from a peer for a while, and from the desk again; on each way somebody may be killed."""
+    peer = world.draw.choice(world.hosts.peers)
+    for to in (peer, LOCAL):
+        killed = world.draw.choice(["nobody", "nobody", "desk", "head"])
+        fault.detail += f"to {to}, {killed} killed; "
+        asked = world.hosts.desk.ask("hand_over", to)
+        if killed != "nobody":
+            yield from world.pause(0.0, 2.0)
+            with suppress(OSError, ValueError, KeyError):
+                send(world.hosts.coordinator() if killed == "desk" else world.hosts.head(peer), signal.SIGKILL)
+        with suppress(RuntimeError):
+            yield from world.done(asked)
+        yield from world.ask("hand_over", to, enough=lambda to=to: _led_from(world, to))
+        yield from world.until(lambda to=to: _led_from(world, to), f"it to be led from {to}")
+        fault.healed = time.monotonic()
+        yield from world.goes_on(fault)
+
+
+def _led_from(world: World, place: str) -> bool:
+    return str(world.state.get("head", "?") or LOCAL) == place
+
+
 @dataclass(frozen=True)
 class Kind:
     """How often it comes, compared with others, and whom it may befall."""
@@ -288,4 +311,5 @@ KINDS = {
     "clock": Kind(clock, 3, "nodes", disturbs=False),
     "node leaves": Kind(node_leaves, 2, "peers"),
     "peer leaves": Kind(peer_leaves, 2, "peers"),
+    "hand over": Kind(hand_over, 3, "desk"),
 }

@@ -110,7 +110,10 @@ class Schedule:
         kind, hosts = KINDS[name], self.world.hosts
         taken = {fault.victim for fault, _ in self._active}
         if kind.victims == DESK:
-            return [] if any(fault.kind in ("coordinator", "disk") for fault, _ in self._active) else [DESK]
+            return [] if any(fault.victim == DESK for fault, _ in self._active) else [DESK]
+        leads = any(fault.kind == "hand over" for fault, _ in self._active)
+        if name == "peer leaves" and leads:
+            return []  # with the sharing of the peer that leads the cluster would end
         well = [node for node in hosts.nodes if node not in taken and self._is_well(hosts, node)]
         if kind.disturbs and len(well) <= 2:
             return []

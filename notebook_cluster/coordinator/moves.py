@@ -15,7 +15,7 @@ from notebook_cluster.protocol.views import RequestError
 
 log = logging.getLogger(__name__)
 
-BEGINS_S = 10.0
+BEGINS_S = 5.0
 """Seconds that a coordinator waits for the views of the one before it."""
 SAID_S = 0.2
 """For the last reply to be sent."""

@@ -15,7 +15,7 @@ from notebook_cluster.protocol.wire import Message
 
 HERE = "local"
 """The owner's machine, as a place to lead from."""
-FROZEN_S = 10.0
+FROZEN_S = 6.0
 """Seconds without another Freeze after which a coordinator that waits for Leave ends, to be started again as it was."""
 ViewKind = Literal["magics", "panel", "cli", "server", "client"]
 

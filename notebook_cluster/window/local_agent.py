@@ -6,14 +6,22 @@ import contextlib
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
+import zmq
 
 from notebook_cluster.coordinator.core import LOCAL
-from notebook_cluster.coordinator.startup import AGENT_FILE, PrivateAgent, start_private_agent
+from notebook_cluster.coordinator.startup import AGENT_FILE, PrivateAgent, read_own_agent, start_private_agent
+from notebook_cluster.journal.reading import read_state
+from notebook_cluster.journal.store import journal_path
+from notebook_cluster.peering.candidates import Candidate
+from notebook_cluster.protocol import heads as h
 from notebook_cluster.protocol.heads import PeerKey
-from notebook_cluster.security import owner, write_private
+from notebook_cluster.protocol.views import RequestError
+from notebook_cluster.security import Identity, owner, write_private
+from notebook_cluster.window.agents import AgentLink
 
 
 class LocalAgent:
@@ -46,6 +54,34 @@ class LocalAgent:
         followed = _Followed(agent.name, agent.public_key, agent.port, agent.pid, head_key, reception)
         write_private(self._runtime / AGENT_FILE, msgspec.json.encode(followed))
 
+    async def follow(
+        self, context: "zmq.Context[Any]", identity: Identity, cluster: str, agent: PrivateAgent, key: str, address: str
+    ) -> None:
+        """Have ``agent`` go to the head with ``key`` at ``address``; both empty: it stays, and is dialled.
+
+        Raises:
+            RequestError: it does not answer, or does not do it.
+            OSError: it cannot be noted.
+        """
+        place = Candidate(LOCAL, agent.public_key, ("127.0.0.1",), agent.port, "local")
+        link = AgentLink(context, identity, place, cluster)
+        try:
+            await link.ready()
+            answer, _ = await link.ask(
+                lambda ticket: h.FollowHead(ticket=ticket, key=key, address=address), h.Granted, timeout=5.0
+            )
+            if answer.error:
+                raise RequestError(answer.error)
+            self.note(agent, key, address)
+        finally:
+            await link.close(release=True)
+
+    def known(self, key: str) -> PrivateAgent | None:
+        """The agent with this ``key``, if it runs: a window has noted it, or the journal of a coordinator here."""
+        noted, journalled = read_own_agent(self._runtime), own_agent(self._runtime)
+        agent = next((agent for agent in (noted, journalled) if agent is not None and agent.public_key == key), None)
+        return agent if agent is not None and _runs(agent.pid) else None
+
     def find(self, head_key: str) -> PeerKey | None:
         """The one that a window of this cluster has started for that head, if it still runs."""
         found = self._running(head_key)
@@ -70,6 +106,24 @@ class LocalAgent:
             return None
         mine = "notebook_cluster.agent" in command and str(self._runtime) in command
         return agent if mine and agent.head_key == head_key else None
+
+
+def own_agent(runtime: Path) -> PrivateAgent | None:
+    """The agent that the last coordinator here has started on this machine."""
+    try:
+        peer = read_state(journal_path(runtime)).peers.get(LOCAL)
+    except ValueError:
+        return None
+    if peer is None or peer.pid is None:
+        return None
+    return PrivateAgent(LOCAL, peer.key, int(peer.address.rpartition(":")[2]), peer.pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "notebook_cluster.agent" in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
 
 
 class _Followed(PrivateAgent):

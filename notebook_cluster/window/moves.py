@@ -19,7 +19,6 @@ from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import owner
-from notebook_cluster.window.agents import AgentLink
 from notebook_cluster.window.head_link import HeadRefuses
 from notebook_cluster.window.journal_copy import bring_moved
 from notebook_cluster.window.service import Window
@@ -32,7 +31,7 @@ AGAIN_S = 2.0
 PATIENCE_S = 40.0
 """Seconds for a head to be reached that has the word already."""
 ANSWER_S = 15.0
-STAY_S = 3.0
+STAY_S = 1.5
 """Seconds between two words to a head that is frozen."""
 
 
@@ -55,14 +54,6 @@ def places_of(state: State) -> list[Candidate]:
         if not peer.dropped and peer.name != LOCAL:
             rows.append(Candidate(peer.name, peer.key, (host,), int(port), peer.found_by))  # type: ignore[arg-type]
     return rows
-
-
-def own_agent(state: State) -> PrivateAgent | None:
-    """The agent that the coordinator here has started on this machine."""
-    peer = state.peers.get(LOCAL)
-    if peer is None or peer.pid is None:
-        return None
-    return PrivateAgent(LOCAL, peer.key, int(peer.address.rpartition(":")[2]), peer.pid)
 
 
 async def prepare(window: Window, peers: Iterable[Candidate], size: int) -> None:
@@ -131,7 +122,7 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
         await _say(window, o.TakeView(view=view.kept()), number)
     await _say(window, o.GoOn(), OWN_VIEW)
     if agent is not None:
-        await follow(window, agent, state.key, f"{window.owner.head_host}:{state.reception}")
+        await window.follow(agent, state.key, f"{window.owner.head_host}:{state.reception}")
 
 
 async def _say(window: Window, body: object, view: int) -> None:
@@ -142,24 +133,6 @@ async def _say(window: Window, body: object, view: int) -> None:
         log.warning("view %d: %s", view, error)
         if view != OWN_VIEW:
             window.views.close_one(view, f"{error}: %cluster attach {window.settings.cluster}")
-
-
-async def follow(window: Window, agent: PrivateAgent, key: str, address: str) -> None:
-    """The agent of this machine goes to the head with ``key`` at ``address``; both empty: it stays, and is dialled."""
-    place = Candidate(LOCAL, agent.public_key, ("127.0.0.1",), agent.port, "local")
-    link = AgentLink(window.context, window.identity, place, window.settings.cluster)
-    try:
-        await link.ready()
-        answer, _ = await link.ask(
-            lambda ticket: h.FollowHead(ticket=ticket, key=key, address=address), h.Granted, timeout=5.0
-        )
-        if answer.error:
-            raise RequestError(answer.error)
-        window.local.note(agent, key, address)
-    except (RequestError, OSError) as error:
-        log.warning("the agent of this machine: %s", error)
-    finally:
-        await link.close(release=True)
 
 
 class Unreached(RequestError):

@@ -10,9 +10,11 @@ import zmq
 
 from notebook_cluster.coordinator.peers.pairing import Pairing
 from notebook_cluster.discovery.addresses import reach
+from notebook_cluster.link.tcp import read_host_port
 from notebook_cluster.peering.candidates import Candidate, Trust, how_to_pair
 from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import heads as h
+from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import mismatch
 from notebook_cluster.security import Identity, owner, read_code
@@ -61,6 +63,8 @@ class Owner:
         self._links: dict[str, AgentLink] = {}
         """Key -> link of the agents that have the grant."""
         self._granting: dict[str, asyncio.Lock] = {}
+        self._used: dict[str, h.PeerKey] = {}
+        """Key -> those that the head uses since before this window, as it has them."""
         self._local: h.PeerKey | None = None
         self._head_key = ""
         self._renewed = time.monotonic()
@@ -168,9 +172,24 @@ class Owner:
     async def take_up(self, keys: Iterable[str]) -> list[str]:
         """After a start of this window: grant again to those peers of the cluster, by key. Returns a line for each with
         which that failed."""
-        rows = [row for key in keys if (row := self._finder.find(key)) is not None and self._trust.is_trusted(key)]
+        rows = [row for key in keys if (row := self._where(key)) is not None and self._trust.is_trusted(key)]
         results = await asyncio.gather(*(self.grant(row) for row in rows), return_exceptions=True)
         return [str(result) for result in results if isinstance(result, BaseException)]
+
+    def use(self, peers: Iterable[PeerView]) -> None:
+        """The head has these, and keeps those that are trusted whether they can be reached from here or not."""
+        for peer in peers:
+            known = self._trust.store.find(peer.key)
+            whose = known.owner if known is not None else owner()
+            self._used[peer.key] = h.PeerKey(peer.name, peer.key, whose, peer.address)
+
+    def _where(self, key: str) -> Candidate | None:
+        """Where it is heard, or where the head reaches it."""
+        if (found := self._finder.find(key)) is not None or key not in self._used:
+            return found
+        row = self._used[key]
+        place = read_host_port(row.address)
+        return Candidate(row.name, key, (place[0],), place[1], "remembered") if place is not None else None
 
     async def renew_if_due(self) -> None:
         """Call now and then."""
@@ -189,7 +208,10 @@ class Owner:
             await self._withdraw([link])
             if link is not self.head:
                 await link.close(release=True)
-        if gone:
+        unknown = [key for key in self._used if key not in trusted]
+        for key in unknown:
+            del self._used[key]
+        if gone or unknown:
             self._tell_peers()
         return self.head is None or self.head.candidate.key in trusted
 
@@ -247,7 +269,12 @@ class Owner:
             known = self._trust.store.find(candidate.key)
             address = f"127.0.0.1:{candidate.port}" if link is self.head else candidate.address
             rows.append(h.PeerKey(candidate.name, candidate.key, known.owner if known is not None else me, address))
+        rows += [row for key, row in self._used.items() if key not in self._links and key != self._local_key]
         return [*rows, *([self._local] if self._local is not None else [])]
+
+    @property
+    def _local_key(self) -> str:
+        return self._local.key if self._local is not None else ""
 
     def _tell_peers(self) -> None:
         self._on_peers(self.peers())

@@ -18,14 +18,13 @@ from notebook_cluster.protocol.hand_over import HERE, HandOver, Moved
 from notebook_cluster.protocol.heads import MOVED_FILE
 from notebook_cluster.protocol.views import Request, RequestError
 from notebook_cluster.window.journal_copy import bring_moved, forget_moved
+from notebook_cluster.window.local_agent import own_agent
 from notebook_cluster.window.moves import (
     FrozenHead,
     Unreached,
     admit,
     begin,
     cannot_move,
-    follow,
-    own_agent,
     places_of,
     prepare,
 )
@@ -190,7 +189,7 @@ class Seat:
         try:
             await window.head.send_moved(token)
             assert window.owner.head is not None
-            agent = own_agent(role.core.state)
+            agent = own_agent(self._runtime)
             write_note(self._runtime, window.owner.head.candidate, token)
             self._leave(role, window.owner.head.candidate.name, token)
             await begin(window, token, role.views, agent)
@@ -219,7 +218,7 @@ class Seat:
             for trouble in await admit(window, places_of(state), size_of(self._runtime)):
                 log.warning("%s", trouble)
             await window.head.send_moved(token)
-            await begin(window, token, None, own_agent(state))
+            await begin(window, token, None, own_agent(self._runtime))
         except BaseException:
             await window.close()
             raise
@@ -305,7 +304,7 @@ class Seat:
         except TimeoutError:
             log.warning("not all agents have followed the coordinator here within %g s", FOLLOW_S)
         if agent is not None:
-            await follow(window, agent, "", "")
+            await window.follow(agent, "", "")
         try:
             await forget_moved(head, self._cluster)
         except RequestError as error:

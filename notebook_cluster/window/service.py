@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from notebook_cluster.coordinator.core import Level
+from notebook_cluster.coordinator.core import LOCAL, Level
 from notebook_cluster.coordinator.peers.pairing import Pairing
-from notebook_cluster.coordinator.startup import StartProgress
+from notebook_cluster.coordinator.startup import PrivateAgent, StartProgress
 from notebook_cluster.journal.kept_runs import set_aside
 from notebook_cluster.journal.store import JOURNAL_FILE
 from notebook_cluster.peering.candidates import Trust, known_peers
@@ -161,17 +161,39 @@ class Window:
             await self._bring_files()
             ended = self.head.state.ended or "none has run there"
             raise RequestError(f"no cluster {settings.cluster!r} runs on {candidate.name}: {ended}")
+        used = await self._look_around() if self.head.state.found or token else None
         await self.owner.lead(self.head.state.key)
         if not self.head.state.found or not (settings.runtime / HEAD_FILE).exists():
             await asyncio.to_thread(set_aside, settings.runtime)  # what ran under this name before
-        if self.head.state.found or token:
-            await self._take_up()
+        if used is not None:
+            await self._take_up(used)
 
-    async def _take_up(self) -> None:
-        """It ran already: its peers are granted again, and this machine's agent is the one that it had."""
-        if (row := self.local.find(self.head.state.key)) is not None:
-            self.owner.use_local(row)
+    async def _look_around(self) -> ClusterView:
+        """It ran already: the peers that it uses stay its own, and this machine's agent is the one that it had."""
         state = msgspec.convert(await self.head.ask(v.GetState()), ClusterView)
+        head, local = self.head.link.candidate.key, self.local.find(self.head.state.key)
+        others = [peer for peer in state.peers if peer.key not in ("", head) and peer.name != LOCAL]
+        self.owner.use(peer for peer in others if peer.condition not in ("found", "untrusted"))
+        if local is not None:
+            self.owner.use_local(local)
+        elif (agent := self._own_agent_of(state)) is not None:
+            self.owner.use_local(h.PeerKey(LOCAL, agent.public_key, owner()))
+            await self.follow(agent, self.head.state.key, f"{self.head.link.host}:{self.head.state.reception}")
+        return state
+
+    def _own_agent_of(self, state: ClusterView) -> PrivateAgent | None:
+        """That of this machine, which was not told where the cluster is led from now."""
+        return next((self.local.known(peer.key) for peer in state.peers if peer.name == LOCAL), None)
+
+    async def follow(self, agent: PrivateAgent, key: str, address: str) -> None:
+        """As of :class:`.local_agent.LocalAgent`; why not becomes a line."""
+        try:
+            await self.local.follow(self.context, self.identity, self.settings.cluster, agent, key, address)
+        except (RequestError, OSError) as error:
+            self._tell("warning", f"the agent of this machine: {error}")
+
+    async def _take_up(self, state: ClusterView) -> None:
+        """Its peers are granted again."""
         keys = [peer.key for peer in state.peers if peer.key and not self.owner.has(peer.key)]
         used = {node.peer for node in state.nodes}
         wanted = {peer.key for peer in state.peers if peer.name in used}

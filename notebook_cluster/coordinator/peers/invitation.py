@@ -52,8 +52,8 @@ class InvitationHost:
 
     def restore(self) -> None:
         """After a restart of the coordinator: listen where those who dialled its predecessor look for it."""
-        if not self._core.state.reception:
-            return
+        if not self._core.state.reception or self.reception is not None:
+            return  # a head listens already
         try:
             self._listen(self._core.state.reception)
         except OSError as error:
