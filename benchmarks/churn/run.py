@@ -24,7 +24,7 @@ from notebook_cluster.journal.store import journal_path
 
 WATCHDOG = "notebook-cluster-watchdog"
 """In the command of the shell that ends the kernels of an agent that was killed."""
-LEG = 60.0
+LEG = 300.0
 """Seconds that one codec trains at most before the next one."""
 START, QUIET = 120.0, 120.0
 """Seconds that a leg may take to its first round, and to its end once it is over."""
