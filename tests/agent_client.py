@@ -141,6 +141,7 @@ class AgentClient:
     def __init__(
         self, ready: dict[str, Any], *, cluster: str = "digits", epoch: int = 1, identity: Identity | None = None,
         trusted: bool = True, settings: LinkSettings | None = None, cluster_name: str = "",
+        received: int = 0,
     ) -> None:  # fmt: skip
         self.identity = identity or new_identity()
         self.messages: list[Message] = []
@@ -163,6 +164,7 @@ class AgentClient:
             on_message=self._on_message,
             on_condition=self._on_condition,
             settings=settings,
+            received=received,
         )
 
     async def __aenter__(self) -> Self:

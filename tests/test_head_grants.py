@@ -10,6 +10,7 @@ import pytest
 
 from notebook_cluster.agent.sharing.grants import MOST_GRANTS, GrantRefused, Grants, read_grants, withdraw_grants
 from notebook_cluster.protocol import heads as h
+from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import Identity, announce, data_directory, load_identity, new_identity, withdraw
 from tests.agent_client import AgentClient, SharedAgent
 
@@ -257,3 +258,42 @@ def test_a_grant_does_not_hold_again_when_its_owner_is_paired_anew(tmp_path: Pat
     assert [row.key for row in withdraw_grants(tmp_path, "ada@desk", [OWNER.public_key])] == [HEAD.public_key]
     trusted.add(OWNER.public_key)
     assert store.find(HEAD.public_key) is None
+
+
+@pytest.mark.usefixtures("jupyter_dirs")
+def test_a_cluster_goes_from_its_owner_to_the_head_and_back_and_to_nobody_else(tmp_path: Path) -> None:
+    """Its node runs on; each of them is refused once the other one has come, whatever it says."""
+
+    async def play() -> None:
+        async with SharedAgent(tmp_path) as agent:
+            await agent.pair(OWNER)
+            await agent.pair(OTHER, agent.agent.new_code(), owner="eve@desk")
+
+            def leads(identity: Identity, epoch: int, received: int = 0) -> AgentClient:
+                return AgentClient(
+                    agent.where, cluster="digits-1", cluster_name="digits", identity=identity, trusted=False,
+                    epoch=epoch, received=received,
+                )  # fmt: skip
+
+            async with client(agent, OWNER) as window, leads(OWNER, 100) as owner:
+                await owner.start_node("desk")
+                async with leads(OTHER, 200) as thief:  # paired, and of another owner
+                    assert "belongs to another key" in await refused(thief)
+                assert await granted(window, grant(time.time_ns())) == ""
+                async with leads(HEAD, 100) as twin:
+                    assert "start 100 of the coordinator of digits is running" in await refused(twin)
+                async with leads(HEAD, 300, owner.dialer.received) as head:
+                    inventory = await head.receive(p.Inventory)
+                    assert [row.node for row in inventory.nodes] == ["desk"]
+                    assert "start 300 of the coordinator of digits is running" in await refused(owner)
+                    async with leads(OWNER, 400, head.dialer.received) as again:
+                        assert [row.node for row in (await again.receive(p.Inventory)).nodes] == ["desk"]
+                        # The grant has gone with that: whatever epoch the head begins in.
+                        assert "does not trust this machine" in await refused(head)
+                        await stays_out(agent, HEAD)
+                        async with leads(HEAD, 900) as back:
+                            await back.until(lambda: back.dialer.condition == "refused", "to be refused")
+                        again.send(p.StopNode(node="desk", incarnation=1, force=True))
+                        assert (await again.receive(p.NodeEnded)).asked
+
+    asyncio.run(play())

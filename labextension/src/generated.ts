@@ -244,6 +244,7 @@ export interface Action {
     | 'checkpoint'
     | 'detach'
     | 'dismiss'
+    | 'hand_over'
     | 'interrupt'
     | 'invite'
     | 'log'

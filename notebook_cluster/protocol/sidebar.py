@@ -17,6 +17,7 @@ ClusterCondition = Literal["running", "ended", "unreachable"]
 ActionName = Literal[
     "start",
     "add",
+    "hand_over",
     "remove",
     "restart",
     "interrupt",
@@ -141,6 +142,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
       ``head`` led from that peer
     - add: nodes of peer ``target`` (name, HOST:PORT, ``local`` or ``all``), ``value`` of them (default: one per
       accelerator); ``code`` when it is not trusted yet
+    - hand_over: led from the peer ``target`` (or ``local``) from now on; ``code`` as for add
     - remove, restart: node ``target``
     - interrupt: the running cell and what waits; ``value`` true: kill and respawn the nodes that are still busy
     - detach, stop: the cluster; checkpoint: named ``value``, of job ``target`` (default: the only one)

@@ -8,6 +8,7 @@ from typing import Any
 from notebook_cluster.client import Cluster, ClusterError, how_to_join
 from notebook_cluster.client.requests import add_request
 from notebook_cluster.protocol import views as v
+from notebook_cluster.protocol.hand_over import HandOver
 from notebook_cluster.protocol.launches import LAUNCH_OPTIONS
 from notebook_cluster.protocol.sidebar import Action, Done
 from notebook_cluster.server import sharing
@@ -88,6 +89,10 @@ async def _on_cluster(hub: Hub, action: Action) -> Any:
                 raise ClusterError("add needs a peer as target: its name, HOST:PORT, local or all")
             request = add_request(action.target, _count(action, 0) or 0, action.code)
             return await _ask(cluster, request, list[str])
+        case "hand_over":
+            if not action.target:
+                raise ClusterError("hand_over needs a peer as target: its name, HOST:PORT or local")
+            return await _ask(cluster, HandOver(to=action.target, code=action.code), str)
         case "remove":
             return await _ask(cluster, v.RemoveNode(node=action.target))
         case "restart":

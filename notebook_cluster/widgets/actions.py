@@ -32,9 +32,10 @@ _STARTING = {
     "remove": "Removing {target}…",
     "restart": "Restarting {target}…",
     "skip": "Skipping the cell that {target} replays…",
+    "hand_over": "Handing the cluster over to {target}…",
 }
 _STILL_BUSY = "Still busy: "
-_NEEDS_TARGET = frozenset({"checkpoint", "add", "remove", "restart", "skip"})
+_NEEDS_TARGET = frozenset({"checkpoint", "add", "remove", "restart", "skip", "hand_over"})
 
 
 @dataclass
@@ -129,6 +130,8 @@ class Actions:
                 return plain(f"{target} restarted")
             case "skip":
                 return plain(f"Cell {self._cluster.skip(target)} skipped on {target}")
+            case "hand_over":
+                return plain(f"The cluster is led from {self._cluster.hand_over(target) or 'this machine'} now")
         self._cluster.stop()
         return "The cluster was stopped"
 

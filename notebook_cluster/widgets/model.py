@@ -59,7 +59,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
     ``ended`` is why the cluster is no more, empty while it runs.
     """
     status, level = (plain(ended), "muted") if ended else _status(state)
-    peers = [_row_among(peer, state.peers, bool(ended)) for peer in state.peers]
+    peers = [_row_among(peer, state, bool(ended)) for peer in state.peers]
     events = [_event(event, state.now) for event in state.events[-EVENTS_SHOWN:]]
     waits = wait_lanes(state.jobs[0].waits, state.nodes) if state.jobs else []
     waited = state.jobs[0].waits[-1] if waits else None
@@ -122,11 +122,15 @@ def _folds(
     }
 
 
-def _row_among(peer: PeerView, peers: Sequence[PeerView], over: bool) -> dict[str, Any]:
-    """The row with ``target``, by which it is added: its name, or its address where others have that name too. When the
-    cluster is ``over`` none is connected to it, and none can be added."""
-    namesakes = sum(other.name == peer.name for other in peers)
-    row = peer_row(peer) | {"target": peer.name if namesakes == 1 else peer.address}
+def _row_among(peer: PeerView, state: ClusterView, over: bool) -> dict[str, Any]:
+    """The row with ``target``, by which it is added: its name, or its address where others have that name too; and
+    whether the cluster ``can_move`` there. When it is ``over`` none is connected to it, and none can be added."""
+    namesakes = sum(other.name == peer.name for other in state.peers)
+    leads = peer.name == (state.head or "local")
+    row = peer_row(peer) | {
+        "target": peer.name if namesakes == 1 else peer.address,
+        "can_move": peer.trusted and not leads and not over and peer.condition in ("connected", "found"),
+    }
     if over:
         row |= {"blocked": "the cluster has ended", "needs_code": False}
         if row["level"] in ("good", "info"):

@@ -215,6 +215,7 @@ function codeField(open, peerName, target) {
     asked = open.ask("add", target(), `Adding ${peerName()}…`, { code: input.value, inline: true });
     refresh();
   };
+  const lead = button("Lead", { act: () => open.ask("hand_over", current.target, `Handing the cluster over to ${current.name}…`) });
   const add = button("Add", { className: "nbc-primary", act: submit });
   const root = element("div", "nbc-pair", {}, [element("span", "nbc-small nbc-muted", {}, ["Its code"]), input, add, said]);
   root.hidden = true;
@@ -256,7 +257,7 @@ function peerRow(open) {
   const code = codeField(open, () => current.name, () => current.target);
   const add = button("Add", { className: "nbc-primary", act: () => current.needs_code ? code.toggle() : open.ask("add", current.target, `Adding ${current.name}…`) });
   return {
-    root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, add, code.root]),
+    root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, lead, add, code.root]),
     update(peer) {
       current = peer;
       code.update(peer.needs_code);
@@ -265,6 +266,10 @@ function peerRow(open) {
       const how = peer.needs_code ? "shows a code" : "";
       write(about, [peer.device, peer.address, why || peer.found, how].filter(Boolean).join(" · "));
       condition.update(peer.level, peer.condition);
+      show(lead, peer.can_move);
+      const where = peer.name === "local" ? "this machine" : peer.name;
+      writeAttribute(lead, "title", `Lead the cluster from ${where}; what runs goes on`);
+      lead.nbcName(`Lead the cluster from ${where}`, "");
       add.disabled = Boolean(peer.blocked);
       writeAttribute(add, "title", peer.blocked || `Add ${peer.name} to the cluster`);
       writeAttribute(add, "aria-label", peer.blocked ? `Add ${peer.name}: ${peer.blocked}` : `Add ${peer.name}`);

@@ -107,7 +107,17 @@ function Running({ state, curves, act, onOpen, onInsert }: ICluster & { state: C
       <ClusterButtons state={state} send={send} onOpen={onOpen} onInsert={name => setNoNotebook(onInsert(name))} />
       <Problem text={problem} onClose={clear} />
       <Problem text={noNotebook} onClose={() => setNoNotebook('')} />
-      {state.head && <div className="nbc-side-hint">led from {state.head}: it goes on without this computer</div>}
+      {state.head && (
+        <div className="nbc-side-line">
+          <span className="nbc-side-hint">led from {state.head}: it goes on without this computer</span>
+          <Button
+            label="Lead from here"
+            name={`Lead ${state.name} from this computer`}
+            title="What runs goes on"
+            onPress={async () => void (await send({ action: 'hand_over', cluster: state.name, target: 'local' }))}
+          />
+        </div>
+      )}
       {state.launches
         .filter(launch => launch.condition !== 'ended')
         .map(launch => (

@@ -79,6 +79,7 @@ function Peer({ peer, target, isHere, cluster, clusters, act }: IPeer): React.JS
   const [send, problem] = useAction(act);
   const state = clusters.find(row => row.name === cluster)?.state;
   const isIn = Boolean(state?.nodes.some(node => node.peer === peer.name));
+  const mayLead = Boolean(state) && peer.trusted && !isHere && state?.head !== peer.name;
   const isRefused = peer.condition === 'refused';
   const needsCode = Boolean(cluster) && !peer.trusted && !isIn && !isRefused;
   const add = async (): Promise<void> => {
@@ -103,6 +104,14 @@ function Peer({ peer, target, isHere, cluster, clusters, act }: IPeer): React.JS
           {peer.name}
         </span>
         <span className="nbc-side-device">{[isHere && 'this computer', peer.device].filter(Boolean).join(', ')}</span>
+        {mayLead && (
+          <Button
+            label="Lead"
+            name={`Lead ${cluster} from ${peer.name}`}
+            title={`${cluster} goes on without this computer; what runs goes on`}
+            onPress={async () => void (await send({ action: 'hand_over', cluster, target }))}
+          />
+        )}
         {isIn ? (
           <span className="nbc-side-in" title={`in ${cluster}`}>
             in {cluster}
