@@ -77,6 +77,8 @@ class HeadMoves:
         return None
 
     async def _frozen(self, body: o.Freeze) -> None:
+        if body.epoch != self._core.state.epoch:
+            raise RequestError("the coordinator that was to move was started again")
         if self._freezing is None:
             self._freezing = asyncio.ensure_future(self._calm_and_freeze(body))
         if self._given_up is not None:

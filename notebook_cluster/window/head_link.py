@@ -135,6 +135,12 @@ class HeadLink:
         """What the frozen head knows of view ``number``, to which all of its words have gone when this returns."""
         return msgspec.convert(await self.ask(DescribeView(), number, opens=True), KeptView)
 
+    def gone(self) -> None:
+        """Its process has ended: nobody answers what was asked."""
+        for future in self._questions.values():
+            if not future.done():
+                future.set_result(v.Reply(id=0, error=f"the head on {self._settings.head} was ended or started again"))
+
     def takes(self, data: bytes) -> bool:
         """False: it is no answer to what this window has asked."""
         if not self._questions:

@@ -145,6 +145,7 @@ class FrozenHead:
     def __init__(self, window: Window, token: str) -> None:
         self._window = window
         self._token = token
+        self._epoch = window.head.state.epoch
         self._staying: asyncio.Task[None] | None = None
 
     async def freeze(self) -> None:
@@ -160,7 +161,7 @@ class FrozenHead:
                 f"this machine cannot reach {' and '.join(away)}: the cluster is led from {window.settings.head}"
             )
         room = shutil.disk_usage(window.settings.runtime).free
-        await window.head.ask(o.Freeze(token=self._token, room=room))
+        await window.head.ask(o.Freeze(token=self._token, epoch=self._epoch, room=room))
         self._staying = asyncio.create_task(self._stay())
         for view, number in window.views.known():
             view.take(await window.head.ask_view(number))
@@ -169,7 +170,7 @@ class FrozenHead:
         while True:
             await asyncio.sleep(STAY_S)
             try:
-                await self._window.head.ask(o.Freeze(token=self._token))
+                await self._window.head.ask(o.Freeze(token=self._token, epoch=self._epoch))
             except RequestError as error:
                 log.warning("%s", error)
 
@@ -185,7 +186,7 @@ class FrozenHead:
         Raises:
             RequestError: it was started again, and leads; or it is not known, and the window finds out.
         """
-        window, before = self._window, self._window.head.state
+        window = self._window
         try:
             await window.head.ask(o.Leave(to=to, token=self._token))
             return
@@ -200,7 +201,7 @@ class FrozenHead:
             else:
                 if state.left == self._token:
                     return
-                if state.running and state.epoch != before.epoch:
+                if state.running and state.epoch != self._epoch:
                     raise RequestError(f"the head on {window.settings.head} was started again in the middle of it")
             await asyncio.sleep(AGAIN_S)
         raise RequestError(f"{window.settings.head} cannot be reached: the cluster comes here as soon as it can be")

@@ -259,6 +259,7 @@ class Window:
 
     def _from_head(self, number: int, frames: list[bytes]) -> None:
         if not frames and number == 0:
+            self.head.gone()
             self._look_at_head()
         elif not frames:
             name = self.settings.cluster
