@@ -41,6 +41,11 @@ FOUND = {
     ],
 }  # fmt: skip
 """Faults of the product that a seed has found, in docs/reliability.md too."""
+FOUND_HANDED_OVER = [
+    # A head whose window went while it waited for a node to join was frozen later, and for good.
+    (11, '[["stop sharing for a moment", 0.3094, 3.0, 15975], ["stop sharing for a moment", 0.5517, 8.0, 12117]]'),
+]
+HANDED_OVER_SECONDS = SECONDS / 2
 MOST_PLAYS = 5
 """On a machine with much else to do the few seeds of one time may all be of codecs that are not computed again."""
 MOST_SEEDS = 3
@@ -78,6 +83,18 @@ def test_what_a_seed_has_found_is_mended():
     status, told, printed = play("--each", json.dumps(each))
     assert (status, told["seeds"]) == (0, len(each)), printed
     assert told["faults"] == sum(len(faults) for _, faults in each), printed
+
+
+def test_a_cluster_that_is_handed_over_breaks_no_promise(capsys):
+    each = [(seed, json.loads(faults)) for seed, faults in FOUND_HANDED_OVER]
+    status, told, printed = play("--hand-over", "--each", json.dumps(each))
+    assert (status, told["seeds"]) == (0, len(each)), printed
+    assert told["handed_over"] > 0, printed
+    status, told, printed = play("--hand-over", "--seconds", f"{HANDED_OVER_SECONDS:g}")
+    with capsys.disabled():
+        print(f"\nhanded over {told['handed_over']} times in seeds {told['first']} to {told['last']}")
+    assert (status, told["failed"]) == (0, []), printed
+    assert told["rounds"] > 0
 
 
 def test_a_seed_plays_the_same_twice():

@@ -50,6 +50,8 @@ class HeadMoves:
         self.begun = asyncio.Event()
         self._freezing: asyncio.Task[None] | None = None
         self._given_up: asyncio.TimerHandle | None = None
+        self._over = ""
+        """The token of the hand over that has failed last."""
 
     async def views_are_here(self) -> None:
         """Return when the window has said which views there are, or says nothing."""
@@ -79,6 +81,8 @@ class HeadMoves:
     async def _frozen(self, body: o.Freeze) -> None:
         if body.epoch != self._core.state.epoch:
             raise RequestError("the coordinator that was to move was started again")
+        if body.token == self._over:
+            raise RequestError("this hand over has been given up")
         if self._freezing is None:
             self._freezing = asyncio.ensure_future(self._calm_and_freeze(body))
         if self._given_up is not None:
@@ -90,7 +94,7 @@ class HeadMoves:
             self._given_up.cancel()
             if self._core.journal.frozen:
                 asyncio.get_running_loop().call_later(SAID_S, self._end)
-            self._freezing = None
+            self._freezing, self._over = None, body.token
             raise
 
     async def _calm_and_freeze(self, body: o.Freeze) -> None:
@@ -98,8 +102,12 @@ class HeadMoves:
         await self._freeze(body.token)  # in the same step of the loop
 
     def _nobody_goes_on(self) -> None:
+        """The window is gone: before the freezing all is as it was."""
         if self._core.journal.frozen:
             self._end()
+        elif self._freezing is not None:
+            self._freezing.cancel()
+            self._freezing = None
 
     def _depart(self, body: o.Leave) -> None:
         if self._freezing is None or not self._freezing.done() or not self._core.journal.frozen:
@@ -115,5 +123,10 @@ class HeadMoves:
         """This process: its agent starts it again, unless its journal says that it leads no more."""
         log.info("the process of this head ends")
         (self._runtime / "connection.json").unlink(missing_ok=True)
-        logging.shutdown()
-        os._exit(0)
+        end_process()
+
+
+def end_process() -> None:
+    """At once: what is open is of no use to the next one."""
+    logging.shutdown()
+    os._exit(0)

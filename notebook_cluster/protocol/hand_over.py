@@ -53,9 +53,9 @@ class TakeView(Message, frozen=True):
 
 
 class Freeze(Message, frozen=True):
-    """Do nothing more, write everything down, make the file that the next one begins from; ``epoch``: of the one that is
-    meant; ``room``: bytes that are free for the file. Reply, when that is done: None, or an error, after which all is as before. To be said again every few
-    seconds."""
+    """Do nothing more, write everything down, make the file that the next one begins from; ``epoch``: of the one that
+    is meant; ``room``: bytes that are free for the file. Reply, when that is done: None, or an error, after which all
+    is as before. To be said again every few seconds."""
 
     token: str
     epoch: int

@@ -80,7 +80,7 @@ class LocalAgent:
         """The agent with this ``key``, if it runs: a window has noted it, or the journal of a coordinator here."""
         noted, journalled = read_own_agent(self._runtime), own_agent(self._runtime)
         agent = next((agent for agent in (noted, journalled) if agent is not None and agent.public_key == key), None)
-        return agent if agent is not None and _runs(agent.pid) else None
+        return agent if agent is not None and "notebook_cluster.agent" in command_of(agent.pid) else None
 
     def find(self, head_key: str) -> PeerKey | None:
         """The one that a window of this cluster has started for that head, if it still runs."""
@@ -101,10 +101,10 @@ class LocalAgent:
     def _running(self, head_key: str) -> "_Followed | None":
         try:
             agent = msgspec.json.decode((self._runtime / AGENT_FILE).read_bytes(), type=_Followed)
-            command = psutil.Process(agent.pid).cmdline()
-        except (OSError, msgspec.DecodeError, psutil.Error):
+        except (OSError, msgspec.DecodeError):
             return None
-        mine = "notebook_cluster.agent" in command and str(self._runtime) in command
+        words = command_of(agent.pid)
+        mine = "notebook_cluster.agent" in words and str(self._runtime) in words
         return agent if mine and agent.head_key == head_key else None
 
 
@@ -119,11 +119,12 @@ def own_agent(runtime: Path) -> PrivateAgent | None:
     return PrivateAgent(LOCAL, peer.key, int(peer.address.rpartition(":")[2]), peer.pid)
 
 
-def _runs(pid: int) -> bool:
+def command_of(pid: int) -> list[str]:
+    """The words of its command line; none where it is gone."""
     try:
-        return "notebook_cluster.agent" in psutil.Process(pid).cmdline()
+        return list(psutil.Process(pid).cmdline())
     except psutil.Error:
-        return False
+        return []
 
 
 class _Followed(PrivateAgent):

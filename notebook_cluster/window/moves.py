@@ -161,16 +161,16 @@ class FrozenHead:
                 f"this machine cannot reach {' and '.join(away)}: the cluster is led from {window.settings.head}"
             )
         room = shutil.disk_usage(window.settings.runtime).free
+        self._staying = asyncio.create_task(self._stay(room))
         await window.head.ask(o.Freeze(token=self._token, epoch=self._epoch, room=room))
-        self._staying = asyncio.create_task(self._stay())
         for view, number in window.views.known():
             view.take(await window.head.ask_view(number))
 
-    async def _stay(self) -> None:
+    async def _stay(self, room: int) -> None:
         while True:
             await asyncio.sleep(STAY_S)
             try:
-                await self._window.head.ask(o.Freeze(token=self._token, epoch=self._epoch))
+                await self._window.head.ask(o.Freeze(token=self._token, epoch=self._epoch, room=room))
             except RequestError as error:
                 log.warning("%s", error)
 

@@ -35,6 +35,7 @@ def main():
     parser.add_argument(
         "--each", type=json.loads, help="JSON: [[seed, faults], ...] to play in place of one seed after the other"
     )
+    parser.add_argument("--hand-over", action="store_true", help="the cluster is handed over: handed_over.py")
     parser.add_argument("--played", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.each is not None:
@@ -92,35 +93,46 @@ def in_a_process(given, first, played, began):
 
 def play(given):
     began, kept = time.monotonic(), read(given.keep, given.first)
-    totals = {"played": 0, "failed": 0, "faults": 0, "rounds": 0, "recomputed": 0, "steps": 0}
+    totals = {"played": 0, "failed": 0, "faults": 0, "rounds": 0, "recomputed": 0, "steps": 0, "handed_over": 0}
     while goes_on(given, totals, began):
         seed, faults = given.each[kept["next"]] if given.each else (kept["next"], given.faults)
-        trouble = play_one(seed, given.verbose, totals, faults=faults, without=given.without)
+        made = world_of(given)
+        trouble = play_one(made, seed, given.verbose, totals, faults=faults, without=given.without)
         totals["played"] += 1
         kept["next"] += 1
         if trouble is not None:
             kept["failed"].append(seed)
             totals["failed"] += 1
             print(trouble, flush=True)
-            print(shrunk(seed, given.without), flush=True)
+            print(shrunk(made, seed, given.without), flush=True)
         if given.keep:
             given.keep.write_text(json.dumps(kept))
     given.played.write_text(json.dumps({"kept": kept, "totals": totals}))
     return 0
 
 
-def shrunk(seed, without):
-    """The faults that are needed: each is left out in turn, for as long as the seed still fails."""
+def world_of(given):
+    """The class of the worlds."""
+    if given.hand_over:
+        from tests.simulation.handed_over import HandedOverWorld
+
+        return HandedOverWorld
     from tests.simulation.world import World
+
+    return World
+
+
+def shrunk(made, seed, without):
+    """The faults that are needed: each is left out in turn, for as long as the seed still fails."""
 
     def fails(faults):
         try:
-            World(seed, faults=faults, without=without).run()
+            made(seed, faults=faults, without=without).run()
         except Exception:
             return True
         return False
 
-    world = World(seed, without=without)
+    world = made(seed, without=without)
     with contextlib.suppress(Exception):
         world.run()
     needed = list(world.faults.planned)
@@ -136,11 +148,9 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
-def play_one(seed, verbose=False, totals=None, faults=None, without=None):
+def play_one(made, seed, verbose=False, totals=None, faults=None, without=None):
     """None, or what to print about the failure."""
-    from tests.simulation.world import World
-
-    world = World(seed, verbose=verbose, faults=faults, without=without)
+    world = made(seed, verbose=verbose, faults=faults, without=without)
     try:
         world.run()
     except Exception as error:
@@ -153,6 +163,7 @@ def play_one(seed, verbose=False, totals=None, faults=None, without=None):
             totals["rounds"] += len(world.checks.commit_times)
             totals["recomputed"] += world.checks.recomputed
             totals["steps"] += world.schedule.steps
+            totals["handed_over"] += getattr(world, "handed_over", 0)
     return None
 
 

@@ -185,7 +185,7 @@ class Checks:
         """The job goes on from the state after round ``last``: right only where nobody is left in reach who holds a
         newer one."""
         there = self.world.coordinator
-        nodes = there[1]._core.state.nodes if there is not None else {}
+        nodes = there[1].core.state.nodes if there is not None else {}
         for ledger in self.ledgers.values():
             node = nodes.get(ledger.node)
             here = (
@@ -248,7 +248,7 @@ class Checks:
 
     def coordinator_began(self, made):
         """After a restart: every round that a node holds is in the journal."""
-        journal = made._core.journal
+        journal = made.core.journal
         for record in made._round_records:
             if isinstance(record, CommitRecord):
                 self.commits[record.commit.round, record.commit.state_hash] = (0, journal)
@@ -296,7 +296,7 @@ class Checks:
         there = self.world.coordinator
         if there is None or self.world.view.cell is None:
             return False
-        state = there[1]._core.state
+        state = there[1].core.state
         return (state.running() is None and not state.queue()) or self.end_was_lost()
 
     def end_was_lost(self):
@@ -309,7 +309,7 @@ class Checks:
     def unfinished(self):
         there = self.world.coordinator
         nodes = (
-            {name: node.condition for name, node in there[1]._core.state.nodes.items()} if there else "no coordinator"
+            {name: node.condition for name, node in there[1].core.state.nodes.items()} if there else "no coordinator"
         )
         ledgers = [
             f"{key}: {ledger.steps} steps{', ended' if ledger.ended else ''}{', killed' if ledger.killed else ''}"

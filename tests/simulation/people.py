@@ -111,7 +111,7 @@ class Owner:
         """Dial whatever coordinator there is."""
         dialled = None
         while True:
-            there = self.world.coordinator
+            there = self.world.dialled()
             if there is not None and there[0] is not dialled and (file := self._file(there)) is not None:
                 if self._connected:
                     self._connected[0].close()

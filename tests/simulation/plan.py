@@ -95,7 +95,7 @@ class Sizes:
 
     def of_coordinator(self, made):
         """Of a coordinator that was just made."""
-        journal, runner = made._core.journal, made._runner
+        journal, runner = made.core.journal, made._runner
         journal._snapshot_rows, journal._limit = self.snapshot_rows, self.journal_bytes
         if self.slices is not None:
             runner._state.settings = self.slices

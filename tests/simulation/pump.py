@@ -48,6 +48,9 @@ class Pump:
     def socket(self):
         return self._socket
 
+    def hand_to(self, on_frames):
+        self._on_frames = on_frames
+
     def send(self, frames):
         if self.closed:
             return False

@@ -267,7 +267,7 @@ class World:
         handler = Swallowed(self)
         logging.getLogger("notebook_cluster").addHandler(handler)
         torch.set_num_threads(1)
-        patches = patches_for(self)
+        patches = self.patches()
         self.sizes.of_members(patches)
         sockets.WORLD.append(self.network)
         random.seed(self.seed)
@@ -284,6 +284,17 @@ class World:
             sockets.WORLD.pop()
             logging.getLogger("notebook_cluster").removeHandler(handler)
             self._tidy_up()
+
+    def patches(self):
+        """All that takes the place of the real things."""
+        return patches_for(self)
+
+    def plan_hand_overs(self, start, end):
+        """Of a world in which there are some."""
+
+    def dialled(self):
+        """(process, anything) that views dial, while it lives."""
+        return self.coordinator
 
     def _tidy_up(self):
         for disk in self.disks.values():
@@ -304,6 +315,7 @@ class World:
         if not self._until(60.0, lambda: self.view.training):
             raise AssertionError(f"the cell did not begin: {self.view.doing}")
         self.faults.plan(schedule.now, schedule.now + self.seconds)
+        self.plan_hand_overs(schedule.now, schedule.now + self.seconds)
         self._until(self.seconds, lambda: False)
         self.faults.heal()
         self.healed = True
