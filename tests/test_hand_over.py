@@ -160,14 +160,14 @@ def test_a_head_that_is_killed_after_the_hand_over_goes_on_and_the_one_before_do
 DIES = """
 import os, sys
 if {module!r} in sys.orig_argv and not any(word.startswith("--head=") for word in sys.orig_argv):
-    import notebook_cluster.window.seat as seat
+    from notebook_cluster.window import departures, seat
     def die(*words):
         os.kill(os.getpid(), 9)
     {place} = die
 """
 
 
-@pytest.mark.parametrize("place", ["seat.Seat._leave", "seat.begin", "seat.settle"])
+@pytest.mark.parametrize("place", ["departures.Departures._leave", "departures.begin", "seat.settle"])
 def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
     place: str, strangers: Strangers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
         with pytest.raises(ClusterError, match="is gone"):
             cluster.hand_over("local" if place == "seat.settle" else mini.name)
         with Cluster.attach("lesson") as again:
-            assert again.state().head == (mini.name if place == "seat.begin" else "")
+            assert again.state().head == (mini.name if place == "departures.begin" else "")
             watcher = Watcher(again.watch(1))
             wait_until(lambda: len(counted(watcher.text(mini.name))) > 20, what="the cell to be shown")
             stop.touch()
@@ -215,3 +215,66 @@ def test_what_cannot_be_handed_over_says_why_and_goes_on_from_where_it_was(stran
         assert first.result(60) == mini.name
         cluster.hand_over("local")
         assert run(cluster, "print(1)") == {"local": "1\n", mini.name: "1\n"}
+
+
+STAND_INS = {
+    "gdbus": 'exec tail -n +1 -F "$SLEEP_NOTICES/bus"',
+    "systemd-inhibit": 'echo held >> "$SLEEP_NOTICES/lock"; cat; echo let go >> "$SLEEP_NOTICES/lock"',
+}
+"""For logind: what is appended to the file ``bus`` is heard, and who holds the machine back is noted."""
+
+
+def test_a_machine_that_is_about_to_sleep_hands_its_cluster_over_first(
+    strangers: Strangers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mini, bus, lock = strangers("mini"), tmp_path / "bus", tmp_path / "lock"
+    bus.touch()
+    for name, script in STAND_INS.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("SLEEP_NOTICES", str(tmp_path))
+    with running_cluster("lesson", local=1) as cluster:
+        with pytest.raises(ClusterError, match="not paired with you yet"):
+            cluster.hand_over(mini.name, survive=True)
+        cluster.add(mini.name, code=mini.code)
+        assert cluster.hand_over(mini.name, survive=True) == ""
+        stop = Path.cwd() / "stop"
+        watcher = Watcher(cluster.execute(COUNT.format(stop=stop)))
+        wait_until(lambda: lock.exists() and lock.read_text() == "held\n", what="the machine to be held back")
+        assert cluster.state().head == ""
+        append(bus, "PrepareForSleep (true,)")
+        wait_until(lambda: lock.read_text() == "held\nlet go\n", what="the machine to be let go")
+        assert cluster.state().head == mini.name, "it was let go when another one led"
+        append(bus, "PrepareForSleep (false,)")
+        wait_until(lambda: lock.read_text() == "held\nlet go\nheld\n", what="it to be held back the next time")
+        cluster.hand_over("local")
+        append(bus, "PrepareForSleep (true,)")
+        wait_until(lambda: cluster.state().head == mini.name, what="the next hand over")
+        cluster.hand_over("local")
+        cluster.hand_over("local", survive=True)
+        append(bus, "PrepareForSleep (true,)")
+        stop.touch()
+        watcher.wait_end(60)
+        for name in ("local", mini.name):
+            numbers = counted(watcher.text(name))
+            assert numbers == list(range(1, numbers[-1] + 1))
+        assert cluster.state().head == ""
+
+
+def test_a_machine_that_tells_nobody_before_it_sleeps_says_so(
+    strangers: Strangers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mini = strangers("mini")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with running_cluster("lesson", local=0) as cluster:
+        cluster.add(mini.name, code=mini.code)
+        with pytest.raises(ClusterError, match="--survive: nothing says here that the machine is about to sleep"):
+            cluster.hand_over(mini.name, survive=True)
+        assert cluster.hand_over(mini.name) == mini.name
+
+
+def append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(f"/org/freedesktop/login1: org.freedesktop.login1.Manager.{line}\n")

@@ -108,6 +108,7 @@ def make_commands() -> Commands:
     hand_over = _command(commands, "clusters", "hand-over", "lead a running cluster from another machine")
     hand_over.add_argument("cluster", metavar="CLUSTER")
     hand_over.add_argument("to", metavar="PEER|local", help="a paired peer (name or HOST:PORT), or this machine")
+    hand_over.add_argument("--survive", action="store_true", help="each time that this machine is about to sleep")
     stop = _command(commands, "clusters", "stop", "end a cluster and every kernel of it")
     stop.add_argument("cluster", metavar="CLUSTER")
     detach = _command(commands, "clusters", "detach", "free the notebook cell that waits; what runs goes on")

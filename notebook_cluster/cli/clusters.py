@@ -157,8 +157,9 @@ def compare(options: argparse.Namespace) -> int:
 def hand_over(options: argparse.Namespace) -> int:
     """Lead a cluster from another machine, or from this one again."""
     with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:
-        led = cluster.hand_over(options.to)
-    print(f"cluster {options.cluster} is led from {led or 'this machine'} now")
+        led = cluster.hand_over(options.to, survive=options.survive)
+    later = f", and from {options.to} when this machine is about to sleep" if options.survive else ""
+    print(f"cluster {options.cluster} is led from {led or 'this machine'} now{later}")
     return 0
 
 

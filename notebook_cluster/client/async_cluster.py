@@ -85,8 +85,8 @@ class AsyncCluster:
     async def shrink(self, hosts: int) -> list[str]:
         return await asyncio.to_thread(self.blocking.shrink, hosts)
 
-    async def hand_over(self, to: str, *, code: str = "") -> str:
-        return await self._request(HandOver(to=to, code=code), str)  # type: ignore[no-any-return]
+    async def hand_over(self, to: str, *, code: str = "", survive: bool = False) -> str:
+        return await self._request(HandOver(to=to, code=code, survive=survive), str)  # type: ignore[no-any-return]
 
     async def remove(self, node: str) -> None:
         await self._request(v.RemoveNode(node=node))

@@ -205,15 +205,16 @@ class RunningCluster:
         """Free every view that waits for a cell; the cell goes on."""
         wait(self._request(v.Detach()))
 
-    def hand_over(self, to: str, *, code: str = "") -> str:
+    def hand_over(self, to: str, *, code: str = "", survive: bool = False) -> str:
         """Have the cluster led from ``to`` while it runs, a peer (a name or ``HOST:PORT``; ``code`` pairs with it) or
         ``local``: cells, training and their output go on, and this object with them. Returns the peer from where it
-        is led now, empty for this machine.
+        is led now, empty for this machine. ``survive``: it is done later, each time that this machine is about to sleep
+        while the cluster is led from it; ``local`` takes that back.
 
         Raises:
             ClusterError: it is led from where it was before, unless the text says otherwise.
         """
-        led: str = wait(self._request(HandOver(to=to, code=code), str))
+        led: str = wait(self._request(HandOver(to=to, code=code, survive=survive), str))
         return led
 
     # ---- what lives on the nodes

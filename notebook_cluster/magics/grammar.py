@@ -198,7 +198,10 @@ COMMANDS: dict[str, Command] = {
             "hand-over",
             "lead the running cluster from another machine, or from this one again",
             "PEER|HOST:PORT|local",
-            (Option("code", "the code that is shown there, the first time", "CODE", _code),),
+            (
+                Option("code", "the code that is shown there, the first time", "CODE", _code),
+                Option("survive", "not now, but each time that this machine is about to sleep"),
+            ),
         ),
         Command(
             "add",

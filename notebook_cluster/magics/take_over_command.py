@@ -32,6 +32,13 @@ def take_over(session: NotebookSession, call: Invocation) -> None:
 
 def hand_over(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
+    if call.options.get("survive"):
+        cluster.hand_over(call.argument, code=call.options.get("code", ""), survive=True)
+        if call.argument == "local":
+            _say(f"cluster {cluster.name!r} stays on this machine when it sleeps")
+        else:
+            _say(f"cluster {cluster.name!r} is handed over to {call.argument} when this machine is about to sleep")
+        return
     began = time.monotonic()
     _say(
         f"handing cluster {cluster.name!r} over to {'this machine' if call.argument == 'local' else call.argument} ..."

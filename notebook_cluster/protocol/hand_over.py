@@ -22,10 +22,12 @@ ViewKind = Literal["magics", "panel", "cli", "server", "client"]
 
 class HandOver(Message, frozen=True):
     """View: lead the cluster from ``to`` from now on, a peer (a name or HOST:PORT; ``code`` pairs with it) or
-    ``local``. Reply, when it is led from there: the peer's name, or empty."""
+    ``local``. Reply, when it is led from there: the peer's name, or empty. ``survive``: only when the owner's machine
+    is about to sleep, each time (``local``: no more); the reply says from where it is led now."""
 
     to: str
     code: str = ""
+    survive: bool = False
 
 
 class KeptView(Message, frozen=True):

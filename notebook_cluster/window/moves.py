@@ -93,7 +93,7 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
 
     Raises:
         HeadRefuses: it has not begun, and does not.
-        Unreached: it may lead already, or not: nobody may lead from here.
+        Unreached: it may lead already, or has led and ended: nobody may lead from here.
     """
     if agent is not None:
         window.owner.use_local(h.PeerKey(LOCAL, agent.public_key, owner()))
@@ -114,7 +114,9 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
                 ) from None
             await asyncio.sleep(AGAIN_S)
     if not state.running:
-        raise HeadRefuses(f"{window.settings.head} has ended it already: {state.ended}")
+        raise Unreached(
+            f"cluster {window.settings.cluster!r} has gone to {window.settings.head}, and ended: {state.ended}"
+        )
     window.head.state = state
     window.views.adopt(before)
     for view in list(window.views.views.values()):

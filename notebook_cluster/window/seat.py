@@ -5,31 +5,23 @@ import asyncio
 import logging
 import secrets
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from notebook_cluster.coordinator.service import Coordinator
 from notebook_cluster.coordinator.startup import Settings, StartProgress, read_own_agent
-from notebook_cluster.coordinator.view_server import View, ViewServer
-from notebook_cluster.journal.moving import note_moved, read_moved, settle, size_of, stage
-from notebook_cluster.journal.reading import read_state
-from notebook_cluster.journal.store import journal_path
-from notebook_cluster.protocol.hand_over import HERE, HandOver, Moved
+from notebook_cluster.coordinator.view_server import View
+from notebook_cluster.journal.moving import note_moved, read_moved, settle, stage
+from notebook_cluster.protocol.hand_over import HERE, HandOver
 from notebook_cluster.protocol.heads import MOVED_FILE
 from notebook_cluster.protocol.views import Request, RequestError
+from notebook_cluster.window.before_sleep import BeforeSleep
+from notebook_cluster.window.departures import Departures, HandOverFailed, discard
 from notebook_cluster.window.journal_copy import bring_moved, forget_moved
-from notebook_cluster.window.local_agent import own_agent
 from notebook_cluster.window.moves import (
     FrozenHead,
-    Unreached,
-    admit,
-    begin,
-    cannot_move,
-    places_of,
-    prepare,
 )
 from notebook_cluster.window.service import LeftToOwner, NotBegun, Window
-from notebook_cluster.window.settings import HEAD_FILE, WindowSettings, write_note
+from notebook_cluster.window.settings import HEAD_FILE, WindowSettings
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +30,6 @@ FOLLOW_S = 15.0
 LOOK_S = 0.1
 BEGUN_FROM = "begun-from"
 """In the cluster's folder: the token of the hand over after which it was led from here."""
-
-
-class _Failed(RequestError):
-    """A hand over was given up after the coordinator had ended: ``after`` goes on in its place."""
-
-    def __init__(self, error: str, after: Coordinator) -> None:
-        super().__init__(error)
-        self.after = after
 
 
 Role = Coordinator | Window
@@ -62,13 +46,15 @@ class Seat:
         self._settings = settings
         self._window_settings = window
         self._progress = progress
+        self._departures = Departures(settings, window, progress)
         self._role: Role
-        self._moving: asyncio.Task[Role | None] | None = None
+        self._moving: asyncio.Task[Any] | None = None
         self._to = ""
         self._onward: tuple[View, Request] | None = None
         """A hand over from one peer to another, of which the way to this machine is done."""
         self._after: asyncio.Task[None] | None = None
         self._answering: asyncio.Task[None] | None = None
+        self._notices: BeforeSleep | None = None
 
     async def run(self) -> None:
         """Until the cluster has ended, or nobody looks through the window.
@@ -91,9 +77,11 @@ class Seat:
                 continue
             except NotBegun as error:
                 assert isinstance(role, Window)
-                role = await self._complete(role, str(error))
+                role = await self._departures.complete(role, str(error))
                 continue
             role = await self._next()
+        if self._notices is not None:
+            self._notices.close()
         if self._after is not None:
             await self._after
 
@@ -111,7 +99,8 @@ class Seat:
             moving.cancel()  # the cluster has ended before anything was handed over
             await asyncio.gather(moving, return_exceptions=True)
             return None
-        return await moving
+        after: Role | None = await moving
+        return after
 
     @property
     def _runtime(self) -> Path:
@@ -132,22 +121,25 @@ class Seat:
             return
         self._to = body.to if body.to != HERE else "this machine"
         led = role.settings.head if isinstance(role, Window) else HERE
-        if body.to == led:
+        if body.to == led and not body.survive:
             where = f"from {led}" if led != HERE else "from this machine"
             role.views.refuse(view, request, f"cluster {self._cluster!r} is led {where} already")
             return
-        self._moving = asyncio.create_task(self._move(role, view, request, body))
+        if body.survive:
+            self._moving = asyncio.create_task(self._arm(role, view, request, body))
+        else:
+            self._moving = asyncio.create_task(self._move(role, body, (view, request)))
 
-    async def _move(self, role: Role, view: View, request: Request, body: HandOver) -> Role | None:
-        """Returns the role after it, when one has left its views."""
+    async def _move(self, role: Role, body: HandOver, asked: tuple[View, Request] | None) -> Role | None:
+        """Returns the role after it, when one has left its views. ``asked``: who gets the answer."""
         log.info("cluster %s is handed over to %s", self._cluster, self._to)
         error, after = "", role
         try:
             if isinstance(role, Window):
                 after = await self._back(role)
             else:
-                after = await self._away(role, body)
-        except _Failed as failed:
+                after = await self._departures.go(role, body)
+        except HandOverFailed as failed:
             error, after = str(failed), failed.after
         except (RequestError, OSError, ValueError) as trouble:
             error = str(trouble)
@@ -157,94 +149,43 @@ class Seat:
         if role.views.has_left and after is role:
             return None
         if not error and isinstance(role, Window) and body.to != HERE:
-            self._onward = view, request
-        else:
+            self._onward = asked
+        elif asked is not None:
             led = after.settings.head if isinstance(after, Window) else ""
-            self._answering = asyncio.create_task(_answer(after, view, request, error, led))
+            self._answering = asyncio.create_task(_answer(after, *asked, error, led))
+        elif error:
+            log.warning("cluster %s is not handed over to %s: %s", self._cluster, body.to, error)
         if after is role:
             self._moving = None
             return None
         return after
 
-    # ---- from here to a head
+    # ---- when this machine is about to sleep
 
-    async def _away(self, role: Coordinator, body: HandOver) -> Role:
-        if why := cannot_move(role.core.state):
-            raise RequestError(f"cluster {self._cluster!r} cannot be handed over: {why}")
-        settings = self._window_settings
-        window = Window(msgspec.structs.replace(settings, head=body.to, code=body.code), StartProgress())
+    async def _arm(self, role: Role, view: View, request: Request, body: HandOver) -> None:
+        """From now on the cluster is handed over each time that this machine is about to sleep while it leads."""
         try:
-            await prepare(window, places_of(role.core.state), size_of(self._runtime))
-        except BaseException:
-            await window.discard(window.owner.granted())
-            raise
-        token = secrets.token_hex(8)
-        try:
-            moved = await role.freeze(token)
-        except RequestError as error:
-            await window.discard(window.owner.granted())
-            if not role.views.has_left:
-                raise
-            raise _Failed(str(error), self._again(role, Moved(token=token))) from None
-        try:
-            await window.head.send_moved(token)
-            assert window.owner.head is not None
-            agent = own_agent(self._runtime)
-            write_note(self._runtime, window.owner.head.candidate, token)
-            self._leave(role, window.owner.head.candidate.name, token)
-            await begin(window, token, role.views, agent)
-        except Unreached as error:
-            # The head has the word. A window that is opened later finds out what has become of it.
-            role.views.say_last(str(error))
-            await window.discard([])
-            raise
+            if self._notices is not None:
+                self._notices.close()
+                self._notices = None
+            if body.to != HERE:
+                if isinstance(role, Coordinator):
+                    await discard(await self._departures.prepared(role, body))
+                notices = BeforeSleep(lambda: self._sleeps(body))
+                await notices.start()
+                self._notices = notices
         except (RequestError, OSError) as error:
-            (self._runtime / HEAD_FILE).unlink(missing_ok=True)
-            await window.discard(window.owner.granted())
-            raise _Failed(str(error), self._again(role, moved)) from None
-        role.ending.gone()
-        (self._runtime / MOVED_FILE).unlink(missing_ok=True)
-        window.show(window.views.start())
-        return window
+            role.views.refuse(view, request, str(error))
+        else:
+            role.views.answer(view, request, role.settings.head if isinstance(role, Window) else "")
+        finally:
+            self._moving = None
 
-    async def _complete(self, window: Window, token: str) -> Role:
-        """A process before this one has ended in the middle of a hand over, perhaps after its coordinator had."""
-        state = read_state(journal_path(self._runtime))
-        if state.left != token:
-            await window.discard([])
-            (self._runtime / HEAD_FILE).unlink(missing_ok=True)
-            return self._coordinator(None)
-        try:
-            for trouble in await admit(window, places_of(state), size_of(self._runtime)):
-                log.warning("%s", trouble)
-            await window.head.send_moved(token)
-            await begin(window, token, None, own_agent(self._runtime))
-        except BaseException:
-            await window.close()
-            raise
-        (self._runtime / MOVED_FILE).unlink(missing_ok=True)
-        window.show(window.views.start())
-        return window
-
-    def _leave(self, role: Coordinator, to: str, token: str) -> None:
-        """RequestError: it is not in the journal, and never will be."""
-        try:
-            role.ending.leave(to, token)
-        except RequestError:
-            role.ending.gone()
-            if read_state(journal_path(self._runtime)).left != token:
-                raise
-
-    def _again(self, role: Coordinator, moved: Moved) -> Coordinator:
-        """Lead from here as before, in a higher epoch."""
-        role.ending.gone()
-        moved.same_machine = True
-        note_moved(self._runtime, moved)
-        return self._coordinator(role.views)
-
-    def _coordinator(self, before: ViewServer | None) -> Coordinator:
-        settings = msgspec.structs.replace(self._settings, resume=True)
-        return Coordinator(settings, self._progress, before)
+    async def _sleeps(self, body: HandOver) -> None:
+        if isinstance(self._role, Coordinator) and self._moving is None:
+            self._to = body.to
+            self._moving = asyncio.create_task(self._move(self._role, body, None))
+            await asyncio.wait({self._moving})
 
     # ---- from a head to here
 
@@ -289,7 +230,7 @@ class Seat:
         note_moved(self._runtime, moved)
         (self._runtime / BEGUN_FROM).write_text(token)
         (self._runtime / HEAD_FILE).unlink(missing_ok=True)
-        coordinator = self._coordinator(window.views if window.views.started else None)
+        coordinator = self._departures.coordinator(window.views if window.views.started else None)
         self._after = asyncio.create_task(self._let_go(window, coordinator))
         return coordinator
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import notebook_cluster.agent.head_process as head_process
 import notebook_cluster.coordinator.moves as coordinator_moves
+import notebook_cluster.window.departures as departures
 import notebook_cluster.window.local_agent as local_agent
 import notebook_cluster.window.seat as window_seat
 import notebook_cluster.window.service as window_service
@@ -250,7 +251,8 @@ class HandedOverWorld(World):
 
         patches.everywhere(reach, reached)
         patches.attribute(Session, "resume", watched)
-        patches.attribute(window_seat, "Coordinator", Noted)
+        for module in (window_seat, departures):
+            patches.attribute(module, "Coordinator", Noted)
         patches.attribute(window_service, "PeerFinder", self.finder)
         patches.attribute(coordinator_moves, "end_process", lambda: self.schedule.process.end(0))
         patches.attribute(head_process.asyncio, "create_subprocess_exec", self.spawn_head)
