@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.client import Cluster
 from notebook_cluster.client.start import read_connection
 from tests.cluster import Watcher, end, run, running_cluster
 from tests.conftest import wait_until
 from tests.strangers import Strangers
 from tests.test_cluster_take_over import CELL, words
+from tests.test_head import command
 from tests.training_cells import SETUP, commits
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -24,8 +25,9 @@ def test_a_training_goes_on_from_here_when_its_head_is_gone_for_good(strangers: 
         run(first, SETUP)
         watcher = Watcher(first.execute(CELL.format(steps=100_000, pause=0.02)))
         first.wait_until(lambda state: state.jobs and state.jobs[0].round >= 3)
-        with pytest.raises(ClusterError, match=f"cluster 'digits' runs, led from {mini.name}: %cluster attach digits"):
-            Cluster.take_over("digits")
+        refused = command("take-over", "digits")
+        assert refused.returncode == 1
+        assert f"cluster 'digits' runs, led from {mini.name}: %cluster attach digits" in refused.stderr
         first.wait_until(lambda state: state.jobs[0].round >= 5)
         last = first.state().jobs[0].round
         mini.end(signal.SIGKILL)
@@ -33,10 +35,12 @@ def test_a_training_goes_on_from_here_when_its_head_is_gone_for_good(strangers: 
         wait_until(lambda: first.connection.closed, 120, "the view to give it up")
         assert "cannot be reached" in str(first.connection.closed)
         assert watcher.ended is None
-        lines: list[str] = []
-        second = Cluster.take_over("digits", on_progress=lines.append)
+        taken = command("take-over", "digits")
+        assert taken.returncode == 0, taken.stderr
+        second = Cluster.attach("digits")
         try:
-            told = "\n".join(lines)
+            told = taken.stdout
+            assert "cluster digits is ready (" in told
             assert f"{desk.name}: ended 1 node of the cluster before, after a checkpoint" in told
             round = int(words(told, "took over training 'model' after round ")[0])
             assert last <= round

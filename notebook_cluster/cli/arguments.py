@@ -109,6 +109,14 @@ def make_commands() -> Commands:
     hand_over.add_argument("cluster", metavar="CLUSTER")
     hand_over.add_argument("to", metavar="PEER|local", help="a paired peer (name or HOST:PORT), or this machine")
     hand_over.add_argument("--survive", action="store_true", help="each time that this machine is about to sleep")
+    take_over = _command(
+        commands, "clusters", "take-over", "begin anew from what machines keep of a cluster whose head is gone"
+    )
+    take_over.add_argument("cluster", metavar="CLUSTER")
+    take_over.add_argument("--local", type=int, default=1, metavar="N", help="nodes on this machine (%(default)s)")
+    take_over.add_argument(
+        "--peers", type=values.peers, default=("all",), metavar="all|NAME,...", help="ask and use these (default: all)"
+    )
     stop = _command(commands, "clusters", "stop", "end a cluster and every kernel of it")
     stop.add_argument("cluster", metavar="CLUSTER")
     detach = _command(commands, "clusters", "detach", "free the notebook cell that waits; what runs goes on")

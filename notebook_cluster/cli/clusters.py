@@ -163,6 +163,17 @@ def hand_over(options: argparse.Namespace) -> int:
     return 0
 
 
+def take_over(options: argparse.Namespace) -> int:
+    """Begin a new cluster from the newest state that machines keep of one whose coordinator is gone."""
+    with Cluster.take_over(
+        options.cluster, local=options.local, peers=options.peers, kind="cli",
+        on_progress=lambda line: print(line, flush=True),
+    ) as cluster:  # fmt: skip
+        nodes = ", ".join(node.name for node in cluster.state().nodes)
+    print(f"cluster {options.cluster} is ready ({nodes}): in a notebook, %cluster attach {options.cluster}")
+    return 0
+
+
 def stop(options: argparse.Namespace) -> int:
     """End a cluster and every kernel of it."""
     with Cluster.attach(check_running(options.cluster), kind="cli", live=False) as cluster:

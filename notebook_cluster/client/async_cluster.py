@@ -30,6 +30,10 @@ class AsyncCluster:
     async def attach(cls, name: str | None = None, **options: Any) -> "AsyncCluster":
         return cls(await asyncio.to_thread(Cluster.attach, name, **options))
 
+    @classmethod
+    async def take_over(cls, name: str, **options: Any) -> "AsyncCluster":
+        return cls(await asyncio.to_thread(Cluster.take_over, name, **options))
+
     async def _request(self, body: Any, kind: Any = Any) -> Any:
         return await asyncio.wrap_future(self.blocking.connection.request(body, kind))
 
