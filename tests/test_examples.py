@@ -244,3 +244,4 @@ def test_overnight_notebook_finds_the_whole_night_again(jupyter_dirs: Path, no_p
     assert sorted(set(rounds)) == list(range(1, 41))
     assert number_after(shown, "accuracy ") > 0.8
     assert "led from box: it goes on without this machine" in text_of(notebook, "status")
+    assert "cluster 'night' is led from this machine now" in text_of(notebook, "hand-over-local")
