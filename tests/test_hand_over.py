@@ -13,12 +13,13 @@ from notebook_cluster.journal.reading import has_crashed, read_rounds
 from notebook_cluster.journal.records import CommitRecord
 from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.hand_over import HandOver
+from notebook_cluster.protocol.heads import MOVED_FILE
 from notebook_cluster.protocol.interaction import InputRequested
 from notebook_cluster.security import runtime_directory
 from tests.cluster import Watcher, kill, run, running_cluster
 from tests.conftest import wait_until
 from tests.strangers import Strangers
-from tests.test_head import COUNT, counted, head_pid, window
+from tests.test_head import COUNT, counted, head_of, head_pid, window
 
 pytestmark = pytest.mark.usefixtures("work")
 
@@ -121,7 +122,10 @@ def test_a_question_of_a_cell_waits_for_its_answer(strangers: Strangers) -> None
         cluster.hand_over("local")
         cluster.hand_over(mini.name)
         assert asked(stream) is None, "it is put once"
-        cluster.answer_input(question, "Ada")
+        moving = cluster.connection.request(HandOver(to="local"))
+        wait_until(lambda: (head_of(mini) / MOVED_FILE).exists() or moving.done(), what="the head to be frozen")
+        cluster.answer_input(question, "Ada")  # to whoever leads when it is heard
+        moving.result(60)
         watcher = Watcher(stream)
         assert watcher.wait_end().status == "ok"
         assert "got Ada" in watcher.text()

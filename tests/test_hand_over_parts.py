@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from notebook_cluster.agent.head_files import begin_from, begun_from, check_room, write_piece
+from notebook_cluster.agent.head_files import begin_from, begun_from, check_room, has_led, write_piece
 from notebook_cluster.agent.head_process import HeadTrouble
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal.moving import MOVED, pack, read_moved, unpack
@@ -88,7 +88,14 @@ def test_a_file_of_a_hostile_machine_puts_nothing_anywhere(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "there"]
 
 
-@pytest.mark.parametrize("content", [b"", b"no tar", b"\0" * 20480])
+def long_name() -> bytes:
+    """A header that announces a name of 4 GiB, which tarfile would read into memory."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 4 << 30
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("content", [b"", b"no tar", b"\0" * 20480, long_name()])
 def test_what_is_no_run_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / MOVED_FILE).write_bytes(content)
     with pytest.raises(ValueError, match="is not what a coordinator has written"):
@@ -103,9 +110,9 @@ def test_a_head_begins_once_and_only_from_what_was_sent_whole(tmp_path: Path) ->
     def send(offset: int, piece: bytes, token: str = "t", total: int = len(data)) -> None:
         write_piece(head, WriteHeadFile(ticket=1, cluster="digits", token=token, offset=offset, total=total), piece)
 
-    for offset, piece, token, total in ((0, b"", "t", 9), (-1, b"x", "t", 9), (0, b"x", "t", 1 << 60)):
+    for offset, piece, total in ((0, b"", 9), (-1, b"x", 9), (0, b"x", 1 << 60), (0, b"xx", 1)):
         with pytest.raises(HeadTrouble, match="are not taken"):
-            send(offset, piece, token, total)
+            send(offset, piece, total=total)
     send(0, data[:1000])
     with pytest.raises(HeadTrouble, match="those from 2000 on were sent"):
         send(2000, data[2000:3000])
@@ -113,13 +120,21 @@ def test_a_head_begins_once_and_only_from_what_was_sent_whole(tmp_path: Path) ->
         send(1000, data[1000:2000], "another")
     with pytest.raises(HeadTrouble, match="was not sent"):
         begin_from(head, "another")
-    with pytest.raises(ValueError, match="is not what a coordinator has written"):
+    with pytest.raises(HeadTrouble, match="or not whole"):
         begin_from(head, "t")
+    with pytest.raises(HeadTrouble, match="the beginning of this file was not sent"):
+        send(1000, data[1000:], total=len(data) + 1)
     assert not has_crashed(journal_path(head))
     send(1000, data[1000:])
     begin_from(head, "t")
     assert has_crashed(journal_path(head)), "the next coordinator goes on from it"
     assert begun_from(head) == "t"
+    assert not has_led(head, "t")
+    connection = open_to_write(head / JOURNAL_FILE, JOURNAL)
+    connection.execute("INSERT INTO events (time, body) VALUES (2.0, ?)", (msgspec.json.encode(EVENTS[0]),))
+    connection.close()
+    assert has_led(head, "t"), "a coordinator has begun there: nobody goes on from before it"
+    assert not has_led(head, "another")
     with pytest.raises(HeadTrouble, match="was not sent"):
         begin_from(head, "t")
     with pytest.raises(HeadTrouble, match=r"no room .* MB are free"):

@@ -279,6 +279,13 @@ def test_a_cluster_goes_from_its_owner_to_the_head_and_back_and_to_nobody_else(t
                 await owner.start_node("desk")
                 async with leads(OTHER, 200) as thief:  # paired, and of another owner
                     assert "belongs to another key" in await refused(thief)
+                other = new_identity()  # the head of another cluster of the owner, which knows the id of this one
+                assert await granted(window, grant(time.time_ns(), head=other, cluster="letters")) == ""
+                for name, words in (("letters", "belongs to another key"), ("digits", "not of digits")):
+                    async with AgentClient(
+                        agent.where, cluster="digits-1", cluster_name=name, identity=other, trusted=False, epoch=9000
+                    ) as thief:
+                        assert words in await refused(thief)
                 assert await granted(window, grant(time.time_ns())) == ""
                 async with leads(HEAD, 100) as twin:
                     assert "start 100 of the coordinator of digits is running" in await refused(twin)

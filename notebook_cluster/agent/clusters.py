@@ -92,11 +92,12 @@ class Clusters:
         self._introduce(host)
 
     def _handle(self, host: ClusterHost, message: Message, buffers: list[bytes]) -> None:
+        is_owners = not self._coordinators.is_head(host.session.key)
         if isinstance(message, FollowHead):
-            host.is_window = True
+            host.is_window = host.is_window or is_owners
             host.session.send(Granted(ticket=message.ticket, error=self._go_to_head(host, message)))
         elif self._heads is not None and self._heads.handle(host.session, message, buffers):
-            host.is_window = True
+            host.is_window = host.is_window or is_owners
         else:
             host.handle(message, buffers)
 

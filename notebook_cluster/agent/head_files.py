@@ -7,6 +7,7 @@ from pathlib import Path
 
 from notebook_cluster.agent.head_process import HeadTrouble
 from notebook_cluster.journal.moving import MOST_BYTES, unpack
+from notebook_cluster.journal.reading import read_state
 from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.security import private_directory, write_private
@@ -41,7 +42,8 @@ def read_piece(folder: Path, request: h.ReadHeadFile) -> tuple[int, bytes]:
 
 def write_piece(folder: Path, message: h.WriteHeadFile, piece: bytes) -> None:
     """Bytes of what the next head here begins from. HeadTrouble, OSError: they are not taken."""
-    if not (message.offset >= 0 and 0 < message.total <= MOST_BYTES and 0 < len(piece) <= h.FILE_CHUNK):
+    end = message.offset + len(piece)
+    if not (0 <= message.offset < end <= message.total <= MOST_BYTES and len(piece) <= h.FILE_CHUNK):
         raise HeadTrouble(f"{len(piece)} bytes at {message.offset} of {message.total} are not taken")
     coming = folder / COMING
     if message.offset == 0:
@@ -49,9 +51,9 @@ def write_piece(folder: Path, message: h.WriteHeadFile, piece: bytes) -> None:
         private_directory(folder)
         private_directory(coming)
         check_room(folder, message.total)
-        write_private(coming / TOKEN, message.token.encode())
+        write_private(coming / TOKEN, f"{message.token} {message.total}".encode())
         write_private(coming / h.MOVED_FILE, b"")
-    if _token(coming) != message.token:
+    if _words(coming) != (message.token, message.total):
         raise HeadTrouble("the beginning of this file was not sent")
     file = coming / h.MOVED_FILE
     if file.stat().st_size != message.offset:
@@ -66,16 +68,28 @@ def begin_from(folder: Path, token: str) -> None:
     Raises:
         HeadTrouble, OSError, ValueError: it is not there, or not whole.
     """
-    if _token(folder / COMING) != token:
-        raise HeadTrouble("what it would begin from was not sent")
+    sent, total = _words(folder / COMING)
+    if sent != token or (folder / COMING / h.MOVED_FILE).stat().st_size != total:
+        raise HeadTrouble("what it would begin from was not sent, or not whole")
     unpack(folder / COMING / h.MOVED_FILE, folder)
-    write_private(folder / TOKEN, token.encode())
+    write_private(folder / TOKEN, f"{token} {read_state(journal_path(folder)).starts}".encode())
     shutil.rmtree(folder / COMING, ignore_errors=True)
 
 
 def begun_from(folder: Path) -> str:
     """The token of the hand over that the last run in ``folder`` has begun from; empty: it did from none."""
-    return _token(folder)
+    return _words(folder)[0]
+
+
+def has_led(folder: Path, token: str) -> bool:
+    """A coordinator has begun here from the hand over ``token``. ValueError: its journal is not readable."""
+    begun, starts = _words(folder)
+    return begun == token != "" and read_state(journal_path(folder)).starts > starts
+
+
+def forget_sent(folder: Path) -> None:
+    """What was sent for a hand over of which nothing came."""
+    shutil.rmtree(folder / COMING, ignore_errors=True)
 
 
 def check_room(folder: Path, needed: int) -> None:
@@ -88,11 +102,13 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
-def _token(folder: Path) -> str:
+def _words(folder: Path) -> tuple[str, int]:
+    """The token in ``folder``, and the number beside it."""
     try:
-        return (folder / TOKEN).read_text()[:100]
-    except FileNotFoundError:
-        return ""
+        token, number = (folder / TOKEN).read_text()[:200].split()
+        return token, int(number)
+    except (FileNotFoundError, ValueError):
+        return "", 0
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 
 from notebook_cluster.agent.events import SharingEvent
-from notebook_cluster.agent.head_files import begin_from, begun_from, check_room, read_piece, write_piece
+from notebook_cluster.agent.head_files import (
+    begin_from,
+    begun_from,
+    check_room,
+    forget_sent,
+    has_led,
+    read_piece,
+    write_piece,
+)
 from notebook_cluster.agent.head_process import LOOK_S, ORDER_FILE, START_TIMEOUT, Head, HeadTrouble
 from notebook_cluster.agent.head_views import HeadViews
 from notebook_cluster.agent.resources import Resources
@@ -113,8 +121,18 @@ class Heads:
             try:
                 state = await self._start(session, order)
             except (HeadTrouble, OSError, ValueError) as error:
-                state = h.HeadState(ticket=order.ticket, error=f"{self._resources.peer}: {error}")
+                state = h.HeadState(
+                    ticket=order.ticket, error=f"{self._resources.peer}: {error}",
+                    begun=await asyncio.to_thread(self._has_led, session, order),
+                )  # fmt: skip
         session.send(state)
+
+    def _has_led(self, session: Session, order: h.StartHead) -> bool:
+        """Of an order that was not carried out: the one that it means has led, so nobody may go on from before it."""
+        try:
+            return is_name(order.cluster) and has_led(self._folder_of(session.key, order.cluster), order.token)
+        except (OSError, ValueError):
+            return True  # nobody knows
 
     async def _start(self, session: Session, order: h.StartHead) -> h.HeadState:
         if self._coordinators.is_head(session.key) or not is_name(order.cluster):
@@ -216,6 +234,7 @@ class Heads:
             if (head := self._head_of(session, question.cluster)) is not None and head.wanted:
                 raise HeadTrouble(f"cluster {question.cluster} is led from here already")
             private_directory(folder)
+            await asyncio.to_thread(forget_sent, folder)
             check_room(folder, question.bytes)
             key = load_identity(folder).public_key
             ways = await reach({name: [(host, port)] for name, host, port in _places(question.places)})

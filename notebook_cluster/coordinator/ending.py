@@ -63,6 +63,8 @@ class Ending:
     comms: Comms
     runner: RoundRunner
     replaying: Callable[[], list[str]]
+    closing: Callable[[], str]
+    """Why the cluster ends, empty while it goes on."""
     links: PeerLinks
     launches: Launches
     finding: PeerFinder
@@ -126,10 +128,14 @@ class Ending:
             )
         deadline = time.monotonic() + QUIET_S
         while (busy := self._busy()) or self.views.is_busy:
+            if self.closing():
+                break
             if time.monotonic() > deadline:
                 what = busy or f"a request is being done ({await self.views.quiet(0.0)})"
                 raise RequestError(f"cluster {self.core.state.cluster!r} cannot move now: {what}; try it again")
             await (asyncio.sleep(LOOK_S) if busy else self.views.quiet(LOOK_S))
+        if reason := self.closing():
+            raise RequestError(f"cluster {self.core.state.cluster!r} ends: {reason}")
 
     def _busy(self) -> str:
         state = self.core.state
@@ -148,16 +154,19 @@ class Ending:
         Raises:
             RequestError: the disk does not take it; this coordinator is over all the same.
         """
-        log.info("cluster %s moves: this coordinator is frozen", self.core.state.cluster)
         journal = self.core.journal
-        self.links.freeze()
         self.streaming.hand_out()
         if fresh := self.persistence.keep(time.monotonic()):
             self.views.send_live(v.SeriesAdded(series=fresh))
         moved = self._moved(token)
         for view in self.views.views.values():
             view.asked = set(self.stdin.asked(view))
+        # From here on there is no way back, and nothing between that may fail.
+        self.links.freeze()
         journal.freeze()
+        log.info("cluster %s moves: this coordinator is frozen", self.core.state.cluster)
+        self.stdin.close()
+        self.cells.close()
         written = await journal.all_written(DISK_S)
         journal.last_words(None, self.links.received())
         written = await journal.all_written(DISK_S) and written
@@ -197,9 +206,17 @@ class Ending:
     # ---- after another one
 
     def restore(self, moved: Moved) -> None:
-        """What the one before knew beside the journal; the cells have been recovered."""
+        """What the one before knew beside the journal; the cells have been recovered. What cannot be taken from it is
+        logged: the cluster goes on without."""
         self.executions.with_widgets |= set(moved.with_widgets)
         self.executions.interrupted |= set(moved.interrupted)
-        self.cells.restore(moved.timeouts, moved.reasons)
-        self.comms.restore(moved.open_widgets)
-        self.stdin.restore(moved, self.executions.of_cell)
+        parts: list[Callable[[], None]] = [
+            lambda: self.cells.restore(moved.timeouts, moved.reasons),
+            lambda: self.comms.restore(moved.open_widgets),
+            lambda: self.stdin.restore(moved, self.executions.of_cell),
+        ]
+        for part in parts:
+            try:
+                part()
+            except Exception:
+                log.exception("something of the coordinator before is lost")

@@ -50,6 +50,7 @@ class HeadMoves:
         self.begun = asyncio.Event()
         self._freezing: asyncio.Task[None] | None = None
         self._given_up: asyncio.TimerHandle | None = None
+        self._late = False
         self._over = ""
         """The token of the hand over that has failed last."""
 
@@ -58,6 +59,7 @@ class HeadMoves:
         try:
             await asyncio.wait_for(self._begins.wait(), BEGINS_S)
         except TimeoutError:
+            self._late = True
             self._core.tell("warning", "no word of who looks: views have to attach again")
 
     async def handle(self, view: View, body: Any) -> Any:
@@ -72,6 +74,8 @@ class HeadMoves:
             case o.Leave():
                 self._depart(body)
             case o.TakeView():
+                if self._late:
+                    raise RequestError("the coordinator has begun without its views")
                 view.take(body.view)
             case o.GoOn():
                 self._begins.set()
@@ -90,7 +94,7 @@ class HeadMoves:
         self._given_up = asyncio.get_running_loop().call_later(o.FROZEN_S, self._nobody_goes_on)
         try:
             await asyncio.shield(self._freezing)
-        except RequestError:
+        except Exception:
             self._given_up.cancel()
             if self._core.journal.frozen:
                 asyncio.get_running_loop().call_later(SAID_S, self._end)

@@ -217,8 +217,8 @@ class Coordinator:
             disk=self._disk, views=self.views, shown=self._shown, persistence=self._persistence,
             global_models=self._global_models, streaming=self._streaming, stdin=self._stdin,
             executions=self._executions, cells=self._cells, comms=self._comms, runner=self._runner,
-            replaying=self._replay.names, links=self.links, launches=self._launches, finding=self._finding,
-            invitation=self._invitation,
+            replaying=self._replay.names, closing=self._closing, links=self.links, launches=self._launches,
+            finding=self._finding, invitation=self._invitation,
         )  # fmt: skip
         self._moves = HeadMoves(
             self.core, is_head=bool(self._settings.head), calm=self.ending.calm,
@@ -268,14 +268,17 @@ class Coordinator:
                 await self.ending.close(self._stop_reason or "ended")
 
     async def freeze(self, token: str) -> Moved:
-        """:meth:`run` returns, and :attr:`ending` does the rest; RequestError before that: all goes on as it was."""
+        """:meth:`run` returns, and :attr:`ending` does the rest; RequestError before that: all is as it was."""
         await self.ending.calm()
         self.views.hold()
         try:
             return await self.ending.freeze(token)
         finally:
-            self.views.leave()
-            self._stopping.set()
+            if self.core.journal.frozen:
+                self.views.leave()
+                self._stopping.set()
+            else:
+                self.views.go_on()
 
     async def _begin(self) -> None:
         if self._moved is not None and self._settings.head:
@@ -285,7 +288,8 @@ class Coordinator:
         if self._moved is not None:
             self.ending.restore(self._moved)
             startup.forget_moved(self._settings)
-        self._moves.begun.set()
+        self.begun.set()
+        self.views.go_on()
         self.core.spawn(self._own_agent.keep())
         self.core.spawn(self._resolver.browse())
 

@@ -141,15 +141,14 @@ class ViewServer:
             self._before, self.socket, self.views, self.kernels = before, before.socket, before.views, before.kernels
 
     def start(self) -> str:
-        """Return the address, where requests are heard from now on; that of the one before, if there was one."""
+        """Return the address, where requests are heard from now on. After one before it is that one's, and what views
+        say is kept until :meth:`go_on`."""
         if self._before is None:
             self.socket = ViewSocket()
-        address = self.socket.open(self._on_frames)
-        before, self._before = self._before, None
-        if before is not None:
-            for frames in before.take_kept():
-                self._on_frames(frames)
-        return address
+        else:
+            self._kept = self._before.take_kept()
+            self._before = None
+        return self.socket.open(self._on_frames)
 
     def say_last(self, reason: str) -> None:
         """To every view: the cluster cannot be reached from here any more; also after :meth:`leave`."""
@@ -201,10 +200,12 @@ class ViewServer:
         self._over = True
 
     def _on_frames(self, frames: list[Any]) -> None:
+        if len(frames) != 2:
+            return
         if self._kept is not None:
             self._kept.append(frames)
-            return
-        if len(frames) != 2:
+            if (there := self.views.get(bytes(frames[0]))) is not None:
+                there.last_heard = time.monotonic()
             return
         identity, data = bytes(frames[0]), bytes(frames[1])
         try:
@@ -302,6 +303,8 @@ class ViewServer:
 
     def drop_silent(self) -> None:
         """Forget views that were not heard for a while (a killed kernel says no goodbye)."""
+        if self._kept is not None:
+            return  # the loop may have had much else to do
         limit = time.monotonic() - SILENT_AFTER
         for view in [view for view in self.views.values() if view.last_heard < limit]:
             del self.views[view.identity]

@@ -5,6 +5,7 @@ is unpacked was sent by another machine: only regular files of these names are t
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -34,7 +35,10 @@ CELLS = "cells"
 MOVED = "moved.json"
 STAGE = ".coming"
 """Folder of what was unpacked and is not in its place yet."""
-MOST_BYTES = 8 << 30
+MOST_BYTES = 7 << 30
+MOST_MOVED = 256 << 20
+"""Of what is in no journal; widgets have at most 16 MB on each node."""
+_BLOCK = 512
 _NAME = re.compile(
     rf"{JOURNAL_FILE}|{CURVES_FILE}|{MOVED}|{CELLS}/[0-9]{{6,9}}(\.jsonl|/[\w.-]{{1,100}}\.txt)", re.ASCII
 )
@@ -55,13 +59,13 @@ def pack(folder: Path, moved: Moved, target: Path) -> int:
                 _copy(source, copies / name)
         (copies / MOVED).write_bytes(msgspec.json.encode(moved))
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
+        with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for path in sorted(copies.iterdir()):
-                tar.add(path, path.name, recursive=False)
+                tar.add(path, path.name, recursive=False, filter=_nobodys)
             for path in sorted((folder / CELLS).rglob("*")):
                 name = f"{CELLS}/{path.relative_to(folder / CELLS)}"
                 if path.is_file() and _NAME.fullmatch(name):
-                    tar.add(path, name, recursive=False)
+                    tar.add(path, name, recursive=False, filter=_nobodys)
         os.replace(partial, target)
     except sqlite3.Error as error:
         raise as_os_error(error, folder) from None
@@ -105,6 +109,8 @@ def settle(folder: Path) -> None:
     """Put the run that was staged in the place of what a run before has left in ``folder``, which is kept where it was
     of another cluster. The journal comes last: without it nothing goes on from here. OSError: it cannot be."""
     coming = folder / STAGE
+    if not (coming / JOURNAL_FILE).exists():
+        raise FileNotFoundError(errno.ENOENT, "nothing was unpacked", str(coming))
     with contextlib.suppress(ValueError):
         before = read_state(journal_path(folder)).cluster_id
         if before and before != read_state(coming / JOURNAL_FILE).cluster_id:
@@ -122,7 +128,8 @@ def settle(folder: Path) -> None:
 def read_moved(folder: Path) -> Moved:
     """What the coordinator before the one in ``folder`` knew beside its journal. Raises FileNotFoundError where that is
     its first one, msgspec.DecodeError."""
-    return msgspec.json.decode((folder / MOVED).read_bytes(), type=Moved)
+    with open(folder / MOVED, "rb") as file:
+        return msgspec.json.decode(file.read(MOST_MOVED), type=Moved)
 
 
 def note_moved(folder: Path, moved: Moved) -> None:
@@ -132,7 +139,26 @@ def note_moved(folder: Path, moved: Moved) -> None:
     os.replace(folder / f".{MOVED}", folder / MOVED)
 
 
+def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Whose it is here means nothing there, and may be more than the header holds."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = int(member.mtime)
+    return member
+
+
+def _check_headers(source: Path) -> None:
+    """Only plain headers: tarfile would read one that has a long name, or more, into memory whole. ValueError."""
+    with open(source, "rb") as file:
+        while len(block := file.read(_BLOCK)) == _BLOCK and block.strip(b"\0"):
+            kind, size = block[156:157], block[124:136].strip(b"\0 ")
+            if kind not in (b"0", b"\0", b"5", b"1", b"2", b"6") or not size.isdigit():
+                raise ValueError(f"{source} is not what a coordinator has written: a header of kind {kind!r}")
+            file.seek(-(-int(size, 8) // _BLOCK) * _BLOCK, os.SEEK_CUR)
+
+
 def _extract(source: Path, target: Path) -> None:
+    _check_headers(source)
     target.mkdir(mode=0o700)
     names: set[str] = set()
     room = MOST_BYTES

@@ -230,7 +230,8 @@ class Listener:
             held = sum(session.key == key for session in self.sessions.values())
             many = f"{held} clusters of key {fingerprint(key)} are here already: stop one of them first"
             return many if held >= _MAX_SESSIONS else None
-        if not (key == session.key or self._succeeds(key, session.key)):
+        succeeds = hello.cluster_name == session.cluster_name and self._succeeds(key, session.key)
+        if not (key == session.key or succeeds):
             return f"cluster {hello.cluster_name} belongs to another key"
         if hello.epoch < session.epoch or (key != session.key and hello.epoch == session.epoch):
             return (

@@ -215,7 +215,6 @@ function codeField(open, peerName, target) {
     asked = open.ask("add", target(), `Adding ${peerName()}…`, { code: input.value, inline: true });
     refresh();
   };
-  const lead = button("Lead", { act: () => open.ask("hand_over", current.target, `Handing the cluster over to ${current.name}…`) });
   const add = button("Add", { className: "nbc-primary", act: submit });
   const root = element("div", "nbc-pair", {}, [element("span", "nbc-small nbc-muted", {}, ["Its code"]), input, add, said]);
   root.hidden = true;
@@ -255,6 +254,7 @@ function peerRow(open) {
   let current = null;
   const [name, about, condition] = [element("span", "nbc-node-name nbc-cut"), element("span", "nbc-small nbc-muted"), pill()];
   const code = codeField(open, () => current.name, () => current.target);
+  const lead = button("Lead", { act: () => open.ask("hand_over", current.target, `Handing the cluster over to ${current.name}…`) });
   const add = button("Add", { className: "nbc-primary", act: () => current.needs_code ? code.toggle() : open.ask("add", current.target, `Adding ${current.name}…`) });
   return {
     root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, lead, add, code.root]),

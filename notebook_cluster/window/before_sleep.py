@@ -60,6 +60,5 @@ class BeforeSleep:
         """Nobody is told any more."""
         if self._following is not None:
             self._following.cancel()
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()  # it ends with that, and what it has started too

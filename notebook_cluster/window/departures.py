@@ -63,7 +63,7 @@ class Departures:
         token = secrets.token_hex(8)
         try:
             moved = await role.freeze(token)
-        except RequestError as error:
+        except Exception as error:
             await discard(window)
             if not role.views.has_left:
                 raise
@@ -80,13 +80,15 @@ class Departures:
             role.views.say_last(str(error))
             await window.discard([])
             raise
-        except (RequestError, OSError) as error:
+        except Exception as error:
+            log.exception("the hand over is taken back")
             (self._settings.runtime / HEAD_FILE).unlink(missing_ok=True)
             await discard(window)
             raise HandOverFailed(str(error), self._again(role, moved)) from None
         role.ending.gone()
         (self._settings.runtime / MOVED_FILE).unlink(missing_ok=True)
         window.show(window.views.start())
+        window.views.go_on()
         return window
 
     async def complete(self, window: Window, token: str) -> Coordinator | Window:
@@ -97,13 +99,20 @@ class Departures:
             (self._settings.runtime / HEAD_FILE).unlink(missing_ok=True)
             return self.coordinator(None)
         try:
-            for trouble in await admit(window, places_of(state), size_of(self._settings.runtime)):
+            size = size_of(self._settings.runtime)
+            for trouble in await admit(window, places_of(state), size, all_of_them=False):
                 log.warning("%s", trouble)
             await window.head.send_moved(token)
             await begin(window, token, None, own_agent(self._settings.runtime))
-        except BaseException:
+        except Unreached:
             await window.close()
             raise
+        except (RequestError, OSError) as error:
+            # Its agent has said that it has not begun.
+            log.warning("cluster %s is led from here again: %s", self._settings.cluster, error)
+            await discard(window)
+            (self._settings.runtime / HEAD_FILE).unlink(missing_ok=True)
+            return self.coordinator(None)
         (self._settings.runtime / MOVED_FILE).unlink(missing_ok=True)
         window.show(window.views.start())
         return window

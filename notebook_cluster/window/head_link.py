@@ -24,7 +24,11 @@ from notebook_cluster.window.views import OWN_VIEW
 
 
 class HeadRefuses(RequestError):
-    """The agent of the head has said why there is none."""
+    """The agent of the head has said why there is none; ``has_led``: the one that the order's token means was there."""
+
+    def __init__(self, error: str, has_led: bool = False) -> None:
+        super().__init__(error)
+        self.has_led = has_led
 
 
 class HeadLink:
@@ -102,7 +106,7 @@ class HeadLink:
             timeout,
         )  # fmt: skip
         if state.error:
-            raise HeadRefuses(state.error)
+            raise HeadRefuses(state.error, state.begun)
         return state
 
     def send(self, number: int, data: bytes | None, opens: bool = True) -> None:

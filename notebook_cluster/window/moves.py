@@ -68,8 +68,11 @@ async def prepare(window: Window, peers: Iterable[Candidate], size: int) -> None
         raise trouble
 
 
-async def admit(window: Window, peers: Iterable[Candidate], size: int) -> list[BaseException]:
-    """:func:`prepare`, once the head is dialled. Returns why peers do not obey it. RequestError: it cannot lead."""
+async def admit(
+    window: Window, peers: Iterable[Candidate], size: int, *, all_of_them: bool = True
+) -> list[BaseException]:
+    """:func:`prepare`, once the head is dialled. Returns why peers do not obey it. ``all_of_them`` False: some may be
+    out of its reach. RequestError: it cannot lead."""
     head = window.head.link.candidate
     others = [peer for peer in peers if peer.key != head.key]
     places = [(peer.name, peer.address) for peer in others]
@@ -79,7 +82,7 @@ async def admit(window: Window, peers: Iterable[Candidate], size: int) -> list[B
     )
     if ready.error:
         raise RequestError(ready.error)
-    if ready.unreachable:
+    if ready.unreachable and all_of_them:
         name, why = ready.unreachable[0]
         more = f", nor {len(ready.unreachable) - 1} others" if len(ready.unreachable) > 1 else ""
         raise RequestError(f"{head.name} cannot reach {name}{more} ({why}): the cluster is led from where it was")
@@ -102,7 +105,9 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
     while state is None:
         try:
             state = await window.head.look(only_look=False, peers=window.owner.peers(), token=token, timeout=ANSWER_S)
-        except HeadRefuses:
+        except HeadRefuses as error:
+            if error.has_led:
+                raise Unreached(str(error)) from None
             raise
         except RequestError as error:
             log.warning("%s", error)

@@ -50,6 +50,8 @@ class Seat:
         self._role: Role
         self._moving: asyncio.Task[Any] | None = None
         self._to = ""
+        self._asked: tuple[View, Request] | None = None
+        """Who has asked for the last one, until it is answered."""
         self._onward: tuple[View, Request] | None = None
         """A hand over from one peer to another, of which the way to this machine is done."""
         self._after: asyncio.Task[None] | None = None
@@ -73,6 +75,7 @@ class Seat:
                 await role.run()
             except LeftToOwner:
                 assert isinstance(role, Window)
+                await self._give_up_moving()
                 role = await self._take_back(role)
                 continue
             except NotBegun as error:
@@ -102,6 +105,13 @@ class Seat:
         after: Role | None = await moving
         return after
 
+    async def _give_up_moving(self) -> None:
+        """The head has left while nobody knew it here: what was under way is over, and so is what it has asked."""
+        moving, self._moving = self._moving, None
+        if moving is not None:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+
     @property
     def _runtime(self) -> Path:
         return self._settings.runtime
@@ -119,7 +129,7 @@ class Seat:
         if self._moving is not None:
             role.views.refuse(view, request, f"cluster {self._cluster!r} is being handed over to {self._to} already")
             return
-        self._to = body.to if body.to != HERE else "this machine"
+        self._to, self._asked = (body.to if body.to != HERE else "this machine"), (view, request)
         led = role.settings.head if isinstance(role, Window) else HERE
         if body.to == led and not body.survive:
             where = f"from {led}" if led != HERE else "from this machine"
@@ -134,6 +144,8 @@ class Seat:
         """Returns the role after it, when one has left its views. ``asked``: who gets the answer."""
         log.info("cluster %s is handed over to %s", self._cluster, self._to)
         error, after = "", role
+        if self._after is not None:
+            await asyncio.gather(self._after, return_exceptions=True)  # what the last one has left to do
         try:
             if isinstance(role, Window):
                 after = await self._back(role)
@@ -152,6 +164,7 @@ class Seat:
             self._onward = asked
         elif asked is not None:
             led = after.settings.head if isinstance(after, Window) else ""
+            self._asked = None
             self._answering = asyncio.create_task(_answer(after, *asked, error, led))
         elif error:
             log.warning("cluster %s is not handed over to %s: %s", self._cluster, body.to, error)
@@ -198,7 +211,7 @@ class Seat:
                 raise RequestError(f"cluster {self._cluster!r} cannot move now: {busy} is being done; try it again")
             await head.freeze()
             await head.bring()
-            stage(self._runtime / MOVED_FILE, self._runtime)
+            await asyncio.to_thread(stage, self._runtime / MOVED_FILE, self._runtime)
             await head.leave("the machine of its owner")
         except BaseException:
             window.views.go_on()
@@ -216,20 +229,31 @@ class Seat:
         if mark.exists() and mark.read_text() == token:
             await window.close()
             raise RequestError(f"no cluster {self._cluster!r} runs: it was led from this machine, and has ended")
-        await bring_moved(head, self._cluster, self._runtime)
-        stage(self._runtime / MOVED_FILE, self._runtime)
-        return await self._begin_here(window, token)
+        window.views.hold()
+        try:
+            await bring_moved(head, self._cluster, self._runtime)
+            await asyncio.to_thread(stage, self._runtime / MOVED_FILE, self._runtime)
+        except BaseException:
+            await window.close()
+            raise
+        coordinator = await self._begin_here(window, token)
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._answering = asyncio.create_task(_answer(coordinator, *asked, "", ""))
+        return coordinator
 
     async def _begin_here(self, window: Window, token: str) -> Coordinator:
-        """From what is staged, with the views of ``window``."""
+        """From what is staged, with the views of ``window``. RequestError: that has ended meanwhile."""
+        if window.ending:
+            raise RequestError(f"the window to cluster {self._cluster!r} ends")
         window.views.leave()
         window.end()
         settle(self._runtime)
         moved = read_moved(self._runtime)
         moved.addresses = {row.key: row.address for row in window.owner.places()}
         note_moved(self._runtime, moved)
-        (self._runtime / BEGUN_FROM).write_text(token)
         (self._runtime / HEAD_FILE).unlink(missing_ok=True)
+        (self._runtime / BEGUN_FROM).write_text(token)
         coordinator = self._departures.coordinator(window.views if window.views.started else None)
         self._after = asyncio.create_task(self._let_go(window, coordinator))
         return coordinator

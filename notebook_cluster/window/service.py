@@ -80,7 +80,7 @@ class Window:
         self.views = WindowViews(self._admission.prepare, HERE, self.head.send, self._trouble)
         self._away, self._away_since = "", 0.0
         """Why the head cannot be reached now, and since when (monotonic: a sleep of this machine does not count)."""
-        self.handed_over = False
+        self.handed_over = self.ending = False
         self._stopping = asyncio.Event()
         self._ended = ""
         self._looking: asyncio.Task[None] | None = None
@@ -239,6 +239,7 @@ class Window:
         self.context.destroy(linger=0)
 
     async def close(self) -> None:
+        self.ending = True
         for task in list(self._tasks):
             task.cancel()
         settings = self.settings

@@ -106,6 +106,11 @@ class Cells(MembershipWatcher):
         timers = {number: Timeout(seconds, timer.when() - now) for number, (seconds, timer) in self._timers.items()}
         return timers, dict(self._reasons)
 
+    def close(self) -> None:
+        """Another coordinator looks after the time-outs."""
+        for _, timer in self._timers.values():
+            timer.cancel()
+
     def restore(self, timeouts: dict[int, Timeout], reasons: dict[int, str]) -> None:
         """What the coordinator before this one had of :meth:`moved`."""
         self._reasons |= reasons

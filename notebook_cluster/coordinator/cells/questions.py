@@ -104,6 +104,10 @@ class StdinQuestions:
                 else:
                     self._ask(event, run)
 
+    def close(self) -> None:
+        """Another coordinator waits for the answers."""
+        self._open.clear()
+
     def allows(self, cell: int) -> bool:
         """Whether ``input()`` works in ``cell``."""
         return cell in self._allowed
