@@ -344,6 +344,9 @@ async def test_peers_on_the_network_are_seen_while_a_browser_is_there(connect: C
     assert row["key"] not in stream.overviews[-1]["sharing"]["keys"]
     assert await stream.ask("add", cluster="shown", target=peer.name, code=code) == [peer.name]
     await stream.until(lambda: is_running(stream, 3))
+    assert await stream.ask("hand_over", cluster="shown", target=peer.name) == peer.name
+    await stream.until(lambda: stream.overviews[-1]["clusters"][0]["state"]["head"] == peer.name)
+    assert await stream.ask("hand_over", cluster="shown", target="local") == ""
     await stream.ask("remove", cluster="shown", target=peer.name)
 
 
@@ -393,6 +396,8 @@ async def test_an_action_over_rest_answers_when_it_is_done(server: Any, jp_fetch
     [
         ({"action": "stop", "cluster": "nowhere"}, "no cluster 'nowhere' runs on this machine (running: shown)"),
         ({"action": "add", "cluster": "shown"}, "add needs a peer as target"),
+        ({"action": "hand_over", "cluster": "shown"}, "hand_over needs a peer as target"),
+        ({"action": "hand_over", "cluster": "shown", "target": "local"}, "is led from this machine already"),
         ({"action": "remove", "cluster": "shown"}, "remove needs the name of a node as target"),
         ({"action": "add", "cluster": "shown", "target": "local", "value": -1}, "use a number of nodes from 0 to 64"),
         ({"action": "start", "cluster": "../up"}, "cluster name '../up' is not usable"),

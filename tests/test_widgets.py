@@ -343,6 +343,24 @@ def test_a_typed_code_goes_to_the_cluster_and_into_no_answer() -> None:
     assert actions.answers() == [{"id": "1", "text": "wrong code, 4 tries are left", "status": "failed"}]
 
 
+def test_a_click_has_the_cluster_led_from_elsewhere_and_from_here_again() -> None:
+    def hand_over(to: str) -> str:
+        if to == "book":
+            raise RuntimeError("mini cannot reach book")
+        return "" if to == "local" else to
+
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    actions = Actions(SimpleNamespace(hand_over=hand_over), ended.put)  # type: ignore[arg-type]
+    for number, peer in enumerate(("mini", "local", "book")):
+        actions.ask({"action": "hand_over", "target": peer, "id": str(number)})
+        ended.get(timeout=60)()
+    assert [(answer["text"], answer["status"]) for answer in actions.answers()] == [
+        ("The cluster is led from mini now", "done"),
+        ("The cluster is led from this machine now", "done"),
+        ("mini cannot reach book", "failed"),
+    ]
+
+
 def test_the_figure_shows_each_node_in_its_colour_with_a_bounded_number_of_points() -> None:
     from notebook_cluster.widgets.figure import POINTS_PER_CURVE, CurvesFigure
 

@@ -156,7 +156,17 @@ it('has it led from a paired peer that is there, and from this computer without 
   expect(host.textContent).not.toContain('led from');
 });
 
-it('says from where a cluster is led', () => {
-  const host = sidebar(overview({ clusters: [cluster('night', { head: 'mini' })] }));
+it('says from where a cluster is led, and has it led from elsewhere or from here again', async () => {
+  const peers = [peer('mini'), peer('desk', { key: 'k-desk' }), peer('stranger', { trusted: false })];
+  const own = { ...NO_SHARING, keys: ['k-desk'] };
+  const host = sidebar(overview({ clusters: [cluster('night')], peers, sharing: own }));
+  expect(host.textContent).not.toContain('led from mini');
+  const leads = [...host.querySelectorAll('button')].filter(one => one.textContent === 'Lead');
+  expect(leads.map(one => one.getAttribute('aria-label'))).toEqual(['Lead night from mini']);
+  await press(host, 'Lead night from mini');
+  expect(handling.asked.at(-1)).toMatchObject({ action: 'hand_over', cluster: 'night', target: 'mini' });
+  act(() => store.show(overview({ clusters: [cluster('night', { head: 'mini' })], peers, sharing: own })));
   expect(host.textContent).toContain('led from mini: it goes on without this computer');
+  await press(host, 'Lead night from this computer');
+  expect(handling.asked.at(-1)).toMatchObject({ action: 'hand_over', cluster: 'night', target: 'local' });
 });
