@@ -351,8 +351,8 @@ def test_a_click_has_the_cluster_led_from_elsewhere_and_from_here_again() -> Non
 
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
     actions = Actions(SimpleNamespace(hand_over=hand_over), ended.put)  # type: ignore[arg-type]
-    for number, peer in enumerate(("mini", "local", "book")):
-        actions.ask({"action": "hand_over", "target": peer, "id": str(number)})
+    for place, peer in enumerate(("mini", "local", "book")):
+        actions.ask({"action": "hand_over", "target": peer, "id": str(place)})
         ended.get(timeout=60)()
     assert [(answer["text"], answer["status"]) for answer in actions.answers()] == [
         ("The cluster is led from mini now", "done"),

@@ -58,7 +58,8 @@ STATE_PERIOD = 0.25
 
 
 class Coordinator:
-    """The process of one cluster: its parts, and its life from the first view to the last."""
+    """One cluster's parts, and its life from the first view to the last. For a seat: ``core``, ``links`` and ``views``,
+    ``ending``, and ``begun``, which is set when the cluster goes on."""
 
     def __init__(
         self,
@@ -73,15 +74,14 @@ class Coordinator:
             ValueError: the journal is damaged; one line.
             OSError: the folder cannot be written.
         """
-        self._progress = progress = progress or startup.StartProgress()
-        self._settings = settings
+        self._progress, self._settings = progress or startup.StartProgress(), settings
         self._stopping = asyncio.Event()
         self._stop_reason = ""
         self._last_needed = time.monotonic()
 
         identity, self._announcement = startup.identify(settings)
         self._key = identity.public_key
-        journal, recovered = startup.open_journal(settings, progress)
+        journal, recovered = startup.open_journal(settings, self._progress)
         recovered_run = recovered or RecoveredRun()
         self._round_records = recovered_run.rounds
         self._moved = startup.read_moved_here(settings) if recovered is not None else None
@@ -296,11 +296,9 @@ class Coordinator:
     def _resume(self) -> None:
         received = self._streaming.recover()
         epoch = self.core.state.epoch
-        if self._moved is None:
-            self.core.tell("warning", f"the coordinator was restarted (epoch {epoch})")
-        else:
-            where = self._settings.head or "the machine of its owner"
-            self.core.tell("info", f"the cluster is led from {where} now (epoch {epoch})")
+        where = self._settings.head or "the machine of its owner"
+        said = "the coordinator was restarted" if self._moved is None else f"the cluster is led from {where} now"
+        self.core.tell("warning" if self._moved is None else "info", f"{said} (epoch {epoch})")
         self._invitation.restore()
         self._launches.recover()
         self.links.redial(received)
