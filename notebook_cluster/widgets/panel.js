@@ -257,7 +257,7 @@ function peerRow(open) {
   const lead = button("Lead", { act: () => open.ask("hand_over", current.target, `Handing the cluster over to ${current.name}…`) });
   const add = button("Add", { className: "nbc-primary", act: () => current.needs_code ? code.toggle() : open.ask("add", current.target, `Adding ${current.name}…`) });
   return {
-    root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, lead, add, code.root]),
+    root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, element("span", "nbc-row", {}, [lead, add]), code.root]),
     update(peer) {
       current = peer;
       code.update(peer.needs_code);
