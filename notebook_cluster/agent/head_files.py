@@ -1,14 +1,12 @@
 """The files of one head on this machine, as its owner's window reads and writes them, a piece at a time."""
 
-import contextlib
 import shutil
-import sqlite3
 from pathlib import Path
 
 from notebook_cluster.agent.head_process import HeadTrouble
 from notebook_cluster.journal.moving import MOST_BYTES, unpack
 from notebook_cluster.journal.reading import read_state
-from notebook_cluster.journal.store import journal_path
+from notebook_cluster.journal.store import copy, journal_path
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.security import private_directory, write_private
 
@@ -23,20 +21,20 @@ def read_piece(folder: Path, request: h.ReadHeadFile) -> tuple[int, bytes]:
         HeadTrouble, OSError, sqlite3.Error: it cannot be read.
     """
     whole = request.name == h.MOVED_FILE
-    copy = folder / (request.name if whole else f"copy-of-{request.name}")
+    path = folder / (request.name if whole else f"copy-of-{request.name}")
     if whole and request.offset == -1:
-        copy.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         return 0, b""
     if request.offset == 0 and not whole:
-        _copy(journal_path(folder).parent / request.name, copy)
-    with open(copy, "rb") as file:
-        if not 0 <= request.offset <= copy.stat().st_size:
+        _copy(journal_path(folder).parent / request.name, path)
+    with open(path, "rb") as file:
+        if not 0 <= request.offset <= path.stat().st_size:
             raise HeadTrouble(f"there is no byte {request.offset} in {request.name}")
         file.seek(request.offset)
         piece = file.read(h.FILE_CHUNK)
-        total = copy.stat().st_size
+        total = path.stat().st_size
     if request.offset + len(piece) >= total and not whole:
-        copy.unlink()
+        path.unlink()
     return total, piece
 
 
@@ -112,16 +110,10 @@ def _words(folder: Path) -> tuple[str, int]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A copy of the SQLite file as it is now, also while it is written."""
     target.unlink(missing_ok=True)
     if not source.exists():
         raise HeadTrouble(f"there is no {source.name}")
     needed, free = source.stat().st_size, shutil.disk_usage(target.parent).free
     if needed > free:
         raise HeadTrouble(f"no room for a copy of {source.name} ({needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free)")
-    address = f"file:{source}?mode=ro"
-    with (
-        contextlib.closing(sqlite3.connect(address, uri=True)) as connection,
-        contextlib.closing(sqlite3.connect(target)) as copy,
-    ):
-        connection.backup(copy)
+    copy(source, target)

@@ -23,6 +23,7 @@ from notebook_cluster.journal.store import (
     CURVES_FILE,
     JOURNAL_FILE,
     as_os_error,
+    copy,
     curves_path,
     journal_path,
     place_of,
@@ -56,7 +57,7 @@ def pack(folder: Path, moved: Moved, target: Path) -> int:
     try:
         for source, name in ((journal_path(folder), JOURNAL_FILE), (curves_path(folder), CURVES_FILE)):
             if source.exists():
-                _copy(source, copies / name)
+                copy(source, copies / name)
         (copies / MOVED).write_bytes(msgspec.json.encode(moved))
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -184,14 +185,3 @@ def _private(path: Path) -> Iterator[IO[bytes]]:
         if path.name == JOURNAL_FILE:  # the others may be lost with the machine
             file.flush()
             os.fsync(file.fileno())
-
-
-def _copy(source: Path, target: Path) -> None:
-    """A copy that needs no write-ahead log."""
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    with (
-        contextlib.closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as connection,
-        contextlib.closing(sqlite3.connect(target)) as copy,
-    ):
-        connection.backup(copy)
-        copy.execute("PRAGMA journal_mode=DELETE")

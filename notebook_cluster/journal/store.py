@@ -127,13 +127,21 @@ def back_up(connection: sqlite3.Connection, target: Path) -> None:
     partial = target.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    copy = sqlite3.connect(partial, isolation_level=None)
+    written = sqlite3.connect(partial, isolation_level=None)
     try:
-        connection.backup(copy)
-        copy.execute("PRAGMA journal_mode=DELETE")
+        connection.backup(written)
+        written.execute("PRAGMA journal_mode=DELETE")  # so it needs no write-ahead log
     finally:
-        copy.close()
+        written.close()
     os.replace(partial, target)
+
+
+def copy(source: Path, target: Path) -> None:
+    """:func:`back_up` of the database at ``source`` as it is now, also while it is written. OSError, sqlite3.Error: as
+    there, or it cannot be read."""
+    address = f"{source.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+        back_up(connection, target)
 
 
 def remove(path: Path) -> None:
