@@ -4,14 +4,14 @@ import shutil
 from pathlib import Path
 
 from notebook_cluster.agent.head_process import HeadTrouble
-from notebook_cluster.journal.moving import MOST_BYTES, unpack
+from notebook_cluster.journal.moving import BEGUN_FROM, MOST_BYTES, unpack
 from notebook_cluster.journal.reading import read_state
 from notebook_cluster.journal.store import copy, journal_path
 from notebook_cluster.protocol import heads as h
 from notebook_cluster.security import private_directory, write_private
 
-COMING, TOKEN = "coming", "begun-from"
-"""What an owner has sent, before it is begun from; and the token of the hand over that the last run has begun from."""
+COMING = "coming"
+"""What an owner has sent, before it is begun from, with a BEGUN_FROM of its own."""
 
 
 def read_piece(folder: Path, request: h.ReadHeadFile) -> tuple[int, bytes]:
@@ -49,7 +49,7 @@ def write_piece(folder: Path, message: h.WriteHeadFile, piece: bytes) -> None:
         private_directory(folder)
         private_directory(coming)
         check_room(folder, message.total)
-        write_private(coming / TOKEN, f"{message.token} {message.total}".encode())
+        write_private(coming / BEGUN_FROM, f"{message.token} {message.total}".encode())
         write_private(coming / h.MOVED_FILE, b"")
     if _words(coming) != (message.token, message.total):
         raise HeadTrouble("the beginning of this file was not sent")
@@ -70,7 +70,7 @@ def begin_from(folder: Path, token: str) -> None:
     if sent != token or (folder / COMING / h.MOVED_FILE).stat().st_size != total:
         raise HeadTrouble("what it would begin from was not sent, or not whole")
     unpack(folder / COMING / h.MOVED_FILE, folder)
-    write_private(folder / TOKEN, f"{token} {read_state(journal_path(folder)).starts}".encode())
+    write_private(folder / BEGUN_FROM, f"{token} {read_state(journal_path(folder)).starts}".encode())
     shutil.rmtree(folder / COMING, ignore_errors=True)
 
 
@@ -103,7 +103,7 @@ def check_room(folder: Path, needed: int) -> None:
 def _words(folder: Path) -> tuple[str, int]:
     """The token in ``folder``, and the number beside it."""
     try:
-        token, number = (folder / TOKEN).read_text()[:200].split()
+        token, number = (folder / BEGUN_FROM).read_text()[:200].split()
         return token, int(number)
     except (FileNotFoundError, ValueError):
         return "", 0

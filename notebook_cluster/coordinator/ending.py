@@ -120,8 +120,7 @@ class Ending:
         Raises:
             RequestError: that takes long, or there is no room; names what is in the way.
         """
-        needed = 2 * size_of(self.runtime)
-        if room and needed > room:
+        if room and (needed := 2 * size_of(self.runtime)) > room:
             raise RequestError(
                 f"no room for the journal and the outputs of cluster {self.core.state.cluster!r} on the machine of its "
                 f"owner ({needed / 1e6:.0f} MB are needed, {room / 1e6:.0f} MB are free)"

@@ -34,6 +34,8 @@ from notebook_cluster.protocol.hand_over import Moved
 
 CELLS = "cells"
 MOVED = "moved.json"
+BEGUN_FROM = "begun-from"
+"""In the folder of a cluster: the token of the hand over from which the last run there has begun."""
 STAGE = ".coming"
 """Folder of what was unpacked and is not in its place yet."""
 MOST_BYTES = 7 << 30

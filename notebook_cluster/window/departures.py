@@ -14,7 +14,7 @@ from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.hand_over import HandOver, Moved
 from notebook_cluster.protocol.heads import MOVED_FILE
 from notebook_cluster.protocol.views import RequestError
-from notebook_cluster.window.local_agent import own_agent
+from notebook_cluster.window.local_agent import agent_of
 from notebook_cluster.window.moves import Unreached, admit, begin, cannot_move, places_of, prepare
 from notebook_cluster.window.service import Window
 from notebook_cluster.window.settings import HEAD_FILE, WindowSettings, write_note
@@ -70,11 +70,10 @@ class Departures:
             raise HandOverFailed(str(error), self._again(role, Moved(token=token))) from None
         try:
             await window.head.send_moved(token)
-            assert window.owner.head is not None
-            agent = own_agent(self._settings.runtime)
-            write_note(self._settings.runtime, window.owner.head.candidate, token)
-            self._leave(role, window.owner.head.candidate.name, token)
-            await begin(window, token, role.views, agent)
+            head = window.head.link.candidate
+            write_note(self._settings.runtime, head, token)
+            self._leave(role, head.name, token)
+            await begin(window, token, role.views, agent_of(role.core.state))
         except Unreached as error:
             # The head has the word. A window that is opened later finds out what has become of it.
             role.views.say_last(str(error))
@@ -103,7 +102,7 @@ class Departures:
             for trouble in await admit(window, places_of(state), size, all_of_them=False):
                 log.warning("%s", trouble)
             await window.head.send_moved(token)
-            await begin(window, token, None, own_agent(self._settings.runtime))
+            await begin(window, token, None, agent_of(state))
         except Unreached:
             await window.close()
             raise

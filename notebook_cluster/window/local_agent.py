@@ -15,6 +15,7 @@ import zmq
 from notebook_cluster.coordinator.core import LOCAL
 from notebook_cluster.coordinator.startup import AGENT_FILE, PrivateAgent, read_own_agent, start_private_agent
 from notebook_cluster.journal.reading import read_state
+from notebook_cluster.journal.state import State
 from notebook_cluster.journal.store import journal_path
 from notebook_cluster.peering.candidates import Candidate
 from notebook_cluster.protocol import heads as h
@@ -111,9 +112,14 @@ class LocalAgent:
 def own_agent(runtime: Path) -> PrivateAgent | None:
     """The agent that the last coordinator here has started on this machine."""
     try:
-        peer = read_state(journal_path(runtime)).peers.get(LOCAL)
+        return agent_of(read_state(journal_path(runtime)))
     except ValueError:
         return None
+
+
+def agent_of(state: State) -> PrivateAgent | None:
+    """The agent that a coordinator with this state has started on its machine."""
+    peer = state.peers.get(LOCAL)
     if peer is None or peer.pid is None:
         return None
     return PrivateAgent(LOCAL, peer.key, int(peer.address.rpartition(":")[2]), peer.pid)

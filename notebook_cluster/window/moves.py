@@ -129,7 +129,7 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
         await _say(window, o.TakeView(view=view.kept()), number)
     await _say(window, o.GoOn(), OWN_VIEW)
     if agent is not None:
-        await window.follow(agent, state.key, f"{window.owner.head_host}:{state.reception}")
+        await window.follow(agent, state.key, f"{window.head.link.host}:{state.reception}")
 
 
 async def _say(window: Window, body: object, view: int) -> None:
@@ -184,8 +184,7 @@ class FrozenHead:
     async def bring(self) -> None:
         """What it has written is in the folder of this window's cluster. RequestError, OSError: it is not."""
         window = self._window
-        assert window.owner.head is not None
-        await bring_moved(window.owner.head, window.settings.cluster, window.settings.runtime)
+        await bring_moved(window.head.link, window.settings.cluster, window.settings.runtime)
 
     async def leave(self, to: str) -> None:
         """It leads no more; a head that cannot be reached is asked until it says how it is.

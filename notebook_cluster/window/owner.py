@@ -215,11 +215,6 @@ class Owner:
             self._tell_peers()
         return self.head is None or self.head.candidate.key in trusted
 
-    @property
-    def head_host(self) -> str:
-        """The address of the head's machine."""
-        return self.head.host if self.head is not None else ""
-
     async def withdraw(self, keys: Collection[str] | None = None) -> None:
         """Nobody leads the cluster any more, as far as these agents (all of them) are concerned."""
         await self._withdraw([link for key, link in self._links.items() if keys is None or key in keys])

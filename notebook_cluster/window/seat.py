@@ -10,16 +10,14 @@ from typing import Any
 from notebook_cluster.coordinator.service import Coordinator
 from notebook_cluster.coordinator.startup import Settings, StartProgress, read_own_agent
 from notebook_cluster.coordinator.view_server import View
-from notebook_cluster.journal.moving import note_moved, read_moved, settle, stage
+from notebook_cluster.journal.moving import BEGUN_FROM, note_moved, read_moved, settle, stage
 from notebook_cluster.protocol.hand_over import HERE, HandOver
 from notebook_cluster.protocol.heads import MOVED_FILE
 from notebook_cluster.protocol.views import Request, RequestError
 from notebook_cluster.window.before_sleep import BeforeSleep
 from notebook_cluster.window.departures import Departures, HandOverFailed, discard
 from notebook_cluster.window.journal_copy import bring_moved, forget_moved
-from notebook_cluster.window.moves import (
-    FrozenHead,
-)
+from notebook_cluster.window.moves import FrozenHead
 from notebook_cluster.window.service import LeftToOwner, NotBegun, Window
 from notebook_cluster.window.settings import HEAD_FILE, WindowSettings
 
@@ -28,9 +26,6 @@ log = logging.getLogger(__name__)
 FOLLOW_S = 15.0
 """For agents to follow the coordinator here, before the grant of the head is taken back from the others."""
 LOOK_S = 0.1
-BEGUN_FROM = "begun-from"
-"""In the cluster's folder: the token of the hand over after which it was led from here."""
-
 
 Role = Coordinator | Window
 """What this process is for its views."""
@@ -38,8 +33,9 @@ Role = Coordinator | Window
 
 class Seat:
     """Args:
-    settings: of a coordinator here; what a window needs is made of it.
-    head: the peer that leads now; see :class:`.settings.WindowSettings`.
+    settings: of the coordinators here.
+    window: of the windows here; its ``head`` leads the cluster now, empty: a coordinator here does.
+    progress: of the first of them.
     """
 
     def __init__(self, settings: Settings, window: WindowSettings, progress: StartProgress) -> None:
@@ -129,12 +125,12 @@ class Seat:
         if self._moving is not None:
             role.views.refuse(view, request, f"cluster {self._cluster!r} is being handed over to {self._to} already")
             return
-        self._to, self._asked = (body.to if body.to != HERE else "this machine"), (view, request)
         led = role.settings.head if isinstance(role, Window) else HERE
         if body.to == led and not body.survive:
             where = f"from {led}" if led != HERE else "from this machine"
             role.views.refuse(view, request, f"cluster {self._cluster!r} is led {where} already")
             return
+        self._to, self._asked = (body.to if body.to != HERE else "this machine"), (view, request)
         if body.survive:
             self._moving = asyncio.create_task(self._arm(role, view, request, body))
         else:
@@ -222,8 +218,6 @@ class Seat:
 
     async def _take_back(self, window: Window) -> Coordinator:
         """A process before this one has ended in the middle of a hand over, after the head had."""
-        head = window.owner.head
-        assert head is not None
         token = window.head.state.left
         mark = self._runtime / BEGUN_FROM
         if mark.exists() and mark.read_text() == token:
@@ -231,7 +225,7 @@ class Seat:
             raise RequestError(f"no cluster {self._cluster!r} runs: it was led from this machine, and has ended")
         window.views.hold()
         try:
-            await bring_moved(head, self._cluster, self._runtime)
+            await bring_moved(window.head.link, self._cluster, self._runtime)
             await asyncio.to_thread(stage, self._runtime / MOVED_FILE, self._runtime)
         except BaseException:
             await window.close()
@@ -260,8 +254,6 @@ class Seat:
 
     async def _let_go(self, window: Window, coordinator: Coordinator) -> None:
         """The head, and the agents that follow it no more, when the coordinator here leads."""
-        head = window.owner.head
-        assert head is not None
         agent = read_own_agent(self._runtime)
         keys = [*window.owner.granted(), *([agent.public_key] if agent is not None else [])]
         try:
@@ -271,7 +263,7 @@ class Seat:
         if agent is not None:
             await window.follow(agent, "", "")
         try:
-            await forget_moved(head, self._cluster)
+            await forget_moved(window.head.link, self._cluster)
         except RequestError as error:
             log.warning("%s", error)
         await window.discard([key for key in window.owner.granted() if not coordinator.links.is_waited_for(key)])

@@ -121,8 +121,7 @@ class Window:
 
     def show(self, address: str) -> None:
         """Views find this window at ``address`` from now on. OSError: its files cannot be written."""
-        assert self.owner.head is not None
-        write_files(self.settings, self.views, address, self.owner.head.candidate, self.head.state)
+        write_files(self.settings, self.views, address, self.head.link.candidate, self.head.state)
 
     def end(self) -> None:
         """The cluster has been handed over to this machine: :meth:`run` returns, views stay."""
@@ -329,12 +328,11 @@ class Window:
 
     async def _bring_files(self) -> None:
         """A copy of what the run has left, for reports; not over what a run that was led from here has left."""
-        assert self.owner.head is not None
         folder = self.settings.runtime
         if not (folder / HEAD_FILE).exists() and (folder / JOURNAL_FILE).exists():
             return
         try:
-            await bring_files(self.owner.head, self.settings.cluster, self.settings.runtime)
+            await bring_files(self.head.link, self.settings.cluster, self.settings.runtime)
         except (RequestError, ValueError, OSError) as error:
             log.warning("no copy of the journal was brought: %s", error)
         (folder / HEAD_FILE).unlink(missing_ok=True)
