@@ -18,7 +18,7 @@ from notebook_cluster.protocol.interaction import InputRequested
 from notebook_cluster.security import runtime_directory
 from tests.cluster import Watcher, kill, run, running_cluster
 from tests.conftest import wait_until
-from tests.strangers import Strangers
+from tests.strangers import Stranger, Strangers
 from tests.test_head import COUNT, counted, head_of, head_pid, window
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -45,14 +45,19 @@ def test_a_running_cell_goes_on_when_the_cluster_is_led_from_a_peer_and_again_fr
         wait_until(lambda: len(counted(watcher.text())) > before + 20, what="the cell to go on")
         stop.touch()
         watcher.wait_end(60)
-        for name in ("local", mini.name):
-            numbers = counted(watcher.text(name))
-            assert numbers == list(range(1, numbers[-1] + 1))
+        counted_whole(watcher, mini)
         state = cluster.state()
         print([(row.name, row.condition, row.reason) for row in state.nodes], [row.text for row in state.events])
         assert run(cluster, "print(kept + 1, world_size)") == {"local": "42 2\n", mini.name: "42 2\n"}
         with Cluster.attach("lesson") as other:
             assert [node.condition for node in other.state().nodes] == ["ok", "ok"]
+
+
+def counted_whole(watcher: Watcher, mini: Stranger) -> None:
+    """No number that COUNT prints is missing, doubled or out of order on either node."""
+    for name in ("local", mini.name):
+        numbers = counted(watcher.text(name))
+        assert numbers == list(range(1, numbers[-1] + 1))
 
 
 TRAIN = """
@@ -155,9 +160,7 @@ def test_a_head_that_is_killed_after_the_hand_over_goes_on_and_the_one_before_do
             again.hand_over("local")
             stop.touch()
             watcher.wait_end(60)
-            for name in ("local", mini.name):
-                numbers = counted(watcher.text(name))
-                assert numbers == list(range(1, numbers[-1] + 1))
+            counted_whole(watcher, mini)
             again.stop()
 
 
@@ -196,9 +199,7 @@ def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
             wait_until(lambda: len(counted(watcher.text(mini.name))) > 20, what="the cell to be shown")
             stop.touch()
             watcher.wait_end(60)
-            for name in ("local", mini.name):
-                numbers = counted(watcher.text(name))
-                assert numbers == list(range(1, numbers[-1] + 1))
+            counted_whole(watcher, mini)
             again.stop()
 
 
@@ -261,9 +262,7 @@ def test_a_machine_that_is_about_to_sleep_hands_its_cluster_over_first(
         append(bus, "PrepareForSleep (true,)")
         stop.touch()
         watcher.wait_end(60)
-        for name in ("local", mini.name):
-            numbers = counted(watcher.text(name))
-            assert numbers == list(range(1, numbers[-1] + 1))
+        counted_whole(watcher, mini)
         assert cluster.state().head == ""
 
 

@@ -1,16 +1,14 @@
 """A cluster that is handed over between hosts: who cannot reach whom is named, and its owner's machine may go."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from notebook_cluster.journal.records import CommitRecord
 from tests import namespaces
 from tests.conftest import wait_until
-from tests.hosts import CLUSTER, CODE, HostNotebook, desk_and_two_that_share, numbers
+from tests.hosts import CLUSTER, CODE, HostNotebook, desk_and_two_that_share
 from tests.namespaces import Network
-from tests.test_head_hosts import PATIENCE, bring_back, commits, members, take_away, training
+from tests.test_head_hosts import commits, go_on_without, members, training, whole
 
 pytestmark = [
     pytest.mark.namespaces,
@@ -42,29 +40,14 @@ def test_its_owner_hands_it_over_in_the_middle_and_goes_and_comes_back(network: 
     notebook.works("%cluster hand-over mini")
     wait_until(lambda: any(len(members(row)) == 3 for row in commits(mini)[-3:]), 60, "a round of all three")
 
-    take_away(desk)
-    gone = time.time()
-    after = wait_until(
-        lambda: [row for row in commits(mini) if row.time > gone and len(members(row)) == 2][:1], 60,
-        "a round of the two that are left",
-    )[0]  # fmt: skip
-    before = [row for row in commits(mini) if row.time < after.time][-1]
-    assert after.time - before.time < PATIENCE
-    notebook.close()
-    rounds = len(commits(mini))
-    wait_until(lambda: len(commits(mini)) > rounds + 5, 60, "rounds without their owner")
-    bring_back(desk, desk.address.rpartition(".")[0] + ".77")
+    go_on_without(desk, mini, notebook)
     again = HostNotebook(desk)
     try:
         shown = again.start(f"%cluster attach {CLUSTER}")
         again.until(shown, text="mini-line")
         stop.touch()
         again.until(shown, timeout=90)
-        for name in ("mini", "book"):
-            lines = numbers(shown.shown, f"{name}-line")
-            assert lines == list(range(lines[0], lines[-1] + 1)), f"{name}: a line is missing, doubled or out of order"
-        history = [row.record.commit.round for row in commits(mini) if isinstance(row.record, CommitRecord)]
-        assert history == list(range(1, len(history) + 1))
+        whole(shown, mini)
         again.works("%cluster hand-over local")
         again.works("%cluster stop")
     finally:

@@ -16,6 +16,7 @@ from tests import namespaces
 from tests.conftest import wait_until
 from tests.hosts import CLUSTER, CODE, HostNotebook, desk_and_two_that_share, notebook_on, numbers
 from tests.namespaces import Host, Network
+from tests.notebook_kernel import Cell
 
 pytestmark = [
     pytest.mark.namespaces,
@@ -89,6 +90,34 @@ def bring_back(host: Host, address: str) -> None:
     host.link_up()
 
 
+def go_on_without(desk: Host, mini: Host, notebook: HostNotebook) -> None:
+    """Take ``desk`` away in the middle of a training of three that is led from ``mini``: the other two go on, at once
+    and for a while. Then it is back, at another address."""
+    take_away(desk)
+    gone = time.time()
+    after = wait_until(
+        lambda: [row for row in commits(mini) if row.time > gone and len(members(row)) == 2][:1], 60,
+        "a round of the two that are left",
+    )[0]  # fmt: skip
+    before = [row for row in commits(mini) if row.time < after.time][-1]
+    print(f"a round {after.time - before.time:.2f} s after the one before, when the owner's machine was taken away")
+    assert after.time - before.time < PATIENCE
+    notebook.close()
+    rounds = len(commits(mini))
+    wait_until(lambda: len(commits(mini)) > rounds + 5, 60, "rounds without their owner")
+    bring_back(desk, desk.address.rpartition(".")[0] + ".77")
+
+
+def whole(shown: Cell, mini: Host) -> list[int]:
+    """The rounds that ``mini`` has committed: all of them, and of its lines and those of book none is missing."""
+    for name in ("mini", "book"):
+        lines = numbers(shown.shown, f"{name}-line")
+        assert lines == list(range(lines[0], lines[-1] + 1)), f"{name}: a line is missing, doubled or out of order"
+    history = [row.record.commit.round for row in commits(mini) if isinstance(row.record, CommitRecord)]
+    assert history == list(range(1, len(history) + 1))
+    return history
+
+
 def test_a_cell_is_still_shown_when_the_network_was_away_for_a_while(network: Network) -> None:
     desk, mini, stop = network["desk"], network["mini"], network.root / "stop"
     with notebook_on(desk) as notebook:
@@ -119,33 +148,15 @@ def test_training_goes_on_without_its_owner_who_finds_all_of_it_when_they_are_ba
     notebook.wait_for_nodes({"local", "mini", "book"})
     notebook.start(training(stop))
     wait_until(lambda: any(len(members(row)) == 3 for row in commits(mini)), 60, "a round of all three")
-
-    take_away(desk)
-    gone = time.time()
-    after = wait_until(
-        lambda: [row for row in commits(mini) if row.time > gone and len(members(row)) == 2][:1], 60,
-        "a round of the two that are left",
-    )[0]  # fmt: skip
-    before = [row for row in commits(mini) if row.time < after.time][-1]
-    print(f"a round {after.time - before.time:.2f} s after the one before, when the owner's machine was taken away")
-    assert after.time - before.time < PATIENCE
-    notebook.close()
-
-    rounds = len(commits(mini))
-    wait_until(lambda: len(commits(mini)) > rounds + 5, 60, "rounds without their owner")
-    bring_back(desk, desk.address.rpartition(".")[0] + ".77")
+    go_on_without(desk, mini, notebook)
     again = HostNotebook(desk)
     try:
         shown = again.start(f"%cluster attach {CLUSTER}")
         again.until(shown, text="mini-line")
         stop.touch()
         again.until(shown, timeout=90)
-        for name in ("mini", "book"):
-            lines = numbers(shown.shown, f"{name}-line")
-            assert lines[-1] > 60
-            assert lines == list(range(lines[0], lines[-1] + 1)), f"{name}: a line is missing, doubled or out of order"
-        history = [row.record.commit.round for row in commits(mini) if isinstance(row.record, CommitRecord)]
-        assert history == list(range(1, len(history) + 1))
+        history = whole(shown, mini)
+        assert all(numbers(shown.shown, f"{name}-line")[-1] > 60 for name in ("mini", "book"))
         ends = [line for line in shown.shown.splitlines() if line.startswith("trained")]
         assert ends
         assert {line.split()[1] for line in ends} == {str(history[-1])}

@@ -14,11 +14,8 @@ import notebook_cluster.window.departures as departures
 import notebook_cluster.window.local_agent as local_agent
 import notebook_cluster.window.seat as window_seat
 import notebook_cluster.window.service as window_service
-from notebook_cluster.agent import AgentSettings
-from notebook_cluster.agent.devices import Devices
-from notebook_cluster.agent.service import Agent
 from notebook_cluster.coordinator.service import Coordinator
-from notebook_cluster.coordinator.startup import PrivateAgent, Settings, StartProgress
+from notebook_cluster.coordinator.startup import Settings, StartProgress
 from notebook_cluster.discovery.addresses import NO, reach
 from notebook_cluster.journal.reading import has_crashed
 from notebook_cluster.journal.store import journal_path
@@ -28,7 +25,7 @@ from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.window.settings import WindowSettings, read_note
 from tests.simulation import replaced, sockets
 from tests.simulation.faults import Faults
-from tests.simulation.machines import NoSensors, OneProcessor, PrivateProcess
+from tests.simulation.machines import PrivateProcess
 from tests.simulation.world import CLUSTER, World
 
 HAND_OVERS = 1, 1, 2, 3
@@ -136,30 +133,6 @@ class HandedOverWorld(World):
         for process in list(host.processes):
             if process.name.startswith("head on"):
                 process.end(-9)
-
-    async def start_private_agent(self, name, directory, lease, options=()):
-        host = self.schedule.process.host
-        future = asyncio.get_running_loop().create_future()
-        values = dict(word.removeprefix("--").split("=", 1) for word in options)
-
-        async def main(process):
-            settings = AgentSettings(
-                name=name, directory=directory / "agent", private=True, bind="127.0.0.1", lease=lease,
-                dial=values.get("dial", ""), head_key=values.get("head-key", ""),
-            )  # fmt: skip
-            agent = Agent(
-                settings, devices=Devices([OneProcessor()]), sensors=NoSensors(), sleep=self._sleep_watch(host)
-            )
-
-            def ready(said):
-                if not future.done():
-                    told = PrivateAgent(name, said.public_key, said.port, process.pid)
-                    future.get_loop().call_soon(future.set_result, told)
-
-            await agent.run(ready)
-
-        process = self.start_process(host, "private agent", main)
-        return await future, PrivateProcess(process)
 
     def dialled(self):
         return (self.seat, None) if self.seat is not None else None

@@ -143,15 +143,17 @@ class World:
     def _sleep_watch(self, host):
         return SleepWatch(lambda: self.schedule.now, lambda: self.schedule.now - host.slept)
 
-    async def start_private_agent(self, name, directory, lease):
-        """In the place of the coordinator's own."""
+    async def start_private_agent(self, name, directory, lease, options=()):
+        """In the place of the coordinator's own, or the window's."""
         host = self.schedule.process.host
         future = asyncio.get_running_loop().create_future()
+        values = dict(word.removeprefix("--").split("=", 1) for word in options)
 
         async def main(process):
             settings = AgentSettings(
-                name=name, directory=directory / "agent", private=True, bind="127.0.0.1", lease=lease
-            )
+                name=name, directory=directory / "agent", private=True, bind="127.0.0.1", lease=lease,
+                dial=values.get("dial", ""), head_key=values.get("head-key", ""),
+            )  # fmt: skip
             agent = Agent(
                 settings, devices=Devices([OneProcessor()]), sensors=NoSensors(), sleep=self._sleep_watch(host)
             )
