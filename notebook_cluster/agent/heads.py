@@ -135,11 +135,13 @@ class Heads:
             return True  # nobody knows
 
     async def _start(self, session: Session, order: h.StartHead) -> h.HeadState:
-        if self._coordinators.is_head(session.key) or not is_name(order.cluster):
-            self._check_start(session, order.cluster)
+        if self._coordinators.is_head(session.key):
+            raise HeadTrouble("a head starts no other one: only the owner of a cluster does")
+        if not is_name(order.cluster):
+            raise HeadTrouble(f"cluster name {order.cluster[:80]!r} is not usable")
         owner = self._coordinators.owner(session.key)
         folder = self._folder_of(session.key, order.cluster)
-        head = self._heads.get((session.key, order.cluster))
+        head = self._head_of(session, order.cluster)
         found = head is not None and head.wanted
         if found and order.token and begun_from(folder) != order.token:
             raise HeadTrouble(f"another run of cluster {order.cluster} is led from here: stop that one first")
@@ -152,7 +154,7 @@ class Heads:
             crashed = meant and await asyncio.to_thread(has_crashed, journal_path(folder))
             if not crashed and (begun or order.only_look):
                 return await asyncio.to_thread(_how_it_ended, folder, order.ticket, begun)
-            self._check_start(session, order.cluster)
+            self._check_start()
             private_directory(folder)
             if not order.only_look:
                 self._write_peers(folder, order.peers)
@@ -172,12 +174,8 @@ class Heads:
             begun=order.token != "" and begun_from(folder) == order.token,
         )  # fmt: skip
 
-    def _check_start(self, session: Session, cluster: str) -> None:
-        """HeadTrouble: no coordinator may be started for ``cluster``."""
-        if self._coordinators.is_head(session.key):
-            raise HeadTrouble("a head starts no other one: only the owner of a cluster does")
-        if not is_name(cluster):
-            raise HeadTrouble(f"cluster name {cluster[:80]!r} is not usable")
+    def _check_start(self) -> None:
+        """HeadTrouble: no coordinator may be started now."""
         if not self.open:
             raise HeadTrouble("sharing ends")
         if sum(head.wanted for head in self._heads.values()) >= MOST_HEADS:
@@ -219,9 +217,7 @@ class Heads:
     async def _answer_write(self, session: Session, message: h.WriteHeadFile, buffers: Sequence[bytes]) -> None:
         error = ""
         try:
-            folder = self._files_of(session, message.cluster)
-            if (head := self._head_of(session, message.cluster)) is not None and head.wanted:
-                raise HeadTrouble(f"cluster {message.cluster} is led from here already")
+            folder = self._idle_files_of(session, message.cluster)
             await asyncio.to_thread(write_piece, folder, message, b"".join(buffers))
         except (OSError, HeadTrouble) as trouble:
             error = f"{self._resources.peer}: {trouble}"
@@ -229,10 +225,8 @@ class Heads:
 
     async def _answer_ready(self, session: Session, question: h.AskReady) -> None:
         try:
-            folder = self._files_of(session, question.cluster)
-            self._check_start(session, question.cluster)
-            if (head := self._head_of(session, question.cluster)) is not None and head.wanted:
-                raise HeadTrouble(f"cluster {question.cluster} is led from here already")
+            folder = self._idle_files_of(session, question.cluster)
+            self._check_start()
             private_directory(folder)
             await asyncio.to_thread(forget_sent, folder)
             check_room(folder, question.bytes)
@@ -249,6 +243,13 @@ class Heads:
         if not is_name(cluster) or self._coordinators.is_head(session.key):
             raise HeadTrouble(f"cluster {cluster[:80]!r} is none of yours")
         return self._folder_of(session.key, cluster)
+
+    def _idle_files_of(self, session: Session, cluster: str) -> Path:
+        """As :meth:`_files_of`, for what is to be begun there. HeadTrouble: also where the head runs."""
+        folder = self._files_of(session, cluster)
+        if (head := self._head_of(session, cluster)) is not None and head.wanted:
+            raise HeadTrouble(f"cluster {cluster} is led from here already")
+        return folder
 
     def _folder_of(self, owner_key: str, cluster: str) -> Path:
         return self._folder / f"{cluster}-{fingerprint(owner_key)}"

@@ -96,10 +96,12 @@ class ViewSocket:
         return self._address
 
     def send(self, frames: list[bytes]) -> None:
+        """To the view whose identity is the first frame; nothing before :meth:`open`."""
         if self._pump is not None:
             self._pump.send(frames)
 
     def close(self) -> None:
+        """Nobody is behind its address any more."""
         if self._pump is not None:
             self._pump.close()
         self._keys.close()

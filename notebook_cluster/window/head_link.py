@@ -110,6 +110,8 @@ class HeadLink:
         return state
 
     def send(self, number: int, data: bytes | None, opens: bool = True) -> None:
+        """``data``, a message of view ``number``, goes to the head; None: that view has left. Nothing where no link is
+        there yet. ``opens``: it may be the view's first word."""
         if self._owner.head is not None:
             cluster, epoch = self._settings.cluster, self.state.epoch
             message = h.ToHead(cluster=cluster, view=number, epoch=epoch, opens=opens)

@@ -213,5 +213,6 @@ class FrozenHead:
         raise RequestError(f"{window.settings.head} cannot be reached: the cluster comes here as soon as it can be")
 
     def close(self) -> None:
+        """Nothing more is said to it: a head that stays frozen ends, and is started again."""
         if self._staying is not None:
             self._staying.cancel()

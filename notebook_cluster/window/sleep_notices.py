@@ -31,6 +31,7 @@ _FRAMEWORKS = "/System/Library/Frameworks"
 
 
 def say(word: str) -> None:
+    """One line for the process that has started this one."""
     print(word, flush=True)
 
 
