@@ -18,6 +18,7 @@ from notebook_cluster.protocol.interaction import InputRequested
 from notebook_cluster.security import runtime_directory
 from tests.cluster import Watcher, kill, run, running_cluster
 from tests.conftest import wait_until
+from tests.full_disk import small_disk
 from tests.strangers import Stranger, Strangers
 from tests.test_head import COUNT, counted, head_of, head_pid, window
 
@@ -201,6 +202,34 @@ def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
             watcher.wait_end(60)
             counted_whole(watcher, mini)
             again.stop()
+
+
+def test_where_a_disk_is_full_it_is_led_from_where_it_was(strangers: Strangers, jupyter_dirs: Path) -> None:
+    """On the way there, and on the way back."""
+    theirs, ours = jupyter_dirs / "strangers" / "mini" / "agent", runtime_directory() / "clusters"
+    with small_disk(theirs) as their_disk, small_disk(ours) as our_disk:
+        mini = strangers("mini", folder="mini")
+        with running_cluster("lesson", local=1) as cluster:
+            cluster.add(mini.name, code=mini.code)
+            stop = Path.cwd() / "stop"
+            watcher = Watcher(cluster.execute(COUNT.format(stop=stop)))
+            wait_until(lambda: len(counted(watcher.text())) > 20, what="the cell to count")
+            for disk, to, words in (
+                (their_disk, mini.name, f"{mini.name}: no room for the cluster's journal and outputs"),
+                (our_disk, "local", "no room for the journal and the outputs .* on the machine of its owner"),
+            ):
+                disk.fill()
+                with pytest.raises(ClusterError, match=words):
+                    cluster.hand_over(to)
+                assert cluster.state().head == ("" if disk is their_disk else mini.name)
+                before = len(counted(watcher.text()))
+                wait_until(lambda count=before: len(counted(watcher.text())) > count + 20, what="the cell to go on")
+                disk.make_room()
+                cluster.hand_over(to)
+            stop.touch()
+            watcher.wait_end(60)
+            counted_whole(watcher, mini)
+        mini.end()
 
 
 def test_what_cannot_be_handed_over_says_why_and_goes_on_from_where_it_was(strangers: Strangers) -> None:

@@ -95,7 +95,7 @@ def check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     if 2 * needed > free:
         raise HeadTrouble(
-            f"no room for the cluster's journal and outputs ({2 * needed / 1e6:.0f} MB are needed, {free / 1e6:.0f} "
+            f"no room for the cluster's journal and outputs ({2 * needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} "
             "MB are free)"
         )
 

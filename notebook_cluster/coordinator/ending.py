@@ -123,7 +123,7 @@ class Ending:
         if room and (needed := 2 * size_of(self.runtime)) > room:
             raise RequestError(
                 f"no room for the journal and the outputs of cluster {self.core.state.cluster!r} on the machine of its "
-                f"owner ({needed / 1e6:.0f} MB are needed, {room / 1e6:.0f} MB are free)"
+                f"owner ({needed / 1e6:.1f} MB are needed, {room / 1e6:.1f} MB are free)"
             )
         deadline = time.monotonic() + QUIET_S
         while (busy := self._busy()) or self.views.is_busy:

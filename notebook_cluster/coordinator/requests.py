@@ -79,7 +79,7 @@ class Requests:
         if isinstance(body, AnyHandingOver):
             return await self.moving.handle(view, body)
         if self.core.journal.frozen and not isinstance(body, v.Ping):
-            raise RequestError(f"cluster {self.core.state.cluster!r} is being led from elsewhere: ask there")
+            raise RequestError(f"cluster {self.core.state.cluster!r} is being handed over: try it again in a moment")
         if isinstance(body, DECISIONS):
             await self.disk.ready()
         match body:

@@ -89,5 +89,8 @@ async def _bring(head: AgentLink, cluster: str, name: h.HeadFileName, path: Path
         for log in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
             log.unlink(missing_ok=True)
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write names none
+        raise
     finally:
         remove(temporary)

@@ -167,7 +167,7 @@ class FrozenHead:
             raise RequestError(
                 f"this machine cannot reach {' and '.join(away)}: the cluster is led from {window.settings.head}"
             )
-        room = shutil.disk_usage(window.settings.runtime).free
+        room = max(1, shutil.disk_usage(window.settings.runtime).free)  # 0 would not be looked at
         self._staying = asyncio.create_task(self._stay(room))
         await window.head.ask(o.Freeze(token=self._token, epoch=self._epoch, room=room))
         for view, number in window.views.known():
