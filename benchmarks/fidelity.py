@@ -56,7 +56,7 @@ ARMS = {
 }
 
 
-def _changed(arm: Arm, **settings: float | None) -> Arm:
+def _changed(arm: Arm, **settings: Any) -> Arm:
     """``arm`` with those of ``settings`` that are given."""
     return dataclasses.replace(arm, **{name: value for name, value in settings.items() if value is not None})
 

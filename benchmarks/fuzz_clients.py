@@ -70,6 +70,10 @@ class Attack:
     def begin(self) -> None:
         """Before each batch."""
 
+    def run(self, count: int) -> None:
+        """Send ``count`` bad messages."""
+        raise NotImplementedError
+
     def client(self) -> RawClient:
         """A connection of its own, for a frame that ends it."""
         raise NotImplementedError

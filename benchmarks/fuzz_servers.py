@@ -45,7 +45,8 @@ from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.security import new_identity
 from notebook_cluster.security.codes import OpenCode, new_code
 from notebook_cluster.sockets import Pump
-from notebook_cluster.training.background.job import Description, Job
+from notebook_cluster.training.background.job import Job
+from notebook_cluster.training.checkpointing.saving import Description
 
 JOB = "model"
 ELEMENTS = 4096
@@ -156,11 +157,14 @@ class Pairing:
             context, "tcp://127.0.0.1:0", gate=None, here=lambda: here, on_paired=lambda partner: None,
             on_attempt=lambda line: None,
         )  # fmt: skip
-        self.host.on_closed = lambda reason: asyncio.get_running_loop().call_soon(self.open)
+        self.host.on_closed = self._open_again
         self.port = self.open()
 
     def open(self) -> int:
         return self.host.open(OpenCode(new_code(), single_use=False, valid_s=None))
+
+    def _open_again(self, reason: str) -> None:
+        asyncio.get_running_loop().call_soon(self.open)
 
 
 class Reception:
@@ -212,7 +216,7 @@ class Views:
         self.refused = 0
         self._server = ViewServer(self._answer, lambda view, clean: None)
         self.address = self._server.start()
-        self.server_key, self.identity = self._server.server.public_key, self._server.view_identity
+        self.server_key, self.identity = self._server.socket.server.public_key, self._server.socket.view_identity
         self._tidying = asyncio.get_running_loop().create_task(self._tidy_up())
 
     async def _answer(self, view: View, body: Any) -> Any:

@@ -25,7 +25,7 @@ class Notebook:
     @property
     def pid(self) -> int:
         """Process id of the kernel."""
-        return int(self.manager.provisioner.process.pid)  # type: ignore[union-attr]
+        return int(self.manager.provisioner.process.pid)
 
     def start(self, cell: str) -> str:
         """Send ``cell``; returns what :meth:`finish` wants."""

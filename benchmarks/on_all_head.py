@@ -51,7 +51,7 @@ def inside(blocks: int, times: int) -> dict[str, float]:
                 pairs = "--peers mini --code " + CODE
                 run_cell(shell, f"%cluster start {name} --local 2 {HEADS[name]} {pairs} --no-panel")
             runners = {
-                name: lambda shell=shell: run_cell(shell, f"%%on_all --no-replay\n{SOURCE}")  # type: ignore[misc]
+                name: lambda shell=shell: run_cell(shell, f"%%on_all --no-replay\n{SOURCE}")
                 for name, shell in shells.items()
             }
             for run in runners.values():

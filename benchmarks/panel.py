@@ -41,7 +41,7 @@ class Traffic:
         """(bytes, changed state) of the comm messages of the next ``seconds``, and of outputs that change."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if not self._socket.poll(left * 1000):
+            if not self._socket.poll(int(left * 1000)):
                 return
             frames = self._socket.recv_multipart()
             parts = frames[frames.index(DELIMITER) + 2 :]

@@ -79,7 +79,8 @@ class Checker:
     def _commit(self, record: Commit) -> bool:
         """Check one round; whether the state after it is known."""
         commit, (theta, momentum, before) = record["commit"], self.states[self.round]
-        number, trouble = commit["round"], []
+        number = commit["round"]
+        trouble: list[str] = []
         if number != self.round + 1 or record["base_hash"] != before:
             self._wrong(f"round {number} follows on round {self.round}, {before}, as {record['base_hash']}")
             return False

@@ -7,9 +7,10 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from benchmarks.churn.hosts import LOCAL, Hosts
@@ -277,8 +278,8 @@ def hand_over(world: World, fault: Fault) -> Course:
                 send(world.hosts.coordinator() if killed == "desk" else world.hosts.head(peer), signal.SIGKILL)
         with suppress(RuntimeError):
             yield from world.done(asked)
-        yield from world.ask("hand_over", to, enough=lambda to=to: _led_from(world, to))
-        yield from world.until(lambda to=to: _led_from(world, to), f"it to be led from {to}")
+        yield from world.ask("hand_over", to, enough=partial(_led_from, world, to))
+        yield from world.until(partial(_led_from, world, to), f"it to be led from {to}")
         fault.healed = time.monotonic()
         yield from world.goes_on(fault)
 
@@ -291,7 +292,7 @@ def _led_from(world: World, place: str) -> bool:
 class Kind:
     """How often it comes, compared with others, and whom it may befall."""
 
-    course: Callable[[World, Fault], Iterator[None]]
+    course: Callable[[World, Fault], Course]
     weight: int
     victims: str
     """``nodes``, ``peers`` or ``desk``."""

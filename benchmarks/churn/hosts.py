@@ -52,12 +52,13 @@ class DeskClient:
         """The answer; RuntimeError: there is an error instead."""
         number, future = next(self._numbers), concurrent.futures.Future[Any]()
         self._open[number] = future
+        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"id": number, "do": what, "with": arguments}).encode() + b"\n")
         self.process.stdin.flush()
         return future
 
     def _read(self) -> None:
-        for line in self.process.stdout:
+        for line in self.process.stdout or ():
             answer = json.loads(line)
             future = self._open.pop(answer["id"])
             if answer["error"]:

@@ -64,7 +64,7 @@ def train(nc: Any, folder: str, number: int, codec: str) -> None:
         time.sleep(STEP)
         recorder.done += 1
         with torch.no_grad():
-            model.weight -= torch.from_numpy(step_of(number, node, runtime.incarnation, recorder.done))
+            model.weight.sub_(torch.from_numpy(step_of(number, node, runtime.incarnation, recorder.done)))
             if poison.exists():
                 recorder.note("poisoned", step=recorder.done)
                 model.weight[0] = float("nan")
