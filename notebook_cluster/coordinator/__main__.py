@@ -1,15 +1,11 @@
 """``python -m notebook_cluster.coordinator``: started by the client, in a session of its own."""
 
 import argparse
-import asyncio
-import logging
-import os
 import sys
 from pathlib import Path
 
 from notebook_cluster.coordinator.service import Coordinator
-from notebook_cluster.coordinator.startup import AnotherRuns, Settings, StartProgress, check_settings, lock
-from notebook_cluster.protocol.views import RequestError
+from notebook_cluster.coordinator.startup import Settings, StartProgress, check_settings, run_alone
 from notebook_cluster.window.seat import Seat, window_of
 
 
@@ -26,9 +22,7 @@ def main() -> int:
     parser.add_argument("--known", default="", help="peers to know of without mDNS: HOST:PORT,NAME,...")
     parser.add_argument("--progress", type=int, default=-1, help="file descriptor for lines about the start")
     settings = Settings(**vars(parser.parse_args()))
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     check_settings(settings)
-
     progress = StartProgress(settings.progress)
 
     async def run() -> None:
@@ -37,21 +31,7 @@ def main() -> int:
         else:
             await Seat(settings, window_of(settings), progress).run()
 
-    try:
-        held = lock(settings.runtime, settings.cluster, progress)
-    except AnotherRuns as error:
-        progress.fail(str(error))
-        return 1
-    try:
-        asyncio.run(run())
-    except (RequestError, ValueError, OSError) as error:
-        logging.getLogger(__name__).exception("the coordinator ends")
-        progress.fail(str(error))
-        logging.shutdown()
-        os._exit(1)  # nothing to tidy up, and sockets that are open would wait for it
-    finally:
-        os.close(held)
-    return 0
+    return run_alone(settings.runtime, settings.cluster, progress, run)
 
 
 if __name__ == "__main__":

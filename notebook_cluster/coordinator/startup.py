@@ -4,14 +4,16 @@ what it says until views can dial."""
 import asyncio
 import contextlib
 import fcntl
+import logging
 import math
 import os
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,6 +31,8 @@ from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.hand_over import Moved
 from notebook_cluster.protocol.views import ConnectionFile, RequestError
 from notebook_cluster.security import Identity, TrustStore, announce, data_directory, load_identity, write_private
+
+log = logging.getLogger(__name__)
 
 LOCK_WAIT = 15.0
 """Seconds for the coordinator before to end: it has taken its connection file away some time earlier."""
@@ -63,10 +67,6 @@ def check_settings(settings: Settings) -> None:
         value = getattr(settings, name)
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"--{name} {value}: use a positive number of seconds")
-
-
-class AnotherRuns(Exception):
-    """The cluster has a coordinator already; one line."""
 
 
 class StartProgress:
@@ -105,11 +105,26 @@ class StartProgress:
             self._descriptor = -1
 
 
+def run_alone(folder: Path, cluster: str, progress: StartProgress, run: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """``run`` in this process, while no other one has ``cluster``; returns its exit status."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        held = lock(folder, cluster, progress)
+        asyncio.run(run())
+    except (RequestError, ValueError, OSError) as error:
+        log.exception("this process ends")
+        progress.fail(str(error))
+        logging.shutdown()
+        os._exit(1)  # nothing to tidy up, and sockets that are open would wait for it
+    os.close(held)
+    return 0
+
+
 def lock(folder: Path, cluster: str, progress: StartProgress) -> int:
     """Hold ``folder`` for this process, until it ends; returns the lock's descriptor.
 
     Raises:
-        AnotherRuns: another coordinator holds it, and does not end.
+        RequestError: another coordinator holds it, and does not end.
     """
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_WAIT
@@ -122,9 +137,8 @@ def lock(folder: Path, cluster: str, progress: StartProgress) -> int:
             if time.monotonic() > deadline:
                 os.close(descriptor)
                 way_out = "use that one, or end that process"
-                raise AnotherRuns(
-                    f"cluster {cluster!r} has a coordinator already (process {holder}): {way_out}"
-                ) from None
+                line = f"cluster {cluster!r} has a coordinator already (process {holder}): {way_out}"
+                raise RequestError(line) from None
             progress.say(f"waiting for process {holder}, its coordinator before, to end")
             time.sleep(0.2)
     with contextlib.suppress(OSError):  # a full disk: the number is only for people

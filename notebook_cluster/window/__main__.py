@@ -1,15 +1,12 @@
 """``python -m notebook_cluster.window``: started by the client in place of a coordinator, in a session of its own."""
 
 import argparse
-import asyncio
-import logging
 import os
 import sys
 from pathlib import Path
 
-from notebook_cluster.coordinator.startup import AnotherRuns, StartProgress, lock
+from notebook_cluster.coordinator.startup import StartProgress, run_alone
 from notebook_cluster.protocol.heads import CODE_VARIABLE
-from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.window.seat import Seat, coordinator_of
 from notebook_cluster.window.settings import WindowSettings
 
@@ -29,25 +26,9 @@ def main() -> int:
     parser.add_argument("--known", default="")
     parser.add_argument("--progress", type=int, default=-1)
     settings = WindowSettings(**vars(parser.parse_args()), code=os.environ.pop(CODE_VARIABLE, ""))
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     progress = StartProgress(settings.progress)
-
-    async def run() -> None:
-        await Seat(coordinator_of(settings), settings, progress).run()
-
-    try:
-        held = lock(settings.runtime, settings.cluster, progress)
-    except AnotherRuns as error:
-        progress.fail(str(error))
-        return 1
-    try:
-        asyncio.run(run())
-    except (RequestError, ValueError, OSError) as error:
-        progress.fail(str(error))
-        return 1
-    finally:
-        os.close(held)
-    return 0
+    seat = Seat(coordinator_of(settings), settings, progress)
+    return run_alone(settings.runtime, settings.cluster, progress, seat.run)
 
 
 if __name__ == "__main__":
