@@ -24,6 +24,7 @@ from notebook_cluster.protocol import decode
 from notebook_cluster.protocol.node import HoldOutput, InterruptCell, InterruptSeen
 from notebook_cluster.protocol.views import LINES_LEFT_OUT, CellEnded, CellOutput, Output
 from tests.conftest import wait_until
+from tests.full_disk import small_disk
 from tests.node_kernels import node_kernels
 from tests.shared_notebook import SharedNotebook, shared_notebook
 
@@ -282,6 +283,32 @@ def test_a_disk_that_takes_nothing_is_said_and_stops_nothing(tmp_path: Path) -> 
     assert files.trouble
     files.add(stream("also lost\n"), Origin("peer", 2))
     files.close()
+
+
+def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        files = CellFiles(disk.folder / "000001.jsonl")
+        outputs = [stream(f"{number} {'x' * 3000}\n") for number in range(40)]
+        for number, output in enumerate(outputs):
+            if number == 10:
+                disk.fill()
+            if number == 30:
+                assert files.trouble
+                disk.make_room()
+            files.add(output, Origin("peer", number))
+        assert not files.trouble
+        files.close()
+        lines = list(CellFiles(files.index).load())
+        assert [line.output for line in lines] == outputs
+        assert [line.sequence for line in lines] == list(range(40))
+        assert files.text_path("a").read_text() == "".join(output.content["text"] for output in outputs)
+        disk.fill()
+        for _ in range(1500):
+            files.add(outputs[0], Origin("peer", 40))
+        disk.make_room()
+        files.write()
+        assert files.trouble, "not all of it was kept, so it says so for good"
+        assert [line.output for line in CellFiles(files.index).load()][:40] == outputs
 
 
 # ---- a link that is behind

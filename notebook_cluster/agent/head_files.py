@@ -26,7 +26,11 @@ def read_piece(folder: Path, request: h.ReadHeadFile) -> tuple[int, bytes]:
         path.unlink(missing_ok=True)
         return 0, b""
     if request.offset == 0 and not whole:
-        _copy(journal_path(folder).parent / request.name, path)
+        source = journal_path(folder).parent / request.name
+        if not source.exists():
+            raise HeadTrouble(f"there is no {source.name}")
+        check_room(folder, source.stat().st_size, f"a copy of {source.name}")
+        copy(source, path)
     with open(path, "rb") as file:
         if not 0 <= request.offset <= path.stat().st_size:
             raise HeadTrouble(f"there is no byte {request.offset} in {request.name}")
@@ -48,7 +52,7 @@ def write_piece(folder: Path, message: h.WriteHeadFile, piece: bytes) -> None:
         shutil.rmtree(coming, ignore_errors=True)
         private_directory(folder)
         private_directory(coming)
-        check_room(folder, message.total)
+        check_room(folder, 2 * message.total)  # the file, and what is in it
         write_private(coming / BEGUN_FROM, f"{message.token} {message.total}".encode())
         write_private(coming / h.MOVED_FILE, b"")
     if _words(coming) != (message.token, message.total):
@@ -90,14 +94,11 @@ def forget_sent(folder: Path) -> None:
     shutil.rmtree(folder / COMING, ignore_errors=True)
 
 
-def check_room(folder: Path, needed: int) -> None:
-    """HeadTrouble where twice ``needed`` bytes are more than what is free: the file, and what is in it."""
+def check_room(folder: Path, needed: int, what: str = "the cluster's journal and outputs") -> None:
+    """HeadTrouble where ``needed`` bytes are more than what is free."""
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
-    if 2 * needed > free:
-        raise HeadTrouble(
-            f"no room for the cluster's journal and outputs ({2 * needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} "
-            "MB are free)"
-        )
+    if needed > free:
+        raise HeadTrouble(f"no room for {what} ({needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free)")
 
 
 def _words(folder: Path) -> tuple[str, int]:
@@ -107,13 +108,3 @@ def _words(folder: Path) -> tuple[str, int]:
         return token, int(number)
     except (FileNotFoundError, ValueError):
         return "", 0
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    if not source.exists():
-        raise HeadTrouble(f"there is no {source.name}")
-    needed, free = source.stat().st_size, shutil.disk_usage(target.parent).free
-    if needed > free:
-        raise HeadTrouble(f"no room for a copy of {source.name} ({needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free)")
-    copy(source, target)

@@ -229,7 +229,7 @@ class Heads:
             self._check_start()
             private_directory(folder)
             await asyncio.to_thread(forget_sent, folder)
-            check_room(folder, question.bytes)
+            check_room(folder, 2 * question.bytes)
             key = load_identity(folder).public_key
             ways = await reach({name: [(host, port)] for name, host, port in _places(question.places)})
         except (OSError, ValueError, HeadTrouble) as trouble:

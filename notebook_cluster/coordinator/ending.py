@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,11 +121,12 @@ class Ending:
         Raises:
             RequestError: that takes long, or there is no room; names what is in the way.
         """
-        if room and (needed := 2 * size_of(self.runtime)) > room:
-            raise RequestError(
-                f"no room for the journal and the outputs of cluster {self.core.state.cluster!r} on the machine of its "
-                f"owner ({needed / 1e6:.1f} MB are needed, {room / 1e6:.1f} MB are free)"
-            )
+        needed, here = 2 * size_of(self.runtime), shutil.disk_usage(self.runtime).free
+        for free, where in ((room or needed, "on the machine of its owner"), (here, "where it is led from")):
+            if needed > free:
+                what = f"the journal and the outputs of cluster {self.core.state.cluster!r} {where}"
+                mb, left = needed / 1e6, free / 1e6
+                raise RequestError(f"no room for {what} ({mb:.1f} MB are needed, {left:.1f} MB are free)")
         deadline = time.monotonic() + QUIET_S
         while (busy := self._busy()) or self.views.is_busy:
             if self.closing():
@@ -140,6 +142,8 @@ class Ending:
         state = self.core.state
         if self.core.journal.holding:
             return self.disk.trouble()
+        if unkept := self.streaming.unkept():
+            return unkept
         if joining := [node.name for node in state.nodes.values() if node.condition == "starting"]:
             return f"{joining[0]} is joining"
         if replaying := self.replaying():

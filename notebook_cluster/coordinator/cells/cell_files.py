@@ -7,6 +7,7 @@ cells need one file only. All are readable by their owner only.
 
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -23,6 +24,8 @@ MOST_TEXT_BYTES = 2 << 30
 
 INLINE_BYTES = 400
 """A node's text up to here is in the index: no view folds so little."""
+MOST_WAITING_BYTES = 4 << 20
+"""Of one cell's output, for a full disk."""
 _LONGEST_LINE = 256 << 20
 
 
@@ -59,7 +62,11 @@ class CellFiles:
         self.index = index
         self.folder = index.with_suffix("")
         self.trouble = ""
-        """Why nothing is written any more."""
+        """Why what was added is not all on disk."""
+        self._waiting: deque[tuple[Output, Origin]] = deque()
+        self._room = MOST_WAITING_BYTES
+        self._end = index.stat().st_size if index.exists() else 0
+        """Bytes of the index that are whole lines."""
         self._encoder = msgspec.json.Encoder()
         self._open: dict[Path, IO[bytes]] = {}
         self._full: set[str] = set()
@@ -73,22 +80,43 @@ class CellFiles:
         return self.folder / f"{node if is_name(node) else 'node'}.txt"
 
     def add(self, output: Output, origin: Origin) -> None:
-        """Write ``output``; it is handed to the operating system before this returns."""
-        if self.trouble:
+        """Write ``output``; it is handed to the operating system before this returns. What the disk does not take
+        waits for room, with what comes after it; over MOST_WAITING_BYTES nothing is kept any more."""
+        if self._room < 0:
             return
+        self._waiting.append((output, origin))
+        self.write()
+        if self.trouble:
+            self._room -= len(self._encoder.encode(output))
+            if self._room < 0:
+                self._waiting.clear()
+
+    def write(self) -> None:
+        """Write what waits; :attr:`trouble` says whether that is done."""
         try:
-            self._add(output, origin)
+            while self._waiting:
+                self._add(*self._waiting[0])
+                self._waiting.popleft()
         except OSError as error:
+            if not self.trouble:
+                log.warning("output is not kept in %s: %s", self.folder, error)
             self.trouble = f"{error.strerror or error}"
-            log.warning("output is not kept in %s any more: %s", self.folder, error)
+        else:
+            if self.trouble and self._room >= 0:
+                self.trouble, self._room = "", MOST_WAITING_BYTES
 
     def _add(self, output: Output, origin: Origin) -> None:
-        text = text_of(output)
-        start, end = self._write_text(output.node, text) if text else (0, 0)
-        if output.kind == "stream" and (end or output.node in self._full):
-            output = msgspec.structs.replace(output, content={**output.content, "text": ""})
-        line = IndexLine(output, origin.peer, origin.received, start, end, origin.message, origin.incarnation)
-        self._append(self.index, self._encoder.encode(line) + b"\n")
+        node, text = output.node, text_of(output)
+        before = self._inline.get(node, b""), self._ends.get(node, 0)
+        try:
+            start, end = self._write_text(node, text) if text else (0, 0)
+            if output.kind == "stream" and (end or node in self._full):
+                output = msgspec.structs.replace(output, content={**output.content, "text": ""})
+            line = IndexLine(output, origin.peer, origin.received, start, end, origin.message, origin.incarnation)
+            self._end += self._append(self.index, self._encoder.encode(line) + b"\n", self._end)
+        except OSError:
+            self._inline[node], self._ends[node] = before
+            raise
 
     def _write_text(self, node: str, text: str) -> tuple[int, int]:
         if node in self._full:
@@ -102,20 +130,24 @@ class CellFiles:
             if start + len(data) <= INLINE_BYTES:
                 self._inline[node] = before + data
                 return 0, 0
-            self._append(path, before)
+            self._append(path, before, 0)
         if start + len(data) > MOST_TEXT_BYTES:
             self._full.add(node)
             data = f"\n[... over {MOST_TEXT_BYTES >> 30} GiB: the rest is not kept ...]\n".encode()
-            self._append(path, data)
+            self._append(path, data, start)
             return 0, 0
-        self._append(path, data)
+        self._append(path, data, start)
         self._ends[node] = start + len(data)
         return start, self._ends[node]
 
-    def _append(self, path: Path, data: bytes) -> None:
+    def _append(self, path: Path, data: bytes, end: int) -> int:
+        """Write ``data`` behind byte ``end``, after which there is at most what a full disk has cut off."""
         file = self._file(path)
+        if self.trouble:
+            file.truncate(end)
         file.write(data)
         file.flush()
+        return len(data)
 
     def _file(self, path: Path) -> IO[bytes]:
         file = self._open.get(path)
@@ -131,6 +163,7 @@ class CellFiles:
         self._inline.clear()
         self._ends.clear()
         self._mend()
+        self._end = self.index.stat().st_size if self.index.exists() else 0
         for line in self.read():
             node, text = line.output.node, text_of(line.output)
             if line.end:
@@ -189,6 +222,7 @@ class CellFiles:
 
     def close(self) -> None:
         """Close the files; :meth:`add` opens them again."""
+        self.write()
         for file in self._open.values():
             try:
                 file.close()

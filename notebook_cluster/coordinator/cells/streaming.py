@@ -89,10 +89,22 @@ class OutputStreaming:
     def _write(self, outputs: CellOutputs, output: Output, origin: Origin) -> bool:
         before = outputs.files.trouble
         is_new = outputs.add(output, origin)
-        if outputs.files.trouble and not before:
-            reason = f"{outputs.files.trouble} (free some space; %cluster stop deletes nothing of it)"
-            self._core.tell("warning", f"output is not kept in {outputs.files.folder} any more: {reason}")
+        now, folder = outputs.files.trouble, outputs.files.folder
+        if now and not before:
+            reason = f"{now} (free some space; %cluster stop deletes nothing of it)"
+            self._core.tell("warning", f"output is not kept in {folder}: {reason}")
+        elif before and not now:
+            self._core.tell("info", f"output is kept in {folder} again, with what came meanwhile")
         return is_new
+
+    def unkept(self) -> str:
+        """Which output is in memory alone, and why, or empty; what waits for room on the disk is tried again."""
+        for number in self._in_memory:
+            files = self._cells[number].files
+            files.write()
+            if files.trouble:
+                return f"output of cell {number} is not on disk ({files.trouble})"
+        return ""
 
     def flush(self) -> None:
         """Send what waits to the views that watch, to each as much as it takes in."""
