@@ -156,6 +156,9 @@ export interface CellView {
   started: number | null;
   ended: number | null;
   more: number;
+  errors: {
+    [k: string]: string;
+  };
 }
 /**
  * One line of what happened; `time` is Unix time.

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from notebook_cluster.memory import amount
-from notebook_cluster.protocol.transfers import MOST_FILES, MOST_PATH_CHARACTERS, FileOffer
+from notebook_cluster.protocol.names import names_in
+from notebook_cluster.protocol.transfers import MOST_FILES, FileOffer
 
 DIGEST_BYTES = 16
 SPARE_BYTES = 64 << 20
@@ -23,7 +24,6 @@ _PART = ".nbc-{ticket}-{number}.part"
 _OLD_PART_SECONDS = 3600.0
 """After which an unfinished file is nobody's: the agent that wrote it was killed."""
 _READ_BYTES = 1 << 20
-_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|^[A-Za-z]:")
 _TICKET = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -32,22 +32,11 @@ class FileRefused(Exception):
 
 
 def check_path(path: str) -> tuple[str, ...]:
-    """The names in a relative ``path``.
-
-    Raises:
-        FileRefused: it is absolute, leads upward, or has names that are none.
-    """
-    names = tuple(path.split("/"))
-    usable = 0 < len(path) <= MOST_PATH_CHARACTERS and path.isprintable()
-    if not usable or any(name in ("", ".", "..") or _FORBIDDEN.search(name) for name in names):
-        raise FileRefused(f"path {path[:200]!r} is not usable: it must be relative and stay inside the working folder")
+    """The names in a relative ``path``; FileRefused: it is not one (:func:`.names.names_in`)."""
     try:
-        long = any(len(os.fsencode(name)) > 255 for name in names)
-    except UnicodeEncodeError:
-        long = True
-    if long:
-        raise FileRefused(f"path {path[:200]!r} has a name that this machine cannot write")
-    return names
+        return names_in(path)
+    except ValueError as error:
+        raise FileRefused(str(error)) from None
 
 
 def digest_of(path: Path) -> bytes:

@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from notebook_cluster.agent.handing_in import found_in, read_piece
 from notebook_cluster.agent.receiving import FileRefused, Receiving, check_room, free_bytes
 from notebook_cluster.agent.settings import Limits
 from notebook_cluster.protocol.transfers import (
@@ -13,8 +16,10 @@ from notebook_cluster.protocol.transfers import (
     EndFiles,
     FilesAnswer,
     FilesRequest,
+    FindFiles,
     FindFolder,
     OfferFiles,
+    ReadFile,
     WriteFile,
 )
 
@@ -97,6 +102,11 @@ class FileTransfers:
                 self._write(body, data)
             case EndFiles():
                 self._end(body.ticket)
+            case FindFiles():
+                return FilesAnswer(request=message.request, files=found_in(self._folder(body.node), body.pattern))
+            case ReadFile():
+                piece = read_piece(self._folder(body.node), body.path, body.offset)
+                return replace(piece, request=message.request)
         return FilesAnswer(request=message.request)
 
     def _folder(self, node: str) -> Path:

@@ -7,6 +7,7 @@ Called by: magics, widgets, server, cli, and by people: ``Cluster`` blocks, ``As
 from notebook_cluster.client.async_cluster import AsyncCluster
 from notebook_cluster.client.benching import BENCH_HEADS, BenchedWay, who_is_left_out
 from notebook_cluster.client.cluster import Cluster
+from notebook_cluster.client.collecting import HandedIn
 from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.export import Exported, export_run
 from notebook_cluster.client.files import Destination, find_sources, send_files
@@ -40,6 +41,7 @@ __all__ = [
     "Destination",
     "Exported",
     "Frames",
+    "HandedIn",
     "Packed",
     "PeerWatch",
     "Pulled",

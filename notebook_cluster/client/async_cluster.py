@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from notebook_cluster.client.benching import MEGABYTES, BenchedWay
 from notebook_cluster.client.cluster import Cluster
+from notebook_cluster.client.collecting import HandedIn
 from notebook_cluster.client.files import Destination
 from notebook_cluster.client.requests import add_request
 from notebook_cluster.client.values import Pulled
@@ -57,6 +59,9 @@ class AsyncCluster:
 
     async def send_files(self, path: str, targets: Sequence[str] = ()) -> list[Destination]:
         return await asyncio.to_thread(self.blocking.send_files, path, targets)
+
+    async def collect_files(self, pattern: str, into: str | Path, targets: Sequence[str] = ()) -> list[HandedIn]:
+        return await asyncio.to_thread(self.blocking.collect_files, pattern, into, targets)
 
     async def answer_input(self, question: int, value: str = "", *, end: bool = False) -> None:
         await self._request(AnswerInput(id=question, value=value, end=end))

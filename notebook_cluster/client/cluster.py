@@ -5,10 +5,12 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from notebook_cluster.client import values
 from notebook_cluster.client.benching import Benching
+from notebook_cluster.client.collecting import HandedIn, collect_files
 from notebook_cluster.client.connection import ClusterError, Connection
 from notebook_cluster.client.files import Destination, find_sources, send_files
 from notebook_cluster.client.found_peers import nobody_came
@@ -96,6 +98,27 @@ class Moving(RunningCluster):
             ClusterError: it does not exist or cannot be read; what fails at one place is in its ``error``.
         """
         return send_files(self, find_sources(path), self._nodes_of(targets), on_progress)
+
+    def collect_files(
+        self,
+        pattern: str,
+        into: str | Path,
+        targets: Sequence[str] = (),
+        *,
+        on_progress: Progress = _quiet,
+    ) -> list[HandedIn]:
+        """Bring a file, a folder's files, or those that match ``pattern`` (``*``, ``?``, ``**``; relative) from the
+        working folder of ``targets`` (node names; empty: all) to ``into/NODE/``. Their kernels may be busy, or dead. A
+        file that is there and differs stays under a name with its time.
+
+        Raises:
+            ClusterError: ``pattern`` is unusable; what fails at one place is in its ``error``.
+        """
+        nodes = {node.name: node for node in by_rank(self.state().nodes)}
+        if unknown := [name for name in targets if name not in nodes]:
+            raise ClusterError(f"there is no node {unknown[0]!r} in cluster {self.name!r}: %cluster status")
+        chosen = [node for name, node in nodes.items() if not targets or name in targets]
+        return collect_files(self, pattern, Path(into), chosen, on_progress)
 
     def _nodes_of(self, targets: Sequence[str]) -> list[NodeView]:
         """The nodes with these names, or all that run, in rank order."""

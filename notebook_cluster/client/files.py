@@ -21,8 +21,9 @@ from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.client.stream import Progress, wait
 from notebook_cluster.protocol import transfers as t
+from notebook_cluster.protocol.names import MOST_PATH_CHARACTERS
 from notebook_cluster.protocol.state import NodeView
-from notebook_cluster.protocol.transfers import MOST_FILES, MOST_PATH_CHARACTERS
+from notebook_cluster.protocol.transfers import MOST_FILES
 
 LEFT_OUT = frozenset((".git", "__pycache__", ".ipynb_checkpoints"))
 """Folders that are not sent."""
@@ -201,7 +202,9 @@ def send_files(
         t.FileOffer(path=source.path, size=source.size, digest=_digest(source), executable=source.executable)
         for source in sources.files
     ] + [t.FileOffer(path=path, folder=True) for path in sources.empty_folders]
-    places = _places(cluster, sources, nodes)
+    places = find_places(cluster, nodes)
+    for place in places:
+        place.own = place.peer == "local" and not place.error and sources.are_in(place.folder)
     senders = [_Sender(cluster, place, sources.files) for place in places if not place.own and not place.error]
     for place in places:
         if place.own:
@@ -219,8 +222,8 @@ def send_files(
     return places
 
 
-def _places(cluster: RunningCluster, sources: Sources, nodes: Sequence[NodeView]) -> list[Destination]:
-    """Each folder once, in the order of the nodes."""
+def find_places(cluster: RunningCluster, nodes: Sequence[NodeView]) -> list[Destination]:
+    """The folders in which ``nodes`` work, each once, in the order of the nodes."""
     asked = [cluster.connection.request(t.FindFolder(node=node.name), t.FilesAnswer) for node in nodes]
     places: dict[tuple[str, str], Destination] = {}
     for node, future in zip(nodes, asked, strict=True):
@@ -233,7 +236,6 @@ def _places(cluster: RunningCluster, sources: Sources, nodes: Sequence[NodeView]
         place = places.setdefault((node.peer, folder), Destination(node.peer, folder, [], error=error))
         place.nodes.append(node.name)
         if not error and node.peer == "local":
-            place.own = sources.are_in(folder)
             place.is_here = os.path.realpath(folder) == os.path.realpath(os.getcwd())
     return list(places.values())
 

@@ -115,7 +115,7 @@ class Requests:
                 self.stdin.answer(view, body)
             case t.ReadValue() | t.WriteValue() | t.ForgetValue():
                 return await self.transfers.handle(body)
-            case t.FindFolder() | t.OfferFiles() | t.WriteFile() | t.EndFiles():
+            case t.FindFolder() | t.OfferFiles() | t.WriteFile() | t.EndFiles() | t.FindFiles() | t.ReadFile():
                 return await self.transfers.handle(body)
             case v.Execute() | v.Watch() | v.Unwatch() | v.OutputTaken() | v.Interrupt() | v.Detach():
                 return self._about_cells(view, body)

@@ -165,6 +165,7 @@ def roster(state: State) -> Roster:
 
 
 _BEGINNING = 200
+_MOST_SAID = 160
 
 
 def cell_view(cell: Cell, most: int = _BEGINNING) -> CellView:
@@ -177,7 +178,15 @@ def cell_view(cell: Cell, most: int = _BEGINNING) -> CellView:
         nodes=dict(cell.nodes),
         started=cell.started,
         ended=cell.ended,
+        errors={name: said for name, result in cell.results.items() if (said := _said_of(result))},
     )
+
+
+def _said_of(result: e.CellNodeEnded) -> str:
+    """What a cell failed of on one node; empty where it did not."""
+    if not result.error_name:
+        return result.reason[:_MOST_SAID]
+    return f"{result.error_name}: {result.error_value}".removesuffix(": ")[:_MOST_SAID]
 
 
 _MOST_CELLS, _MOST_OF_A_CELL, _MOST_SOURCE = 500, 50_000, 1_000_000

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from notebook_cluster.magics.class_commands import class_command
 from notebook_cluster.magics.curve_commands import compare, export, track
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.execution.cells import watch_cell
@@ -326,6 +327,7 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "hand-over": hand_over,
     "add": _add,
     "invite": _invite,
+    "class": class_command,
     "doctor": _doctor,
     "bench": bench,
     "grow": grow,

@@ -1,13 +1,10 @@
 """What may be typed after ``%cluster``, ``%%on_all``, ``%%on``, ``%push`` and ``%pull``, as data."""
 
-import keyword
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.protocol.names import check_name
+from notebook_cluster.magics import reading
 
 
 @dataclass(frozen=True)
@@ -49,112 +46,14 @@ class Command:
         return " ".join(words)
 
 
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise ValueError(f"a whole number from {least} to {most}")
-        return int(text)
-
-    return read
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ValueError("a number of seconds above 0")
-    return seconds
-
-
-def _minutes(text: str) -> float:
-    try:
-        return _seconds(text)
-    except ValueError:
-        raise ValueError("a number of minutes above 0") from None
-
-
-def _variable(text: str) -> str:
-    if not text.isidentifier() or keyword.iskeyword(text):
-        raise ValueError("the name of a variable")
-    return text
-
-
-def _node(text: str) -> str:
-    if "," in text or not text:
-        raise ValueError("one node, by name or rank")
-    return text
-
-
-def _targets(text: str) -> tuple[str, ...]:
-    words = tuple(text.split())
-    if not words or words == (",",):
-        raise ValueError("nodes as after %%on: ranks, names, cuda, !name")
-    return words
-
-
-def _code(text: str) -> str:
-    from notebook_cluster.security import read_code
-
-    try:
-        return read_code(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _names(what: str) -> Callable[[str], tuple[str, ...]]:
-    def read(text: str) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in text.split(",") if name.strip())
-        if not names:
-            raise ValueError(f"{what} with commas between them")
-        return names
-
-    return read
-
-
-def _cluster_name(text: str) -> str:
-    try:
-        return check_name(text, "cluster")
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _cluster_at_peer(text: str) -> str:
-    """``NAME``, or ``NAME@PEER`` where the peer is a name or HOST:PORT."""
-    name, at, peer = text.partition("@")
-    if at and not peer:
-        raise UsageError(f"{text!r} names no peer after @: %cluster attach NAME@PEER")
-    return _cluster_name(name) + at + peer
-
-
-def _parameters(text: str) -> str:
-    """The number as ``1100000000``; people write 124M, 1.1B or 1.1e9."""
-    try:
-        number = float(text[:-1]) * _LARGE[text[-1].lower()] if text[-1:].lower() in _LARGE else float(text)
-    except ValueError:
-        number = math.nan
-    if not 1 <= number <= 1e13:
-        raise UsageError(f"%cluster estimate {text}: say how many parameters the model has, as 124M, 1.1B or 1.1e9")
-    return str(round(number))
-
-
-def _machines(text: str) -> str:
-    try:
-        return str(_whole(1, 1000)(text))
-    except ValueError as error:
-        raise UsageError(f"%cluster shrink {text}: say how many machines, {error}") from None
-
-
-_LARGE = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _RUN = "a run that was kept (see runs), as lesson@2026-11-19T14:03; default: this notebook's"
 _NO_REPLAY = "do not run the cluster's earlier cells on it first"
 
 _LAUNCH_OPTIONS = (
     Option("on", "have an engine start machines", "slurm|ssh:HOST,...|ipp:LAUNCHER", str),
-    Option("hosts", "so many of them (of ssh: those named)", "N", _whole(1, 1000)),
-    Option("gpus", "of each (default: whole hosts)", "N", _whole(1, 64)),
-    Option("nodes-per-host", "nodes on each (default: one per GPU, else one)", "N", _whole(1, 64)),
+    Option("hosts", "so many of them (of ssh: those named)", "N", reading.whole(1, 1000)),
+    Option("gpus", "of each (default: whole hosts)", "N", reading.whole(1, 64)),
+    Option("nodes-per-host", "nodes on each (default: one per GPU, else one)", "N", reading.whole(1, 64)),
     Option("time", "how long they are wanted, as the engine writes it", "2:00:00", str),
     Option("partition", "of the engine", "NAME", str),
     Option("setup", "a shell line that each runs first", "LINE", str),
@@ -170,36 +69,43 @@ COMMANDS: dict[str, Command] = {
             "start a cluster, or attach to it when it runs already",
             "[NAME]",
             (
-                Option("local", "nodes on this machine (default 1)", "N", _whole(0, 64)),
-                Option("nodes", "at least N nodes in all: local ones fill up", "N", _whole(1, 64)),
-                Option("peers", "a node on each of these machines", "all|NAME,...", _names("'all', or names of peers")),
-                Option("code", "pair with machines that share with this code; alone: with all", "CODE", _code),
+                Option("local", "nodes on this machine (default 1)", "N", reading.whole(0, 64)),
+                Option("nodes", "at least N nodes in all: local ones fill up", "N", reading.whole(1, 64)),
+                Option(
+                    "peers",
+                    "a node on each of these machines",
+                    "all|NAME,...",
+                    reading.names("'all', or names of peers"),
+                ),
+                Option("code", "pair with machines that share with this code; alone: with all", "CODE", reading.code),
                 Option("invite", "let machines join by themselves, see invite"),
                 Option("head", "lead it from that machine: it goes on without this one", "PEER", str),
                 *_LAUNCH_OPTIONS,
                 Option("fresh", "new kernels, also when the cluster runs already"),
                 Option("no-panel", "do not show the panel"),
             ),
-            _cluster_name,
+            reading.cluster_name,
         ),
         Command(
             "take-over",
             "begin anew from what machines keep of a cluster whose head is gone",
             "[NAME]",
             (
-                Option("local", "nodes on this machine (default 1)", "N", _whole(0, 64)),
-                Option("nodes", "at least N nodes in all: local ones fill up", "N", _whole(1, 64)),
-                Option("peers", "ask and use only these (default: all)", "all|NAME,...", _names("names of peers")),
+                Option("local", "nodes on this machine (default 1)", "N", reading.whole(0, 64)),
+                Option("nodes", "at least N nodes in all: local ones fill up", "N", reading.whole(1, 64)),
+                Option(
+                    "peers", "ask and use only these (default: all)", "all|NAME,...", reading.names("names of peers")
+                ),
                 Option("no-panel", "do not show the panel"),
             ),
-            _cluster_name,
+            reading.cluster_name,
         ),
         Command(
             "hand-over",
             "lead the running cluster from another machine, or from this one again",
             "PEER|HOST:PORT|local",
             (
-                Option("code", "the code that is shown there, the first time", "CODE", _code),
+                Option("code", "the code that is shown there, the first time", "CODE", reading.code),
                 Option("survive", "not now, but each time that this machine is about to sleep"),
             ),
         ),
@@ -208,8 +114,8 @@ COMMANDS: dict[str, Command] = {
             "add a machine's nodes to the cluster ('local': this machine)",
             "PEER|HOST:PORT",
             (
-                Option("code", "the code that is shown there, the first time", "CODE", _code),
-                Option("count", "nodes on it (default: one per accelerator)", "N", _whole(1, 64)),
+                Option("code", "the code that is shown there, the first time", "CODE", reading.code),
+                Option("count", "nodes on it (default: one per accelerator)", "N", reading.whole(1, 64)),
             ),
         ),
         Command(
@@ -217,13 +123,25 @@ COMMANDS: dict[str, Command] = {
             "let machines join by themselves that cannot be reached from here",
             "",
             (
-                Option("code", "the code they need (default: one is made)", "CODE", _code),
-                Option("minutes", "how long it is valid (default 120)", "M", _minutes),
+                Option("code", "the code they need (default: one is made)", "CODE", reading.code),
+                Option("minutes", "how long it is valid (default 120)", "M", reading.minutes),
                 Option("close", "let nobody else join"),
             ),
         ),
+        Command(
+            "class",
+            "a class comes in with one code: its page, files for it, files and variables from it",
+            "start [NAME]|hand-out FILE|collect FILE|close...",
+            (
+                Option("code", "start: the code on the board (default: one is made)", "CODE", reading.code),
+                Option("minutes", "start: how long one can come in with it (default 60)", "M", reading.minutes),
+                Option("local", "start: nodes on this machine (default 1)", "N", reading.whole(0, 64)),
+                Option("to", "hand-out, collect: only these nodes, as after %%on", "TARGETS", reading.targets),
+                Option("into", "collect: the folder here (default: collected)", "DIR", str),
+            ),
+        ),
         Command("grow", "have an engine start more machines, which join when they run", "", _LAUNCH_OPTIONS),
-        Command("shrink", "give N machines back to their engines, highest ranks first", "N", (), _machines),
+        Command("shrink", "give N machines back to their engines, highest ranks first", "N", (), reading.machines),
         Command("remove", "take a node out and end its kernel", "NODE"),
         Command(
             "restart",
@@ -240,13 +158,13 @@ COMMANDS: dict[str, Command] = {
             "doctor",
             "what is wrong with machines, network and versions, and the way out",
             "",
-            (Option("packages", "compare these packages too", "NAME,...", _names("names of packages")),),
+            (Option("packages", "compare these packages too", "NAME,...", reading.names("names of packages")),),
         ),
         Command(
             "bench",
             "bandwidth and round trip between the nodes",
             "",
-            (Option("mb", "megabytes to send each way (default 16)", "N", _whole(1, 64)),),
+            (Option("mb", "megabytes to send each way (default 16)", "N", reading.whole(1, 64)),),
         ),
         Command("status", "nodes, memory, steps and rounds"),
         Command("panel", "show the panel"),
@@ -262,12 +180,12 @@ COMMANDS: dict[str, Command] = {
             "PARAMETERS",
             (
                 Option("codec", "only this one (default: those to choose from)", "NAME", str),
-                Option("nodes", "default: those of the cluster, or 2", "N", _whole(1, 1024)),
-                Option("fragments", "the model is sent in", "N", _whole(1, 1024)),
+                Option("nodes", "default: those of the cluster, or 2", "N", reading.whole(1, 1024)),
+                Option("fragments", "the model is sent in", "N", reading.whole(1, 1024)),
                 Option("momentum", "float32 (default) or bfloat16: how DiLoCo keeps it", "DTYPE", str),
                 Option("state", "memory (default) or disk: where DiLoCo has it", "WHERE", str),
             ),
-            read_argument=_parameters,
+            read_argument=reading.parameters,
         ),
         Command(
             "export",
@@ -309,33 +227,35 @@ COMMANDS: dict[str, Command] = {
             "logs",
             "what a node's process wrote to its log",
             "NODE",
-            (Option("lines", "how many of the last lines (default 100)", "N", _whole(1, 10_000)),),
+            (Option("lines", "how many of the last lines (default 100)", "N", reading.whole(1, 10_000)),),
         ),
         Command(
             "attach",
             "come back to a running cluster and its running cell; NAME@PEER: to one led from there",
             "[NAME]",
             (Option("async", "show the running cell, but do not wait for it"),),
-            _cluster_at_peer,
+            reading.cluster_at_peer,
         ),
         Command("cells", "on which nodes cells without %% run from now on; alone: say it", "[all|local]"),
         Command(
             "send",
             "put a file or folder into the working folder of every node",
             "FILE|DIR",
-            (Option("to", "only of these nodes, as after %%on", "TARGETS", _targets),),
+            (Option("to", "only of these nodes, as after %%on", "TARGETS", reading.targets),),
         ),
         Command("detach", "free the cell that waits; the nodes go on"),
-        Command("stop", "end a cluster and every kernel of it", "[NAME]", (), _cluster_name),
+        Command("stop", "end a cluster and every kernel of it", "[NAME]", (), reading.cluster_name),
     )
 }
 
 _CELL_OPTIONS = (
-    Option("timeout", "interrupt the cell after S seconds", "S", _seconds),
+    Option("timeout", "interrupt the cell after S seconds", "S", reading.seconds),
     Option("no-replay", "nodes that restart or join later do not run this cell"),
     Option("async", "return at once: a handle to wait for the cell, stop it, take its results"),
-    Option("output", "keep each node's last value in VAR (with --async: the handle)", "VAR", _variable, "-o"),
-    Option("canary", "NODE (default: the lowest rank) runs it first, the others if it worked", "NODE", _node, "", ""),
+    Option("output", "keep each node's last value in VAR (with --async: the handle)", "VAR", reading.variable, "-o"),
+    Option(
+        "canary", "NODE (default: the lowest rank) runs it first, the others if it worked", "NODE", reading.node, "", ""
+    ),
 )
 ON_ALL = Command("on_all", "run the cell on every node", "", _CELL_OPTIONS, prefix="%%")
 ON = Command("on", "run the cell on some nodes", "TARGETS...", _CELL_OPTIONS, prefix="%%")
@@ -343,7 +263,7 @@ PUSH = Command(
     "push",
     "send variables of the notebook to every node",
     "NAME...",
-    (Option("to", "only to these nodes, as after %%on", "TARGETS", _targets),),
+    (Option("to", "only to these nodes, as after %%on", "TARGETS", reading.targets),),
     prefix="%",
 )
 PULL = Command(
@@ -351,8 +271,10 @@ PULL = Command(
     "bring variables of the nodes here, as {node: value}",
     "NAME...",
     (
-        Option("from", "only from these nodes, as after %%on; from a single one its bare value", "TARGETS", _targets),
-        Option("as", "into this variable", "VAR", _variable),
+        Option(
+            "from", "only from these nodes, as after %%on; from a single one its bare value", "TARGETS", reading.targets
+        ),
+        Option("as", "into this variable", "VAR", reading.variable),
     ),
     prefix="%",
 )

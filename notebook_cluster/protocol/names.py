@@ -2,10 +2,13 @@
 And what was meant by a name that is not known."""
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_NO_FILE = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|^[A-Za-z]:")
+MOST_PATH_CHARACTERS = 1000
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 
 
@@ -38,6 +41,25 @@ def is_distribution(name: object) -> bool:
 def distribution_name(name: str) -> str:
     """``name`` of a package as they are compared (PEP 503): ``Foo_Bar`` and ``foo-bar`` are one."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def names_in(path: str) -> tuple[str, ...]:
+    """The names in ``path``, a relative one with ``/`` between them that stays where it begins.
+
+    Raises:
+        ValueError: it is absolute, leads upward, or has names that are none; one line.
+    """
+    names = tuple(path.split("/"))
+    usable = 0 < len(path) <= MOST_PATH_CHARACTERS and path.isprintable()
+    if not usable or any(name in ("", ".", "..") or _NO_FILE.search(name) for name in names):
+        raise ValueError(f"path {path[:200]!r} is not usable: it must be relative and stay inside the working folder")
+    try:
+        long = any(len(os.fsencode(name)) > 255 for name in names)
+    except UnicodeEncodeError:
+        long = True
+    if long:
+        raise ValueError(f"path {path[:200]!r} has a name that this machine cannot write")
+    return names
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

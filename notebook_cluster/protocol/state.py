@@ -155,6 +155,8 @@ class CellView(Message, frozen=True):
     ended: float | None = None
     more: int = 0
     """Characters of the source beyond those."""
+    errors: dict[str, str] = {}
+    """Node -> ``NameError: name 'x' is not defined``, or why it was lost; at most 160 characters."""
 
 
 class EventView(Message, frozen=True):

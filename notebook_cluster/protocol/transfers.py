@@ -14,7 +14,6 @@ MOST_VALUE_BYTES = 1 << 30
 """Of one value: sender and receiver hold it a second time while it travels."""
 MOST_FILES = 20_000
 """In one offer."""
-MOST_PATH_CHARACTERS = 1000
 
 # ---- values: view <-> coordinator ------------------------------------------------------------------------------------
 
@@ -158,7 +157,23 @@ class SentScript(Message, frozen=True):
     paths: list[str]
 
 
-FilesBody = FindFolder | OfferFiles | WriteFile | EndFiles
+class FindFiles(Message, frozen=True):
+    """What is in the working folder of ``node`` that ``pattern`` means: a file, all files of a folder, or those that
+    match it (``*``, ``?``, ``**``). Reply value: FilesAnswer with ``files``."""
+
+    node: str
+    pattern: str
+
+
+class ReadFile(Message, frozen=True):
+    """At most CHUNK_BYTES of the file ``path`` from ``offset`` on. Reply value: FilesAnswer with ``data``."""
+
+    node: str
+    path: str
+    offset: int = 0
+
+
+FilesBody = FindFolder | OfferFiles | WriteFile | EndFiles | FindFiles | ReadFile
 
 
 # ---- files: coordinator <-> agent ------------------------------------------------------------------------------------
@@ -180,8 +195,15 @@ class FilesAnswer(Message, frozen=True):
     """Numbers of the offered files that are not there yet."""
     replaced: list[int] = []
     """Those of them in whose place there is another file."""
+    files: list[FileOffer] = []
+    """Those that were found, in order, without their digests."""
+    data: bytes = b""
+    size: int = 0
+    """Of the whole file, as it was read."""
+    changed: int = 0
+    """When it was changed last, nanoseconds: as long as it is the same, the pieces are of one file."""
     error: str = ""
 
 
-AnyTransfer = ReadValue | WriteValue | ForgetValue | FindFolder | OfferFiles | WriteFile | EndFiles
+AnyTransfer = ReadValue | WriteValue | ForgetValue | FilesBody
 """What a view asks."""

@@ -3,7 +3,8 @@
 May import: ``client``, ``protocol``. Called by: ``magics`` (``%cluster panel``, ``status``, ``peers``), ``cli`` (the
 text) and ``server`` (:mod:`.model`). Views hold no state of their own: all comes from a ClusterView and from Series.
 
-- :mod:`.model` turns a ClusterView into plain JSON with ready texts; every renderer draws that.
+- :mod:`.model` turns a ClusterView into plain JSON with ready texts, :mod:`.class_board` into those of a class's page;
+  every renderer draws that.
 - :mod:`.text`, :mod:`.static_html`, :mod:`.tables`, :mod:`.comparison`, :mod:`.pictures`: need no browser. Pure
   functions. :mod:`.report`: a whole run as one page in a file; :mod:`.line_chart`: curves of the user's own.
 - :mod:`.panel`: the live panel and the one thread that changes it; ``panel.js`` is what the browser sees,
@@ -69,15 +70,16 @@ def render_table(rows: Sequence[Sequence[str]], before: str = "", after: str = "
     return (table_html if html else table_text)(rows, before, after)
 
 
-def show_panel(cluster: "Cluster", *, headless: bool = False) -> None:
-    """Display the panel of ``cluster`` in the current cell; one that is shown already appears a second time.
+def show_panel(cluster: "Cluster", *, headless: bool = False, as_class: bool = False) -> None:
+    """Display the panel of ``cluster`` in the current cell; one that is shown already appears a second time. With
+    ``as_class`` it has the class's code and a row for each machine in place of the node cards.
 
     With ``headless``, or where no kernel can talk to widgets, HTML and text of the present state are displayed once,
     without any widget, so that a notebook run by nbclient or papermill stays small.
     """
     from notebook_cluster.widgets import panel  # ipywidgets and anywidget are loaded when a panel is wanted
 
-    panel.show(cluster, headless=headless)
+    panel.show(cluster, headless=headless, as_class=as_class)
 
 
 def close_panel(cluster: "Cluster") -> None:

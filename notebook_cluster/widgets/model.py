@@ -69,7 +69,7 @@ def panel_model(state: ClusterView, ended: str = "") -> dict[str, Any]:
         "level": level,
         "facts": _facts(state),
         "cell": _cell(state.cell, state.now, bool(ended)),
-        "invitation": None if ended else _invitation(state.invitation),
+        "invitation": None if ended else invitation_of(state.invitation),
         "launches": [] if ended else _standing(state),
         "nodes": [_node(node, state, bool(ended)) for node in by_rank(state.nodes)],
         "compact": len(state.nodes) > FEW_NODES,
@@ -159,7 +159,7 @@ def _standing(state: ClusterView) -> list[str]:
     return led + [plain(row.text, 400) for row in state.launches if row.condition != "ended"]
 
 
-def _invitation(text: str) -> dict[str, str] | None:
+def invitation_of(text: str) -> dict[str, str] | None:
     """``HOST:PORT CODE`` as what is typed at a peer, and that as a QR code (an SVG in a data URI)."""
     address, _, code = plain(text, 120).rpartition(" ")
     if not address or not code:

@@ -294,6 +294,76 @@ function invitation() {
   };
 }
 
+/** A row of the class: who, whether in, what became of the last cell. */
+function pupilRow(ask) {
+  let current = null;
+  const [name, why, did] = [element("span", "nbc-node-name"), element("div", "nbc-small nbc-muted nbc-why"), element("span", "nbc-did")];
+  const standing = pill();
+  const act = (action, label, doing, sure = "") => button(label, { className: sure ? "nbc-quiet" : "nbc-primary", sure, act: () => ask(action, current.target, `${doing} ${current.name}…`) });
+  const buttons = { add: act("add", "Add", "Adding"), restart: act("restart", "Restart", "Restarting", "Restart?"), remove: act("remove", "Remove", "Removing", "Remove?") };
+  buttons.remove.classList.add("nbc-danger");
+  const cells = [element("th", "", { scope: "row" }, [name]), element("td", "", {}, [standing.root, why]), element("td", "", {}, [did]),
+    element("td", "", {}, [element("span", "nbc-row nbc-buttons", {}, Object.values(buttons))])];
+  return {
+    root: element("tr", "", {}, cells),
+    update(row) {
+      current = row;
+      write(name, row.name);
+      standing.update(row.level, row.standing);
+      write(why, row.why);
+      write(did, row.cell);
+      did.className = `nbc-did nbc-${row.cell_level}`;
+      show(why, Boolean(row.why));
+      for (const [action, one] of Object.entries(buttons)) {
+        const label = action[0].toUpperCase() + action.slice(1);
+        one.nbcName(`${label} ${row.name}`, `Really ${action} ${row.name}?`);
+        show(one, row.can.includes(action));
+      }
+    },
+  };
+}
+
+/** The class: how to come in, as large as a board wants it, and a row for each machine. */
+function classBoard(ask) {
+  const [code, command] = [element("div", "nbc-board-code"), element("div", "nbc-code nbc-command")];
+  const step = (text, line) => element("div", "nbc-board-step", {}, [element("div", "", {}, [text]), line]);
+  const share = element("div", "nbc-code nbc-command", {}, ["notebook-cluster share --code"]);
+  const words = element("div", "nbc-grow", {}, [element("div", "", {}, ["The code of this class"]), code,
+    step("On each laptop", command), step("or, where that does not get through, this and then the code", share)]);
+  const invited = element("div", "nbc-board", { role: "note", "aria-label": "How to come in" }, [words]);
+  const closed = element("div", "nbc-small nbc-muted", {}, ["Nobody new can come in now: %cluster class start opens it, with a code."]);
+  const [said, cell] = [element("span", "nbc-board-said"), element("span", "nbc-muted")];
+  const heard = element("div", "nbc-small nbc-warning nbc-heard", { role: "list", "aria-label": "Attempts to come in that failed" });
+  const heads = ["Machine", "In the class", "Last cell", "Actions"].map((text) => element("th", "", { scope: "col" }, [text]));
+  const rows = element("tbody");
+  const table = element("table", "nbc-table nbc-class", { "aria-label": "The class" }, [element("thead", "", {}, [element("tr", "", {}, heads)]), rows]);
+  const summary = element("div", "nbc-row nbc-wrap nbc-board-line", { role: "status", "aria-live": "polite" }, [said, cell]);
+  const root = element("div", "nbc-class-board", {}, [invited, closed, summary, heard, element("div", "nbc-scroll nbc-class-rows", { tabindex: "0", role: "group", "aria-label": "Machines of the class" }, [table])]);
+  const attempt = () => {
+    const line = element("div", "", { role: "listitem" });
+    return { root: line, update: (one) => write(line, one.text) };
+  };
+  let picture = null;
+  return {
+    root,
+    update(board) {
+      show(invited, Boolean(board.invited));
+      show(closed, !board.invited);
+      if (board.invited) {
+        write(code, board.invited.code);
+        write(command, board.invited.command);
+        if (!picture) invited.append((picture = element("img", "", { alt: "QR code of the line to type" })));
+        if (board.invited.qr.startsWith("data:image/svg+xml")) writeAttribute(picture, "src", board.invited.qr);
+      }
+      write(said, board.said);
+      write(cell, board.cell);
+      reconcile(heard, board.heard.map((text) => ({ text })), (one) => one.text, attempt);
+      show(heard, Boolean(board.heard.length));
+      reconcile(rows, board.rows, (row) => row.key, () => pupilRow(ask));
+    },
+  };
+}
+
 function launchLine() {
   const root = element("div", "nbc-small nbc-launch", { role: "listitem" });
   return { root, update: (launch) => write(root, launch.text) };
@@ -500,7 +570,7 @@ function render({ model, el }) {
   const head = element("div", "nbc-row nbc-wrap", {}, [name, status.root, element("span", "nbc-row nbc-wrap nbc-buttons", {}, [stopCell, save, stop])]);
   const answers = element("div", "nbc-answers", { role: "status", "aria-live": "polite" });
   const notice = element("div", "nbc-answer nbc-warning", { role: "note" });
-  const invited = invitation();
+  const [invited, board] = [invitation(), classBoard(ask)];
   const launches = element("div", "nbc-launches", { role: "list", "aria-label": "Machines from engines" });
   const facts = element("div", "nbc-facts");
   const [cellWord, cellSource] = [element("span", "nbc-muted"), element("span", "nbc-code nbc-cut nbc-grow")];
@@ -513,7 +583,7 @@ function render({ model, el }) {
   const folds = { waits: fold("Rounds, and who was waited for", waits), peers: fold("Peers", peers), events: fold("Events", events) };
   const choice = curveChoice((chosen) => model.send({ action: "curves", ...chosen }), () => model.send({ action: "points" }));
   const root = element("div", "nbc-panel", { role: "region" }, [
-    head, answers, notice, invited.root, facts, launches, cell, nodes, none, ...Object.values(folds).map((one) => one.root), choice.root,
+    head, answers, notice, invited.root, board.root, facts, launches, cell, nodes, none, ...Object.values(folds).map((one) => one.root), choice.root,
   ]);
 
   function update() {
@@ -530,16 +600,17 @@ function render({ model, el }) {
     reconcile(answers, open.shown(state.answers), (answer) => answer.id, answerLine);
     write(notice, state.notice);
     if (state.invitation) invited.update(state.invitation);
+    if (state.board) board.update(state.board);
     reconcile(launches, state.launches.map((text) => ({ text })), (launch) => launch.text.split(":")[0], launchLine);
     reconcile(facts, state.facts, (fact) => fact.label, factTile);
     if (state.cell) write(cellWord, `Cell ${state.cell.id} ${state.cell.status} ${state.cell.time}`);
     if (state.cell) write(cellSource, state.cell.source);
     nodes.classList.toggle("nbc-compact", state.compact);
-    reconcile(nodes, state.nodes, (node) => node.name, () => nodeCard(ask));
+    reconcile(nodes, state.board ? [] : state.nodes, (node) => node.name, () => nodeCard(ask));
     reconcile(peers, state.peers, (peer) => `${peer.key} ${peer.name}`, () => peerRow(open));
     reconcile(waits, state.waits.map((wait, place) => ({ ...wait, place })), (wait) => wait.place, waitLine);
     reconcile(events, [...state.events].reverse(), (event) => `${event.time} ${event.text}`, eventLine);
-    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation], [launches, state.launches.length], [cell, state.cell], [none, !state.nodes.length], [choice.root, state.curves]]) show(part, Boolean(visible));
+    for (const [part, visible] of [[notice, state.notice], [invited.root, state.invitation && !state.board], [board.root, state.board], [nodes, !state.board], [launches, state.launches.length], [cell, state.cell], [none, !state.board && !state.nodes.length], [choice.root, state.curves]]) show(part, Boolean(visible));
     for (const [name, one] of Object.entries(folds)) {
       one.update(state.folds[name]);
       show(one.root, Boolean(state[name].length));

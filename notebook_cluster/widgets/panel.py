@@ -26,6 +26,7 @@ from notebook_cluster.protocol.interaction import WIDGET_MIME, view_of_widget
 from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.protocol.views import Closing, SeriesAdded, StateChanged
 from notebook_cluster.widgets.actions import Actions
+from notebook_cluster.widgets.class_board import class_board
 from notebook_cluster.widgets.curves import CurveChoice, Curves
 from notebook_cluster.widgets.drawn_curves import new_figure
 from notebook_cluster.widgets.formatting import node_colours, plain
@@ -66,15 +67,15 @@ class PanelWidget(anywidget.AnyWidget):  # type: ignore[misc]
     state = traitlets.Dict().tag(sync=True)
 
 
-def show(cluster: "Cluster", *, headless: bool = False) -> None:
+def show(cluster: "Cluster", *, headless: bool = False, as_class: bool = False) -> None:
     """See :func:`notebook_cluster.widgets.show_panel`."""
     kernel = _widget_kernel()
     if headless or kernel is None:
-        _display_static(cluster)
+        _display_static(cluster, as_class)
         return
-    panel = next((panel for panel in _panels if panel.shows(cluster)), None)
+    panel = next((panel for panel in _panels if panel.shows(cluster) and panel.as_class == as_class), None)
     if panel is None:
-        panel = Panel(cluster, kernel)
+        panel = Panel(cluster, kernel, as_class)
         _panels.append(panel)
     panel.display()
 
@@ -88,13 +89,14 @@ def close(cluster: "Cluster") -> None:
 class Panel:
     """One panel of one cluster: its widgets and its thread."""
 
-    def __init__(self, cluster: "Cluster", kernel: Any) -> None:
+    def __init__(self, cluster: "Cluster", kernel: Any, as_class: bool = False) -> None:
         from ipywidgets import VBox
 
         from notebook_cluster.widgets.panel import PanelWidget
 
         self._cluster = cluster
         self._kernel = kernel
+        self.as_class = as_class
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._over = False
         self._ended = ""
@@ -134,7 +136,7 @@ class Panel:
         bundle = {
             WIDGET_MIME: view_of_widget(self._box.model_id),
             PLACE_MIME: {"version": 1},
-            **_static_bundle(self._latest, self._cluster.series()),
+            **_static_bundle(self._latest, self._cluster.series(), as_class=self.as_class),
         }
         display(bundle, raw=True, display_id=self._display_id)
 
@@ -242,6 +244,7 @@ class Panel:
         metrics = [[name, plain(name, 40)] for name in self._curves.metrics()[:MOST_METRICS]]
         return {
             **panel_model(self._latest),
+            "board": class_board(self._latest) if self.as_class else None,
             "answers": self._actions.answers(),
             "notice": self._notice,
             "figure": figure,
@@ -254,7 +257,7 @@ class Panel:
     def _send_picture(self, bundle: dict[str, str] | None = None) -> None:
         """How the panel looks, for the file. The browser writes it: what a kernel sends to an output does not arrive
         any more after the page was loaded again. With ``bundle`` the panel ends as that picture."""
-        picture = bundle or _static_bundle(self._latest, self._curves)
+        picture = bundle or _static_bundle(self._latest, self._curves, as_class=self.as_class)
         self._widget.send(
             {"picture": {"html": picture["text/html"], "text": picture["text/plain"], "last": bundle is not None}}
         )
@@ -281,7 +284,7 @@ class Panel:
         self._unsubscribe()
         if self in _panels:
             _panels.remove(self)
-        bundle = _static_bundle(self._latest, self._curves, self._ended)
+        bundle = _static_bundle(self._latest, self._curves, self._ended, self.as_class)
         self._send_picture(bundle)
         update_display(bundle, raw=True, display_id=self._display_id)
         for widget in (self._box, self._widget, self._figure and self._figure.widget):
@@ -317,22 +320,24 @@ def _gist(state: ClusterView) -> tuple[object, ...]:
     return state.cell, nodes, [(job.name, job.round) for job in state.jobs], state.events[-1:]
 
 
-def _static_bundle(state: ClusterView, series: Curves | Sequence[Series] = (), ended: str = "") -> dict[str, str]:
+def _static_bundle(
+    state: ClusterView, series: Curves | Sequence[Series] = (), ended: str = "", as_class: bool = False
+) -> dict[str, str]:
     # It is saved with the notebook: no code stands in it.
     state = msgspec.structs.replace(state, invitation="")
     # Whoever opens the file later must not take it for how things are.
     moment = "" if ended else f"as it was on {dated(state.now)}"
     return {
-        "text/html": render_html(state, series, ended=ended, moment=moment),
-        "text/plain": render_text(state, series, ended=ended),
+        "text/html": render_html(state, series, ended=ended, moment=moment, as_class=as_class),
+        "text/plain": render_text(state, series, ended=ended, as_class=as_class),
     }
 
 
-def _display_static(cluster: "Cluster") -> None:
+def _display_static(cluster: "Cluster", as_class: bool) -> None:
     from IPython import get_ipython
     from IPython.display import display
 
-    bundle = _static_bundle(cluster.state(), cluster.series())
+    bundle = _static_bundle(cluster.state(), cluster.series(), as_class=as_class)
     if get_ipython() is None:
         print(bundle["text/plain"])
     else:

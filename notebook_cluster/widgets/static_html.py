@@ -8,6 +8,7 @@ from typing import Any
 
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.security.chart_grammar import NO_TEX
+from notebook_cluster.widgets.class_board import class_board
 from notebook_cluster.widgets.curves import CurveChoice, Curves, metric_title, run_line, run_notes, smoothed_points
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours
 from notebook_cluster.widgets.model import panel_model, peer_row
@@ -22,9 +23,15 @@ _NUMBERS = (("step", "Step"), ("loss", "Loss"), ("round", "Round"), ("wait", "Wa
 
 
 def render_html(
-    state: ClusterView, series: Curves | Sequence[Series] = (), *, ended: str = "", moment: str = ""
+    state: ClusterView,
+    series: Curves | Sequence[Series] = (),
+    *,
+    ended: str = "",
+    moment: str = "",
+    as_class: bool = False,
 ) -> str:
-    """``state`` as one ``<div>`` with its style, the node cards and, from ``series``, loss and memory curves as SVG.
+    """``state`` as one ``<div>`` with its style, the node cards (``as_class``: the rows of the class) and, from
+    ``series``, loss and memory curves as SVG.
 
     ``ended`` says why the cluster is no more, where that is so; ``moment`` when it was so, for a picture that is kept.
     Every text is escaped; there is no script and nothing is loaded from elsewhere.
@@ -37,9 +44,12 @@ def render_html(
     body += [text_block("nbc-small nbc-launch", text) for text in model["launches"]]
     if model["cell"]:
         body.append(_cell(model["cell"]))
-    nodes = [_node(node) for node in model["nodes"]]
-    kind = "nbc-nodes nbc-compact" if model["compact"] else "nbc-nodes"
-    body.append(block(kind, nodes, role="list") if nodes else text_block("nbc-empty", "No nodes yet."))
+    if as_class:
+        body.append(_class(class_board(state, ended)))
+    else:
+        nodes = [_node(node) for node in model["nodes"]]
+        kind = "nbc-nodes nbc-compact" if model["compact"] else "nbc-nodes"
+        body.append(block(kind, nodes, role="list") if nodes else text_block("nbc-empty", "No nodes yet."))
     body.append(charts(Curves.of(series), node_colours(state.nodes), state.started))
     lists = {
         "waits": (WAITS, [block("nbc-waits", [_wait(wait) for wait in model["waits"]])]),
@@ -167,6 +177,23 @@ def _node(node: dict[str, Any]) -> str:
     if node["log"]:
         parts.append(text_block("nbc-log nbc-code", "\n".join(node["log"])))
     return block("nbc-node", parts, role="listitem", style=f"--nbc-rank:{node['colour']}")
+
+
+def _class(board: dict[str, Any]) -> str:
+    heads = "".join(f'<th scope="col">{text}</th>' for text in ("Machine", "In the class", "Last cell"))
+    rows = "".join(_class_row(row) for row in board["rows"])
+    table = f'<table class="nbc-table nbc-class"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    line = [text_block("nbc-board-said", board["said"]), text_block("nbc-muted", board["cell"])]
+    return block(
+        "nbc-class-board", [block("nbc-row nbc-wrap nbc-board-line", line), block("nbc-scroll nbc-class-rows", [table])]
+    )
+
+
+def _class_row(row: dict[str, Any]) -> str:
+    standing = text_block(f"nbc-pill nbc-{row['level']}", row["standing"])
+    standing += text_block("nbc-small nbc-muted", row["why"]) if row["why"] else ""
+    did = text_block(f"nbc-did nbc-{row['cell_level']}", row["cell"])
+    return f'<tr><th scope="row">{escaped(row["name"])}</th><td>{standing}</td><td>{did}</td></tr>'
 
 
 def _bar(classes: str, fraction: float) -> str:

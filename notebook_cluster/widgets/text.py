@@ -7,6 +7,7 @@ from typing import Any
 
 from notebook_cluster.protocol.clock import ABSENT
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
+from notebook_cluster.widgets.class_board import class_board
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import global_label, integer, number
 from notebook_cluster.widgets.model import panel_model, peer_row
@@ -16,8 +17,11 @@ _BARS = "▁▂▃▄▅▆▇█"
 EVENTS_IN_TEXT = 8
 
 
-def render_text(state: ClusterView, series: Curves | Sequence[Series] = (), *, ended: str = "") -> str:
-    """``state`` as aligned lines of text, with a small loss curve per node from ``series``. No final newline.
+def render_text(
+    state: ClusterView, series: Curves | Sequence[Series] = (), *, ended: str = "", as_class: bool = False
+) -> str:
+    """``state`` as aligned lines of text, with a small loss curve per node from ``series`` (``as_class``: how the class
+    is doing). No final newline.
 
     ``ended`` says why the cluster is no more, where that is so.
     """
@@ -30,7 +34,11 @@ def render_text(state: ClusterView, series: Curves | Sequence[Series] = (), *, e
     if model["cell"]:
         lines.append(_cell(model["cell"]))
     curves = Curves.of(series)
-    lines += ["", *_nodes(model["nodes"], curves), *_models(curves)]
+    lines += [
+        "",
+        *(_class(class_board(state, ended)) if as_class else _nodes(model["nodes"], curves)),
+        *_models(curves),
+    ]
     if model["waits"]:
         head, *lanes = model["waits"]
         rows = [[lane["name"], lane["said"]] for lane in lanes]
@@ -68,6 +76,12 @@ def _fact(fact: dict[str, str]) -> str:
 
 def _cell(cell: dict[str, Any]) -> str:
     return f"cell {cell['id']} {cell['status']} {cell['time']}: {cell['source']}"
+
+
+def _class(board: dict[str, Any]) -> list[str]:
+    rows = [["machine", "", "last cell", ""]]
+    rows += [[row["name"], row["standing"], row["cell"], row["why"]] for row in board["rows"]]
+    return [" · ".join(part for part in (board["said"], board["cell"]) if part), *aligned(rows)]
 
 
 def _nodes(nodes: list[dict[str, Any]], curves: Curves) -> list[str]:

@@ -78,7 +78,7 @@ export function job(name: string, changes: Partial<JobView> = {}): JobView {
 }
 
 export const RUNNING = {
-  cell: { id: 3, source: 'train()', status: 'running', nodes: {}, started: 1000, ended: null, more: 0 }
+  cell: { id: 3, source: 'train()', status: 'running', nodes: {}, started: 1000, ended: null, more: 0, errors: {} }
 } as const;
 
 export function overview(changes: Partial<Overview> = {}): Overview {

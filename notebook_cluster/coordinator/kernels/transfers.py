@@ -131,6 +131,8 @@ class Transfers:
         )
         if answer.error:
             raise RequestError(f"{node.name}: {_line(answer.error)}")
+        if len(answer.data) > t.CHUNK_BYTES or len(answer.files) > t.MOST_FILES:
+            raise RequestError(f"{node.name} sent more than it was asked for")
         return answer
 
     def _is_served(self, peer: str) -> bool:

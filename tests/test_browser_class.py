@@ -1,0 +1,84 @@
+"""The page of a class in JupyterLab: thirty machines come in with the code on it, and each has its row."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from notebook_cluster.client import Cluster
+from tests.axe import THEMES, violations
+from tests.browser import PATIENCE, browser_page, open_notebook, run_all, shared_lab, shut_down_kernels, write_notebook
+from tests.conftest import wait_until
+from tests.sidebar_page import use_theme
+
+pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright")
+
+CODE = "maple-river-7"
+PUPILS = 30
+ROWS = ".nbc-class tbody tr"
+_FITS = """() => ['.nbc-board', '.nbc-class-rows', '.nbc-class'].every(
+    one => (found => found.scrollWidth <= found.clientWidth + 1)(document.querySelector(one)))"""
+
+
+@contextmanager
+def stand_ins(folder: Path, cluster: Cluster, number: int) -> Iterator[None]:
+    door = f"127.0.0.1:{cluster.invite().addresses[0].rpartition(':')[2]}"
+    command = [sys.executable, "-m", "tests.stand_in_class", str(folder), door, CODE, str(number)]
+    with (folder.parent / "stand-ins.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=Path(__file__).parents[1], stdout=log, stderr=log, start_new_session=True, env=os.environ
+        )
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(300)
+def test_thirty_come_in_with_one_code_and_their_files_are_collected(tmp_path: Path) -> None:
+    with shared_lab() as lab, browser_page(lab) as page:
+        cells = ["%load_ext notebook_cluster", f"%cluster class start --code {CODE} --local 0"]
+        write_notebook(lab.folder / "lesson.ipynb", cells)
+        open_notebook(page, "lesson.ipynb")
+        run_all(page)
+        page.wait_for_selector(".nbc-board-code", timeout=PATIENCE)
+        assert page.inner_text(".nbc-board-code") == CODE
+        assert f"--code {CODE}" in page.inner_text(".nbc-board .nbc-command")
+        assert page.get_attribute(".nbc-board img", "src").startswith("data:image/svg+xml")  # type: ignore[union-attr]
+        with Cluster.attach("lesson") as cluster, stand_ins(tmp_path / "pupils", cluster, PUPILS):
+
+            def are_in() -> bool:
+                page.wait_for_timeout(200)  # Playwright's own loop has to run
+                return page.inner_text(".nbc-board-said") == f"{PUPILS} are in"
+
+            wait_until(are_in, 120, lambda: page.inner_text(".nbc-class-board"))
+            assert page.locator(ROWS).count() == PUPILS
+            names = page.locator(f"{ROWS} th").all_inner_texts()
+            assert names == [f"pupil-{number:02d}" for number in range(1, PUPILS + 1)]
+            for theme in THEMES:
+                use_theme(page, theme)
+                for zoom in (1, 2):
+                    assert violations(page, ".nbc-panel", zoom) == [], (theme, zoom)
+            for width in (900, 1600):
+                page.set_viewport_size({"width": width, "height": 1000})
+                page.wait_for_function(_FITS, timeout=PATIENCE)
+                if pictures := os.environ.get("CLASS_PICTURES"):
+                    page.locator(".nbc-panel").screenshot(path=f"{pictures}/class-{width}.png")
+            places = cluster.collect_files("answer.txt", tmp_path / "collected")
+            assert [place.error for place in places] == [""] * PUPILS
+            for number in range(1, PUPILS + 1):
+                text = (tmp_path / "collected" / f"pupil-{number:02d}" / "answer.txt").read_text()
+                assert text == f"pupil-{number:02d} says {number}"
+            cluster.stop()
+        page.wait_for_selector(".nbc-panel .nbc-button", state="detached", timeout=PATIENCE)
+        said = page.inner_text(".nbc-panel")
+        assert CODE not in said, "what is saved with the notebook has no code"
+        assert "pupil-30" in said
+        shut_down_kernels(page)
