@@ -5,13 +5,14 @@ from importlib.metadata import entry_points
 
 from notebook_cluster.launchers.ipyparallel_engines import IpyParallel
 from notebook_cluster.launchers.launcher import Launcher, LaunchError
+from notebook_cluster.launchers.pretended import Pretended
 from notebook_cluster.launchers.slurm import Slurm
 from notebook_cluster.launchers.ssh import Ssh
 from notebook_cluster.protocol.names import did_you_mean
 
 GROUP = "notebook_cluster.launchers"
 """Entry points of other packages: a name, and a class that is a Launcher."""
-_OURS: dict[str, Callable[[], Launcher]] = {"slurm": Slurm, "ssh": Ssh, "ipp": IpyParallel}
+_OURS: dict[str, Callable[[], Launcher]] = {"slurm": Slurm, "ssh": Ssh, "ipp": IpyParallel, "fake": Pretended}
 
 
 def known_engines() -> list[str]:

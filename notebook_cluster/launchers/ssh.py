@@ -4,16 +4,14 @@ Without a terminal and without a shared connection, so that the end of this side
 input: the launch's key is its first line, its end the sign to leave.
 """
 
-import asyncio
 import contextlib
-import os
 import re
 import shlex
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from notebook_cluster.launchers.commands import environment, find_program, own_words
+from notebook_cluster.launchers.children import Children, log_of
+from notebook_cluster.launchers.commands import find_program, own_words
 from notebook_cluster.launchers.launcher import HostState, Launch, LaunchError, LaunchOrder, LaunchState
 
 _OPTIONS = (
@@ -22,8 +20,6 @@ _OPTIONS = (
 )  # fmt: skip
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,250}")
 """A name of ~/.ssh/config, or USER@HOST; never an option."""
-_LEAVE_S = 30.0
-"""For an agent to leave: it keeps a checkpoint."""
 _TAIL = 4000
 
 
@@ -33,8 +29,7 @@ class Ssh:
     period = 0.5
 
     def __init__(self) -> None:
-        self._running: dict[str, dict[int, tuple[str, asyncio.subprocess.Process]]] = {}
-        self._stopped: set[tuple[str, int]] = set()
+        self._children = Children()
 
     def hosts(self, where: str) -> int:
         return len(_names(where))
@@ -46,36 +41,22 @@ class Ssh:
                 raise LaunchError(f"--on ssh: it does not know --{option}, which is for engines that schedule")
         if order.hosts != len(names):
             raise LaunchError(f"--on ssh:{order.where}: these are {len(names)} hosts, leave --hosts out")
-        secret = order.secret.read_bytes().strip() + b"\n"
-        self._running[order.name] = {}
-        for place, name in enumerate(names):
-            argv = [
-                ssh,
-                "-T",
-                *(word for option in _OPTIONS for word in ("-o", option)),
-                "--",
-                name,
-                _line(order, place),
-            ]
-            self._running[order.name][place] = (name, await _connect(argv, _log(order.folder, place), secret))
-        return Launch(order.name, order.where, len(names), order.folder)
+        words = [ssh, "-T", *(word for option in _OPTIONS for word in ("-o", option)), "--"]
+        argvs = [[*words, name, _line(order, place)] for place, name in enumerate(names)]
+        return await self._children.start(order, names, argvs)
 
     async def state(self, launch: Launch) -> LaunchState:
         hosts: dict[int, HostState] = {}
-        for place, (name, process) in self._running.get(launch.name, {}).items():
-            if process.returncode is None:
-                hosts[place] = HostState("running", host=name)
+        for child in self._children.of(launch):
+            if child.code is None:
+                hosts[child.place] = HostState("running", host=child.name)
             else:
-                asked = (launch.name, place) in self._stopped
-                reason = "stopped" if asked else _why(name, process.returncode, _log(launch.folder, place))
-                hosts[place] = HostState("ended", reason, name, failed=not asked)
+                why = "stopped" if child.asked else _why(child.name, child.code, log_of(launch.folder, child.place))
+                hosts[child.place] = HostState("ended", why, child.name, failed=not child.asked)
         return LaunchState(hosts)
 
     async def stop(self, launch: Launch, places: Sequence[int] = ()) -> None:
-        running = self._running.get(launch.name, {})
-        chosen = [place for place in (places or running) if place in running]
-        self._stopped |= {(launch.name, place) for place in chosen}
-        await asyncio.gather(*(_hang_up(running[place][1]) for place in chosen))
+        await self._children.stop(launch, places)
 
 
 def _names(where: str) -> list[str]:
@@ -86,43 +67,11 @@ def _names(where: str) -> list[str]:
     return names
 
 
-def _log(folder: Path, place: int) -> Path:
-    return folder / f"{place}.log"
-
-
 def _line(order: LaunchOrder, place: int) -> str:
     """What the shell of the host is to run."""
     words = [*order.argv, "--launch-key", "-", "--place", str(place), "--start", "0"]
     setup = f"{order.setup} && " if order.setup else ""
     return f"{setup}exec {shlex.join(words)}"
-
-
-async def _connect(argv: Sequence[str], log: Path, secret: bytes) -> asyncio.subprocess.Process:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        # In a session of its own: Ctrl-C in a terminal is not for it.
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdin=subprocess.PIPE, stdout=descriptor, stderr=descriptor, env=environment(), cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
-    finally:
-        os.close(descriptor)
-    assert process.stdin is not None
-    process.stdin.write(secret)
-    with contextlib.suppress(ConnectionError):
-        await process.stdin.drain()
-    return process
-
-
-async def _hang_up(process: asyncio.subprocess.Process) -> None:
-    """End the agent's standard input, and wait for it to leave."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), _LEAVE_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 def _why(name: str, code: int, log: Path) -> str:
