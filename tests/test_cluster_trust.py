@@ -183,7 +183,9 @@ def test_a_class_code_pairs_with_all_who_share_with_it_also_later(strangers: Str
             lambda: f"four nodes: {cluster.state().nodes} {cluster.state().events}",
         )
         wait_until(lambda: any(other.name in text for text in texts(cluster, "warning")), 60, "the one that failed")
-        assert sum(f"{other.name} was not paired" in text for text in texts(cluster, "warning")) == 1, cluster.state().events
+        assert sum(f"{other.name} was not paired" in text for text in texts(cluster, "warning")) == 1, (
+            cluster.state().events
+        )
         row = peer(cluster, other.name)
         assert row is not None
         assert not row.trusted
