@@ -1,5 +1,6 @@
 """``%cluster class`` in a notebook: one code for machines that dial and machines that are found, files out and back."""
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError
+from notebook_cluster.client.collecting import collect_files
+from notebook_cluster.protocol import transfers as t
+from notebook_cluster.protocol.state import NodeView
 from notebook_cluster.widgets import render_text
 from tests.cluster import kernel_pid
 from tests.conftest import wait_until
@@ -230,3 +234,49 @@ def test_a_closed_class_lets_nobody_new_in_and_opens_again_with_the_same_code(le
     assert lesson.cluster.state().invitation == ""
     lesson.notebook.works(f"%cluster class start --code {CODE}")
     assert lesson.cluster.state().invitation.endswith(f" {CODE}")
+
+
+class Hostile:
+    """A cluster whose one machine answers what it is told to."""
+
+    def __init__(self, found: list[t.FileOffer], pieces: list[t.FilesAnswer]) -> None:
+        self.connection, self._found, self._pieces = self, found, iter(pieces)
+
+    def request(self, body: object, kind: object) -> "concurrent.futures.Future[t.FilesAnswer]":
+        future: concurrent.futures.Future[t.FilesAnswer] = concurrent.futures.Future()
+        match body:
+            case t.FindFolder():
+                future.set_result(t.FilesAnswer(request=1, folder="/there"))
+            case t.FindFiles():
+                future.set_result(t.FilesAnswer(request=2, files=self._found))
+            case _:
+                future.set_result(next(self._pieces))
+        return future
+
+
+def piece(data: bytes, size: int, changed: int = 1) -> t.FilesAnswer:
+    return t.FilesAnswer(request=3, data=data, size=size, changed=changed)
+
+
+@pytest.mark.parametrize(
+    ("path", "pieces", "said"),
+    [
+        ("../evil", [], "must be relative and stay inside"),
+        ("/etc/evil", [], "must be relative and stay inside"),
+        ("a\\b", [], "must be relative and stay inside"),
+        ("x", [piece(b"", 1 << 60)], "does not fit on the disk here"),
+        ("x", [piece(b"12345", 3)] * 3, "changes on eva all the time"),
+        ("x", [piece(b"", 3)] * 3, "changes on eva all the time"),
+        ("x", [piece(b"1", 2), piece(b"1", 2, changed=2)] * 3, "changes on eva all the time"),
+    ],
+)
+def test_a_hostile_machine_writes_nothing_but_its_file(
+    tmp_path: Path, path: str, pieces: list[t.FilesAnswer], said: str
+) -> None:
+    nodes = [NodeView("eva", 0, "eva", "cpu", "cpu", 1, "ok"), NodeView("tom", 1, "tom", "cpu", "cpu", 1, "asleep")]
+    cluster = Hostile([t.FileOffer(path=path, size=3)], pieces)
+    here = tmp_path / "here"
+    eva, tom = collect_files(cluster, "x", here / "into", nodes, lambda done, total: None)  # type: ignore[arg-type]
+    assert said in eva.error
+    assert (eva.files, tom.error) == ([], "tom is asleep")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []

@@ -122,8 +122,6 @@ class _Collecting:
         for file in found:
             target = self._folder.joinpath(*names_in(file.path))
             target.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(target.parent).free - SPARE_BYTES < file.size:
-                raise ClusterError(f"{file.path} of {self._node} ({file.size:,} bytes) does not fit on the disk here")
             yield from self._one(file.path, target)
 
     def _one(self, path: str, target: Path) -> Step:
@@ -144,6 +142,8 @@ class _Collecting:
         self, path: str, file: BinaryIO
     ) -> Generator["concurrent.futures.Future[t.FilesAnswer]", t.FilesAnswer, bool]:
         first = answer = yield self._ask(t.ReadFile(self._node, path))
+        if shutil.disk_usage(self._folder).free - SPARE_BYTES < first.size:
+            raise ClusterError(f"{path} of {self._node} ({first.size:,} bytes) does not fit on the disk here")
         while True:
             if (answer.size, answer.changed) != (first.size, first.changed):
                 return False
