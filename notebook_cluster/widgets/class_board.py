@@ -23,7 +23,7 @@ _WAYS_OUT = {
     "dead": "Restart begins its kernel anew, with the cells so far",
 }
 _CELLS = {
-    "ok": ("done", "good"), "running": ("runs", "info"), "queued": ("waits for its turn", "info"),
+    "ok": ("done", "good"), "running": ("running", "info"), "queued": ("waits for its turn", "info"),
     "replaying": ("catches up", "info"), "interrupted": ("stopped", "warning"), "error": ("failed", "bad"),
     "lost": ("lost", "bad"), "cancelled": ("not begun", "muted"),
 }  # fmt: skip
@@ -76,11 +76,13 @@ def _did(node: NodeView, cell: CellView | None) -> tuple[str, str]:
     text, level = _CELLS.get(status, (status, "muted"))
     if said := cell.errors.get(node.name, ""):
         return plain(said if status == "error" else f"{text}: {said}", 160), level
+    if status == "running" and node.condition in _WAYS_OUT:
+        return "was running", "muted"
     if status == "running" and node.waiting:
-        return plain(f"runs, waiting: {node.waiting}", 120), level
+        return plain(f"running, waits: {node.waiting}", 120), level
     ended = sum(of not in ("running", "queued", "replaying") for of in cell.nodes.values())
     if status == "running" and 2 * ended > len(cell.nodes):
-        return "still runs: most others are done", "warning"
+        return "still running: most others are done", "warning"
     return text, level
 
 
@@ -122,7 +124,7 @@ def _said(rows: list[dict[str, Any]]) -> str:
 
 
 def _cell_said(cell: CellView | None, now: float) -> str:
-    """``cell 7, 12 s: 25 done · 2 failed · 1 runs``."""
+    """``cell 7, 12 s: 25 done · 2 failed · 1 running``."""
     if cell is None:
         return ""
     counts = Counter(_CELLS.get(status, (status, ""))[0] for status in cell.nodes.values())
