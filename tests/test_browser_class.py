@@ -12,11 +12,20 @@ import pytest
 
 from notebook_cluster.client import Cluster
 from tests.axe import THEMES, violations
-from tests.browser import PATIENCE, browser_page, open_notebook, run_all, shared_lab, shut_down_kernels, write_notebook
+from tests.browser import (
+    PATIENCE,
+    browser_page,
+    needs_extension,
+    open_notebook,
+    run_all,
+    shared_lab,
+    shut_down_kernels,
+    write_notebook,
+)
 from tests.conftest import wait_until
 from tests.sidebar_page import use_theme
 
-pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright")
+pytestmark = needs_extension  # what builds it brings axe
 
 CODE = "maple-river-7"
 PUPILS = 30
@@ -40,7 +49,6 @@ def stand_ins(folder: Path, cluster: Cluster, number: int) -> Iterator[None]:
         process.wait(30)
 
 
-@pytest.mark.browser
 @pytest.mark.timeout(300)
 def test_thirty_come_in_with_one_code_and_their_files_are_collected(tmp_path: Path) -> None:
     with shared_lab() as lab, browser_page(lab) as page:

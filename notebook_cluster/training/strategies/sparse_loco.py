@@ -32,13 +32,13 @@ class SparseLoCo(OuterRate):
     ``a = D + beta e`` in two bits each, about 0.16 bits per parameter, and keeps the rest as error feedback
     ``e = a - sent``. The outer step has no momentum: ``theta <- theta - lr * sum_m w_m s_m / sum_m w_m``, for each
     coordinate over those who sent it. All get all contributions, so what a node receives grows with their number.
+    Arguments that are not named here are those of DiLoCo.
 
     Args:
         every: inner steps per round (the paper: 15 to 50), or ``nc.Seconds(30)``.
         k: elements sent of each 4096, a multiple of 8.
         beta: how much of the error feedback is sent again (the paper: 0.95).
         outer_lr: of the outer step.
-        The others are those of DiLoCo.
 
     Raises:
         ValueError, TypeError, TrainingError, CheckpointError: as DiLoCo.
