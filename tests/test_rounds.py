@@ -141,6 +141,24 @@ def test_a_checkpoint_that_nobody_found_is_named_with_the_nodes():
     assert "checkpoint 'digits' was not found on a, b" in refused["a"].reason
 
 
+def test_who_has_the_checkpoint_may_be_slow():
+    cluster = Cluster("abc")
+    cluster.say("a", register("ha", resume="digits"))
+    cluster.say("b", register("hb", resume="digits"))
+    effects = cluster.feed(rounds.Tick(130.0))
+    assert not sent(effects, runs.RegisterRefused)
+    answers = sent(cluster.say("c", register("hc", resume="digits", resume_round=8)), runs.Registered)
+    assert (answers["c"].source, answers["a"].source, answers["b"].round) == (None, "c", 8)
+
+
+def test_a_checkpoint_that_nobody_brings_is_not_waited_for_without_an_end():
+    cluster = Cluster("abc")
+    cluster.say("a", register("ha", resume="digits"))
+    cluster.say("b", register("hb", resume="digits"))
+    refused = sent(cluster.feed(rounds.Tick(161.0)), runs.RegisterRefused)
+    assert set(refused) == {"a", "b"}
+
+
 # ---- one round -----------------------------------------------------------------------------------------------
 
 

@@ -96,7 +96,10 @@ def missing_registrants(transition: Transition, job: JobState) -> list[str]:
 
 def waits_for_registrants(transition: Transition, job: JobState) -> bool:
     """Some node may still come to the run that has just begun."""
-    grace = transition.state.settings.register_grace
+    came = [participant.register for participant in job.participants.values() if participant.joining]
+    lost_without = any(one.resume for one in came) and all(one.resume_round is None for one in came)
+    settings = transition.state.settings
+    grace = max(settings.register_grace, settings.resume_grace if lost_without else 0.0)
     return bool(missing_registrants(transition, job)) and transition.state.now < job.first_register + grace
 
 

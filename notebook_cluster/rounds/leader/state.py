@@ -26,6 +26,8 @@ class RoundsSettings(msgspec.Struct, frozen=True):
 
     register_grace: float = 10.0
     """After the first registration in a cell: how long the others are waited for."""
+    resume_grace: float = 60.0
+    """``register_grace`` while none that came has the checkpoint from which they resume: who has it may be slow."""
     stall_grace: float = 5.0
     """After the first STALLED of an attempt, or the last relay that was ordered because of one: when the node named
     most is left out."""
