@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from notebook_cluster.agent.receiving import FileRefused, check_path
-from notebook_cluster.protocol.transfers import CHUNK_BYTES, MOST_FILES, FileOffer, FilesAnswer
+from notebook_cluster.agent.receiving import FileRefused, check_path, existing
+from notebook_cluster.protocol.transfers import CHUNK_BYTES, LEFT_OUT, MOST_FILES, FileOffer, FilesAnswer
 
-LEFT_OUT = frozenset((".git", "__pycache__", ".ipynb_checkpoints"))
-"""Folders of which nothing is given unless they are named."""
 _WILD = frozenset("*?[")
 _MOST_CHARACTERS = 1_000_000
 """Of the paths in one answer."""
@@ -25,7 +23,7 @@ def found_in(root: Path, pattern: str) -> list[FileOffer]:
         FileRefused: it leads out of the folder, or means too many.
     """
     names = check_path(pattern)
-    root = _existing(root)
+    root = existing(root)
     found = sorted(islice(_matching(root, pattern, names), MOST_FILES + 1))
     if len(found) > MOST_FILES or sum(len(path) for path, _ in found) > _MOST_CHARACTERS:
         raise FileRefused(f"{pattern!r} means too many files there: name fewer, or pack them into one")
@@ -39,7 +37,7 @@ def read_piece(root: Path, path: str, offset: int) -> FilesAnswer:
         FileRefused: there is no such file in the folder, or it cannot be read.
     """
     names = check_path(path)
-    root = _existing(root)
+    root = existing(root)
     file = root.joinpath(*names)
     if not _is_inside(file, root):
         raise FileRefused(f"there is no file {path!r} in the working folder")
@@ -53,13 +51,6 @@ def read_piece(root: Path, path: str, offset: int) -> FilesAnswer:
     except OSError as error:
         raise FileRefused(f"{path!r} cannot be read there: {error.strerror or error}") from None
     return FilesAnswer(request=0, data=data, size=facts.st_size, changed=facts.st_mtime_ns)
-
-
-def _existing(root: Path) -> Path:
-    try:
-        return root.resolve(strict=True)
-    except OSError:
-        raise FileRefused(f"the working folder {root} is not there any more: %cluster restart makes it") from None
 
 
 def _matching(root: Path, pattern: str, names: tuple[str, ...]) -> Iterator[tuple[str, int]]:

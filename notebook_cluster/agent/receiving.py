@@ -39,6 +39,14 @@ def check_path(path: str) -> tuple[str, ...]:
         raise FileRefused(str(error)) from None
 
 
+def existing(root: Path) -> Path:
+    """A working folder, resolved; FileRefused: it is gone."""
+    try:
+        return root.resolve(strict=True)
+    except OSError:
+        raise FileRefused(f"the working folder {root} is not there any more: %cluster restart makes it") from None
+
+
 def digest_of(path: Path) -> bytes:
     """blake2b of a file's content."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -68,10 +76,7 @@ class Receiving:
     def __init__(self, root: Path, ticket: str, files: Sequence[FileOffer]) -> None:
         if not _TICKET.fullmatch(ticket) or len(files) > MOST_FILES:
             raise FileRefused(f"an offer of {len(files)} files is not usable: at most {MOST_FILES:,} are taken")
-        try:
-            self._root = root.resolve(strict=True)
-        except OSError:
-            raise FileRefused(f"the working folder {root} is not there any more: %cluster restart makes it") from None
+        self._root = existing(root)
         self._ticket = ticket
         self._files = list(files)
         self.wanted: list[int] = []

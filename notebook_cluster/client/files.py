@@ -23,10 +23,7 @@ from notebook_cluster.client.stream import Progress, wait
 from notebook_cluster.protocol import transfers as t
 from notebook_cluster.protocol.names import MOST_PATH_CHARACTERS
 from notebook_cluster.protocol.state import NodeView
-from notebook_cluster.protocol.transfers import MOST_FILES
-
-LEFT_OUT = frozenset((".git", "__pycache__", ".ipynb_checkpoints"))
-"""Folders that are not sent."""
+from notebook_cluster.protocol.transfers import LEFT_OUT, MOST_FILES
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ nothing of nodes.
 - :mod:`.finding`: the launcher of a name: ours, or one of the entry points ``notebook_cluster.launchers``
 - :mod:`.commands`: how the programs of an engine are run: with a time limit, and their own words when they refuse
 - :mod:`.slurm`, :mod:`.ssh`: one engine each
-- :mod:`.children`: a process for each host, as SSH and the played machines have it
+- :mod:`.children`: what launchers share whose hosts are processes of this one: SSH, and played machines
 - :mod:`.pretended`: no engine: machines that are played on this one; :mod:`.pretended_machine` is one of them
 - :mod:`.ipyparallel_engines`: each engine that ipyparallel has a launcher for; :mod:`.ipyparallel_call` has that start
   and stop them, in a process of its own

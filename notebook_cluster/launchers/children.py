@@ -7,56 +7,56 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from notebook_cluster.launchers.commands import environment
-from notebook_cluster.launchers.launcher import Launch, LaunchOrder
+from notebook_cluster.launchers.launcher import HostState, Launch, LaunchOrder, LaunchState
 
 _LEAVE_S = 30.0
 """For an agent to leave: it keeps a checkpoint."""
 
 
-class Child(NamedTuple):
-    """``code``: with which it ended, None while it runs; ``asked``: it was told to."""
+class ChildLauncher:
+    """What :class:`.launcher.Launcher` asks for but ``hosts`` and ``start``; the processes are this one's children."""
 
-    place: int
-    name: str
-    code: int | None
-    asked: bool
-
-
-class Children:
-    """Of one launcher, for all its launches."""
+    period = 0.5
 
     def __init__(self) -> None:
         self._running: dict[str, dict[int, tuple[str, asyncio.subprocess.Process]]] = {}
         self._stopped: set[tuple[str, int]] = set()
 
-    async def start(self, order: LaunchOrder, names: Sequence[str], argvs: Sequence[Sequence[str]]) -> Launch:
-        """A process for each of ``names``, in the order of their places, with the key of ``order``."""
-        running = self._running[order.name] = {}
-        line = order.secret.read_bytes().strip() + b"\n"
-        for place, (name, argv) in enumerate(zip(names, argvs, strict=True)):
-            running[place] = name, await _start_with(argv, log_of(order.folder, place), line)
-        return Launch(order.name, order.where, len(names), order.folder)
+    def ended(self, name: str, code: int, log: Path) -> HostState:
+        """What is told of a host whose process has ended with ``code``, and nobody had asked for that."""
+        raise NotImplementedError
 
-    def of(self, launch: Launch) -> Iterator[Child]:
-        """How they are."""
+    async def state(self, launch: Launch) -> LaunchState:
+        hosts: dict[int, HostState] = {}
         for place, (name, process) in self._running.get(launch.name, {}).items():
-            yield Child(place, name, process.returncode, (launch.name, place) in self._stopped)
+            if process.returncode is None:
+                hosts[place] = HostState("running", host=name)
+            elif (launch.name, place) in self._stopped:
+                hosts[place] = HostState("ended", "stopped", name)
+            else:
+                hosts[place] = self.ended(name, process.returncode, _log_of(launch.folder, place))
+        return LaunchState(hosts)
 
-    async def stop(self, launch: Launch, places: Sequence[int]) -> None:
-        """Have those of ``places`` (empty: all) leave; returns when they have."""
+    async def stop(self, launch: Launch, places: Sequence[int] = ()) -> None:
         running = self._running.get(launch.name, {})
         chosen = [place for place in (places or running) if place in running]
         self._stopped |= {(launch.name, place) for place in chosen}
         await asyncio.gather(*(_hang_up(running[place][1]) for place in chosen))
 
+    async def _start_all(self, order: LaunchOrder, names: Sequence[str], argvs: Sequence[Sequence[str]]) -> Launch:
+        """A process for each of ``names``, in the order of their places, with the key of ``order``."""
+        running = self._running[order.name] = {}
+        line = order.secret.read_bytes().strip() + b"\n"
+        for place, (name, argv) in enumerate(zip(names, argvs, strict=True)):
+            running[place] = name, await _start_with(argv, _log_of(order.folder, place), line)
+        return Launch(order.name, order.where, len(names), order.folder)
 
-def log_of(folder: Path, place: int) -> Path:
-    """What the process of ``place`` writes."""
+
+def _log_of(folder: Path, place: int) -> Path:
     return folder / f"{place}.log"
 
 

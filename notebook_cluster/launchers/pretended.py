@@ -6,11 +6,11 @@ long for everything and air dies a minute after it came.
 
 import re
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from notebook_cluster.launchers.children import Children, log_of
-from notebook_cluster.launchers.launcher import HostState, Launch, LaunchError, LaunchOrder, LaunchState
+from notebook_cluster.launchers.children import ChildLauncher
+from notebook_cluster.launchers.launcher import HostState, Launch, LaunchError, LaunchOrder
 from notebook_cluster.protocol.names import is_name
 
 MOST_SLOW = 20.0
@@ -28,13 +28,8 @@ class PretendedMachine(NamedTuple):
     dies: float
 
 
-class Pretended:
-    """A :class:`.launcher.Launcher`; the machines are this process's children."""
-
-    period = 0.5
-
-    def __init__(self) -> None:
-        self._children = Children()
+class Pretended(ChildLauncher):
+    """A :class:`.launcher.Launcher` for machines that are played here."""
 
     def hosts(self, where: str) -> int:
         return len(machines(where))
@@ -54,22 +49,12 @@ class Pretended:
             ]
             for place, one in enumerate(found)
         ]
-        return await self._children.start(order, [one.name for one in found], argvs)
+        return await self._start_all(order, [one.name for one in found], argvs)
 
-    async def state(self, launch: Launch) -> LaunchState:
-        hosts: dict[int, HostState] = {}
-        for child in self._children.of(launch):
-            if child.code is None:
-                hosts[child.place] = HostState("running", host=child.name)
-                continue
-            why = "it died, as was asked" if child.code == DIED else "stopped"
-            if failed := not child.asked and child.code != DIED:
-                why = f"exit code {child.code}: see {log_of(launch.folder, child.place)}"
-            hosts[child.place] = HostState("ended", why, child.name, failed=failed)
-        return LaunchState(hosts)
-
-    async def stop(self, launch: Launch, places: Sequence[int] = ()) -> None:
-        await self._children.stop(launch, places)
+    def ended(self, name: str, code: int, log: Path) -> HostState:
+        if code == DIED:
+            return HostState("ended", "it died, as was asked", name)
+        return HostState("ended", f"exit code {code}: see {log}", name, failed=True)
 
 
 def machines(where: str) -> list[PretendedMachine]:

@@ -7,12 +7,11 @@ input: the launch's key is its first line, its end the sign to leave.
 import contextlib
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
-from notebook_cluster.launchers.children import Children, log_of
+from notebook_cluster.launchers.children import ChildLauncher
 from notebook_cluster.launchers.commands import find_program, own_words
-from notebook_cluster.launchers.launcher import HostState, Launch, LaunchError, LaunchOrder, LaunchState
+from notebook_cluster.launchers.launcher import HostState, Launch, LaunchError, LaunchOrder
 
 _OPTIONS = (
     "BatchMode=yes", "ControlMaster=no", "ControlPath=none", "ConnectTimeout=10", "ServerAliveInterval=5",
@@ -23,13 +22,8 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,250}")
 _TAIL = 4000
 
 
-class Ssh:
-    """A :class:`.launcher.Launcher`; the connections are this process's children."""
-
-    period = 0.5
-
-    def __init__(self) -> None:
-        self._children = Children()
+class Ssh(ChildLauncher):
+    """A :class:`.launcher.Launcher` for hosts that SSH reaches."""
 
     def hosts(self, where: str) -> int:
         return len(_names(where))
@@ -43,20 +37,10 @@ class Ssh:
             raise LaunchError(f"--on ssh:{order.where}: these are {len(names)} hosts, leave --hosts out")
         words = [ssh, "-T", *(word for option in _OPTIONS for word in ("-o", option)), "--"]
         argvs = [[*words, name, _line(order, place)] for place, name in enumerate(names)]
-        return await self._children.start(order, names, argvs)
+        return await self._start_all(order, names, argvs)
 
-    async def state(self, launch: Launch) -> LaunchState:
-        hosts: dict[int, HostState] = {}
-        for child in self._children.of(launch):
-            if child.code is None:
-                hosts[child.place] = HostState("running", host=child.name)
-            else:
-                why = "stopped" if child.asked else _why(child.name, child.code, log_of(launch.folder, child.place))
-                hosts[child.place] = HostState("ended", why, child.name, failed=not child.asked)
-        return LaunchState(hosts)
-
-    async def stop(self, launch: Launch, places: Sequence[int] = ()) -> None:
-        await self._children.stop(launch, places)
+    def ended(self, name: str, code: int, log: Path) -> HostState:
+        return HostState("ended", _why(name, code, log), name, failed=True)
 
 
 def _names(where: str) -> list[str]:

@@ -13,14 +13,12 @@ from notebook_cluster.magics.session import NotebookSession
 from notebook_cluster.magics.transfer_commands import pull
 from notebook_cluster.memory import amount
 from notebook_cluster.protocol.names import check_name, did_you_mean
-from notebook_cluster.protocol.state import by_rank
 
 if TYPE_CHECKING:
     from notebook_cluster.client import HandedIn
 
 COLLECTED = "collected"
 """The folder beside the notebook into which files are collected, in a folder for each node."""
-MOST_HANDED_OUT = 512 * 1024
 _MOST_NAMES = 6
 _MINUTES = 60.0
 
@@ -78,14 +76,14 @@ def _close(session: NotebookSession, call: Invocation, nothing: str) -> None:
 
 
 def _hand_out(session: NotebookSession, call: Invocation, path: str) -> None:
-    from notebook_cluster.client import find_sources
+    from notebook_cluster.client import MOST_REPLAYED, find_sources
     from notebook_cluster.values.handed_out import put_source
 
     cluster = session.require()
     sources = find_sources(path)
-    if sources.size > MOST_HANDED_OUT:
+    if sources.size > MOST_REPLAYED:
         raise UsageError(
-            f"{path} has {amount(sources.size)}: at most {amount(MOST_HANDED_OUT)} are handed out, because who comes "
+            f"{path} has {amount(sources.size)}: at most {amount(MOST_REPLAYED)} are handed out, because who comes "
             f"later gets it too. %cluster send {path} puts it where there are machines now"
         )
     if not sources.files:
@@ -105,11 +103,10 @@ def _collect(session: NotebookSession, call: Invocation, what: str) -> None:
         return
     pattern = what.removeprefix("./").rstrip("/")
     into = Path(call.options.get("into", COLLECTED)).expanduser()
-    nodes = cluster.state().nodes
-    chosen = resolve(call.options["to"], nodes) if "to" in call.options else [node.name for node in nodes]
-    names = [node.name for node in by_rank(nodes) if node.name in chosen]  # also those whose kernel is dead
+    # Without --to also those whose kernel is dead.
+    targets = resolve(call.options["to"], cluster.state().nodes) if "to" in call.options else ()
     with ProgressLine(session.shell, f"collecting {pattern}") as progress:
-        places = cluster.collect_files(pattern, into, names, on_progress=progress)
+        places = cluster.collect_files(pattern, into, targets, on_progress=progress)
     for line in _told(pattern, into, places):
         _say(line)
     if not any(place.files for place in places):

@@ -14,6 +14,8 @@ MOST_VALUE_BYTES = 1 << 30
 """Of one value: sender and receiver hold it a second time while it travels."""
 MOST_FILES = 20_000
 """In one offer."""
+LEFT_OUT = frozenset((".git", "__pycache__", ".ipynb_checkpoints"))
+"""Folders that do not travel with what is around them."""
 
 # ---- values: view <-> coordinator ------------------------------------------------------------------------------------
 

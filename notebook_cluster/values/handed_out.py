@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from notebook_cluster.protocol.names import names_in
+from notebook_cluster.values.whole_files import whole_file
 
 _HERE = '__import__("notebook_cluster.values.handed_out", fromlist=["put"])'
 
@@ -50,15 +51,9 @@ def _put_new(target: Path, data: bytes) -> bool:
     if os.path.lexists(target):
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
-    incoming = target.with_name(f".{target.name[:80]}.{os.getpid()}.coming")
     try:
-        incoming.write_bytes(data)
-        try:
-            os.link(incoming, target)  # unlike a rename it replaces nothing that was made meanwhile
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without links
-            os.rename(incoming, target)
-    finally:
-        incoming.unlink(missing_ok=True)
+        with whole_file(target, overwrite=False) as file:
+            file.write(data)
+    except FileExistsError:
+        return False
     return True
