@@ -240,7 +240,7 @@ def test_a_host_has_from_one_to_64_nodes(cluster: Cluster, number: int) -> None:
 def test_an_engine_that_is_not_known_is_named_with_those_that_are(cluster: Cluster) -> None:
     with pytest.raises(
         ClusterError,
-        match=r"--on slrum: no such engine \(did you mean 'slurm'\?\). There are: ipp, processes, slurm, ssh",
+        match=r"--on slrum: no such engine \(did you mean 'slurm'\?\). There are: fake, ipp, processes, slurm, ssh",
     ):
         cluster.grow("slrum")
 

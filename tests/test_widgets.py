@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bs4
 import msgspec
 import pytest
 
@@ -35,7 +36,7 @@ from notebook_cluster.widgets.formatting import (
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pictures import Line, svg_chart, thin
 from notebook_cluster.widgets.report import render_report
-from notebook_cluster.widgets.static_html import page
+from notebook_cluster.widgets.static_html import page, style
 from notebook_cluster.widgets.subshell import Pace
 from notebook_cluster.widgets.text import sparkline
 from tests.fake_cluster import cluster_view, node_view, peer_view, series_until
@@ -67,6 +68,20 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+def assert_style_is_whole(markup: str) -> None:
+    """A rule that the page leaves out would have applied to nothing in it."""
+    kept = markup.split("<style>")[1].split("</style>")[0]
+    tree = bs4.BeautifulSoup(markup, "html.parser")
+    assert kept
+    left_out = style()
+    for rule in re.findall(r"[^{}]+\{(?:[^{}]|\{[^{}]*\})*\}", kept):
+        assert rule in left_out
+        left_out = left_out.replace(rule, "", 1)
+    selectors = re.findall(r"([^{}]+)\{", re.sub(r"@[^{]*\{", "", left_out))
+    assert selectors
+    assert [one for one in selectors if tree.select(re.sub(r":(hover|focus-visible|disabled)", "", one))] == []
+
+
 def assert_harmless(markup: str) -> None:
     tags = Tags(markup)
     assert not {"img", "script", "iframe", "object", "link", "a"} & set(tags.found)
@@ -96,6 +111,14 @@ def test_html_of_an_ordinary_cluster_is_well_formed_and_has_its_curves() -> None
 
 def test_html_loads_nothing_from_elsewhere() -> None:
     assert not re.search(r"https?://|@import|url\(", render_html(cluster_view()))
+
+
+@pytest.mark.parametrize("nodes", [0, 2, 9])
+@pytest.mark.parametrize("as_class", [False, True])
+def test_saved_html_has_what_applies_to_it_of_the_style(nodes: int, as_class: bool) -> None:
+    views = [node_view(number, f"node-{number}") for number in range(nodes)]
+    state = cluster_view(nodes=views, peers=[peer_view("mini")])
+    assert_style_is_whole(render_html(state, series_until(120, state.started), as_class=as_class))
 
 
 def test_text_has_a_line_for_each_node_and_no_control_characters() -> None:

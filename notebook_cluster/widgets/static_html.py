@@ -76,11 +76,31 @@ def style() -> str:
 
 
 def page(body: Sequence[str], label: str) -> str:
-    """``body``, markup that is escaped already, with the panel's style; ``label`` is what a screen reader calls it.
+    """``body``, markup that is escaped already, with what it needs of the panel's style; ``label`` is what a screen
+    reader calls it.
 
     Texts of nodes in it are no mathematics: MathJax would read them all.
     """
-    return block(NO_TEX, [f"<style>{style()}</style>", block("nbc-panel", body, role="region", aria_label=label)])
+    shown = block("nbc-panel", body, role="region", aria_label=label)
+    return block(NO_TEX, [f"<style>{_style_of(shown)}</style>", shown])
+
+
+def _style_of(markup: str) -> str:
+    """The rules of :func:`style` that can apply to ``markup``: a notebook keeps one copy for each output."""
+    classes = set(re.findall(r"nbc-[\w-]+", markup))
+    return "".join(rule for needed, rule in _rules(style()) if any(one <= classes for one in needed))
+
+
+@cache
+def _rules(sheet: str) -> list[tuple[list[set[str]], str]]:
+    """The rules of ``sheet``, each with the classes that every one of its selectors needs. A block of rules
+    (``@container``) is one rule with the selectors of all in it."""
+    found = []
+    for rule in re.findall(r"[^{}]+\{(?:[^{}]|\{[^{}]*\})*\}", sheet):
+        selectors = ",".join(re.findall(r"([^{}]+)\{", re.sub(r"^@[^{]*\{", "", rule)))
+        selectors = re.sub(r":not\([^)]*\)", "", selectors)
+        found.append(([set(re.findall(r"\.(nbc-[\w-]+)", one)) for one in selectors.split(",")], rule))
+    return found
 
 
 def block(classes: str, children: Sequence[str], **attributes: str) -> str:
