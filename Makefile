@@ -22,9 +22,11 @@ unexport PYTHONDONTWRITEBYTECODE
 SHOW := awk '/^Collecting/ && ++n % 25 == 0 { print "  " n " packages found" } \
   /Downloading .*MB\)|^(Installing|Successfully installed)/ { print "  " substr($$0, 1, 100) } { fflush() }'
 LOG := .venv/pip.log
+# pip compiles one file after the other, compileall with all cores; what it cannot compile is no module of ours.
 INSTALL = install() { \
-	  $(BIN)/python -m pip install --progress-bar off "$$@" 2>&1 | tee $(LOG) | $(SHOW) || { \
-	    echo "pip could not install (whole log: $(LOG)):"; grep -v '^WARNING: Location' $(LOG) | tail -15; exit 1; }; }; install
+	  $(BIN)/python -m pip install --no-compile --progress-bar off "$$@" 2>&1 | tee $(LOG) | $(SHOW) || { \
+	    echo "pip could not install (whole log: $(LOG)):"; grep -v '^WARNING: Location' $(LOG) | tail -15; exit 1; }; \
+	  $(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true; }; install
 
 # JupyterLab asks for this flag where the only user is root (containers).
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
