@@ -230,8 +230,10 @@ class Mesh:
             self._deliver(sender, header, payload, hold=from_ipc)
 
         def why_not(key: str) -> str:
-            name = self._former.get(key)
-            return f"{name} is out of the cluster, and let in again when it is back" if name else ""
+            if name := self._former.get(key):
+                return f"{name} is out of the cluster, and let in again when it is back"
+            # Also one that was told of this node before this node was told of it: nobody's cell prints that.
+            return "no node that the coordinator has named here so far"
 
         return Listening(self._loop, self._identity, self._settings, host, directory, user_of, on_frames, why_not)
 
