@@ -21,7 +21,7 @@ _MACHINE_MODULE = "notebook_cluster.launchers.pretended_machine"
 
 
 class PretendedMachine(NamedTuple):
-    """``slow``: how many times as long it takes; ``dies``: seconds after its start, 0 for never."""
+    """``slow``: how many times as long it takes; ``dies``: seconds after its kernel started, 0 for never."""
 
     name: str
     slow: float

@@ -13,7 +13,7 @@ import psutil
 
 from notebook_cluster.launchers.pretended import DIED
 
-_RUN_S = 0.03
+_RUN_S = 0.1
 """For which a slow kernel runs between two times that it is held."""
 _LOOK_S = 1.0
 """Between two looks for kernels."""
@@ -23,7 +23,7 @@ def main() -> int:
     slow, dies, *options = sys.argv[1:]
     agent = psutil.Popen([sys.executable, "-m", "notebook_cluster.cli", *options])
     signal.signal(signal.SIGTERM, lambda number, frame: agent.terminate())
-    end = time.monotonic() + float(dies) if float(dies) else float("inf")
+    end = float("inf")
     kernels: list[psutil.Process] = []
     looked = -_LOOK_S
     while agent.poll() is None:
@@ -33,6 +33,8 @@ def main() -> int:
             return DIED
         if now >= looked + _LOOK_S:
             kernels, looked = _kernels(agent), now
+            if kernels and float(dies):
+                end = min(end, now + float(dies))  # from when it came: machines may take long to start
         if float(slow) > 1 and kernels:
             time.sleep(_RUN_S)
             _each(kernels, "suspend")
