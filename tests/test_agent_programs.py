@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -140,5 +141,13 @@ def test_programs_that_have_ended_leave_no_zombies(work: Path) -> None:
         # The agent looks every few seconds; until then the system keeps them.
         agent = psutil.Process(kernel_pid(cluster, "local")).parent()
         assert agent is not None
-        zombies = lambda: [c for c in agent.children() if c.status() == psutil.STATUS_ZOMBIE]  # noqa: E731
+
+        def zombies() -> list[psutil.Process]:
+            found = []
+            for child in agent.children():
+                with suppress(psutil.NoSuchProcess):  # ended since they were listed
+                    if child.status() == psutil.STATUS_ZOMBIE:
+                        found.append(child)
+            return found
+
         wait_until(lambda: not zombies(), what="the end of all zombies")

@@ -65,7 +65,8 @@ def test_a_host_leaves_with_a_checkpoint_before_its_time_is_over(root: Path, eng
         round = until_members(cluster, "local")
         cluster.wait_until(lambda state: state.jobs[0].round > round, 60)  # the other one goes on
         wait_until(lambda: job not in engine.jobs(), what=lambda: str(engine.jobs()))
-        assert "JobState=COMPLETED" in ask("scontrol", "show", "job", job)
+        said = lambda: ask("scontrol", "show", "job", job)  # noqa: E731
+        wait_until(lambda: "JobState=COMPLETED" in said(), what=said)  # COMPLETING before
         kept = [path for path in root.glob("**/model-kept/**/manifest.json") if "agents/n1" in str(path)]
         assert kept, list(root.glob("**/model-kept"))
         cluster.interrupt()
