@@ -93,7 +93,9 @@ def test_a_test_that_passes_alone_is_named_and_leaves_the_run_green(
         *options,
     )
     assert (code, last_line(output)) == (0, "1 passed, 1 unsteady")
-    assert output.strip().splitlines()[-2] == "unsteady (failed, passed alone): test_it.py::test_shaky"
+    assert output.strip().splitlines()[-2] == (
+        "unsteady (failed, passed alone): test_it.py::test_shaky: AssertionError: the first time is bad"
+    )
     assert "the first time is bad" in output
     assert "FAILED" not in output
     assert (counted(project, "shaky"), counted(project, "right")) == (2, 1)
@@ -120,8 +122,8 @@ def test_a_test_that_fails_again_fails_the_run_after_one_second_try(
     )
     assert (code, last_line(output)) == (1, "1 failed, 1 passed, 1 unsteady")
     assert output.strip().splitlines()[-3:-1] == [
-        "failed again alone: test_it.py::test_wrong",
-        "unsteady (failed, passed alone): test_it.py::test_shaky",
+        "failed again alone: test_it.py::test_wrong: AssertionError: always",
+        "unsteady (failed, passed alone): test_it.py::test_shaky: assert not True",
     ]
     assert "FAILED test_it.py::test_wrong" in output
     assert counted(project, "wrong") == 2

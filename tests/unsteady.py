@@ -27,6 +27,7 @@ ALONE_SECONDS = 1800.0
 """Each test has its own limit (pytest-timeout); this is for a process that does not end all the same."""
 SHARED_SCOPES = ("class", "module", "package")
 SHOWN_LINES = 60
+REASON = 300
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -190,13 +191,19 @@ class SecondTries:
         if self.outcome.left_alone:
             terminalreporter.write_line(f"no failed test was run once more: {self.outcome.left_alone}", red=True)
         for nodeid in self.outcome.again:
-            terminalreporter.write_line(f"failed again alone: {nodeid}", red=True)
+            terminalreporter.write_line(f"failed again alone: {nodeid}{self._reason(nodeid)}", red=True)
         for nodeid in self.outcome.unsteady:
-            terminalreporter.write_line(f"unsteady (failed, passed alone): {nodeid}", yellow=True)
+            terminalreporter.write_line(f"unsteady (failed, passed alone): {nodeid}{self._reason(nodeid)}", yellow=True)
         if len(self.outcome.unsteady) > MOST_UNSTEADY:
             terminalreporter.write_line(
                 f"{len(self.outcome.unsteady)} tests are unsteady, at most {MOST_UNSTEADY} may be", red=True
             )
+
+    def _reason(self, nodeid: str) -> str:
+        """What the first try of ``nodeid`` said in one line: of a long log only the end may be kept."""
+        said = next(report.longreprtext for report in self.reports if report.nodeid == nodeid)
+        lines = [line[1:].strip() for line in said.splitlines() if line.startswith("E ")]
+        return f": {lines[0][:REASON]}" if lines else ""
 
     def _show_reports(self, reporter: pytest.TerminalReporter) -> None:
         """How the unsteady ones failed, which pytest shows no more, and how the others failed the second time."""
