@@ -8,7 +8,7 @@ can start a command (ssh, systemd, srun).
 - :mod:`.share`: offer this machine; :mod:`.terminal`, :mod:`.console`, :mod:`.picker`: what its person sees and types
 - :mod:`.launched`: the same for an engine that starts it on its hosts
 - :mod:`.trust`: ``pair`` and ``trust``, trust a peer, see who is trusted, take trust back
-- :mod:`.clusters`: ``peers``, ``status``, ``report``, ``export``, ``runs``, ``stop``, ``detach``, ``skip``
+- :mod:`.clusters`: ``peers``, ``status``, ``report``, ``replay``, ``export``, ``runs``, ``stop``, ``detach``, ``skip``
 - :mod:`.doctor`: ``doctor``; :mod:`.bench`: ``bench``
 - :mod:`.run`: ``run``, a script on every node; :mod:`.run_arguments`, :mod:`.run_files`, :mod:`.run_output`: what is
   typed, what goes to the nodes, and what is shown of theirs

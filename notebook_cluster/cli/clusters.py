@@ -1,5 +1,5 @@
-"""``notebook-cluster peers``, ``status``, ``report``, ``export``, ``runs``, ``compare``, ``stop``, ``detach``,
-``skip``."""
+"""``notebook-cluster peers``, ``status``, ``report``, ``replay``, ``export``, ``runs``, ``compare``, ``stop``,
+``detach``, ``skip``."""
 
 import argparse
 from collections import Counter
@@ -23,8 +23,9 @@ from notebook_cluster.client import (
     runs_table,
 )
 from notebook_cluster.protocol.state import PeerView
-from notebook_cluster.security import fingerprint
+from notebook_cluster.security import cluster_directory, fingerprint
 from notebook_cluster.widgets.comparison import compare_runs
+from notebook_cluster.widgets.replay import write_replay
 from notebook_cluster.widgets.report import write_report
 from notebook_cluster.widgets.text import render_text
 
@@ -115,6 +116,19 @@ def report(options: argparse.Namespace) -> int:
         except ClusterError as error:
             raise UsageError(str(error)) from None
         print(write_report(run, options.file, overwrite=options.overwrite, ended=run.ended))
+    return 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Write the page that plays a cluster, its last run or one that was kept, and print where it is."""
+    runs = options.run in running_clusters()
+    if runs and is_led_elsewhere(options.run):
+        raise UsageError(f"the journal of {options.run!r} is on the machine from which it is led: stop it first")
+    try:
+        folder = cluster_directory(options.run) if runs else find_run(options.run).folder
+        print(write_replay(folder, options.file, overwrite=options.overwrite, runs=runs))
+    except ClusterError as error:
+        raise UsageError(str(error)) from None
     return 0
 
 

@@ -13,7 +13,17 @@ from notebook_cluster.client.export import Exported, export_run
 from notebook_cluster.client.files import Destination, find_sources, send_files
 from notebook_cluster.client.found_peers import PeerWatch, find_peers
 from notebook_cluster.client.led_elsewhere import is_led_elsewhere
-from notebook_cluster.client.past import Frames, Run, find_run, named_run, read_run, read_runs, run_name, runs_table
+from notebook_cluster.client.past import (
+    Frames,
+    Run,
+    find_run,
+    named_run,
+    read_past_views,
+    read_run,
+    read_runs,
+    run_name,
+    runs_table,
+)
 from notebook_cluster.client.requests import how_to_join
 from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run, running_clusters
 from notebook_cluster.client.stream import CellStream
@@ -59,6 +69,7 @@ __all__ = [
     "new_ticket",
     "pack",
     "read_last_run",
+    "read_past_views",
     "read_run",
     "read_runs",
     "read_values",

@@ -12,6 +12,7 @@ from notebook_cluster.client.export import Exported, export_run, frame_of
 from notebook_cluster.client.requests import RunningCluster
 from notebook_cluster.client.settings import with_settings
 from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, last_run
+from notebook_cluster.journal.moments import PastViews, read_moments
 from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.state import ClusterView, JobView
 from notebook_cluster.security import runtime_directory
@@ -190,6 +191,15 @@ def read_run(folder: Path) -> LastRun:
     if found is None:
         raise ClusterError(f"the run in {folder} is gone")
     return with_settings(found, folder)
+
+
+def read_past_views(folder: Path, run: LastRun) -> PastViews:
+    """What the panel has shown during ``run``, which :func:`read_run` read from ``folder``. ClusterError: its journal
+    is damaged, or gone."""
+    try:
+        return read_moments(folder, run.curves)
+    except (ValueError, OSError) as error:
+        raise ClusterError(str(error)) from None
 
 
 def read_runs(texts: Iterable[str]) -> list[tuple[str, LastRun]]:

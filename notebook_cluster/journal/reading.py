@@ -89,7 +89,7 @@ def recover(path: Path, on_progress: Callable[[int, int], None] = lambda done, s
     except FileNotFoundError:
         return RecoveredRun()
     except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
 
 
 def _recover(connection: sqlite3.Connection, on_progress: Callable[[float], None]) -> RecoveredRun:
@@ -168,7 +168,7 @@ def read_state(path: Path) -> State:
     except FileNotFoundError:
         return State()
     except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
 
 
 def read_rounds(path: Path) -> list[Noted]:
@@ -189,7 +189,22 @@ def read_events(path: Path) -> list[Event]:
     return [_event_decoder.decode(body) for (body,) in rows]
 
 
-def _unreadable(path: Path, error: Exception) -> Exception:
+def read_history(path: Path) -> tuple[State | None, list[tuple[float, Event]], list[Noted]]:
+    """The state from which the events go on (None: an empty one; else older events were taken out), the events with
+    their times, and every record of the rounds that is still there, oldest first. Raises as :func:`read_rounds`."""
+    with reading(path) as connection:
+        (first,) = connection.execute("SELECT min(id) FROM events").fetchone()
+        snapshot = None if first is None or first == 1 else _snapshot(connection).state
+        after = 0
+        if snapshot is not None:
+            (after,) = connection.execute("SELECT ifnull(max(id), 0) FROM snapshots").fetchone()
+        rows = connection.execute("SELECT time, body FROM events WHERE id > ? ORDER BY id", (after,)).fetchall()
+        noted = [noted for _, noted in _rounds(connection, (), 0)]
+    return snapshot, [(time, _event_decoder.decode(body)) for time, body in rows], noted
+
+
+def unreadable(path: Path, error: Exception) -> Exception:
+    """What is said of a journal that cannot be read, with the way out."""
     if isinstance(error, sqlite3.OperationalError):
         trouble = as_os_error(error, path.parent)
         if trouble.errno == errno.ENOSPC:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.class_commands import class_command
-from notebook_cluster.magics.curve_commands import compare, export, track
+from notebook_cluster.magics.curve_commands import compare, export, replay, track
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.execution.cells import watch_cell
 from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
@@ -341,6 +341,7 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "report": _report,
     "estimate": _estimate,
     "export": export,
+    "replay": replay,
     "track": track,
     "runs": _runs,
     "compare": compare,

@@ -1,4 +1,5 @@
-"""``%cluster export``, ``track`` and ``compare``: the curves of runs into files, into trackers, over each other."""
+"""``%cluster export``, ``track``, ``compare`` and ``replay``: the curves of runs into files, into trackers, over each
+other, and a run played again."""
 
 import shlex
 from pathlib import Path
@@ -56,6 +57,30 @@ def compare(session: NotebookSession, call: Invocation) -> None:
     metric, job = call.options.get("metric", "loss"), call.options.get("job")
     shown = compare_runs(read_runs(call.arguments), metric, job=job, log=call.options.get("log", False))
     session.shell.display_pub.publish(data={"text/plain": shown.text, "text/html": shown.html}, metadata={})
+
+
+def replay(session: NotebookSession, call: Invocation) -> None:
+    """Write the page that plays the notebook's cluster, its last run, or a run that was kept.
+
+    Raises:
+        ClusterError: what the run has left is damaged, or lies on another machine; one line.
+        UsageError: the file cannot be written, or there is no cluster.
+    """
+    from notebook_cluster.client import named_run
+    from notebook_cluster.widgets import write_replay
+
+    named = call.options.get("run", "")
+    folder, name, started = _place_of(session, named)
+    runs = not named and not session.name_of_ended()
+    if runs and (head := session.require().state().head):
+        raise UsageError(
+            f"%cluster replay: the journal is on {head}, from where {name!r} is led: stop it, or hand it over"
+        )
+    try:
+        file = write_replay(folder, call.argument, overwrite=call.options.get("overwrite", False), runs=runs)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"%cluster replay: {error}") from None
+    print(f"{named_run(name, started)} is played in {file}: open it in a browser", flush=True)
 
 
 def track(session: NotebookSession, call: Invocation) -> None:

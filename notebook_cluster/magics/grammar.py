@@ -83,7 +83,9 @@ COMMANDS: dict[str, Command] = {
                 *_LAUNCH_OPTIONS,
                 Option("fake", "N machines that are played on this one, for a lesson", "N", reading.whole(1, 16)),
                 Option("slow", "of those, one that takes 4 times as long", "NAME=4,...", reading.names("NAME=4")),
-                Option("kill", "of those, one that dies then", "NAME@60s,...", reading.names("NAME@60s")),
+                Option(
+                    "kill", "of those, one that dies so long after it came", "NAME@60s,...", reading.names("NAME@60s")
+                ),
                 Option("fresh", "new kernels, also when the cluster runs already"),
                 Option("no-panel", "do not show the panel"),
             ),
@@ -176,6 +178,12 @@ COMMANDS: dict[str, Command] = {
             "write the run as one HTML page that needs no network",
             "FILE.html",
             (Option("overwrite", "replace a file that is there"),),
+        ),
+        Command(
+            "replay",
+            "write the run as one HTML page that plays it in the panel",
+            "FILE.html",
+            (Option("run", _RUN, "NAME[@STARTED]", str), Option("overwrite", "replace a file that is there")),
         ),
         Command(
             "estimate",

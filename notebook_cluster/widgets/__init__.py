@@ -6,7 +6,8 @@ text) and ``server`` (:mod:`.model`). Views hold no state of their own: all come
 - :mod:`.model` turns a ClusterView into plain JSON with ready texts, :mod:`.class_board` into those of a class's page;
   every renderer draws that.
 - :mod:`.text`, :mod:`.static_html`, :mod:`.tables`, :mod:`.comparison`, :mod:`.pictures`: need no browser. Pure
-  functions. :mod:`.report`: a whole run as one page in a file; :mod:`.line_chart`: curves of the user's own.
+  functions. :mod:`.report`: a whole run as one page in a file, :mod:`.replay`: one that plays it
+  in the panel; :mod:`.line_chart`: curves of the user's own.
 - :mod:`.panel`: the live panel and the one thread that changes it; ``panel.js`` is what the browser sees,
   :mod:`.figure` the plotly curves, :mod:`.drawn_curves` those where plotly is not installed, :mod:`.subshell` what lets
   a button act while a cell runs.
@@ -20,6 +21,7 @@ from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets.comparison import compare_runs
 from notebook_cluster.widgets.line_chart import LineChart
+from notebook_cluster.widgets.replay import write_replay
 from notebook_cluster.widgets.report import write_report
 from notebook_cluster.widgets.static_html import render_html, render_peers_html
 from notebook_cluster.widgets.tables import (
@@ -46,6 +48,7 @@ __all__ = [
     "render_text",
     "render_variables",
     "show_panel",
+    "write_replay",
     "write_report",
 ]
 

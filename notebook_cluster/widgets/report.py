@@ -39,7 +39,12 @@ def write_report(run: MeasuredRun, path: str, *, overwrite: bool = False, ended:
     """
     file = Path(path).expanduser()
     check_place(file, overwrite=overwrite)
-    page = render_report(run.state(), run.series(), run.history(), ended=ended)
+    write_page(file, render_report(run.state(), run.series(), run.history(), ended=ended), overwrite=overwrite)
+    return file
+
+
+def write_page(file: Path, page: str, *, overwrite: bool) -> None:
+    """``page`` in ``file``, whole or not at all; OSError: it cannot be written, or is there already."""
     try:
         with whole_file(file, overwrite=overwrite) as stream:
             stream.write(page.encode("utf-8", errors="replace"))
@@ -47,7 +52,6 @@ def write_report(run: MeasuredRun, path: str, *, overwrite: bool = False, ended:
         raise _there_already(file) from None
     except OSError as error:
         raise OSError(f"{file} cannot be written: {error.strerror or error}") from None
-    return file
 
 
 def check_place(file: Path, *, overwrite: bool) -> None:
