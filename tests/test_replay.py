@@ -1,5 +1,6 @@
 """``%cluster replay``: the page shows of each moment what the panel showed then, and needs nothing but itself."""
 
+import asyncio
 import json
 import re
 import sqlite3
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pytest
 
+from benchmarks.journal import write_rounds
 from docs import recording
 from notebook_cluster.cli import main
 from notebook_cluster.client import find_run, read_past_views, read_run
+from notebook_cluster.journal import reading
 from notebook_cluster.journal.moments import PastViews
+from notebook_cluster.journal.records import CommitRecord, RegisterRecord, SealRecord
 from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.state import ClusterView, EventView
 from notebook_cluster.protocol.views import StateChanged
@@ -170,6 +174,23 @@ def test_a_journal_that_does_not_reach_back_is_played_from_where_it_does(played:
     ]
     assert _rounds(past.views[-2]) == _rounds(whole.views[-2])
     assert "does not reach back to the start of this run" in render_replay(past, [])
+
+
+def test_of_a_long_run_some_rounds_are_read_the_last_among_them(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in played.folder.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    asyncio.run(write_rounds(tmp_path, 3000))
+    monkeypatch.setattr(reading, "MOST_COMMITS", 100)
+    noted = reading.read_history(journal_path(tmp_path)).rounds
+    commits = [one.record for one in noted if isinstance(one.record, CommitRecord)]
+    assert not [one for one in noted if isinstance(one.record, SealRecord)]
+    assert 50 < len(commits) <= 101
+    assert (commits[-1].job, commits[-1].commit.round, commits[-1].bytes_sent) == ("model", 3000, 4096 * 3000)
+    assert {one.record.job for one in noted if isinstance(one.record, RegisterRecord)} == {"digits", "model"}
+    assert read_past_views(tmp_path, read_run(tmp_path)).views[-1] == played.past.views[-1]
 
 
 def _state_after(connection: sqlite3.Connection, row: int) -> Any:

@@ -29,6 +29,8 @@ MOST_MOMENTS = 240
 _GAP = 0.25
 """Seconds between two moments at least."""
 _EVENTS = 100
+_JOBS = 4
+"""A search over settings makes hundreds; a panel shows the first."""
 
 
 class PastViews(NamedTuple):
@@ -56,24 +58,23 @@ def read_moments(folder: Path, series: Sequence[Series], most: int = MOST_MOMENT
     """
     try:
         last = read_view(curves_path(folder))
-        snapshot, events, noted = read_history(journal_path(folder))
+        past = read_history(journal_path(folder))
         if last is None:
             raise ValueError("the last view is missing")
-        run = _Run(last, series, State() if snapshot is None else snapshot)
-        if not events:
-            raise ValueError("no event is in it")
+        run = _Run(last, series, past.state)
         happened: list[tuple[float, Event | Record]] = list(
-            merge(events, ((one.time, one.record) for one in noted), key=lambda one: one[0])
+            merge(past.events, ((one.time, one.record) for one in past.rounds), key=lambda one: one[0])
         )
         views, place = [], 0
-        for moment in _moments(events[0][0], [time for time, _ in happened], series, last.state.now, most):
+        begin = last.state.now if past.begin is None else past.begin
+        for moment in _moments(begin, [time for time, _ in happened], series, last.state.now, most):
             while place < len(happened) and happened[place][0] <= moment:
                 run.take(*happened[place])
                 place += 1
             views.append(run.view(moment))
     except (sqlite3.Error, FileNotFoundError, KeyError, TypeError, ValueError) as error:
         raise unreadable(journal_path(folder), error) from None
-    return PastViews([*views, last.state], snapshot is None)
+    return PastViews([*views, last.state], past.whole)
 
 
 def _moments(
@@ -87,7 +88,7 @@ def _moments(
             found.append(time)
     if len(found) >= most:
         found = [found[place * len(found) // (most - 1)] for place in range(most - 1)]
-    return [*found[:-1], told[-1]]
+    return [*found[:-1], *told[-1:]]
 
 
 class _Run:
@@ -152,7 +153,7 @@ class _Run:
         running = self._state.running()
         shown = sorted(self._jobs.items(), key=lambda item: (-item[1].settings.cell, -item[1].since, item[0]))
         views = []
-        for place, (name, job) in enumerate(shown):
+        for place, (name, job) in enumerate(shown[:_JOBS]):
             commit, settings = job.commit, job.settings
             losses = [one for one in self._curves.get("", ()) if one.name == "loss" and one.job == name]
             _, loss, measured = _newest(losses, now)

@@ -13,12 +13,14 @@ import msgspec
 
 from notebook_cluster.journal.events import Event
 from notebook_cluster.journal.kept_rounds import KeptRounds, Rounds
-from notebook_cluster.journal.records import Record, RoundRow, Shape, from_row
+from notebook_cluster.journal.records import COMMIT, SEAL, Record, RoundRow, Shape, from_row
 from notebook_cluster.journal.state import State, apply
 from notebook_cluster.journal.store import as_os_error, reading
 
 _event_decoder = msgspec.json.Decoder(Event)
 _shape_decoder = msgspec.msgpack.Decoder(Shape)
+MOST_COMMITS = 10_000
+"""That :func:`read_history` reads, about: a run may have a million."""
 _PROGRESS_ROWS = 4096
 _BATCH = 256
 _COLUMNS = "id, time, kind, job, round, attempt, hash, shape, body"
@@ -189,18 +191,45 @@ def read_events(path: Path) -> list[Event]:
     return [_event_decoder.decode(body) for (body,) in rows]
 
 
-def read_history(path: Path) -> tuple[State | None, list[tuple[float, Event]], list[Noted]]:
-    """The state from which the events go on (None: an empty one; else older events were taken out), the events with
-    their times, and every record of the rounds that is still there, oldest first. Raises as :func:`read_rounds`."""
+class PastEvents(NamedTuple):
+    """What happened from ``begin`` on (Unix time; None: nothing), when ``state`` was that of the cluster. ``whole``:
+    that is the start of the run. The records of the rounds are also those of before."""
+
+    begin: float | None
+    state: State
+    events: list[tuple[float, Event]]
+    rounds: list[Noted]
+    whole: bool
+
+
+def read_history(path: Path) -> PastEvents:
+    """All of the journal, or where old events were taken out, what came after its last snapshot: events with their
+    times and records of the rounds, oldest first. There are no seals among these, and of a long run's commits about
+    MOST_COMMITS at equal distances. Raises as :func:`read_rounds`."""
     with reading(path) as connection:
         (first,) = connection.execute("SELECT min(id) FROM events").fetchone()
-        snapshot = None if first is None or first == 1 else _snapshot(connection).state
-        after = 0
-        if snapshot is not None:
+        state, after = State(), 0
+        if first != 1:
+            state = _snapshot(connection).state
             (after,) = connection.execute("SELECT ifnull(max(id), 0) FROM snapshots").fetchone()
         rows = connection.execute("SELECT time, body FROM events WHERE id > ? ORDER BY id", (after,)).fetchall()
-        noted = [noted for _, noted in _rounds(connection, (), 0)]
-    return snapshot, [(time, _event_decoder.decode(body)) for time, body in rows], noted
+        tables = ("SELECT min(time) FROM events WHERE id > ?", "SELECT min(time) FROM rounds WHERE id > ?")
+        times = [connection.execute(one, (after,)).fetchone()[0] for one in tables]
+        begin = min((time for time in times if time is not None), default=None)
+        noted = _some_rounds(connection)
+    return PastEvents(begin, state, [(time, _event_decoder.decode(body)) for time, body in rows], noted, first == 1)
+
+
+def _some_rounds(connection: sqlite3.Connection) -> list[Noted]:
+    shape = lru_cache(_BATCH)(lambda number: _shape_decoder.decode(_shape_body(connection, number)))
+    count, last = connection.execute("SELECT count(*), max(id) FROM rounds WHERE kind = ?", (COMMIT,)).fetchone()
+    chosen = (
+        f"SELECT {_COLUMNS} FROM rounds WHERE kind NOT IN (?, ?) "
+        "OR (kind = ? AND (round % ? = 0 OR id = ?)) ORDER BY id"
+    )
+    values = (SEAL, COMMIT, COMMIT, count // MOST_COMMITS + 1, last)
+    rows = (RoundRow(*columns) for _, *columns in connection.execute(chosen, values))
+    return [Noted(row.time, from_row(row, shape)) for row in rows]
 
 
 def unreadable(path: Path, error: Exception) -> Exception:

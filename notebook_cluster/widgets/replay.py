@@ -27,8 +27,8 @@ from notebook_cluster.widgets.static_html import block, charts, style, text_bloc
 _HERE = Path(__file__).parent
 _NOBODY_ASKS: dict[str, Any] = {"answers": [], "notice": "", "board": None, "figure": "", "curves": None}
 """What a panel's state says beside its model."""
-_PICTURES = 60
-"""Of the curves, in the whole page: each takes some kilobytes."""
+_PICTURES, _FEW_PICTURES, _PICTURE_BYTES = 60, 12, 3_000_000
+"""Of the curves, in the whole page: so many, and fewer where they are large, which they are with many nodes."""
 _LEFT_OUT = (
     "As the journal of the run has it. Loads, temperatures, threads and links are in no journal: only the last moment "
     "shows them."
@@ -112,7 +112,9 @@ def _moments(views: Sequence[ClusterView], series: Sequence[Series], ended: str)
     """Of each view its time, how the panel's state differs from that before, and sometimes a picture of the curves."""
     moments: list[dict[str, Any]] = []
     before: Any = None
-    every = max(len(views) // _PICTURES, 1)
+    last = charts(Curves(series), node_colours(views[-1].nodes), views[-1].started)
+    pictures = min(_PICTURES, max(_PICTURE_BYTES // max(len(last), 1), _FEW_PICTURES))
+    every = max(len(views) // pictures, 1)
     picture = ""
     for place, view in enumerate(views):
         is_last = place == len(views) - 1
