@@ -129,7 +129,10 @@ def test_another_machine_of_the_owner_goes_on_with_other_nodes(
             assert {row.name for row in cluster.state().nodes} == {"local", mini.name, air.name}
             records = commits(cluster)
             print(f"from the kill to the next COMMIT: {records[0]['time'] - gone:.1f} s")
-            assert [record["commit"]["round"] for record in records] == [round + 1, round + 2]
+            rounds = [record["commit"]["round"] for record in records]
+            # More of them where a machine was so late that the others went on, and its work came in a later one.
+            assert rounds == list(range(round + 1, round + 1 + len(rounds)))
+            assert len(rounds) >= 2
             assert len(records[0]["commit"]["members"]) == 3
             assert shown.count(f"begins {round} ") == shown.count("begins "), shown
             # whoever was there goes on with what it had beside the model, others begin that afresh
@@ -141,7 +144,7 @@ def test_another_machine_of_the_owner_goes_on_with_other_nodes(
             assert len(set(texts.values())) == 1, texts
             # in the same kernels it goes on from where it is, not from where the cluster began
             again = run(cluster, CELL.format(steps=2, pause=0))
-            assert {words(text, "begins ")[0] for text in again.values()} == {str(round + 2)}
+            assert {words(text, "begins ")[0] for text in again.values()} == {str(rounds[-1])}
             end(cluster)
         notebook.close()
 
