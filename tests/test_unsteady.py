@@ -123,7 +123,7 @@ def test_a_test_that_fails_again_fails_the_run_after_one_second_try(
     assert (code, last_line(output)) == (1, "1 failed, 1 passed, 1 unsteady")
     assert output.strip().splitlines()[-3:-1] == [
         "failed again alone: test_it.py::test_wrong: AssertionError: always",
-        "unsteady (failed, passed alone): test_it.py::test_shaky: assert not True",
+        "unsteady (failed, passed alone): test_it.py::test_shaky: AssertionError: assert not True",
     ]
     assert "FAILED test_it.py::test_wrong" in output
     assert counted(project, "wrong") == 2
