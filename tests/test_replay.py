@@ -189,6 +189,7 @@ def test_of_a_long_run_some_rounds_are_read_the_last_among_them(
     assert not [one for one in noted if isinstance(one.record, SealRecord)]
     assert 50 < len(commits) <= 101
     assert (commits[-1].job, commits[-1].commit.round, commits[-1].bytes_sent) == ("model", 3000, 4096 * 3000)
+    assert max(one.commit.round for one in commits if one.job == "digits") == 30  # of each job the last one
     assert {one.record.job for one in noted if isinstance(one.record, RegisterRecord)} == {"digits", "model"}
     assert read_past_views(tmp_path, read_run(tmp_path)).views[-1] == played.past.views[-1]
 

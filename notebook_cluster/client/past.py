@@ -197,7 +197,7 @@ def read_past_views(folder: Path, run: LastRun) -> PastViews:
     """What the panel has shown during ``run``, which :func:`read_run` read from ``folder``. ClusterError: its journal
     is damaged, or gone."""
     try:
-        return read_moments(folder, run.curves)
+        return read_moments(folder, run)
     except (ValueError, OSError) as error:
         raise ClusterError(str(error)) from None
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from notebook_cluster.journal.curves import LastView, read_view
 from notebook_cluster.journal.events import Event, NodeStarting
 from notebook_cluster.journal.kept_rounds import OTHER_WAITS, SHOWN_WAITS, Rounds
+from notebook_cluster.journal.kept_runs import LastRun
 from notebook_cluster.journal.reading import read_history, unreadable
 from notebook_cluster.journal.records import BaseRecord, CellRecord, CommitRecord, Record, RegisterRecord, VoidRecord
 from notebook_cluster.journal.state import Node, State, apply, cell_view
-from notebook_cluster.journal.store import curves_path, journal_path
+from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, PeerView, Series
 
@@ -50,31 +50,28 @@ class _Job:
         self.since = 0.0
 
 
-def read_moments(folder: Path, series: Sequence[Series], most: int = MOST_MOMENTS) -> PastViews:
-    """At most ``most`` moments of the run in ``folder``, the more the more happened; ``series``: its curves.
+def read_moments(folder: Path, run: LastRun, most: int = MOST_MOMENTS) -> PastViews:
+    """At most ``most`` moments of the run in ``folder``, the more the more happened; ``run``: what was read of it.
 
     Raises:
         ValueError: its journal is damaged, or gone; names it.
     """
     try:
-        last = read_view(curves_path(folder))
         past = read_history(journal_path(folder))
-        if last is None:
-            raise ValueError("the last view is missing")
-        run = _Run(last, series, past.state)
+        replayed = _Run(run, past.state)
         happened: list[tuple[float, Event | Record]] = list(
             merge(past.events, ((one.time, one.record) for one in past.rounds), key=lambda one: one[0])
         )
         views, place = [], 0
-        begin = last.state.now if past.begin is None else past.begin
-        for moment in _moments(begin, [time for time, _ in happened], series, last.state.now, most):
+        begin, end = run.view.now if past.begin is None else past.begin, run.view.now
+        for moment in _moments(begin, [time for time, _ in happened], run.curves, end, most):
             while place < len(happened) and happened[place][0] <= moment:
-                run.take(*happened[place])
+                replayed.take(*happened[place])
                 place += 1
-            views.append(run.view(moment))
+            views.append(replayed.view(moment))
     except (sqlite3.Error, FileNotFoundError, KeyError, TypeError, ValueError) as error:
         raise unreadable(journal_path(folder), error) from None
-    return PastViews([*views, last.state], past.whole)
+    return PastViews([*views, run.view], past.whole)
 
 
 def _moments(
@@ -94,16 +91,16 @@ def _moments(
 class _Run:
     """The run up to a moment: :meth:`take` what happened, in order, then ask for the :meth:`view`."""
 
-    def __init__(self, last: LastView, series: Sequence[Series], state: State) -> None:
-        self._last = last
+    def __init__(self, run: LastRun, state: State) -> None:
+        self._last = run
         self._state = state
         self._jobs: dict[str, _Job] = {}
         self._rounds = Rounds()
         self._since: dict[str, float] = {}
         self._in_round: dict[str, tuple[int, float | None]] = {}
-        self._known = {job.name: job for job in last.state.jobs}
+        self._known = {job.name: job for job in run.view.jobs}
         self._curves: dict[str, list[Series]] = {}
-        for one in series:
+        for one in run.curves:
             self._curves.setdefault(one.node, []).append(one)
 
     def take(self, time: float, what: Event | Record) -> None:
@@ -137,7 +134,7 @@ class _Run:
             self._in_round[member.name] = record.commit.round, record.waits.get(member.name)
 
     def view(self, now: float) -> ClusterView:
-        state, last = self._state, self._last.state
+        state, last = self._state, self._last.view
         cells = list(state.cells.values())
         current = state.running() or (cells[-1] if cells else None)
         events = [event for event in last.events if event.time <= now]
@@ -189,7 +186,7 @@ class _Run:
         peak = max((value for one in memory for value in one.value[: bisect_right(one.time, now)]), default=0.0)
         scalars = {name: value for name, own in curves.items() if (value := _newest(own, now, since)[1]) is not None}
         last_round, wait = self._in_round.get(node.name, (None, None))
-        saved = next((one for one in reversed(self._last.checkpoints) if one.time <= now), None)
+        saved = next((one for one in reversed(self._last.past.checkpoints) if one.time <= now), None)
         accelerator = node.device not in ("", "cpu")
         replays = node.is_in and not node.settled
         return NodeView(

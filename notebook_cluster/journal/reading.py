@@ -205,7 +205,7 @@ class PastEvents(NamedTuple):
 def read_history(path: Path) -> PastEvents:
     """All of the journal, or where old events were taken out, what came after its last snapshot: events with their
     times and records of the rounds, oldest first. There are no seals among these, and of a long run's commits about
-    MOST_COMMITS at equal distances. Raises as :func:`read_rounds`."""
+    MOST_COMMITS at equal distances, the last one of each job among them. Raises as :func:`read_rounds`."""
     with reading(path) as connection:
         (first,) = connection.execute("SELECT min(id) FROM events").fetchone()
         state, after = State(), 0
@@ -222,12 +222,13 @@ def read_history(path: Path) -> PastEvents:
 
 def _some_rounds(connection: sqlite3.Connection) -> list[Noted]:
     shape = lru_cache(_BATCH)(lambda number: _shape_decoder.decode(_shape_body(connection, number)))
-    count, last = connection.execute("SELECT count(*), max(id) FROM rounds WHERE kind = ?", (COMMIT,)).fetchone()
+    (count,) = connection.execute("SELECT count(*) FROM rounds WHERE kind = ?", (COMMIT,)).fetchone()
+    last_ones = "SELECT max(id) FROM rounds WHERE kind = ? GROUP BY job"
     chosen = (
         f"SELECT {_COLUMNS} FROM rounds WHERE kind NOT IN (?, ?) "
-        "OR (kind = ? AND (round % ? = 0 OR id = ?)) ORDER BY id"
+        f"OR (kind = ? AND (round % ? = 0 OR id IN ({last_ones}))) ORDER BY id"
     )
-    values = (SEAL, COMMIT, COMMIT, count // MOST_COMMITS + 1, last)
+    values = (SEAL, COMMIT, COMMIT, count // MOST_COMMITS + 1, COMMIT)
     rows = (RoundRow(*columns) for _, *columns in connection.execute(chosen, values))
     return [Noted(row.time, from_row(row, shape)) for row in rows]
 

@@ -1,7 +1,6 @@
-// Plays a run in the panel of panel.js, which stands before this in the page. The element "run" has {moments}: of each the
+// Plays a run in the panel of panel.js, which stands before this in the page. The element "run" has {pause, moments}: the longest pause in seconds; of each the
 // time, how far the state differs from the one before, and a picture of the curves where there is another one.
 
-const LONGEST_PAUSE = 2; // seconds: where nothing happened for longer nobody waits
 const run = JSON.parse(document.getElementById("run").textContent);
 const [play, slider, clock, speed] = ["play", "slider", "clock", "speed"].map((id) => document.getElementById(id));
 const listeners = new Set();
@@ -45,7 +44,7 @@ function pause() {
 
 function next() {
   if (place + 1 >= run.moments.length) return pause();
-  const gap = Math.min(run.moments[place + 1].time - run.moments[place].time, LONGEST_PAUSE);
+  const gap = Math.min(run.moments[place + 1].time - run.moments[place].time, run.pause);
   timer = setTimeout(() => {
     goTo(place + 1);
     next();

@@ -38,7 +38,7 @@ _SPEEDS = (1, 2, 4, 8, 16)
 _SECONDS = 45
 """That a run takes at the speed that is set at first, where one of them is enough."""
 _LONGEST_PAUSE = 2.0
-"""As in ``replay.js``."""
+"""Seconds: where nothing happened for longer nobody waits."""
 
 
 def write_replay(folder: Path, path: str, *, overwrite: bool = False, runs: bool = False) -> Path:
@@ -67,7 +67,9 @@ def render_replay(past: PastViews, series: Sequence[Series], ended: str = "") ->
     moments = _moments(views, series, ended)
     name = panel_model(views[-1])["name"]
     title = f"{name}: {dated(views[0].now)} to {dated(views[-1].now)}"
-    data = json.dumps({"moments": moments}, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps({"moments": moments, "pause": _LONGEST_PAUSE}, ensure_ascii=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
     drawing = (_HERE / "panel.js").read_text("utf-8").replace("export default { render };", "")
     script = f"{drawing}\n{(_HERE / 'replay.js').read_text('utf-8')}"
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
