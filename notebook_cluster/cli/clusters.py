@@ -121,12 +121,10 @@ def report(options: argparse.Namespace) -> int:
 
 def replay(options: argparse.Namespace) -> int:
     """Write the page that plays a cluster, its last run or one that was kept, and print where it is."""
-    runs = options.run in running_clusters()
-    if runs and is_led_elsewhere(options.run):
-        raise UsageError(f"the journal of {options.run!r} is on the machine from which it is led: stop it first")
     try:
-        folder = cluster_directory(options.run) if runs else find_run(options.run).folder
-        print(write_replay(folder, options.file, overwrite=options.overwrite, runs=runs))
+        lives = options.run in running_clusters()
+        folder = cluster_directory(options.run) if lives else find_run(options.run).folder
+        print(write_replay(folder, options.file, overwrite=options.overwrite))
     except ClusterError as error:
         raise UsageError(str(error)) from None
     return 0

@@ -12,7 +12,7 @@ from notebook_cluster.client.connection import ClusterError
 from notebook_cluster.client.export import Exported, export_run
 from notebook_cluster.client.files import Destination, find_sources, send_files
 from notebook_cluster.client.found_peers import PeerWatch, find_peers
-from notebook_cluster.client.led_elsewhere import is_led_elsewhere
+from notebook_cluster.client.led_elsewhere import is_led_elsewhere, led_from
 from notebook_cluster.client.past import (
     Frames,
     Run,
@@ -64,6 +64,7 @@ __all__ = [
     "give_source",
     "how_to_join",
     "is_led_elsewhere",
+    "led_from",
     "list_clusters",
     "named_run",
     "new_ticket",

@@ -69,15 +69,9 @@ def replay(session: NotebookSession, call: Invocation) -> None:
     from notebook_cluster.client import named_run
     from notebook_cluster.widgets import write_replay
 
-    named = call.options.get("run", "")
-    folder, name, started = _place_of(session, named)
-    runs = not named and not session.name_of_ended()
-    if runs and (head := session.require().state().head):
-        raise UsageError(
-            f"%cluster replay: the journal is on {head}, from where {name!r} is led: stop it, or hand it over"
-        )
+    folder, name, started = _place_of(session, call.options.get("run", ""))
     try:
-        file = write_replay(folder, call.argument, overwrite=call.options.get("overwrite", False), runs=runs)
+        file = write_replay(folder, call.argument, overwrite=call.options.get("overwrite", False))
     except (OSError, ValueError) as error:
         raise UsageError(f"%cluster replay: {error}") from None
     print(f"{named_run(name, started)} is played in {file}: open it in a browser", flush=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from notebook_cluster.client import read_past_views, read_run
+from notebook_cluster.client import ClusterError, led_from, read_past_views, read_run
+from notebook_cluster.journal.kept_runs import is_locked
 from notebook_cluster.journal.moments import PastViews, until
 from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.state import ClusterView, Series
@@ -41,19 +42,24 @@ _LONGEST_PAUSE = 2.0
 """Seconds: where nothing happened for longer nobody waits."""
 
 
-def write_replay(folder: Path, path: str, *, overwrite: bool = False, runs: bool = False) -> Path:
+def write_replay(folder: Path, path: str, *, overwrite: bool = False) -> Path:
     """Write the page that plays the run in ``folder`` to ``path``; returns the file. It appears whole or not at all.
-    ``runs``: the cluster is still there, and the page ends now.
+    Of a cluster that is still there it ends now.
 
     Raises:
-        ClusterError: what the run has left is damaged, or gone.
+        ClusterError: what the run has left is damaged, gone, or on the machine from which it is led.
         OSError: ``path`` is a folder, is there already (without ``overwrite``), or cannot be written; one line.
         ValueError: it is no ``.html`` file.
     """
     file = Path(path).expanduser()
     check_place(file, overwrite=overwrite)
+    lives = is_locked(folder)
+    if lives and (head := led_from(folder)):
+        raise ClusterError(
+            f"the journal of {folder.name!r} is on {head}, from where it is led: stop it, or hand it over"
+        )
     run = read_run(folder)
-    page = render_replay(read_past_views(folder, run), run.curves, "" if runs else run.ended)
+    page = render_replay(read_past_views(folder, run), run.curves, "" if lives else run.ended)
     write_page(file, page, overwrite=overwrite)
     return file
 
