@@ -15,6 +15,7 @@ from torch import nn
 from notebook_cluster import training as nc
 from notebook_cluster.coordinator.nodes.measurements import MOST_VALUES, WAIT, GlobalModels, Measurements
 from notebook_cluster.journal.curves import SeriesStore
+from notebook_cluster.journal.state import Cell, State
 from notebook_cluster.protocol.node import GlobalMeasured, Telemetry
 from notebook_cluster.protocol.state import ClusterView, JobView, RunHistory, Series
 from notebook_cluster.server.watching import CurveHistory
@@ -109,8 +110,8 @@ class FakeCoordinator:
 
     def __init__(self, *running: str, round: int = 9) -> None:
         self.series = SeriesStore()
-        cell = SimpleNamespace(nodes=dict.fromkeys(running, "running"))
-        self.state = SimpleNamespace(running=lambda: None, cells={1: cell})
+        cell = Cell(1, "", (), False, {}, (), status="ok", nodes=dict.fromkeys(running, "running"))
+        self.state = State(cells={1: cell})
         core: Any = self
         self.models = GlobalModels(core, self.series, committed=lambda job: round if job == "model" else None)
 

@@ -52,8 +52,7 @@ class ClusterViews:
     def cluster(self) -> ClusterView:
         """Everything that a panel shows, except the curves."""
         state = self.core.state
-        cells = list(state.cells.values())
-        current = state.running() or (cells[-1] if cells else None)
+        current = state.shown_cell()
         return ClusterView(
             name=state.cluster, epoch=state.epoch, generation=state.generation,
             started=state.started, now=time.time(), nodes=self.nodes(), peers=self.peers(),
@@ -122,20 +121,17 @@ class ClusterViews:
     def _node(self, node: Node, facts: dict[str, Any]) -> NodeView:
         state, measured = self.core.state, self.measurements
         running = state.running()
-        devices = state.peers[node.peer].devices
-        device = next((d for d in devices if d[0] == (node.device or "cpu")), ("cpu", "cpu", 0, False))
+        device, kind, total = state.device(node)
         telemetry, sample = measured.telemetry(node.name), measured.sample(node.name)
         used, peak = measured.memory(node.name)
         condition, reason = self._condition(node, facts)
-        accelerator = node.device not in ("", "cpu")
         last = measured.device(node.peer, node.device or "cpu")
         return NodeView(
             name=node.name, rank=state.rank(node.name), peer=node.peer, device=node.device or "cpu",
-            device_name=device[1], incarnation=node.incarnation, condition=condition,  # type: ignore[arg-type]
+            device_name=device, incarnation=node.incarnation, condition=condition,  # type: ignore[arg-type]
             reason=reason, log_tail=list(node.log_tail),
             busy=running is not None and running.nodes.get(node.name) == "running",
-            memory_kind="unified" if device[3] else ("VRAM" if accelerator else "RAM"),
-            memory_used=used, memory_peak=peak, memory_total=device[2],
+            memory_kind=kind, memory_used=used, memory_peak=peak, memory_total=total,
             cpu=sample.cpu if sample is not None else 0.0,
             load=finite(last.load) if last is not None else None,
             temperature=finite(last.temperature) if last is not None else None, step=telemetry.step,
@@ -180,7 +176,7 @@ class ClusterViews:
                     condition=link.shown if link is not None else "lost",
                     found_by=peer.found_by,  # type: ignore[arg-type]
                     trusted=True,
-                    device=", ".join(sorted({name for _, name, _, _ in peer.devices})),
+                    device=peer.device_names,
                     reason=link.why if link is not None else "",
                     round_trip_ms=None if round_trip is None else round_trip * 1000,
                     jitter_ms=None if jitter is None else jitter * 1000,

@@ -28,7 +28,6 @@ from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, Peer
 MOST_MOMENTS = 240
 _GAP = 0.25
 """Seconds between two moments at least."""
-_EVENTS = 100
 _JOBS = 4
 """A search over settings makes hundreds; a panel shows the first."""
 
@@ -99,9 +98,9 @@ class _Run:
         self._since: dict[str, float] = {}
         self._in_round: dict[str, tuple[int, float | None]] = {}
         self._known = {job.name: job for job in run.view.jobs}
-        self._curves: dict[str, list[Series]] = {}
+        self._curves: dict[str, dict[str, list[Series]]] = {}
         for one in run.curves:
-            self._curves.setdefault(one.node, []).append(one)
+            self._curves.setdefault(one.node, {}).setdefault(one.name, []).append(one)
 
     def take(self, time: float, what: Event | Record) -> None:
         match what:
@@ -135,14 +134,13 @@ class _Run:
 
     def view(self, now: float) -> ClusterView:
         state, last = self._state, self._last.view
-        cells = list(state.cells.values())
-        current = state.running() or (cells[-1] if cells else None)
+        current = state.shown_cell()
         events = [event for event in last.events if event.time <= now]
         return ClusterView(
             name=last.name, epoch=state.epoch, generation=state.generation, started=state.started or last.started,
             now=now, nodes=[self._node(node, now) for node in sorted(state.nodes.values(), key=lambda one: one.order)],
             peers=[self._peer(name) for name, peer in state.peers.items() if not peer.dropped], jobs=self._views(now),
-            cell=None if current is None else cell_view(current), queued=len(state.queue()), events=events[-_EVENTS:],
+            cell=None if current is None else cell_view(current), queued=len(state.queue()), events=events,
             directory=last.directory, run_log=last.run_log, head=last.head,
         )  # fmt: skip
 
@@ -152,7 +150,7 @@ class _Run:
         views = []
         for place, (name, job) in enumerate(shown[:_JOBS]):
             commit, settings = job.commit, job.settings
-            losses = [one for one in self._curves.get("", ()) if one.name == "loss" and one.job == name]
+            losses = [one for one in self._curves.get("", {}).get("loss", ()) if one.job == name]
             _, loss, measured = _newest(losses, now)
             trains = running is not None and running.id == settings.cell
             views.append(
@@ -175,10 +173,9 @@ class _Run:
 
     def _node(self, node: Node, now: float) -> NodeView:
         state, running = self._state, self._state.running()
-        devices = state.peers[node.peer].devices
-        _, device, total, unified = next((d for d in devices if d[0] == (node.device or "cpu")), ("", "cpu", 0, False))
+        device, kind, total = state.device(node)
         since = self._since.get(node.name, 0.0)
-        curves = {name: _of(self._curves.get(node.name, ()), name) for name in self._names(node.name)}
+        curves = dict(self._curves.get(node.name, {}))
         memory = curves.pop("memory", [])
         step, _, _ = _newest(chain(*curves.values()), now, since)
         _, loss, _ = _newest(curves.pop("loss", []), now, since)
@@ -187,7 +184,6 @@ class _Run:
         scalars = {name: value for name, own in curves.items() if (value := _newest(own, now, since)[1]) is not None}
         last_round, wait = self._in_round.get(node.name, (None, None))
         saved = next((one for one in reversed(self._last.past.checkpoints) if one.time <= now), None)
-        accelerator = node.device not in ("", "cpu")
         replays = node.is_in and not node.settled
         return NodeView(
             name=node.name, rank=state.rank(node.name), peer=node.peer, device=node.device or "cpu",
@@ -195,14 +191,11 @@ class _Run:
             condition="replaying" if replays else node.condition,  # type: ignore[arg-type]
             reason=node.reason, log_tail=list(node.log_tail),
             busy=running is not None and running.nodes.get(node.name) == "running",
-            memory_kind="unified" if unified else ("VRAM" if accelerator else "RAM"), memory_used=int(used or 0),
+            memory_kind=kind, memory_used=int(used or 0),
             memory_peak=int(peak), memory_total=total, step=step, loss=loss, scalars=scalars, last_round=last_round,
             round_wait=wait, checkpoint=f"{saved.name} at round {saved.round}" if saved else "",
             checkpoint_time=saved.time if saved else None, place=node.order,
         )  # fmt: skip
-
-    def _names(self, node: str) -> Iterable[str]:
-        return dict.fromkeys(one.name for one in self._curves.get(node, ()))
 
     def _peer(self, name: str) -> PeerView:
         peer, nodes = self._state.peers[name], [one for one in self._state.nodes.values() if one.peer == name]
@@ -210,13 +203,9 @@ class _Run:
         return PeerView(
             name=name, key=peer.key, address=peer.address.removeprefix("tcp://"),
             condition="lost" if away else "connected", found_by=peer.found_by,  # type: ignore[arg-type]
-            trusted=True, device=", ".join(sorted({device for _, device, _, _ in peer.devices})),
+            trusted=True, device=peer.device_names,
             reason=nodes[0].reason if away else "",
         )  # fmt: skip
-
-
-def _of(curves: Iterable[Series], name: str) -> list[Series]:
-    return [one for one in curves if one.name == name]
 
 
 def _newest(

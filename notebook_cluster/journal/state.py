@@ -9,7 +9,7 @@ from notebook_cluster.journal import events as e
 from notebook_cluster.journal.launched import LaunchRecord, apply_to_launches
 from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.protocol.node import NodeAddress, NodeHello, Roster
-from notebook_cluster.protocol.state import CellView
+from notebook_cluster.protocol.state import CellView, MemoryKind
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -25,6 +25,11 @@ class Peer(msgspec.Struct, frozen=True):
     pinned: bool = False
     dropped: str = ""
     """Why it is not used any more, or empty. Its nodes keep their rows until they are removed."""
+
+    @property
+    def device_names(self) -> str:
+        """For people."""
+        return ", ".join(sorted({name for _, name, _, _ in self.devices}))
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -116,6 +121,17 @@ class State(msgspec.Struct, frozen=True):
     def running(self) -> Cell | None:
         """The cell that runs now."""
         return next((cell for cell in self._unfinished_cells() if cell.status == "running"), None)
+
+    def shown_cell(self) -> Cell | None:
+        """The cell that runs now, or the last one."""
+        return self.running() or next(reversed(self.cells.values()), None)
+
+    def device(self, node: Node) -> tuple[str, MemoryKind, int]:
+        """Of a node's device: its name, the kind of memory it has, and how many bytes (0: not known)."""
+        wanted = node.device or "cpu"
+        known = (device for device in self.peers[node.peer].devices if device[0] == wanted)
+        _, name, total, unified = next(known, ("cpu", "cpu", 0, False))
+        return name, "unified" if unified else "RAM" if wanted == "cpu" else "VRAM", total
 
     def queue(self) -> list[Cell]:
         return [cell for cell in self._unfinished_cells() if cell.status == "queued"]

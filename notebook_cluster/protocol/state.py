@@ -10,6 +10,7 @@ NodeCondition = Literal[
     "starting", "ok", "suspect", "lost", "asleep", "dead", "replaying", "rejoining", "refused", "stopping"
 ]
 """``rejoining``: what ``replaying`` was called in what older runs left."""
+MemoryKind = Literal["VRAM", "RAM", "unified"]
 PeerCondition = Literal["found", "connecting", "connected", "suspect", "lost", "asleep", "untrusted", "refused"]
 
 
@@ -26,7 +27,7 @@ class NodeView(Message, frozen=True):
     reason: str = ""
     log_tail: list[str] = []
     busy: bool = False
-    memory_kind: Literal["VRAM", "RAM", "unified"] = "RAM"
+    memory_kind: MemoryKind = "RAM"
     memory_used: int = 0
     """Bytes this node uses (VRAM where the device is an accelerator, else resident memory)."""
     memory_peak: int = 0

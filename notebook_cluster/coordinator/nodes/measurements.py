@@ -93,8 +93,7 @@ class GlobalModels:
 
     def _waits_for(self, one: _MeasuredRound) -> bool:
         # A node's cell may be known to have ended before its last measurement comes, which has a way of its own.
-        state = self._core.state
-        cell = state.running() or next(reversed(state.cells.values()), None)
+        cell = self._core.state.shown_cell()
         nodes = cell.nodes if cell is not None else {}
         return any(status in ("running", "ok") and name not in one.told for name, status in nodes.items())
 
