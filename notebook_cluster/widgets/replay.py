@@ -22,8 +22,8 @@ from notebook_cluster.protocol.state import ClusterView, Series
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import escaped, node_colours
 from notebook_cluster.widgets.model import panel_model
-from notebook_cluster.widgets.report import check_place, write_page
-from notebook_cluster.widgets.static_html import block, charts, style, text_block
+from notebook_cluster.widgets.report import check_place, whole_page, write_page
+from notebook_cluster.widgets.static_html import block, charts, text_block
 
 _HERE = Path(__file__).parent
 _NOBODY_ASKS: dict[str, Any] = {"answers": [], "notice": "", "board": None, "figure": "", "curves": None}
@@ -79,19 +79,13 @@ def render_replay(past: PastViews, series: Sequence[Series], ended: str = "") ->
     drawing = (_HERE / "panel.js").read_text("utf-8").replace("export default { render };", "")
     script = f"{drawing}\n{(_HERE / 'replay.js').read_text('utf-8')}"
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'"
     notes = [_LEFT_OUT] if past.whole else [_SHORTENED, _LEFT_OUT]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
-        f'content="light dark"><title>{escaped(title)}</title><style>{style()}'
-        f"{(_HERE / 'replay.css').read_text('utf-8')}</style></head><body><main>"
-        + block("nbc-panel nbc-player", [f"<h1>{escaped(title)}</h1>", _bar(views), *(_note(one) for one in notes)])
-        + '<div id="panel"></div><div class="nbc-panel nbc-drawn" id="curves"></div></main>'
+    player = block("nbc-panel nbc-player", [f"<h1>{escaped(title)}</h1>", _bar(views), *map(_note, notes)])
+    body = (
+        f'<main>{player}<div id="panel"></div><div class="nbc-panel nbc-drawn" id="curves"></div></main>'
         f'<script type="application/json" id="run">{data}</script><script type="module">{script}</script>'
-        "</body></html>\n"
     )
+    return whole_page(title, "replay.css", body, f"img-src data:; script-src 'sha256-{allowed}'")
 
 
 def _note(text: str) -> str:

@@ -25,7 +25,7 @@ from notebook_cluster.widgets.report_tables import (
 )
 from notebook_cluster.widgets.static_html import block, fact_block, style, text_block
 
-_STYLE = Path(__file__).with_name("report.css")
+_HERE = Path(__file__).parent
 
 
 def write_report(run: MeasuredRun, path: str, *, overwrite: bool = False, ended: str = "") -> Path:
@@ -96,13 +96,21 @@ def render_report(state: ClusterView, series: Sequence[Series], history: RunHist
         *_section("Versions", versions_part(history)),
         *_section("Events", events_part(model)),
     ]
-    title = escaped(f"{model['name']}: report of {moment}")
+    title = f"{model['name']}: report of {moment}"
+    return whole_page(title, "report.css", block("nbc-panel", body, role="main"))
+
+
+def whole_page(title: str, sheet: str, body: str, scripts: str = "") -> str:
+    """A page that loads nothing; ``sheet``: a file of this folder with the rules that it has besides those of the
+    panel, ``body``: markup, ``scripts``: which of those in it may run, in the words of a policy (default: none)."""
+    policy = f"default-src 'none'; style-src 'unsafe-inline'{scripts and f'; {scripts}'}"
+    sheets = style() + "".join((_HERE / name).read_text("utf-8") for name in ("page.css", sheet))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
-        f'content="light dark"><title>{title}</title><style>{style()}{_STYLE.read_text("utf-8")}</style></head>'
-        f"<body>{block('nbc-panel', body, role='main')}</body></html>\n"
+        f'content="light dark"><title>{escaped(title)}</title><style>{sheets}</style></head>'
+        f"<body>{body}</body></html>\n"
     )
 
 
