@@ -71,15 +71,21 @@ class Lab:
         """The folder of all its own files."""
         return self.folder / ".lab"
 
+    @property
+    def options(self) -> list[str]:
+        """Of any server that shows its pages: its settings, what a test looks at, and nothing from the network."""
+        return [
+            "--KernelManager.transport=ipc", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            f"--LabApp.user_settings_dir={self.settings}", f"--LabApp.workspaces_dir={self.private / 'workspaces'}",
+        ]  # fmt: skip
+
     def start(self) -> None:
         """Run its server until :meth:`end`, at the same address each time; returns when it answers."""
         command = [
             sys.executable, "-m", *self.program, "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
             f"--ServerApp.port={self.url.rpartition(':')[2]}", "--ServerApp.port_retries=0",
-            f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.folder}",
-            "--KernelManager.transport=ipc", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=",
-            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-            f"--LabApp.user_settings_dir={self.settings}", f"--LabApp.workspaces_dir={self.private / 'workspaces'}",
+            f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={self.folder}", *self.options,
         ]  # fmt: skip
         with (self.private / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -118,6 +124,22 @@ def running_lab(
     dark: bool = False,
     program: tuple[str, ...] = ("jupyterlab",),
 ) -> Iterator[Lab]:
+    """:func:`prepared_lab` that runs."""
+    with prepared_lab(folder, environment, dark, program) as lab:
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.end()
+
+
+@contextmanager
+def prepared_lab(
+    folder: Path,
+    environment: dict[str, str] | None = None,
+    dark: bool = False,
+    program: tuple[str, ...] = ("jupyterlab",),
+) -> Iterator[Lab]:
     """JupyterLab on loopback with a token; its notebooks lie in ``folder``, all its own files in ``folder/.lab``.
 
     ``environment`` is put on top of this process's; JUPYTER_RUNTIME_DIR and the like are kept where they are set there.
@@ -135,12 +157,9 @@ def running_lab(
     settings = private / "settings"
     _write_settings(settings, dark)
     _check_no_build(Path(variables["JUPYTER_CONFIG_DIR"]))
-    lab = Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), folder, settings, variables, program)
     try:
-        lab.start()
-        yield lab
+        yield Lab(f"http://127.0.0.1:{free_port()}", secrets.token_hex(16), folder, settings, variables, program)
     finally:
-        lab.end()
         shutil.rmtree(runtime, ignore_errors=True)
 
 
@@ -151,16 +170,21 @@ def lab_with_extension(
     """:func:`running_lab` with our JupyterLab part as it was built, whatever is installed; no process with ``mark``
     (by default one of its own) is left."""
     mark = mark or uuid.uuid4().hex
-    extensions = folder / "share" / "labextensions"
-    extensions.mkdir(parents=True)
-    (extensions / "notebook-cluster").symlink_to(EXTENSION)
     try:
-        ours = {"JUPYTER_PATH": str(extensions.parent), MARK: mark}
+        ours = {"JUPYTER_PATH": path_to_extension(folder), MARK: mark}
         with running_lab(folder, ours | (environment or {}), program=program) as running:
             yield running
         wait_until(lambda: not marked_processes(mark), 60, lambda: f"the end of {marked_processes(mark)}")
     finally:
         end_processes(marked_processes(mark))
+
+
+def path_to_extension(folder: Path) -> str:
+    """JUPYTER_PATH of a lab in ``folder`` that is to find our JupyterLab part."""
+    extensions = folder / "share" / "labextensions"
+    extensions.mkdir(parents=True)
+    (extensions / "notebook-cluster").symlink_to(EXTENSION)
+    return str(extensions.parent)
 
 
 @contextmanager
@@ -182,9 +206,9 @@ def browser_page(lab: Lab, width: int = 1280, height: int = 1000) -> Iterator["P
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_OPTIONS)
         try:
-            context = browser.new_context(base_url=lab.url, viewport={"width": width, "height": height})
+            context = browser.new_context(base_url=f"{lab.url}/", viewport={"width": width, "height": height})
             page = context.new_page()
-            page.goto(f"/api/status?token={lab.token}")
+            page.goto(f"api/status?token={lab.token}")
             yield page
         finally:
             browser.close()
@@ -192,7 +216,7 @@ def browser_page(lab: Lab, width: int = 1280, height: int = 1000) -> Iterator["P
 
 def open_notebook(page: "Page", name: str) -> None:
     """Open notebook ``name`` alone, without side bars, and wait until its kernel is idle."""
-    page.goto(f"/lab/tree/{name}?reset")
+    page.goto(f"lab/tree/{name}?reset")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
     page.evaluate("window.jupyterapp.shell.collapseLeft()")
     wait_for_kernel(page)
@@ -249,7 +273,7 @@ def leave(page: "Page") -> None:
     were made before."""
     if page.evaluate("'jupyterapp' in window"):
         shut_down_kernels(page)
-    page.goto("/api/status")
+    page.goto("api/status")
 
 
 def wait_for_kernel(page: "Page", status: str = "idle", timeout: float = 60.0) -> None:

@@ -1,11 +1,14 @@
 """What a machine has kept of a training whose cluster was gone for longer than the lease is told, and found again."""
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from notebook_cluster.client import Cluster
-from tests.cluster import kill, run, running_cluster, text_of
+from tests.cluster import is_running, kill, run, running_cluster, text_of
 from tests.conftest import Agents, wait_until
 from tests.training_cells import SETUP
 
@@ -67,3 +70,41 @@ def test_another_cluster_and_the_same_one_find_what_was_kept(jupyter_dirs: Path,
         reason = wait_until(lambda: reason_of(again, "mini"), 60, "the reason")
         assert "no coordinator came back within its lease; checkpoint kept in" in str(reason)
         assert str(kept) in str(reason)
+
+
+def ended_by_its_lease(cluster: Cluster) -> None:
+    cluster.close()
+
+
+def ended_by_a_signal(cluster: Cluster) -> None:
+    os.kill(cluster.connection.file.pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("end", [ended_by_its_lease, ended_by_a_signal])
+def test_an_end_that_nobody_asked_for_keeps_what_was_trained(
+    end: Callable[[Cluster], None], work: Path, jupyter_dirs: Path, agents: Agents
+) -> None:
+    agents("mini")
+    first = Cluster.start("first", local=1, peers=["mini"], nodes=2, lease=1.0)
+    pid = first.connection.file.pid
+    run(first, SETUP)
+    run(first, CELL.format(more=""))
+    end(first)
+    wait_until(lambda: not is_running(pid), 60, "the end of the cluster")
+    first.close()
+    there = jupyter_dirs / "agents" / "mini" / "work" / "first"
+    for folder in (work, there):
+        assert (folder / "checkpoints" / "model-kept" / "round-000002" / "manifest.json").exists(), folder
+
+    with running_cluster("second", local=1) as second:  # in the folder where the first one's local nodes worked
+        wait_until(lambda: told(second, "local has kept 'model-kept'", "round 2", str(work)), 60, "what is kept here")
+        run(second, SETUP)
+        assert "begins 2" in run(second, CELL.format(more=", resume='model-kept'"))["local"]
+
+
+def test_a_stop_that_was_asked_for_keeps_nothing(work: Path) -> None:
+    with running_cluster("first", local=1) as cluster:
+        run(cluster, SETUP)
+        run(cluster, CELL.format(more=""))
+        cluster.stop()
+    assert not (work / "checkpoints").exists()

@@ -33,6 +33,7 @@ export interface PeerView {
   slept: number | null;
   battery: number | null;
   plugged: boolean;
+  kept: string[];
 }
 /**
  * One cluster of this user. `state` is the last one that was heard.

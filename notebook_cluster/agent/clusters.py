@@ -3,19 +3,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from notebook_cluster.agent.events import EventKind, SharingEvent
 from notebook_cluster.agent.heads import Heads
 from notebook_cluster.agent.host import GRACE_S, ClusterHost
-from notebook_cluster.agent.kernels.control_socket import kept_checkpoints
 from notebook_cluster.agent.machine import MachineSample, OwnAddresses, describe
 from notebook_cluster.agent.resources import Resources
 from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.agent.taking_over import Predecessors
 from notebook_cluster.link import Condition, Session
 from notebook_cluster.protocol.heads import FollowHead, Granted
-from notebook_cluster.protocol.peer import Farewell, KeptCheckpoints, PeerInfo, Released, Slept
+from notebook_cluster.protocol.peer import Farewell, PeerInfo, Released, Slept
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import fingerprint
 
@@ -81,7 +81,7 @@ class Clusters:
             owner_id=self._coordinators.owner_id(session.key),
             # Two people may give their clusters one name.
             folder=session.cluster_name if own else f"{session.cluster_name}-{fingerprint(owner_key)}",
-            on_release=lambda host: self._end_soon(host, "stopped", asked=True),
+            on_release=self._release,
             on_ask_kept=self._predecessors.on_ask_kept,
         )
         self._hosts[session.cluster] = host
@@ -124,15 +124,7 @@ class Clusters:
         host.session.send(host.inventory(self._untold.pop((host.session.key, host.session.cluster), "")))
         self._sent.pop(host.session.cluster, None)
         self.tell_peer_info()
-        task = asyncio.create_task(self._tell_kept(host))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
-    async def _tell_kept(self, host: ClusterHost) -> None:
-        """Whoever is let in may go on with what was kept here, also of clusters that are no more."""
-        rows = await asyncio.to_thread(kept_checkpoints, self._resources.directory / "work")
-        if rows and self._hosts.get(host.session.cluster) is host:
-            host.session.send(KeptCheckpoints(checkpoints=rows))
+        self._go_on(host.kept.tell())
 
     def _condition(self, host: ClusterHost, condition: Condition, reason: str) -> None:
         log.info("cluster %s is %s%s", host.name, condition, f": {reason}" if reason else "")
@@ -145,8 +137,20 @@ class Clusters:
             if condition == "refused":
                 self._heads.left(host.session)
 
+    def _release(self, host: ClusterHost, keep: str) -> None:
+        async def end() -> None:
+            if keep:
+                await host.keep_checkpoints(keep)
+            await self.end_cluster(host, "stopped", asked=True)
+
+        self._go_on(end())
+
     def _end_soon(self, host: ClusterHost, reason: str, *, asked: bool, grace: float = GRACE_S) -> None:
-        task = asyncio.create_task(self.end_cluster(host, reason, asked=asked, grace=grace))
+        self._go_on(self.end_cluster(host, reason, asked=asked, grace=grace))
+
+    def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until it is done, or this agent has waited for it at its own end."""
+        task = asyncio.create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 

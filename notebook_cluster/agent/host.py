@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.agent.events import EventKind, SharingEvent
-from notebook_cluster.agent.kernels.control_socket import CheckpointKeeper, ControlSocket, OutputHolder
+from notebook_cluster.agent.kernels.control_socket import CheckpointKeeper, ControlSocket, KeptNews, OutputHolder
 from notebook_cluster.agent.kernels.kernel import Kernel
 from notebook_cluster.agent.kernels.supervisor import KernelEnvironment
 from notebook_cluster.agent.machine import MachineSample
@@ -56,7 +56,8 @@ class ClusterHost:
         owner: whose cluster it is, for people.
         owner_id: the same for all clusters of that owner, see :meth:`.sharing.coordinators.Coordinators.owner_id`.
         folder: name of its folders for work and logs.
-        on_release: called when the coordinator said that the cluster is over.
+        on_release: called when the coordinator said that the cluster is over, with the reason for which nodes are to
+            save their training, if they are.
         on_ask_kept: called when it asks what is kept of its cluster here.
     """
 
@@ -69,7 +70,7 @@ class ClusterHost:
         owner: str,
         owner_id: str,
         folder: str,
-        on_release: "Callable[[ClusterHost], None]",
+        on_release: "Callable[[ClusterHost, str], None]",
         on_ask_kept: "Callable[[ClusterHost, AskKept], None]",
     ) -> None:
         self.session = session
@@ -101,6 +102,7 @@ class ClusterHost:
             resources.sockets / f"m{number}",
         )
         self._environment.mesh_sockets.mkdir(mode=0o700)
+        self.kept = KeptNews(session, resources.directory / "work")
         self._files = FileTransfers(resources.admission.limits, self._environment.folder_of, session.send)
         session.on_shortened = self._shortened
 
@@ -159,7 +161,7 @@ class ClusterHost:
             case AskKept():
                 self._on_ask_kept(self, message)
             case Release():
-                self._on_release(self)
+                self._on_release(self, message.keep)
             case _:
                 log.warning("cluster %s sent an unexpected %s", self.name, type(message).__name__)
 
@@ -265,6 +267,8 @@ class ClusterHost:
             message.node,
         )
         self.session.send(kernel.started())
+        if message.directory:
+            self._spawn(self.kept.tell(options.directory))
         if kernel.unwanted.is_set():
             # While it was being started.
             process.kill()

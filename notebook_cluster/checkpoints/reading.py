@@ -242,18 +242,18 @@ class KeptHere:
     manifest: Manifest
 
 
-def kept_homes(work: Path) -> Iterator[Path]:
-    """Every ``<cluster>/checkpoints/<job>-kept`` below ``work``."""
+def kept_homes(work: Path, cluster: str = "*") -> Iterator[Path]:
+    """Every ``<cluster>/checkpoints/<job>-kept`` below ``work``; ``cluster``: a pattern."""
     root = work.resolve()
-    for home in sorted(root.glob(f"*/checkpoints/*{SUFFIX}")):
+    for home in sorted(root.glob(f"{cluster}/checkpoints/*{SUFFIX}")):
         if home.is_dir() and home.resolve() == home:
             yield home
 
 
-def kept_below(work: Path) -> list[KeptHere]:
-    """The newest kept checkpoint of each name below ``work``, newest first."""
+def kept_below(work: Path, cluster: str = "*") -> list[KeptHere]:
+    """The newest kept checkpoint of each name below ``work``, newest first; ``cluster``: a pattern."""
     newest: dict[str, KeptHere] = {}
-    for home in kept_homes(work):
+    for home in kept_homes(work, cluster):
         for folder in home.glob("round-*"):
             if folder.is_symlink():
                 continue

@@ -182,6 +182,7 @@ class ClusterViews:
                     jitter_ms=None if jitter is None else jitter * 1000,
                     pairing=candidate is not None and candidate.pairing_port > 0,
                     slept=link.slept if link is not None else None, battery=battery, plugged=plugged,
+                    kept=link.kept if link is not None else [],
                 )
             )  # fmt: skip
         trusted = self.trust.keys()

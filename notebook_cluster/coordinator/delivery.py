@@ -34,6 +34,8 @@ class PeerLink:
         self.reason = ""
         self.slept: float | None = None
         """Seconds of its last sleep."""
+        self.kept: list[str] = []
+        """What it keeps of trainings, a line each, the newest first."""
         self.ready = asyncio.Event()
         """Its agent has described itself."""
         self.refused = asyncio.Event()

@@ -73,15 +73,15 @@ class Ending:
 
     # ---- with the cluster
 
-    async def close(self, reason: str) -> None:
-        """Every kernel of this cluster ends."""
+    async def close(self, reason: str, *, keep: bool) -> None:
+        """Every kernel of this cluster ends. ``keep``: nobody asked for that, what is trained is saved first."""
         log.info("cluster %s ends: %s", self.core.state.cluster, reason)
         try:
             self._say_goodbye(reason)
         except Exception:
             log.exception("the end could not be written down")  # the agents are told all the same
         await self.core.journal.written(GOODBYE)
-        await self.links.release()
+        await self.links.release(reason if keep else "")
         await self.launches.close()
         await self._close_parts()
         (self.runtime / "connection.json").unlink(missing_ok=True)

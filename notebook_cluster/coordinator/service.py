@@ -76,7 +76,7 @@ class Coordinator:
         """
         self._progress, self._settings = progress or startup.StartProgress(), settings
         self._stopping = asyncio.Event()
-        self._stop_reason = ""
+        self._stop_reason, self._keeps = "", False
         self._last_needed = time.monotonic()
 
         identity, self._announcement = startup.identify(settings)
@@ -250,7 +250,7 @@ class Coordinator:
     async def run(self) -> None:
         """Serve until stopped, until the lease is over, until SIGTERM, or until frozen."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop, f"ended by {number.name}")
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, f"ended by {number.name}", True)
         # An error up to here ends this process alone: the agents keep what they have for the next one.
         address = self.views.start()
         try:
@@ -265,7 +265,7 @@ class Coordinator:
         finally:
             if not self.core.journal.frozen:
                 self._stopping.set()
-                await self.ending.close(self._stop_reason or "ended")
+                await self.ending.close(self._stop_reason or "ended", keep=self._keeps)
 
     async def freeze(self, token: str) -> Moved:
         """:meth:`run` returns, and :attr:`ending` does the rest; RequestError before that: all is as it was."""
@@ -332,7 +332,7 @@ class Coordinator:
         if self.views.looked_at or self.core.state.running() is not None:
             self._last_needed = now
         elif now - self._last_needed > self._settings.lease:
-            self._stop("nobody looked at it for its lease")
+            self._stop("nobody looked at it for its lease", True)
         self._global_models.tick(now)
         fresh = self._persistence.keep(now)
         if self.core.is_dirty and any(view.live for view in self.views.views.values()):
@@ -341,8 +341,9 @@ class Coordinator:
         if fresh:
             self.views.send_live(v.SeriesAdded(series=fresh))
 
-    def _stop(self, reason: str) -> None:
-        self._stop_reason = self._stop_reason or reason
+    def _stop(self, reason: str, keep: bool = False) -> None:
+        if not self._stop_reason:  # keep: nobody asked for this end, and what is trained is saved
+            self._stop_reason, self._keeps = reason, keep
         self._stopping.set()
 
     def _stop_soon(self, reason: str) -> None:
@@ -356,4 +357,4 @@ class Coordinator:
         others = [other for other in self.views.views.values() if other.kind in ("magics", "client")]
         idle = self.core.state.running() is None and not self.core.state.queue()
         if clean and view.kind == "magics" and not others and idle and not self._settings.head:
-            self._stop("the notebook kernel was shut down and nothing ran")
+            self._stop("the notebook kernel was shut down and nothing ran", True)

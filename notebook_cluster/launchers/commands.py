@@ -9,12 +9,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from notebook_cluster.launchers.launcher import LaunchError
+from notebook_cluster.security import without_tokens
 
 _MOST = 1_000_000
 _KILLED_S = 1.0
 """For a program to be gone that was killed; what it has started may hold on to its output."""
-_TOKENS = re.compile(r"(JUPYTER|JPY|JUPYTERHUB|CONFIGPROXY)_\w*(TOKEN|PASSWORD|SECRET)\w*")
-"""What a Jupyter server and its hub put into a kernel's environment: nobody's business on another machine."""
 
 
 class NoAnswer(LaunchError):
@@ -24,10 +23,8 @@ class NoAnswer(LaunchError):
 def environment(without: re.Pattern[str] | None = None) -> dict[str, str]:
     """This process's environment, as an engine may keep and pass it on: without Jupyter's tokens, and without the
     variables whose whole name is ``without``."""
-    left_out = [pattern for pattern in (_TOKENS, without) if pattern is not None]
-    return {
-        name: value for name, value in os.environ.items() if not any(pattern.fullmatch(name) for pattern in left_out)
-    }
+    kept = without_tokens(os.environ)
+    return {name: value for name, value in kept.items() if without is None or not without.fullmatch(name)}
 
 
 def find_program(program: str, way_out: str) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
     from notebook_cluster.protocol.state import ClusterView
 
+_KEPT_LINES = 3
+
 
 def run_command(session: NotebookSession, call: Invocation) -> Any:
     """Run one parsed subcommand; what it returns is the line's value.
@@ -50,6 +52,8 @@ def _start(session: NotebookSession, call: Invocation) -> None:
         _say(f"attached to cluster {name!r}, which runs already: {_nodes(state)}")
     else:
         _say(f"cluster {name!r} is ready in {time.monotonic() - began:.1f} s: {_nodes(state)}")
+        for line in [peer.kept[0] for peer in state.peers if peer.kept][:_KEPT_LINES]:
+            _say(line)
     if not call.options.get("no_panel"):
         _show_panel(session, cluster)
     _watch_running(session, cluster, state)

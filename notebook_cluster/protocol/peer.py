@@ -228,6 +228,9 @@ class AskInventory(Message, frozen=True):
 class Release(Message, frozen=True):
     """Coordinator: this cluster is over; end all its kernels and forget it. Answered by Released."""
 
+    keep: str = ""
+    """Nobody asked for the end: nodes save their training first, for this reason."""
+
 
 class Released(Message, frozen=True):
     pass

@@ -100,6 +100,8 @@ class PeerView(Message, frozen=True):
     """Charge in percent; None: it has no battery, or does not say."""
     plugged: bool = True
     """On mains."""
+    kept: list[str] = []
+    """What it keeps of trainings that ended without being asked to, a line each, the newest first."""
 
 
 class RoundWait(Message, frozen=True):

@@ -31,6 +31,7 @@ from notebook_cluster.security.identity import (
     runtime_directory,
     same_user_keys,
     withdraw,
+    without_tokens,
     write_private,
 )
 from notebook_cluster.security.sanitise import WidgetView, safe_bundle, safe_output
@@ -68,5 +69,6 @@ __all__ = [
     "trusted_peers",
     "user_id",
     "withdraw",
+    "without_tokens",
     "write_private",
 ]

@@ -16,6 +16,7 @@ import re
 import secrets
 import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,8 @@ from notebook_cluster.protocol import check_name
 _FILE = "identity.json"
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85 text of 32 bytes (ZeroMQ RFC 32)."""
+_TOKENS = re.compile(r"(JUPYTER|JPY|JUPYTERHUB|CONFIGPROXY)_\w*(TOKEN|PASSWORD|SECRET)\w*")
+"""What a Jupyter server and its hub put into a kernel's environment."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ class Identity:
 
     public_key: str
     secret_key: str = field(repr=False)
+
+
+def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` without the tokens of a Jupyter server and its hub: they are no business of another machine, nor
+    of a kernel that somebody else may use."""
+    return {name: value for name, value in environment.items() if not _TOKENS.fullmatch(name)}
 
 
 def is_key(text: object) -> bool:

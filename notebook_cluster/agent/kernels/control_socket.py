@@ -11,6 +11,7 @@ printed beyond the outbox is left out, as :mod:`notebook_cluster.link.channel` s
 """
 
 import asyncio
+import glob
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ import zmq
 
 from notebook_cluster.link import Session
 from notebook_cluster.protocol.node import HoldOutput, KeepCheckpoint, Kept
-from notebook_cluster.protocol.peer import KeptCheckpoint
+from notebook_cluster.protocol.peer import KeptCheckpoint, KeptCheckpoints
 from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from notebook_cluster.sockets import Pump
 
@@ -171,14 +172,17 @@ _TOLD_S = 30 * 86400.0
 _MOST_TOLD = 16
 
 
-def kept_checkpoints(work: Path) -> list[KeptCheckpoint]:
-    """What nodes have kept in the folders of clusters below ``work``, newest first; of each name the newest."""
-    if next(work.glob("*/checkpoints"), None) is None:
+def kept_checkpoints(work: Path, cluster: str = "*") -> list[KeptCheckpoint]:
+    """What nodes have kept in the folders of clusters below ``work``, newest first; of each name the newest.
+
+    ``cluster``: a pattern for the name of such a folder.
+    """
+    if next(work.glob(f"{cluster}/checkpoints/*-kept"), None) is None:
         return []
     from notebook_cluster.checkpoints.reading import kept_below  # numpy comes with it
 
     try:
-        found = kept_below(work)
+        found = kept_below(work, cluster)
     except OSError as error:
         log.warning("cannot look what is kept below %s: %s", work, error)
         return []
@@ -241,3 +245,25 @@ class CheckpointKeeper:
             return Kept(folders=[], error=f"it did not answer within {KEEP_S:.0f} s")
         finally:
             del self._waiting[node]
+
+
+class KeptNews:
+    """Tells the coordinator of ``session``, which may go on with it, what was kept here; ``work``: the folders of all
+    clusters, also of those that are no more."""
+
+    def __init__(self, session: Session, work: Path) -> None:
+        self._session = session
+        self._work = work
+        self._told: set[Path] = set()
+
+    async def tell(self, folder: Path | None = None) -> None:
+        """Of all clusters; or once what lies in ``folder``, in which its owner has nodes work."""
+        if folder is None:
+            rows = await asyncio.to_thread(kept_checkpoints, self._work)
+        elif folder not in self._told:
+            self._told.add(folder)
+            rows = await asyncio.to_thread(kept_checkpoints, folder.parent, glob.escape(folder.name))
+        else:
+            return
+        if rows:
+            self._session.send(KeptCheckpoints(checkpoints=rows))

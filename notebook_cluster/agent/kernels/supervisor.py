@@ -24,6 +24,7 @@ from notebook_cluster.agent.sharing.admission import StartRefused
 from notebook_cluster.processors import PLACE, NodeCount, count_nodes, thread_variables, threads_for
 from notebook_cluster.protocol.cell_mark import CELL_MARK
 from notebook_cluster.protocol.peer import StartNode
+from notebook_cluster.security import without_tokens
 
 _TAIL_BYTES = 64 * 1024
 _WAKE_AFTER_S = (0.05, 0.5)
@@ -86,7 +87,7 @@ class KernelProcess:
         """
         manager = _new_manager(options.sockets)
         # An agent may run below another Jupyter process, whose JPY_ variables would mislead the kernel.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("JPY_")}
+        inherited = {name: value for name, value in without_tokens(os.environ).items() if not name.startswith("JPY_")}
         # Else the debugger that ipykernel loads warns of itself, in the middle of the first cell.
         quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         descriptor = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

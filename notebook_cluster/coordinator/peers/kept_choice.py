@@ -9,11 +9,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from notebook_cluster.protocol.clock import clock
 from notebook_cluster.protocol.kept import MOST_STATES, KeptState
 from notebook_cluster.protocol.names import is_name
+from notebook_cluster.protocol.peer import KeptCheckpoint
 
 MOST_ROUND = 1 << 53
-_MOST_TIME, _MOST_JOB, _MOST_HASH = 1e11, 63, 128
+MOST_FOLDER = 1000
+_MOST_TIME, _MOST_JOB, _MOST_TEXT, _MOST_HASH = 1e11, 63, 200, 128
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,22 @@ class ChosenState:
     state: KeptState
     peers: list[str]
     newer: tuple[str, KeptState] | None = None
+
+
+def kept_line(peer: str, kept: KeptCheckpoint) -> str:
+    """What people are told of it; empty where it cannot be a checkpoint."""
+    if not is_name(kept.name):
+        return ""
+    when = f", {clock(kept.time)}" if 0 <= kept.time < _MOST_TIME else ""
+    job, folder = _printable(kept.job[:_MOST_TEXT]), _printable(kept.folder[:MOST_FOLDER])
+    return (
+        f"{peer} has kept {kept.name!r} of job {job!r} (round {kept.round}{when}) in {folder}: resume={kept.name!r} "
+        "goes on from it"
+    )
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def possible(states: Sequence[KeptState]) -> list[KeptState]:

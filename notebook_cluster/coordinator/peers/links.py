@@ -12,12 +12,12 @@ import zmq
 from notebook_cluster.coordinator.core import LOCAL, Core
 from notebook_cluster.coordinator.delivery import Delivery, PeerLink
 from notebook_cluster.coordinator.nodes.membership import Membership
+from notebook_cluster.coordinator.peers.kept_choice import MOST_FOLDER, kept_line
 from notebook_cluster.journal import events as e
 from notebook_cluster.link import Dialer, InboundListener
 from notebook_cluster.peering.candidates import FoundBy, Trust
 from notebook_cluster.protocol import peer as p
-from notebook_cluster.protocol.clock import clock, dated, roughly
-from notebook_cluster.protocol.names import is_name
+from notebook_cluster.protocol.clock import dated, roughly
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import Identity, fingerprint
@@ -25,6 +25,8 @@ from notebook_cluster.security import Identity, fingerprint
 CONNECT_TIMEOUT = 15.0
 AGENT_CONNECTS = 5.0
 RELEASE_TIMEOUT = 8.0
+KEEP_TIMEOUT = RELEASE_TIMEOUT + 20.0
+"""Agents give their nodes 20 s to save what they train."""
 """Seconds at the end in which an agent that was just started may connect, and in which agents end their kernels."""
 RECEIVED_PERIOD = 2.0
 """Seconds of messages that agents may send again to a restarted coordinator; all of them are harmless twice."""
@@ -34,8 +36,6 @@ MOST_HOSTS = 16
 MOST_DEVICES = 64
 MOST_KEPT = 16
 MOST_KEPT_TOLD = 1000
-MOST_FOLDER = 1000
-MOST_TIME = 1e11
 MOST_TEXT = 200
 """Characters of what an agent says about its machine and devices."""
 
@@ -207,8 +207,9 @@ class PeerLinks:
         for link in self._delivery.links.values():
             link.dialer.hold(holding)
 
-    async def release(self) -> None:
-        """Have every agent end what this cluster has there, and wait for that for a moment."""
+    async def release(self, keep: str = "") -> None:
+        """Have every agent end what this cluster has there, and wait for that for a moment. ``keep``: nodes save their
+        training first, for this reason."""
         local = self._delivery.links.get(LOCAL)
         if local is not None and local.condition == "connecting":
             # An agent that was just started hears of the end over its link, once that is there.
@@ -218,10 +219,10 @@ class PeerLinks:
         if self._led_elsewhere:  # what is on other machines may be the other coordinator's
             links = [link for link in links if link.name == LOCAL]
         for link in links:
-            link.dialer.send(p.Release())
+            link.dialer.send(p.Release(keep=keep))
         released = [asyncio.ensure_future(link.released.wait()) for link in links]
         if released:
-            _, late = await asyncio.wait(released, timeout=RELEASE_TIMEOUT)
+            _, late = await asyncio.wait(released, timeout=KEEP_TIMEOUT if keep else RELEASE_TIMEOUT)
             for task in late:
                 task.cancel()
 
@@ -291,19 +292,14 @@ class PeerLinks:
 
     def on_kept(self, link: PeerLink, message: p.KeptCheckpoints) -> None:
         """What a peer has kept of trainings: told once each time that one is made."""
+        fresh, told = [], self._kept_told
         for kept in message.checkpoints[:MOST_KEPT]:
-            folder = kept.folder[:MOST_FOLDER]
-            told = self._kept_told
-            if (link.name, folder) in told or len(told) >= MOST_KEPT_TOLD or not is_name(kept.name):
-                continue
-            told.add((link.name, folder))
-            known = 0 <= kept.time < MOST_TIME
-            when = f", {clock(kept.time)}" if known else ""
-            self._core.tell(
-                "info",
-                f"{link.name} has kept {kept.name!r} of job {kept.job[:MOST_TEXT]!r} (round {kept.round}{when}) in "
-                f"{folder}: resume={kept.name!r} goes on from it",
-            )
+            line, place = kept_line(link.name, kept), (link.name, kept.folder[:MOST_FOLDER])
+            if line and place not in told and len(told) < MOST_KEPT_TOLD:
+                told.add(place)
+                fresh.append(line)
+                self._core.tell("info", line)
+        link.kept = [*fresh, *link.kept][:MOST_KEPT]
 
     def on_slept(self, link: PeerLink, message: p.Slept) -> None:
         """A machine was asleep and is back."""
