@@ -2,7 +2,8 @@
 #   make demo   train one model on three nodes found over mDNS, write demo_output/
 #   make demo-slurm   train a text model on three nodes that a Slurm of the demo's own starts, write demo_output/
 #   make lab    open JupyterLab on the example notebooks
-#   make test   all checks and tests
+#   make test   all checks and tests, but for proofs
+#   make proofs   tests that take long: minutes of faults, benchmarks, several hosts; goes on where it was
 #   make wheel  what may be given to people, in dist/: refused where a part is missing or versions differ
 #   make test-quick   what takes no time to speak of, one cluster and one page in a browser: under two minutes
 PYTHON ?= python3
@@ -35,7 +36,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 WITH_NODE := PATH="$(CURDIR)/$(BIN):$$PATH"
 LABEXTENSION := $(wildcard labextension/*.json labextension/src/*.ts* labextension/src/sidebar/* labextension/style/* labextension/schema/*)
 
-.PHONY: help install demo demo-slurm lab test test-quick check check-style check-types check-types-newest \
+.PHONY: help install demo demo-slurm lab test test-quick proofs check check-style check-types check-types-newest \
   check-labextension wheel labextension system browser namespaces engines picture docs clean
 
 help:
@@ -169,6 +170,11 @@ test:
 	  else echo "no Node.js: the tests of the JupyterLab part are skipped"; fi
 	@$(BIN)/python -m compileall -q notebook_cluster benchmarks release tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --rerun-failed-alone
+
+# What takes longer than a change should wait for; started again, it goes on where it was.
+proofs: .venv/.test system
+	@$(BIN)/python -m compileall -q notebook_cluster benchmarks release tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --rerun-failed-alone --proofs --keep .venv/proofs.jsonl
 
 test-quick: .venv/.test browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $$($(BIN)/python -m tests.scheduling --quick)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.browser import Lab
     from tests.strangers import Strangers
 
-pytest_plugins = ["tests.unsteady"]
+pytest_plugins = ["tests.unsteady", "tests.proofs"]
 
 Value = TypeVar("Value")
 

@@ -117,6 +117,7 @@ async def test_others_hear_nothing_and_end_nothing(jupyter_dirs: Path) -> None:
             assert (await ask(stranger, 2, end=True, directory=where)).states == []
 
 
+@pytest.mark.proof
 @in_loop
 async def test_damaged_files_are_named_and_the_one_before_is_told(jupyter_dirs: Path) -> None:
     async with SharedAgent(jupyter_dirs / "mini", lease=60, link=LINK) as agent:

@@ -25,6 +25,7 @@ def network() -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.proof
 def test_ways_over_tcp_and_over_the_links_are_told_apart(network: Network) -> None:
     network.block("mini", "book")
     with notebook_on(network["desk"]) as notebook:

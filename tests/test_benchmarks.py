@@ -81,6 +81,7 @@ def figures(module: str, *options: str) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.proof
 def test_start_up_compares_three_ways(no_processes_left: str) -> None:
     found = figures("start_up", "--runs", "1")
     assert min(found["ours_s"], found["ipyparallel_s"], found["jupyter_client_s"]) > 0
@@ -94,6 +95,7 @@ def test_on_all_compares_three_ways(no_processes_left: str) -> None:
     assert found["ratio_to_jupyter_client"] == pytest.approx(ratio, rel=0.02)
 
 
+@pytest.mark.proof
 def test_stop_compares_both_ways_with_busy_and_with_sleeping_nodes(no_processes_left: str) -> None:
     found = figures("stop", "--runs", "1")
     for end in ("", "_asleep"):
@@ -101,6 +103,7 @@ def test_stop_compares_both_ways_with_busy_and_with_sleeping_nodes(no_processes_
         assert found[f"ratio_to_ipyparallel{end}"] == pytest.approx(ratio, rel=0.02)
 
 
+@pytest.mark.proof
 def test_on_all_compares_printed_text(no_processes_left: str) -> None:
     found = figures("on_all", "--stdout-mb", "0.4")
     assert found["stdout_mb"] == [0.05, 0.1, 0.2, 0.4]
@@ -117,6 +120,7 @@ def test_panel_measures_notebook_and_coordinator(no_processes_left: str) -> None
     assert found["coordinator_mb"] > 10
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(bool(no_slurm()), reason=no_slurm() or "there is one")
 def test_start_up_on_slurm_is_compared_with_the_launcher_of_ipyparallel(no_processes_left: str) -> None:
     (found,) = printed("start_up", "--on", "slurm", "--nodes", "2", "--runs", "1")
@@ -137,6 +141,7 @@ def test_start_up_on_slurm_says_how_to_get_what_is_missing() -> None:
     assert "pip install ipyparallel" in done.stderr
 
 
+@pytest.mark.proof
 def test_joiners_come_in_while_rounds_go_on(no_processes_left: str) -> None:
     (found,) = printed("joiners", "--agents", "4")
     assert (found["agents"], found["joined"], found["attempts_aborted"]) == (4, 4, 0)
@@ -157,6 +162,7 @@ def test_codecs_are_measured_on_a_pseudo_gradient() -> None:
     assert sparse["bits_per_parameter"] < 0.2
 
 
+@pytest.mark.proof
 def test_threads_compares_an_unmodified_cell_with_one_that_sets_its_threads(no_processes_left: str) -> None:
     found = printed("threads", "--nodes", "1", "2", "--runs", "1", "--steps", "3")
     assert [line["nodes"] for line in found] == [1, 2]
@@ -178,6 +184,7 @@ def test_uneven_compares_ways_not_to_wait_for_the_slow_node(no_processes_left: s
     assert found["seconds"]["late"] == found["all"]["late"] == 0
 
 
+@pytest.mark.proof
 def test_fidelity_compares_the_losses_of_all_arms_and_fails_when_one_is_above_its_bound(
     arms: list[str], fidelity: Callable[..., Ended]
 ) -> None:
@@ -221,6 +228,7 @@ def test_fidelity_does_not_train_again_what_it_has(tmp_path: Path, fidelity: Cal
     assert (code, "line 1: not a training of benchmarks.fidelity: 'loss 1.3'" in said) == (2, True)
 
 
+@pytest.mark.proof
 def test_fidelity_prints_a_line_for_each_setting_of_a_sweep() -> None:
     small = ["--rounds", "3", "--every", "2", "--batch", "4", "--width", "32", "--layers", "1", "--seeds", "1"]
     done = subprocess.run(
@@ -242,6 +250,7 @@ def test_all_reduce_compares_with_gloo(no_processes_left: str) -> None:
     assert min(found["cpu_ms"], found["gloo_cpu_ms"]) > 0
 
 
+@pytest.mark.proof
 def test_rounds_compares_time_and_memory_of_a_round_with_the_same_by_hand(no_processes_left: str) -> None:
     found = figures("rounds", "--params", "1e5", "--codec", "float32", "--rounds", "2", "--after", "0")
     assert (found["benchmark"], found["codec"], found["nodes"], found["params"]) == ("rounds", "float32", 2, 100_000)
@@ -270,6 +279,7 @@ def test_rounds_refuses_a_state_that_the_package_does_not_have() -> None:
     assert ("nc.DiLoCo of this notebook-cluster has no state=" in rounds.not_there_yet(["int8"], "disk")) is not there
 
 
+@pytest.mark.proof
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
 def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str) -> None:
@@ -282,6 +292,7 @@ def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str)
     assert min(curve["ms"], plain["ms"]) > 70
 
 
+@pytest.mark.proof
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
 def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left: str) -> None:
@@ -300,6 +311,7 @@ def test_links_measures_the_share_of_steps_beside_the_formula(no_processes_left:
     assert (int8["overlap"], sparse["overlap"], sparse["formula"]) == (0, 5, 1.0)
 
 
+@pytest.mark.proof
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
 def test_patience_measures_gaps_between_rounds_and_names_who_is_left_out(no_processes_left: str) -> None:
@@ -347,6 +359,7 @@ def test_the_formula_of_links_is_that_of_the_link_alone() -> None:
     assert share("streaming", "50mbit") == pytest.approx(7.5 / (7.5 + 4 * 1.15))
 
 
+@pytest.mark.proof
 def test_the_journal_is_measured_long_and_empty_and_over_hours(no_processes_left: str) -> None:
     recovery, disk = printed("journal", "--rounds", "5000", "--runs", "1", "--hours", "0.05")
     found = recovery["recovery"]
@@ -357,6 +370,7 @@ def test_the_journal_is_measured_long_and_empty_and_over_hours(no_processes_left
     assert 0 < disk["disk"]["end_mb"] <= disk["disk"]["most_mb"]
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_coordinator_that_is_killed_on_a_full_disk_loses_nothing(no_processes_left: str) -> None:
     (line,) = printed("journal", "--kills", "6", "--seed", "1")

@@ -73,6 +73,7 @@ def page(lab: Lab) -> Iterator["Page"]:
         shut_down_kernels(opened)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("comms_over_subshells", ["perCommTarget", "disabled"])
 def test_buttons_act_while_a_cell_runs_before_ipykernel_7_4(page: "Page", lab: Lab, comms_over_subshells: str) -> None:
     set_comms_over_subshells(lab, comms_over_subshells)
@@ -88,6 +89,7 @@ def test_buttons_act_while_a_cell_runs_before_ipykernel_7_4(page: "Page", lab: L
     assert page.get_by_text(f"ipykernel {WITH_SUBSHELLS}", exact=True).count() == 1
 
 
+@pytest.mark.proof
 def test_without_subshells_the_panel_says_to_use_the_sidebar_and_acts_after_the_cell(page: "Page", lab: Lab) -> None:
     kernel = add_kernel(lab, WITHOUT_SUBSHELLS)
     leave(page)  # a page that is loaded looks for new kernels once a minute only

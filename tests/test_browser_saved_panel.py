@@ -119,6 +119,7 @@ def test_a_panel_that_was_saved_in_mid_training_is_a_picture_where_its_kernel_is
     assert page.locator(LIVE).count() == 0
 
 
+@pytest.mark.proof
 def test_the_live_panel_is_not_drawn_anew_when_its_picture_is_kept(page: "Page", lab: Lab) -> None:
     run(page, lab, "kept.ipynb")
     page.get_by_role("button", name="Add library", exact=True).click()

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 LEG = 5
 
 
+@pytest.mark.proof
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "everything is there")
 @pytest.mark.timeout(600)

@@ -94,6 +94,7 @@ def test_a_joiner_whose_transfer_lasts_five_rounds_joins_with_an_equal_hash(work
         assert first >= before + 5
 
 
+@pytest.mark.proof
 def test_ten_nodes_that_join_abort_nothing() -> None:
     with running_cluster(local=2) as cluster:
         run(cluster, SETUP)

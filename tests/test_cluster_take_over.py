@@ -149,6 +149,7 @@ def test_another_machine_of_the_owner_goes_on_with_other_nodes(
         notebook.close()
 
 
+@pytest.mark.proof
 def test_where_the_coordinator_alone_was_killed_its_own_machine_goes_on_too(
     jupyter_dirs: Path, agents: Agents, work: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_where_the_coordinator_alone_was_killed_its_own_machine_goes_on_too(
         assert words(text_of(outputs, "local-2"), "begins ")[:2] == ["4", "0"]
 
 
+@pytest.mark.proof
 def test_a_coordinator_that_slept_meanwhile_ends_and_nothing_that_it_sends_is_obeyed(
     strangers: Strangers, work: Path, other_machine: Any
 ) -> None:

@@ -145,6 +145,7 @@ GRADIENTS = {
 """The same of those that take gradients and leave all nodes with the same bits after every step."""
 
 
+@pytest.mark.proof
 def test_unlike_nodes_hold_the_same_bits_after_every_round_with_every_strategy_and_codec() -> None:
     with running_cluster(local=4) as cluster:
         run(cluster, SET_UP)

@@ -33,6 +33,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[list[MeshNode]]:
         yield nodes
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter"])
 @pytest.mark.parametrize("size", [SIZE - SIZE % 3, 200_001], ids=["lent", "copied"])
 def test_blocks_that_take_the_same_memory_do_not_mix(three: list[MeshNode], operation: str, size: int) -> None:

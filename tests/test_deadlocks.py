@@ -159,6 +159,7 @@ def test_a_barrier_before_a_round_on_one_node_only_is_raised(
         assert run(cluster, "print(nc.all_reduce(1))")["local-2"] == "2\n"
 
 
+@pytest.mark.proof
 def test_who_is_only_slow_is_left_in_peace(
     jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_host_that_is_killed_is_gone_and_said(folders: Path) -> None:
         assert len(names(cluster)) == 1
 
 
+@pytest.mark.proof
 @needs_mpi
 def test_with_mpi_one_host_that_is_killed_ends_all(folders: Path) -> None:
     with running_cluster("all", on="ipp:mpi", hosts=2, address="127.0.0.1") as cluster:
@@ -188,6 +189,7 @@ def test_agents_end_when_their_coordinator_is_gone_for_good(folders: Path) -> No
         cluster.connection.wait_closed()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("launcher", [pytest.param("mpi", marks=needs_mpi), "local"])
 def test_hosts_that_do_not_reach_this_machine_are_ended_too(
     folders: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
@@ -216,6 +218,7 @@ def test_a_batch_system_is_asked_with_the_template_of_the_profile(folders: Path)
         wait_until(lambda: not agents(folder), what=lambda: str(agents(folder)))
 
 
+@pytest.mark.proof
 @needs_ssh
 @pytest.mark.namespaces
 def test_hosts_that_ipyparallel_reaches_with_ssh_are_those_of_the_profile(folders: Path) -> None:

@@ -57,6 +57,7 @@ def until_members(cluster: Cluster, *wanted: str) -> int:
         pytest.fail(f"not {wanted}: {render_text(cluster.state())}")
 
 
+@pytest.mark.proof
 def test_a_host_leaves_with_a_checkpoint_before_its_time_is_over(root: Path, engine: Slurm) -> None:
     with running_cluster("brief", local=1, on="slurm", hosts=1, address="127.0.0.1", time="1") as cluster:
         (job,) = engine.jobs()

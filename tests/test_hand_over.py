@@ -145,6 +145,7 @@ def asked(stream: Any) -> int | None:
     return None
 
 
+@pytest.mark.proof
 def test_a_head_that_is_killed_after_the_hand_over_goes_on_and_the_one_before_does_not(strangers: Strangers) -> None:
     mini = strangers("mini")
     with running_cluster("lesson", local=1) as cluster:
@@ -175,6 +176,7 @@ if {module!r} in sys.orig_argv and not any(word.startswith("--head=") for word i
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("place", ["departures.Departures._leave", "departures.begin", "seat.settle"])
 def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
     place: str, strangers: Strangers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -204,6 +206,7 @@ def test_a_process_that_dies_in_the_middle_leaves_a_cluster_that_goes_on(
             again.stop()
 
 
+@pytest.mark.proof
 def test_where_a_disk_is_full_it_is_led_from_where_it_was(strangers: Strangers, jupyter_dirs: Path) -> None:
     """On the way there, and on the way back."""
     theirs, ours = jupyter_dirs / "strangers" / "mini" / "agent", runtime_directory() / "clusters"

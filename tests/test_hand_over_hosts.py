@@ -23,6 +23,7 @@ def network() -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.proof
 def test_its_owner_hands_it_over_in_the_middle_and_goes_and_comes_back(network: Network) -> None:
     desk, mini, stop = network["desk"], network["mini"], network.root / "stop"
     notebook = HostNotebook(desk)

@@ -118,6 +118,7 @@ def test_what_cannot_lead_is_named_with_the_way_out(strangers: Strangers) -> Non
         Cluster.start("lesson", head=mini.name)
 
 
+@pytest.mark.proof
 def test_a_head_that_takes_long_to_start_is_waited_for(strangers: Strangers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than a start may say nothing: the window says what it waits for."""
     monkeypatch.setattr(start, "START_TIMEOUT", 7.0)
@@ -214,6 +215,7 @@ def test_trust_that_is_removed_ends_the_head_and_what_it_has_elsewhere(strangers
         wait_until(lambda: not any(map(is_running, kernels)), what="all kernels to end")
 
 
+@pytest.mark.proof
 def test_a_peer_that_is_asked_for_twice_at_once_has_one_link(strangers: Strangers) -> None:
     mini, desk = strangers("mini"), strangers("desk")
     paired = command("pair", desk.pairing, "--code", desk.code)
@@ -245,6 +247,7 @@ def test_a_grant_is_taken_back_at_the_peer(strangers: Strangers) -> None:
         assert cluster.connection.closed is None
 
 
+@pytest.mark.proof
 def test_fresh_ends_what_is_led_elsewhere_and_begins_here(strangers: Strangers) -> None:
     mini = strangers("mini")
     cluster = Cluster.start("lesson", local=0, head=mini.name, code=mini.code)
@@ -323,6 +326,7 @@ def test_a_head_without_torch_needs_little_memory(strangers: Strangers) -> None:
         print(f"the head takes {coordinator.memory_info().rss / 1e6:.0f} MB")
 
 
+@pytest.mark.proof
 def test_a_head_without_room_for_its_journal_says_so_and_leads_when_there_is_room(
     strangers: Strangers, jupyter_dirs: Path
 ) -> None:

@@ -118,6 +118,7 @@ def whole(shown: Cell, mini: Host) -> list[int]:
     return history
 
 
+@pytest.mark.proof
 def test_a_cell_is_still_shown_when_the_network_was_away_for_a_while(network: Network) -> None:
     desk, mini, stop = network["desk"], network["mini"], network.root / "stop"
     with notebook_on(desk) as notebook:

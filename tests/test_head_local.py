@@ -46,6 +46,7 @@ def test_trust_that_is_removed_ends_what_the_head_has_on_this_machine(strangers:
         wait_until(lambda: not is_running(kernel) and not is_running(agent), what="the kernel here to end")
 
 
+@pytest.mark.proof
 def test_a_new_run_does_not_wait_for_the_agent_of_the_one_before(strangers: Strangers) -> None:
     mini = strangers("mini")
     with running_cluster("lesson", local=1, head=mini.name, code=mini.code):

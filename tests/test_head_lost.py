@@ -17,6 +17,7 @@ from tests.training_cells import SETUP, commits
 pytestmark = pytest.mark.usefixtures("work")
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(240)
 def test_a_training_goes_on_from_here_when_its_head_is_gone_for_good(strangers: Strangers) -> None:
     mini, desk = strangers("mini"), strangers("desk")

@@ -130,6 +130,7 @@ def test_three_hosts_find_each_other_pair_and_train_and_the_wire_shows_nothing(n
 # ---- a cable is pulled ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_host_that_is_cut_off_for_20_s_loses_nothing_and_its_work_joins_a_later_round(network: Network) -> None:
     desk, mini, book = (network[name] for name in ("desk", "mini", "book"))
     for host in (mini, book):
@@ -259,6 +260,7 @@ def trouble(found: list[tuple[str, str, str, str]], *words: str) -> tuple[str, s
     return rows[0]
 
 
+@pytest.mark.proof
 def test_the_doctor_sees_that_multicast_is_blocked(network: Network) -> None:
     desk, mini = network["desk"], network["mini"]
     mini.block_multicast()
@@ -271,6 +273,7 @@ def test_the_doctor_sees_that_multicast_is_blocked(network: Network) -> None:
         trouble(findings(notebook), "multicast", "mini")
 
 
+@pytest.mark.proof
 def test_the_doctor_sees_a_blocked_port(network: Network) -> None:
     """The link goes through; nodes that dial mini's mesh port are dropped by its firewall."""
     desk, mini = network["desk"], network["mini"]
@@ -326,6 +329,7 @@ print("slept")
 """
 
 
+@pytest.mark.proof
 def test_trust_that_is_removed_ends_a_running_cell_at_once(network: Network) -> None:
     desk, mini = network["desk"], network["mini"]
     share = Share(mini, "--code", CODE)

@@ -61,6 +61,7 @@ def lengthen(journal: Path, rounds: int) -> int:
     return journal.stat().st_size
 
 
+@pytest.mark.proof
 def test_training_goes_on_after_a_log_of_many_rounds(work: Path, no_processes_left: str) -> None:
     killed = Cluster.start("test", local=2)
     run(killed, SETUP)

@@ -35,6 +35,7 @@ def held(seen: list[tuple[str, str]]) -> list[str]:
     return [desk for _, desk in seen if desk == psutil.STATUS_STOPPED]
 
 
+@pytest.mark.proof
 def test_a_slow_machine_is_slow_and_one_that_dies_is_gone_while_others_go_on() -> None:
     with shared_notebook("--fake 3 --slow desk=4 --kill air@20s") as notebook, notebook.attach() as cluster:
         assert {node.name for node in cluster.state().nodes} == {"mini", "desk", "air"}

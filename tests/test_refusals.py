@@ -472,6 +472,7 @@ def test_a_recorded_session_replayed_is_refused_and_starts_nothing(
 # ---- wrong codes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("addresses", "allowed", "seconds"), [(1, 5, 3), (24, 20, 10)])
 def test_wrong_codes_at_full_speed_do_not_get_past_the_limit(
     addresses: int, allowed: int, seconds: int, jupyter_dirs: Path, no_processes_left: str

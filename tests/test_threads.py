@@ -98,6 +98,7 @@ def test_the_share_stays_as_it_is_while_a_cell_runs(two: Cluster, tmp_path: Path
     assert watcher.text("local") == f"in\n{threads_for(2)}\n"
 
 
+@pytest.mark.proof
 def test_nodes_of_all_clusters_and_agents_count_and_those_of_a_killed_agent_do_not(
     agents: Agents, cluster: Cluster
 ) -> None:

@@ -223,6 +223,7 @@ def trained(codec: str, feedback: bool, lr: float, rounds: int) -> Quadratic:
     return problem
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("codec", "lr"), [("topk", 0.005), ("topk-256", 0.01), ("randomk", 0.003), ("randomk-256", 0.01)]
 )
