@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,15 +16,20 @@ from tests.axe import THEMES, violations
 from tests.browser import (
     PATIENCE,
     browser_page,
+    lab_with_extension,
     needs_extension,
     open_notebook,
     run_all,
     shared_lab,
     shut_down_kernels,
+    wait_for_kernel,
     write_notebook,
 )
 from tests.conftest import wait_until
-from tests.sidebar_page import use_theme
+from tests.sidebar_page import show_more, show_sidebar, sources, use_theme
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = needs_extension  # what builds it brings axe
 
@@ -90,3 +96,43 @@ def test_thirty_come_in_with_one_code_and_their_files_are_collected(tmp_path: Pa
         assert CODE not in said, "what is saved with the notebook has no code"
         assert "pupil-30" in said
         shut_down_kernels(page)
+
+
+@pytest.mark.timeout(300)
+def test_it_is_opened_from_the_menu_once_more_and_after_a_reload(jupyter_dirs: Path) -> None:
+    board = ".jp-CodeCell .nbc-board-code:visible"
+    with lab_with_extension(jupyter_dirs, environment=dict(os.environ)) as lab, browser_page(lab) as page:
+        page.goto("lab")
+        page.wait_for_selector(".jp-Launcher", timeout=PATIENCE)
+        page.get_by_role("menuitem", name="Cluster", exact=True).click()
+        page.get_by_role("menuitem", name="Open Class Page").click()
+        page.wait_for_selector(board, timeout=PATIENCE)
+        code = page.inner_text(board)
+        assert sources(page)[0] == "%load_ext notebook_cluster\n%cluster class start"
+        show_sidebar(page)
+        (name,) = [one.removeprefix("cluster ") for one in labels(page) if one.startswith("cluster ")]
+        more = page.get_by_role("region", name=f"cluster {name}")
+        show_more(more)
+        more.get_by_role("button", name="Class page").click()
+        page.wait_for_function("document.querySelectorAll('.jp-CodeCell').length === 3", timeout=PATIENCE)
+        wait_for_kernel(page)
+        assert f"%cluster class start {name}" in sources(page)
+        assert set(page.locator(board).all_inner_texts()) == {code}, "who has written it down still comes in with it"
+        if pictures := os.environ.get("CLASS_PICTURES"):
+            page.screenshot(path=f"{pictures}/class-twice.png")
+        page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")  # the command asks for a name
+        page.reload()
+        page.wait_for_selector(board, timeout=PATIENCE)
+        assert set(page.locator(board).all_inner_texts()) == {code}
+        saved = next(lab.folder.glob("Untitled*.ipynb")).read_text()
+        assert code not in saved
+        with Cluster.attach(name) as cluster:
+            cluster.stop()
+        shut_down_kernels(page)
+
+
+def labels(page: "Page") -> list[str]:
+    """Of the regions of the sidebar, once it shows a cluster."""
+    page.locator("#notebook-cluster-sidebar [aria-label^='cluster ']").first.wait_for(timeout=PATIENCE)
+    found = page.locator("#notebook-cluster-sidebar [role=region], #notebook-cluster-sidebar section")
+    return [found.nth(place).get_attribute("aria-label") or "" for place in range(found.count())]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = needs_extension
 
 COMMANDS = [
-    "Show Clusters", "Cluster Dashboard", "New Cluster Notebook", "Insert Cluster Cell Below",
+    "Show Clusters", "Cluster Dashboard", "New Cluster Notebook", "Insert Cluster Cell Below", "Open Class Page",
     "Stop Cell on All Nodes", "Detach from Running Cell", "Save Checkpoint Now", "Stop Cluster",
 ]  # fmt: skip
 REFUSED = "no checkpoint: the disk of 'desk' is <b>full</b>"

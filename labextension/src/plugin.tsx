@@ -54,6 +54,7 @@ function activate(
 
   const handling = {
     ...{ act, onOpen: open, onInsert: (cluster: string) => insertCells(notebooks, cluster) },
+    onClass: (cluster: string) => void app.commands.execute(CommandIDs.openClass, { cluster }),
     onReport: reports(app),
     onDrag: (cluster: string, x: number, y: number) => void dragCluster(cluster, x, y)
   };

@@ -129,6 +129,8 @@ export class Handling extends Answers implements IHandling {
     this.inserted.push(cluster);
     return this.obstacle;
   };
+  readonly classes: string[] = [];
+  readonly onClass = (cluster: string): void => void this.classes.push(cluster);
   readonly onDrag = (cluster: string, x: number, y: number): void => void this.pulled.push([cluster, x, y]);
 }
 

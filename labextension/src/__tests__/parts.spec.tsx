@@ -74,7 +74,14 @@ describe('buttons', () => {
     expect(group('actions of lesson')).toEqual(['Dashboard', 'More …']);
     expect(group('more actions of lesson')).toEqual([]);
     await press(host, 'More …');
-    expect(group('more actions of lesson')).toEqual(['Insert cell', 'Checkpoint', 'Invite', 'Detach', 'Stop cluster']);
+    expect(group('more actions of lesson')).toEqual([
+      'Insert cell',
+      'Checkpoint',
+      'Invite',
+      'Class page',
+      'Detach',
+      'Stop cluster'
+    ]);
     act(() => store.show(overview({ clusters: [cluster('lesson', RUNNING)] })));
     expect(group('actions of lesson')).toEqual(['Dashboard', 'Less', 'Stop cell']);
   });

@@ -12,10 +12,11 @@ interface IButtons {
   readonly send: Act;
   readonly onOpen: (name: string) => void;
   readonly onInsert: (name: string) => void;
+  readonly onClass: (name: string) => void;
 }
 
 /** Its dashboard, and while a cell runs what stops that; the rest in a row of its own, which "More" opens. */
-export function ClusterButtons({ state, send, onOpen, onInsert }: IButtons): React.JSX.Element {
+export function ClusterButtons({ state, send, onOpen, onInsert, onClass }: IButtons): React.JSX.Element {
   const cluster = state.name;
   const [isOpen, setOpen] = useOpened(`more of ${cluster}`, false);
   const id = React.useId();
@@ -48,13 +49,13 @@ export function ClusterButtons({ state, send, onOpen, onInsert }: IButtons): Rea
         aria-label={`more actions of ${cluster}`}
         hidden={!isOpen}
       >
-        {isOpen && <RarerButtons state={state} send={send} onInsert={onInsert} />}
+        {isOpen && <RarerButtons state={state} send={send} onInsert={onInsert} onClass={onClass} />}
       </div>
     </>
   );
 }
 
-function RarerButtons({ state, send, onInsert }: Omit<IButtons, 'onOpen'>): React.JSX.Element {
+function RarerButtons({ state, send, onInsert, onClass }: Omit<IButtons, 'onOpen'>): React.JSX.Element {
   const cluster = state.name;
   const press =
     (action: 'checkpoint' | 'detach' | 'invite' | 'stop', rest: Partial<Request> = {}) =>
@@ -78,6 +79,11 @@ function RarerButtons({ state, send, onInsert }: Omit<IButtons, 'onOpen'>): Reac
         label={state.invitation ? 'End invitation' : 'Invite'}
         title="Whether other machines may join with a code"
         onPress={press('invite', state.invitation ? { value: false } : {})}
+      />
+      <Button
+        label="Class page"
+        title="For the projector: one code, and who is in; in a cell of the notebook"
+        onPress={() => onClass(cluster)}
       />
       <Button
         label="Detach"

@@ -21,6 +21,8 @@ export interface IHandling {
   readonly onReport: (cluster: string) => Promise<string>;
   /** Puts its cells into the notebook; returns why not, or nothing. */
   readonly onInsert: (cluster: string) => string;
+  /** Open the class page in a notebook. */
+  readonly onClass: (cluster: string) => void;
   /** It is pulled from its place here, with the pointer at x, y of the page. */
   readonly onDrag: (cluster: string, x: number, y: number) => void;
 }
@@ -99,12 +101,19 @@ function EndedButtons({ row, act, onReport }: ICluster): React.JSX.Element {
 }
 
 /** Buttons, nodes and invitation of a cluster that runs. */
-function Running({ state, curves, act, onOpen, onInsert }: ICluster & { state: ClusterView }): React.JSX.Element {
+function Running({
+  state,
+  curves,
+  act,
+  onOpen,
+  onInsert,
+  onClass
+}: ICluster & { state: ClusterView }): React.JSX.Element {
   const [send, problem, clear] = useAction(act);
   const [noNotebook, setNoNotebook] = React.useState('');
   return (
     <>
-      <ClusterButtons state={state} send={send} onOpen={onOpen} onInsert={name => setNoNotebook(onInsert(name))} />
+      <ClusterButtons {...{ state, send, onOpen, onClass }} onInsert={name => setNoNotebook(onInsert(name))} />
       <Problem text={problem} onClose={clear} />
       <Problem text={noNotebook} onClose={() => setNoNotebook('')} />
       {state.head && (

@@ -8,7 +8,7 @@ import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
 import { Menu } from '@lumino/widgets';
 
 import type { ClusterView } from '../generated';
-import { cellsOf } from './cells';
+import { cellsOf, classCell, ON_ALL } from './cells';
 import type { Act } from './controls';
 import { candidates, meantCluster } from './focus';
 import { plural } from './format';
@@ -21,6 +21,7 @@ export namespace CommandIDs {
   export const dashboard = 'notebook-cluster:dashboard';
   export const create = 'notebook-cluster:new-notebook';
   export const insert = 'notebook-cluster:insert-cell';
+  export const openClass = 'notebook-cluster:class';
   export const interrupt = 'notebook-cluster:interrupt';
   export const detach = 'notebook-cluster:detach';
   export const checkpoint = 'notebook-cluster:checkpoint';
@@ -72,7 +73,13 @@ export function addCommands(
     caption: 'A notebook whose first cell starts a cluster',
     icon: args => (args.isPalette ? undefined : clusterIcon),
     isEnabled: () => commands.hasCommand('notebook:create-new'),
-    execute: args => openClusterNotebook(tools.app, (args.cwd as string | undefined) ?? '')
+    execute: async args => void (await openClusterNotebook(tools.app, (args.cwd as string | undefined) ?? ''))
+  });
+  commands.addCommand(CommandIDs.openClass, {
+    label: 'Open Class Page',
+    caption: 'One code for the board, and a page with who is in',
+    isEnabled: () => commands.hasCommand('notebook:create-new'),
+    execute: args => openClass(tools, (args.cluster as string | undefined) ?? meantCluster(tools.store.state())?.name)
   });
   launcher?.add({ command: CommandIDs.create, category: 'Notebook', rank: 1000, kernelIconUrl: CLUSTER_PICTURE });
   addActions(tools);
@@ -144,6 +151,23 @@ async function isSure({ name, nodes }: ClusterView): Promise<boolean> {
     defaultButton: 0
   });
   return answer.button.accept;
+}
+
+/** Run what opens the class page of `cluster` below the active cell of the notebook in front, or else in a new notebook. */
+async function openClass({ app, store, notebooks }: ITools, cluster?: string): Promise<void> {
+  let panel = notebooks?.currentWidget ?? null;
+  if (panel) {
+    const kernel = panel.sessionContext.session?.kernel?.id ?? '';
+    const loaded = candidates(store.state()).some(({ kernels }) => kernel in kernels);
+    NotebookActions.insertBelow(panel.content);
+    panel.content.activeCell?.model.sharedModel.setSource(classCell(cluster, loaded));
+  } else {
+    panel = await openClusterNotebook(app, '', [classCell(cluster), ON_ALL]);
+  }
+  if (panel) {
+    await panel.sessionContext.ready;
+    void NotebookActions.run(panel.content, panel.sessionContext);
+  }
 }
 
 /** Put the cells of `cluster` below the active one, the cursor in the last; returns why not, or nothing. */
