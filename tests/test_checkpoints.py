@@ -1,5 +1,6 @@
 """Checkpoints on disk: whole or not there, verified, pruned, and the previous one survives every failure."""
 
+import dataclasses
 import errno
 import os
 import signal
@@ -28,6 +29,20 @@ def contents(round: int, fill: float = 1.0) -> Contents:
         parts=[Part("mini", 0, b"state of mini"), Part("desk", 1, b"state of desk"), Part("gone", 2, None)],
         settings={"every": "100 steps", "momentum": 0.9},
     )
+
+
+def of_training(cluster_id: str, round: int) -> Contents:
+    """What a machine keeps of the training of this cluster."""
+    return dataclasses.replace(contents(round), settings={"cluster_id": cluster_id, "epoch": 1})
+
+
+def test_short_runs_do_not_replace_what_was_kept_of_a_long_one(tmp_path: Path) -> None:
+    for cluster_id, rounds in {"forgotten": [3, 4], "night": [900, 901, 902], "lunch": [5], "now": [1, 2, 3]}.items():
+        for round in rounds:
+            save(tmp_path, "model-kept", of_training(cluster_id, round))
+    rounds = sorted(int(folder.name.split("-")[1]) for folder in (tmp_path / "model-kept").glob("round-*"))
+    assert rounds == [2, 3, 5, 902]
+    assert find_latest(tmp_path, "model-kept").round == 3  # type: ignore[union-attr]
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from notebook_cluster.checkpoints.kept import CLUSTER_ID
 from notebook_cluster.checkpoints.reading import (
     FORMAT,
     GLOBAL_FILE,
@@ -27,12 +28,14 @@ from notebook_cluster.checkpoints.reading import (
     digest,
     file_digest,
     folders_newest_first,
+    read_manifest,
     serial_of,
 )
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.wire import VERSION
 
 KEPT = 2
+KEPT_OF_OTHERS = 2
 _TEMPORARY = ".writing-"
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
@@ -93,7 +96,7 @@ def save(directory: Path, name: str, contents: Contents, on_step: Step | None = 
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(_not_written(home, name, error)) from error
     step("prune")
-    for old in _readable(home)[KEPT:]:
+    for old in _superseded(_readable(home)):
         shutil.rmtree(old, ignore_errors=True)
     return folder, manifest_hash
 
@@ -170,6 +173,21 @@ def _next_serial(home: Path) -> int:
 def _readable(home: Path) -> list[Path]:
     """Checkpoints with a manifest, newest first. Others are left alone: they may be of a newer version."""
     return [folder for folder in folders_newest_first(home) if serial_of(folder) != math.inf]
+
+
+def _superseded(newest_first: list[Path]) -> list[Path]:
+    """Those that may go. Of the training that was saved last :data:`KEPT` stay, and of :data:`KEPT_OF_OTHERS` before
+    it, which only a kept checkpoint knows apart, the last one each: a short run must not replace a long night's."""
+    trainings: dict[str, list[Path]] = {}
+    for folder in newest_first:
+        try:
+            settings = read_manifest(folder)[0].settings
+        except CheckpointError:
+            continue  # it went, or somebody damages it now: not ours to remove
+        trainings.setdefault(str(settings.get(CLUSTER_ID, "")), []).append(folder)
+    kept = [folders[: 1 if place else KEPT] for place, folders in enumerate(trainings.values())]
+    stay = {folder for folders in kept[: 1 + KEPT_OF_OTHERS] for folder in folders}
+    return [folder for folders in trainings.values() for folder in folders if folder not in stay]
 
 
 def _remove_left_over(home: Path) -> None:
