@@ -45,7 +45,7 @@ def one_stop(way: Way, body: str, nodes: int, folder: Path) -> float:
     for path in folder.iterdir():
         path.unlink()
     request = way.opened.start(f"{way.magic}\n{BEGIN.format(folder=str(folder))}{body}")
-    wait_for(lambda: len(list(folder.iterdir())) == nodes, f"{nodes} nodes to run the loop")
+    wait_for(lambda: len(list(folder.iterdir())) == nodes, f"{nodes} nodes to run {body!r} with {way.magic}")
     time.sleep(0.2)  # into the loop itself
     pressed = time.perf_counter()
     way.opened.press_stop()

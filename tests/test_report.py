@@ -412,7 +412,7 @@ def test_nbconvert_shows_a_panel_as_html_with_its_curves(trained: SharedNotebook
     page = Page(markup[markup.index('class="nbc-panel"') :])
     assert page.tags.count("svg") == 3
     text = "\n".join(page.texts)
-    for part in ("lesson", "local-2", "Loss", "Memory (GB)", "Saved half-way at round 4", "who was waited for"):
+    for part in ("lesson", "local-2", "Loss", "Memory (MB)", "Saved half-way at round 4", "who was waited for"):
         assert part in text, part
     assert "lesson" in bundle["text/plain"]
     assert "▁" in bundle["text/plain"]

@@ -27,6 +27,7 @@ from notebook_cluster.widgets.curves import (
     run_label,
 )
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, global_label, plain
+from notebook_cluster.widgets.pictures import memory_unit
 
 POINTS_PER_CURVE = 300
 POINTS_IN_ALL = 7500
@@ -44,7 +45,6 @@ PRESENT = CurveChoice()
 _FAINT = 0.3
 _BEHIND = 0.6
 """Opacity of nodes behind the global model."""
-_MEMORY_UNITS = ((1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 
 
 @dataclass
@@ -129,7 +129,7 @@ class CurvesFigure:
         limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // max(traces, 1), 40))
         memory = {node: by_time(curves.get(node, "memory"), started) for node in self._nodes}
         most = (float(y.max(initial=0.0, where=np.isfinite(y))) for _, y in memory.values())
-        scale, unit = _unit(max(most, default=0.0))
+        scale, unit = memory_unit(max(most, default=0.0))
         minutes = max((float(x.max()) for x, _ in memory.values() if len(x)), default=0.0) > 300
         across = 60.0 if minutes else 1.0
         clock = started, across
@@ -344,8 +344,3 @@ def _label(name: str) -> str:
 def _title(metric: str, over: str) -> str:
     """``Loss over steps``, ``test_accuracy over minutes``."""
     return f"{_label(metric_title(metric, 30))} {over}"
-
-
-def _unit(largest: float) -> tuple[float, str]:
-    """Divisor and name of the unit in which ``largest`` bytes read well."""
-    return next(((scale, name) for scale, name in _MEMORY_UNITS if largest >= scale), _MEMORY_UNITS[-1])

@@ -92,7 +92,13 @@ def _short(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if abs(value) < 1e5 or digits > 6 else f"{value:.1e}"
 
 
+_MEMORY_UNITS = ((1e9, "GB"), (1e6, "MB"), (1.0, "bytes"))
 _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+
+
+def memory_unit(largest: float) -> tuple[float, str]:
+    """Divisor and name of the unit in which ``largest`` bytes read well."""
+    return next(((scale, name) for scale, name in _MEMORY_UNITS if largest >= scale), _MEMORY_UNITS[-1])
 
 
 def time_unit(last: float) -> tuple[float, str]:
@@ -303,3 +309,9 @@ def standalone(svg: str) -> str:
     """A picture of :func:`svg_chart` as a file of its own, black on white."""
     whole = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", whole.replace(">", f">{_PAPER}", 1))
+
+
+def memory_lines(lines: list[Line]) -> tuple[str, list[Line]]:
+    """The title of a chart of ``lines``, whose points are bytes, and these in the unit that it names."""
+    scale, unit = memory_unit(max((y for line in lines for _, y in line.points if math.isfinite(y)), default=0.0))
+    return f"Memory ({unit})", [line._replace(points=[(x, y / scale) for x, y in line.points]) for line in lines]

@@ -13,7 +13,7 @@ from notebook_cluster.protocol.state import ClusterView, RoundView, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import FEW_POINTS, Curves, metric_title, run_line, run_notes, smoothed_points
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours, plain, plural
-from notebook_cluster.widgets.pictures import Line, standalone, svg_chart, time_unit
+from notebook_cluster.widgets.pictures import Line, memory_lines, standalone, svg_chart, time_unit
 from notebook_cluster.widgets.saving import csv_text, data_link, series_csv, thinned
 from notebook_cluster.widgets.static_html import block, legend, text_block
 from notebook_cluster.widgets.timeline import timeline
@@ -197,10 +197,11 @@ def _memory(run: _Run) -> str:
     lines = []
     for node in run.curves.nodes():
         points = run.curves.get(node, "memory").by_time(run.state.started)
-        line = Line(plain(node, 64), run.colours.get(node, NO_PLACE), [(x, y / 1e9) for x, y in points])
+        line = Line(plain(node, 64), run.colours.get(node, NO_PLACE), points)
         lines += [line] if points else []
+    title, lines = memory_lines(lines)
     unit, scaled = _over_time(run, lines)
-    picture = svg_chart("Memory (GB)", unit, scaled, from_zero=True, size=_SMALL, labels=True)
+    picture = svg_chart(title, unit, scaled, from_zero=True, size=_SMALL, labels=True)
     links = [_svg_link(run, picture, "memory"), _csv_link(run, "memory")]
     return block("nbc-picture", [picture, *_links(links)]) if picture else ""
 

@@ -12,7 +12,7 @@ from notebook_cluster.widgets.class_board import class_board
 from notebook_cluster.widgets.curves import CurveChoice, Curves, metric_title, run_line, run_notes, smoothed_points
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours
 from notebook_cluster.widgets.model import panel_model, peer_row
-from notebook_cluster.widgets.pictures import Line, svg_chart
+from notebook_cluster.widgets.pictures import Line, memory_lines, svg_chart
 
 _FEW_POINTS = 3
 """A cluster that has just started has so few: two dots on large axes say nothing."""
@@ -261,7 +261,7 @@ def charts(curves: Curves, colours: Mapping[str, str], started: float, choice: C
     over_steps, over_time, memory = [], [], []
     for node in curves.nodes():
         points = curves.get(node, "memory").by_time(started)
-        memory.append(Line(node, colours.get(node, NO_PLACE), [(seconds, value / 1e9) for seconds, value in points]))
+        memory.append(Line(node, colours.get(node, NO_PLACE), points))
     losses = curves.losses(choice.metric)
     means = smoothed_points if choice.smooth else list
     for one in losses:
@@ -273,8 +273,8 @@ def charts(curves: Curves, colours: Mapping[str, str], started: float, choice: C
         curve, label = curves.of_model(job, choice.metric), global_label(job, jobs)
         over_steps.append(Line(label, GLOBAL, curve.by_step(), dotted=True))
         over_time.append(Line(label, GLOBAL, curve.by_time(started), dotted=True))
-    title = metric_title(choice.metric)
-    drawn = ((title, "steps", over_steps), (title, "seconds", over_time), ("Memory (GB)", "seconds", memory))
+    title, (of_memory, memory) = metric_title(choice.metric), memory_lines(memory)
+    drawn = ((title, "steps", over_steps), (title, "seconds", over_time), (of_memory, "seconds", memory))
     pictures = [
         svg_chart(title, unit, lines, from_zero=lines is memory, log=choice.log and lines is not memory)
         for title, unit, lines in drawn
