@@ -101,6 +101,8 @@ def test_stop_compares_both_ways_with_busy_and_with_sleeping_nodes(no_processes_
     for end in ("", "_asleep"):
         ratio = found[f"ours{end}_s"] / found[f"ipyparallel{end}_s"]
         assert found[f"ratio_to_ipyparallel{end}"] == pytest.approx(ratio, rel=0.02)
+    assert found["ours_cells_lost"] == 0
+    assert found["ipyparallel_cells_lost"] >= 0
 
 
 @pytest.mark.proof
