@@ -88,6 +88,7 @@ def test_an_end_that_nobody_asked_for_keeps_what_was_trained(
     first = Cluster.start("first", local=1, peers=["mini"], nodes=2, lease=1.0)
     pid = first.connection.file.pid
     run(first, SETUP)
+    run(first, CELL.format(more=", name='earlier'"))
     run(first, CELL.format(more=""))
     end(first)
     wait_until(lambda: not is_running(pid), 60, "the end of the cluster")
@@ -95,6 +96,7 @@ def test_an_end_that_nobody_asked_for_keeps_what_was_trained(
     there = jupyter_dirs / "agents" / "mini" / "work" / "first"
     for folder in (work, there):
         assert (folder / "checkpoints" / "model-kept" / "round-000002" / "manifest.json").exists(), folder
+        assert [kept.name for kept in (folder / "checkpoints").iterdir()] == ["model-kept"], "what was trained last"
 
     with running_cluster("second", local=1) as second:  # in the folder where the first one's local nodes worked
         wait_until(lambda: told(second, "local has kept 'model-kept'", "round 2", str(work)), 60, "what is kept here")

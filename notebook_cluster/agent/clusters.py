@@ -15,7 +15,7 @@ from notebook_cluster.agent.sharing.coordinators import Coordinators
 from notebook_cluster.agent.taking_over import Predecessors
 from notebook_cluster.link import Condition, Session
 from notebook_cluster.protocol.heads import FollowHead, Granted
-from notebook_cluster.protocol.peer import Farewell, PeerInfo, Released, Slept
+from notebook_cluster.protocol.peer import Farewell, PeerInfo, Release, Released, Slept
 from notebook_cluster.protocol.wire import Message
 from notebook_cluster.security import fingerprint
 
@@ -137,10 +137,10 @@ class Clusters:
             if condition == "refused":
                 self._heads.left(host.session)
 
-    def _release(self, host: ClusterHost, keep: str) -> None:
+    def _release(self, host: ClusterHost, message: Release) -> None:
         async def end() -> None:
-            if keep:
-                await host.keep_checkpoints(keep)
+            if message.keep:
+                await host.keep_checkpoints(message.keep, jobs=message.jobs)
             await self.end_cluster(host, "stopped", asked=True)
 
         self._go_on(end())

@@ -56,8 +56,7 @@ class ClusterHost:
         owner: whose cluster it is, for people.
         owner_id: the same for all clusters of that owner, see :meth:`.sharing.coordinators.Coordinators.owner_id`.
         folder: name of its folders for work and logs.
-        on_release: called when the coordinator said that the cluster is over, with the reason for which nodes are to
-            save their training, if they are.
+        on_release: called when the coordinator said that the cluster is over.
         on_ask_kept: called when it asks what is kept of its cluster here.
     """
 
@@ -70,7 +69,7 @@ class ClusterHost:
         owner: str,
         owner_id: str,
         folder: str,
-        on_release: "Callable[[ClusterHost, str], None]",
+        on_release: "Callable[[ClusterHost, Release], None]",
         on_ask_kept: "Callable[[ClusterHost, AskKept], None]",
     ) -> None:
         self.session = session
@@ -161,7 +160,7 @@ class ClusterHost:
             case AskKept():
                 self._on_ask_kept(self, message)
             case Release():
-                self._on_release(self, message.keep)
+                self._on_release(self, message)
             case _:
                 log.warning("cluster %s sent an unexpected %s", self.name, type(message).__name__)
 
@@ -174,13 +173,15 @@ class ClusterHost:
         """End the kernels that are there now; the cluster may start others."""
         await asyncio.gather(*(kernel.end(reason, grace, asked=asked) for kernel in list(self.kernels.values())))
 
-    async def keep_checkpoints(self, reason: str, errors: list[str] | None = None) -> list[str]:
-        """Let every node save its training, see :class:`.CheckpointKeeper`, after who does so already; returns the
-        folders written. To ``errors`` a line is added for each node that could not."""
+    async def keep_checkpoints(
+        self, reason: str, errors: list[str] | None = None, jobs: Sequence[str] = ()
+    ) -> list[str]:
+        """Let every node save its training, or these ``jobs``, see :class:`.CheckpointKeeper`, after who does so
+        already; returns the folders written. To ``errors`` a line is added for each node that could not."""
         folders: dict[str, None] = {}
         async with self._keeping:
             nodes = [(kernel.node, kernel.incarnation) for kernel in self.kernels.values() if kernel.running]
-            answers = await self._keeper.keep(nodes, reason)
+            answers = await self._keeper.keep(nodes, reason, jobs)
         for node, kept in answers.items():
             folders |= dict.fromkeys(kept.folders)
             if kept.error:

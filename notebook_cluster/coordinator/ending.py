@@ -30,6 +30,7 @@ from notebook_cluster.peering.peer_finder import PeerFinder
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.hand_over import Moved
 from notebook_cluster.protocol.heads import MOVED_FILE
+from notebook_cluster.protocol.peer import Release
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import withdraw
 
@@ -74,14 +75,16 @@ class Ending:
     # ---- with the cluster
 
     async def close(self, reason: str, *, keep: bool) -> None:
-        """Every kernel of this cluster ends. ``keep``: nobody asked for that, what is trained is saved first."""
+        """Every kernel of this cluster ends. ``keep``: nobody asked for that, and what was trained last is saved."""
         log.info("cluster %s ends: %s", self.core.state.cluster, reason)
         try:
             self._say_goodbye(reason)
         except Exception:
             log.exception("the end could not be written down")  # the agents are told all the same
         await self.core.journal.written(GOODBYE)
-        await self.links.release(reason if keep else "")
+        jobs = self.runner.job_views() if keep else []
+        last = [job.name for job in jobs if job.cell == max(job.cell for job in jobs)]
+        await self.links.release(Release(keep=reason if last else "", jobs=last))
         await self.launches.close()
         await self._close_parts()
         (self.runtime / "connection.json").unlink(missing_ok=True)

@@ -126,9 +126,11 @@ class RelayTaken(Message, frozen=True):
 
 
 class KeepCheckpoint(Message, frozen=True):
-    """Agent, before it ends the kernel: save the last committed state of every training job here. Answered by Kept."""
+    """Agent, before it ends the kernel: save the last committed state of the training jobs here. Answered by Kept."""
 
     reason: str
+    jobs: list[str] = []
+    """Only of these; empty: of all."""
 
 
 class Kept(Message, frozen=True):

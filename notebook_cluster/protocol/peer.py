@@ -230,6 +230,8 @@ class Release(Message, frozen=True):
 
     keep: str = ""
     """Nobody asked for the end: nodes save their training first, for this reason."""
+    jobs: list[str] = []
+    """Those that are saved; empty: all."""
 
 
 class Released(Message, frozen=True):

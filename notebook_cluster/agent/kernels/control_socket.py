@@ -14,7 +14,7 @@ import asyncio
 import glob
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import zmq
@@ -206,12 +206,13 @@ class CheckpointKeeper:
         self._control = control
         self._waiting: dict[tuple[str, int], asyncio.Future[Kept]] = {}
 
-    async def keep(self, nodes: Iterable[tuple[str, int]], reason: str) -> dict[str, Kept]:
+    async def keep(self, nodes: Iterable[tuple[str, int]], reason: str, jobs: Sequence[str] = ()) -> dict[str, Kept]:
         """Let every one of ``nodes`` (name, incarnation) save its training; node -> what it says, or why it does not.
+        ``jobs``: only these.
 
         Takes at most :data:`KEEP_S` seconds. Kernels without a runtime have no training and are left out.
         """
-        body = encode(KeepCheckpoint(reason=reason))
+        body = encode(KeepCheckpoint(reason=reason, jobs=list(jobs)))
         asked = [node for node in nodes if node not in self._waiting and self._control.has_dialled(*node)]
         for node in asked:
             self._waiting[node] = asyncio.get_running_loop().create_future()

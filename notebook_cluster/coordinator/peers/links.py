@@ -207,9 +207,8 @@ class PeerLinks:
         for link in self._delivery.links.values():
             link.dialer.hold(holding)
 
-    async def release(self, keep: str = "") -> None:
-        """Have every agent end what this cluster has there, and wait for that for a moment. ``keep``: nodes save their
-        training first, for this reason."""
+    async def release(self, how: p.Release) -> None:
+        """Have every agent end what this cluster has there, and wait for that for a moment."""
         local = self._delivery.links.get(LOCAL)
         if local is not None and local.condition == "connecting":
             # An agent that was just started hears of the end over its link, once that is there.
@@ -219,10 +218,10 @@ class PeerLinks:
         if self._led_elsewhere:  # what is on other machines may be the other coordinator's
             links = [link for link in links if link.name == LOCAL]
         for link in links:
-            link.dialer.send(p.Release(keep=keep))
+            link.dialer.send(how)
         released = [asyncio.ensure_future(link.released.wait()) for link in links]
         if released:
-            _, late = await asyncio.wait(released, timeout=KEEP_TIMEOUT if keep else RELEASE_TIMEOUT)
+            _, late = await asyncio.wait(released, timeout=KEEP_TIMEOUT if how.keep else RELEASE_TIMEOUT)
             for task in late:
                 task.cancel()
 

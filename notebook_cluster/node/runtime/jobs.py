@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from notebook_cluster.protocol.mesh import JobFrame
@@ -69,9 +69,11 @@ class Jobs:
         else:
             self.dropped += 1  # asked for again when the job is there
 
-    def keep(self, answer: Callable[[Kept], None]) -> None:
-        """Save the last committed state of every job in a thread of its own; ``answer`` gets the outcome there."""
-        writers = [writer for handler in self._handlers.values() if (writer := handler.keep()) is not None]
+    def keep(self, answer: Callable[[Kept], None], names: Collection[str] = ()) -> None:
+        """Save the last committed state of these jobs (no names: of all) in a thread of its own; ``answer`` gets the
+        outcome there."""
+        wanted = [handler for name, handler in self._handlers.items() if not names or name in names]
+        writers = [writer for handler in wanted if (writer := handler.keep()) is not None]
         if not writers:
             answer(Kept(folders=[]))
             return

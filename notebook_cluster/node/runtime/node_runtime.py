@@ -297,7 +297,7 @@ class NodeRuntime:
             case n.HoldOutput():
                 self.output_backpressure.on_message(message)
             case n.KeepCheckpoint():
-                self._jobs.keep(self.send_control)
+                self._jobs.keep(self.send_control, message.jobs)
             case FetchVariables():
                 self.on_fetch_variables(message)
             case ReadPart() | WritePart() | ForgetTicket():
