@@ -175,12 +175,12 @@ def test_a_disk_that_refuses_leaves_the_one_before(tmp_path: Path, monkeypatch: 
         jobs.register("other", cluster.nodes["a"].job("model"))  # type: ignore[arg-type]
         jobs.keep(answers.append)
         wait_until(lambda: answers)
+        assert first.is_dir()
         jobs.keep(answers.append, ["other"])
         wait_until(lambda: len(answers) == 2)
     assert answers[0].error == "it is broken"
     assert len(answers[0].folders) == 1
     assert (answers[1].error, len(answers[1].folders)) == ("", 1), "nobody asked for the broken one"
-    assert first.is_dir()
     found = find_latest(tmp_path, "model-kept")
     assert found is not None
     assert not found.warnings
