@@ -121,7 +121,7 @@ def test_it_is_opened_from_the_menu_once_more_and_after_a_reload(jupyter_dirs: P
         if pictures := os.environ.get("CLASS_PICTURES"):
             page.screenshot(path=f"{pictures}/class-twice.png")
         page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")  # the command asks for a name
-        page.reload()
+        page.goto(f"lab/tree/{page.evaluate('window.jupyterapp.shell.currentWidget.context.path')}")
         page.wait_for_selector(board, timeout=PATIENCE)
         assert set(page.locator(board).all_inner_texts()) == {code}
         saved = next(lab.folder.glob("Untitled*.ipynb")).read_text()

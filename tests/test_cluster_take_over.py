@@ -232,7 +232,7 @@ def test_machines_that_cannot_help_are_named_each_with_its_reason(
     with pytest.raises(ClusterError) as refused:
         Cluster.take_over("digits", local=0, peers=["mini", "old", "nobody"])
     told = str(refused.value)
-    assert told.startswith("nothing is kept of a cluster 'digits': asked local, mini; ")
+    assert told.startswith("nothing is kept of a cluster 'digits': asked local, mini; "), told
     assert "peer 'old' speaks protocol " in told
     assert "upgrade notebook-cluster on 'old': it goes on without it" in told
     assert f"mini: {torn / 'manifest.json'} is not readable" in told

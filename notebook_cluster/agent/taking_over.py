@@ -77,7 +77,9 @@ class Predecessors:
             await self._end(before, reason, asked=False, told=False)
 
     def _kept(self, host: ClusterHost, directory: str) -> tuple[list[KeptState], list[str]]:
-        from notebook_cluster.checkpoints.kept import kept_states  # numpy comes with it
+        # The whole package first: another thread may import it now, and each would wait for a part of the other's.
+        import notebook_cluster.checkpoints  # noqa: F401 - numpy comes with it
+        from notebook_cluster.checkpoints.kept import kept_states
 
         states, damaged = kept_states(self._directory / "work" / host.folder / "checkpoints")
         if directory and self._is_own(host.session.key):

@@ -179,7 +179,9 @@ def kept_checkpoints(work: Path, cluster: str = "*") -> list[KeptCheckpoint]:
     """
     if next(work.glob(f"{cluster}/checkpoints/*-kept"), None) is None:
         return []
-    from notebook_cluster.checkpoints.reading import kept_below  # numpy comes with it
+    # The whole package first: another thread may import it now, and each would wait for a part of the other's.
+    import notebook_cluster.checkpoints  # noqa: F401 - numpy comes with it
+    from notebook_cluster.checkpoints.reading import kept_below
 
     try:
         found = kept_below(work, cluster)
