@@ -115,13 +115,14 @@ def test_it_is_opened_from_the_menu_once_more_and_after_a_reload(jupyter_dirs: P
         show_more(more)
         more.get_by_role("button", name="Class page").click()
         page.wait_for_function("document.querySelectorAll('.jp-CodeCell').length === 3", timeout=PATIENCE)
+        page.locator(".jp-CodeCell").nth(1).locator(".nbc-board-code").wait_for(timeout=PATIENCE)
         wait_for_kernel(page)
         assert f"%cluster class start {name}" in sources(page)
         assert set(page.locator(board).all_inner_texts()) == {code}, "who has written it down still comes in with it"
         if pictures := os.environ.get("CLASS_PICTURES"):
             page.screenshot(path=f"{pictures}/class-twice.png")
         page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")  # the command asks for a name
-        page.goto(f"lab/tree/{page.evaluate('window.jupyterapp.shell.currentWidget.context.path')}")
+        open_notebook(page, page.evaluate("window.jupyterapp.shell.currentWidget.context.path"))
         page.wait_for_selector(board, timeout=PATIENCE)
         assert set(page.locator(board).all_inner_texts()) == {code}
         saved = next(lab.folder.glob("Untitled*.ipynb")).read_text()
