@@ -84,7 +84,7 @@ def test_this_machine_is_shared_and_added_below_the_prefix(page: "Page") -> None
     shared.wait_for(timeout=PATIENCE)
     name, command = shared.locator("b").inner_text(), shared.locator(".nbc-side-command").inner_text()
     assert command.startswith("%cluster add ")
-    page.get_by_role("button", name=f"Add {name}").click(timeout=PATIENCE)
+    page.get_by_role("button", name=f"Add {name} to lesson").click(timeout=PATIENCE)  # the panel has one as well
     node(page, name).wait_for(timeout=PATIENCE)
     switch.click()
     shared.wait_for(state="detached", timeout=PATIENCE)
@@ -98,6 +98,7 @@ def test_the_culler_ends_the_server_nodes_end_with_the_lease_and_the_next_start_
 ) -> None:
     go = hub.home(USER) / "go"
     go.unlink(missing_ok=True)
+    stop_all()  # where the test before did not come to that
     write_notebook(hub.home(USER) / "second.ipynb", [FOR_A_MOMENT, TRAIN.format(more="")])
     open_notebook(page, "second.ipynb")
     show_sidebar(page)
