@@ -26,6 +26,7 @@ import nbformat
 import pytest
 
 from tests.cluster import stop_all
+from tests.command import end_programs
 from tests.conftest import MARK, end_processes, marked_processes, shared_folders, wait_until
 from tests.ports import free_port
 
@@ -97,14 +98,8 @@ class Lab:
     def end(self) -> None:
         """End its server, which ends its kernels first."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        if process is not None:
+            end_programs(process, seconds=20)
 
 
 def write_notebook(path: Path, cells: Sequence[str], kernel: str = "python3") -> Path:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.capture import Capture
+from tests.command import end_programs
 from tests.conftest import MARK, wait_until
 
 _PREFIX = "nbt"
@@ -235,23 +236,10 @@ class Network:
     def close(self) -> None:
         """End every process in the hosts, then remove them. May be called again."""
         for host in self.hosts.values():
-            _end([process for process in host.processes if process.poll() is None])
+            end_programs(*host.processes, seconds=5)
         for namespace in (*(host.namespace for host in self.hosts.values()), self.lan):
             _remove(namespace)
         shutil.rmtree(self.root, ignore_errors=True)
-
-
-def _end(processes: list["subprocess.Popen[Any]"]) -> None:
-    """SIGTERM, 5 s later SIGKILL."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + 5
-    for process in processes:
-        try:
-            process.wait(max(deadline - time.monotonic(), 0.01))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _remove(namespace: str) -> None:

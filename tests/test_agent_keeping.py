@@ -159,7 +159,7 @@ async def test_node_that_cannot_keep_its_training_is_named_and_ends(jupyter_dirs
 async def test_node_that_does_not_answer_is_not_waited_for_for_ever(
     jupyter_dirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notebook_cluster.agent.kernels.control_socket.KEEP_S", 0.5)
+    monkeypatch.setattr("notebook_cluster.agent.keeping.KEEP_S", 0.5)
     async with SharedAgent(jupyter_dirs / "mini", lease=2, link=LINK) as agent:
         async with AgentClient(agent.where, settings=LINK) as client:
             await train(client, "import time; time.sleep(60)")

@@ -34,7 +34,7 @@ from notebook_cluster.magics.parsing import parse_cluster
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.launches import ANY_PLACE, Enlist, Enlisted, LaunchKey, NotEnlisted
 from notebook_cluster.security import Identity, data_directory, new_identity
-from notebook_cluster.server.engines import engine_choices
+from notebook_cluster.server.hub import engine_choices
 from notebook_cluster.widgets import render_html, render_text
 from tests.cluster import run, running_cluster, told
 from tests.command import COMMAND

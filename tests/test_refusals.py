@@ -29,7 +29,7 @@ from notebook_cluster.security import Gate, Identity, OpenCode, load_identity, n
 from notebook_cluster.security.codes import PAIRING_IDENTITY, GuestExchange
 from notebook_cluster.sockets import IOThread
 from tests.cluster import run, running_cluster
-from tests.command import COMMAND
+from tests.command import COMMAND, end_programs
 from tests.conftest import Agents, wait_until
 from tests.ports import free_port
 from tests.raw_link import ACCEPTED, REFUSED, RawClient, RawLink, execute, try_to_execute
@@ -215,12 +215,7 @@ def shared_peer(root: Path, *options: str) -> Iterator[Peer]:
         assert process.poll() is None, peer.output()
         yield peer
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_programs(process)
 
 
 def _answers(port: int) -> bool:

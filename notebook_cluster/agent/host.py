@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.agent.events import EventKind, SharingEvent
-from notebook_cluster.agent.kernels.control_socket import CheckpointKeeper, ControlSocket, KeptNews, OutputHolder
+from notebook_cluster.agent.keeping import CheckpointKeeper, KeptNews
+from notebook_cluster.agent.kernels.control_socket import ControlSocket, OutputHolder
 from notebook_cluster.agent.kernels.kernel import Kernel
 from notebook_cluster.agent.kernels.supervisor import KernelEnvironment
 from notebook_cluster.agent.machine import MachineSample

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from notebook_cluster.agent.host import ClusterHost
+from notebook_cluster.agent.keeping import import_checkpoints
 from notebook_cluster.protocol.kept import MOST_LINES, MOST_STATES, MOST_TEXT, QUIET, AskKept, KeptAnswer, KeptState
 
 
@@ -77,8 +78,7 @@ class Predecessors:
             await self._end(before, reason, asked=False, told=False)
 
     def _kept(self, host: ClusterHost, directory: str) -> tuple[list[KeptState], list[str]]:
-        # The whole package first: another thread may import it now, and each would wait for a part of the other's.
-        import notebook_cluster.checkpoints  # noqa: F401 - numpy comes with it
+        import_checkpoints()
         from notebook_cluster.checkpoints.kept import kept_states
 
         states, damaged = kept_states(self._directory / "work" / host.folder / "checkpoints")

@@ -6,15 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from notebook_cluster.client import ClusterError, PeerWatch, find_clusters, find_peers
+from notebook_cluster.launchers import known_engines
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
+from notebook_cluster.protocol.launches import LAUNCH_OPTIONS
 from notebook_cluster.protocol.sidebar import ClusterRow, CurvePoints, EngineChoice, Overview, ServerInfo, Sharing
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import ConnectionFile
 from notebook_cluster.server.browser import BrowserOutbox, to_json
-from notebook_cluster.server.engines import engine_choices
 from notebook_cluster.server.sharing import sharing
 from notebook_cluster.server.watching import WatchedCluster
 
@@ -28,6 +29,12 @@ ENDED_SECONDS = 600.0
 """How long a cluster that has ended is shown, with its last state."""
 ENDED_SHOWN = 4
 _SERVER = ServerInfo(version=VERSION, protocol=PROTOCOL_VERSION)
+_OPTIONS = [name for name in LAUNCH_OPTIONS if name not in ("on", "hosts")]
+_OURS: dict[str, tuple[str, Literal["number", "names", "either"], list[str]]] = {
+    "slurm": ("Slurm", "number", _OPTIONS),
+    "ssh": ("SSH", "names", ["nodes_per_host", "setup", "address"]),
+    "ipp": ("ipyparallel", "either", ["nodes_per_host", "setup", "address", "folder"]),
+}
 
 Value = TypeVar("Value")
 _looks = ThreadPoolExecutor(max_workers=4, thread_name_prefix="notebook-cluster")
@@ -288,3 +295,14 @@ class Hub:
             text = None if whole else to_json(CurvePoints(cluster=name, reset=False, series=fresh))
             for browser in self._browsers:
                 browser.put_series(name, text)
+
+
+def engine_choices() -> list[EngineChoice]:
+    """The engines that a cluster can be started on, ours first, and what each is to be asked for in a form.
+
+    Those of other packages are not loaded: what they ask for is not known, so they are offered everything and say
+    themselves what they do not take.
+    """
+    known = known_engines()
+    names = [*(name for name in _OURS if name in known), *sorted(set(known) - _OURS.keys())]
+    return [EngineChoice(name, *_OURS.get(name, (name, "either", _OPTIONS))) for name in names]

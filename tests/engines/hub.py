@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.browser import CHROMIUM, CHROMIUM_OPTIONS, PATIENCE, Lab, path_to_extension, prepared_lab
+from tests.command import end_programs
 from tests.conftest import wait_until
 from tests.ports import free_port
 
@@ -116,12 +117,7 @@ def _program(command: list[str], log: Path, environment: dict[str, str]) -> Iter
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+        end_programs(process)
 
 
 @contextmanager

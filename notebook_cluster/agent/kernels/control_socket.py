@@ -1,6 +1,5 @@
 """The ipc socket to which the runtimes of one cluster's kernels dial: passes their messages on, unread. Over it nodes
-that print more than the link takes are told to wait in ``print()``, and nodes whose kernels are about to end without
-being asked to by their coordinator to keep a checkpoint.
+that print more than the link takes are told to wait in ``print()``.
 
 Each message is one frame, the encoded struct of :mod:`notebook_cluster.protocol.node`. A runtime's routing id is
 ``<node>/<incarnation>``; frames with another id are counted and dropped. The socket lies in the agent's 0700 folder,
@@ -11,18 +10,15 @@ printed beyond the outbox is left out, as :mod:`notebook_cluster.link.channel` s
 """
 
 import asyncio
-import glob
 import logging
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
 from notebook_cluster.link import Session
-from notebook_cluster.protocol.node import HoldOutput, KeepCheckpoint, Kept
-from notebook_cluster.protocol.peer import KeptCheckpoint, KeptCheckpoints
-from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
+from notebook_cluster.protocol.node import HoldOutput
+from notebook_cluster.protocol.wire import MAX_MESSAGE_BYTES, encode
 from notebook_cluster.sockets import Pump
 
 log = logging.getLogger(__name__)
@@ -161,112 +157,3 @@ class OutputHolder:
 
     def _tell(self, node: str, incarnation: int, *, hold: bool) -> None:
         self._control.send(node, incarnation, encode(HoldOutput(hold=hold)))
-
-
-KEEP_S = 20.0
-"""For a node to write its checkpoint."""
-_MAX_FOLDERS = 100
-_MAX_TEXT = 500
-_TOLD_S = 30 * 86400.0
-"""For how long coordinators are told what is kept here. It is not deleted then."""
-_MOST_TOLD = 16
-
-
-def kept_checkpoints(work: Path, cluster: str = "*") -> list[KeptCheckpoint]:
-    """What nodes have kept in the folders of clusters below ``work``, newest first; of each name the newest.
-
-    ``cluster``: a pattern for the name of such a folder.
-    """
-    if next(work.glob(f"{cluster}/checkpoints/*-kept"), None) is None:
-        return []
-    # The whole package first: another thread may import it now, and each would wait for a part of the other's.
-    import notebook_cluster.checkpoints  # noqa: F401 - numpy comes with it
-    from notebook_cluster.checkpoints.reading import kept_below
-
-    try:
-        found = kept_below(work, cluster)
-    except OSError as error:
-        log.warning("cannot look what is kept below %s: %s", work, error)
-        return []
-    return [
-        KeptCheckpoint(
-            name=kept.folder.parent.name,
-            job=kept.manifest.job[:_MAX_TEXT],
-            round=kept.manifest.round,
-            time=kept.manifest.saved_at,
-            folder=str(kept.folder)[:_MAX_TEXT],
-        )
-        for kept in found[:_MOST_TOLD]
-        if time.time() - kept.manifest.saved_at < _TOLD_S
-    ]
-
-
-class CheckpointKeeper:
-    """Asks the runtimes of one cluster's kernels; ``control`` is their socket."""
-
-    def __init__(self, control: ControlSocket) -> None:
-        self._control = control
-        self._waiting: dict[tuple[str, int], asyncio.Future[Kept]] = {}
-
-    async def keep(self, nodes: Iterable[tuple[str, int]], reason: str, jobs: Sequence[str] = ()) -> dict[str, Kept]:
-        """Let every one of ``nodes`` (name, incarnation) save its training; node -> what it says, or why it does not.
-        ``jobs``: only these.
-
-        Takes at most :data:`KEEP_S` seconds. Kernels without a runtime have no training and are left out.
-        """
-        body = encode(KeepCheckpoint(reason=reason, jobs=list(jobs)))
-        asked = [node for node in nodes if node not in self._waiting and self._control.has_dialled(*node)]
-        for node in asked:
-            self._waiting[node] = asyncio.get_running_loop().create_future()
-            self._control.send(*node, body)
-        answers = await asyncio.gather(*(self._answer(node) for node in asked))
-        return {name: answer for (name, _), answer in zip(asked, answers, strict=True)}
-
-    def take(self, node: str, incarnation: int, body: bytes) -> bool:
-        """Whether ``body``, from a runtime, was the answer that is waited for. Other messages are not read."""
-        answer = self._waiting.get((node, incarnation))
-        if answer is None or answer.done():
-            return False
-        try:
-            kept: Kept = decode(body, Kept)
-        except ProtocolError:
-            return False
-        folders = [folder[:_MAX_TEXT] for folder in kept.folders[:_MAX_FOLDERS]]
-        answer.set_result(Kept(folders=folders, error=kept.error[:_MAX_TEXT]))
-        return True
-
-    def gone(self, node: str, incarnation: int) -> None:
-        """The kernel is gone."""
-        answer = self._waiting.get((node, incarnation))
-        if answer is not None and not answer.done():
-            answer.set_result(Kept(folders=[], error="its kernel ended"))
-
-    async def _answer(self, node: tuple[str, int]) -> Kept:
-        try:
-            return await asyncio.wait_for(self._waiting[node], KEEP_S)
-        except TimeoutError:
-            return Kept(folders=[], error=f"it did not answer within {KEEP_S:.0f} s")
-        finally:
-            del self._waiting[node]
-
-
-class KeptNews:
-    """Tells the coordinator of ``session``, which may go on with it, what was kept here; ``work``: the folders of all
-    clusters, also of those that are no more."""
-
-    def __init__(self, session: Session, work: Path) -> None:
-        self._session = session
-        self._work = work
-        self._told: set[Path] = set()
-
-    async def tell(self, folder: Path | None = None) -> None:
-        """Of all clusters; or once what lies in ``folder``, in which its owner has nodes work."""
-        if folder is None:
-            rows = await asyncio.to_thread(kept_checkpoints, self._work)
-        elif folder not in self._told:
-            self._told.add(folder)
-            rows = await asyncio.to_thread(kept_checkpoints, folder.parent, glob.escape(folder.name))
-        else:
-            return
-        if rows:
-            self._session.send(KeptCheckpoints(checkpoints=rows))
