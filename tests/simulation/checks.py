@@ -41,6 +41,8 @@ class Ledger:
         self.ended = self.killed = False
         self.holds = 0
         """The round after which it holds the state."""
+        self.held = None
+        """(Round, hash of the state) that was looked at last."""
         self.weights = None
 
     def step(self):
@@ -147,6 +149,9 @@ class Checks:
 
     def held(self, ledger, state):
         ledger.holds = state.round
+        if ledger.held == (state.round, state.state_hash):
+            return  # looked at when it came; since then the job may have begun anew without this node
+        ledger.held = state.round, state.state_hash
         known = self.states.setdefault(state.round, state.state_hash)
         if known != state.state_hash:
             if state.round == 0 and state.state_hash in self.first_states:

@@ -19,7 +19,7 @@ class Network:
         self.schedule = schedule
         self.listeners = {}
         """(host, port or path) -> socket"""
-        self.connections = set()
+        self.connections = {}  # in the order in which they were made: that of a set is not the seed's
         self.cut_ways = set()
         """(from, to): hosts between which nothing gets through in this direction."""
         self.asleep = set()
@@ -91,7 +91,7 @@ class Connection:
         self._moving = [False, False]
         self._silent_since = [None, None]
         """Since when nothing comes from this end."""
-        network.connections.add(self)
+        network.connections[self] = None
         network.descriptors[self.descriptor[0]] = (self, 0)
         network.descriptors[self.descriptor[1]] = (self, 1)
 
@@ -192,7 +192,7 @@ class Connection:
             self._forget()
 
     def _forget(self):
-        self.network.connections.discard(self)
+        self.network.connections.pop(self, None)
         for descriptor in self.descriptor:
             self.network.descriptors.pop(descriptor, None)
 
