@@ -4,11 +4,14 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+import zmq.asyncio
 
 from notebook_cluster.client import ClusterError
-from notebook_cluster.security import new_identity, runtime_directory
+from notebook_cluster.protocol.heads import HeadState
+from notebook_cluster.security import data_directory, load_identity, new_identity, runtime_directory
 from notebook_cluster.window.local_agent import LocalAgent
 from tests.cluster import is_running, kernel_pid, kill, run, running_cluster
 from tests.conftest import wait_until
@@ -79,3 +82,30 @@ def test_this_machine_comes_back_with_another_agent(strangers: Strangers) -> Non
         cluster.restart("local")
         assert agent_pid() != before
         assert run(cluster, "print(kept + 1)") == {"local": "42\n", mini.name: "42\n"}
+
+
+def test_an_agent_here_that_dials_where_the_head_is_no_more_is_told_where_it_is(strangers: Strangers) -> None:
+    mini = strangers("mini")
+    with running_cluster("lesson", local=1, head=mini.name, code=mini.code) as cluster:
+        run(cluster, "kept = 41")
+        kill_window()
+        local = LocalAgent(runtime_directory() / "clusters" / "lesson", 60.0)
+        noted = msgspec.json.decode((runtime_directory() / "clusters" / "lesson" / "agent.json").read_bytes())
+        agent = local.known(noted["public_key"])
+        assert agent is not None
+        reception = int(noted["reception"].rpartition(":")[2])
+        assert local.astray(HeadState(ticket=0, key=noted["head_key"], reception=reception)) is None
+
+        async def go_astray() -> None:
+            context: zmq.asyncio.Context = zmq.asyncio.Context()
+            try:
+                identity = load_identity(data_directory())
+                await local.follow(context, identity, "lesson", agent, noted["head_key"], "127.0.0.1:9")
+            finally:
+                context.destroy(linger=0)
+
+        asyncio.run(go_astray())
+        wait_until(lambda: "peer local is lost" in (head_of(mini) / "coordinator.log").read_text(), what="the loss")
+        with wait_until(attached, what="the window") as again:
+            assert run(again, "print(kept + 1)") == {"local": "42\n"}
+            again.stop()

@@ -44,6 +44,10 @@ FOUND = {
 FOUND_HANDED_OVER = [
     # A head whose window went while it waited for a node to join was frozen later, and for good.
     (11, '[["stop sharing for a moment", 0.3094, 3.0, 15975], ["stop sharing for a moment", 0.5517, 8.0, 12117]]'),
+    # The agent of the head was started again, at another port, while the window waited for its word.
+    (10800, '[["pause coordinator", 0.499316, 3.0, 61092], ["stop sharing for a moment", 0.621733, 0.2, 38894]]'),
+    # The owner's agent had dialled the head before that had begun: what it said then was acknowledged and forgotten.
+    (11953, '[["kill kernel", 0.202256, 1.0, 63396], ["kill kernel", 0.072154, 0.2, 37028]]'),
 ]
 HANDED_OVER_SECONDS = SECONDS / 2
 MOST_PLAYS = 5

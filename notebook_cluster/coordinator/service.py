@@ -289,16 +289,16 @@ class Coordinator:
             self.ending.restore(self._moved)
             startup.forget_moved(self._settings)
         self.begun.set()
+        self._invitation.begin()
         self.views.go_on()
         self.core.spawn(self._own_agent.keep())
         self.core.spawn(self._resolver.browse())
 
     def _resume(self) -> None:
         received = self._streaming.recover()
-        epoch = self.core.state.epoch
         where = self._settings.head or "the machine of its owner"
         said = "the coordinator was restarted" if self._moved is None else f"the cluster is led from {where} now"
-        self.core.tell("warning" if self._moved is None else "info", f"{said} (epoch {epoch})")
+        self.core.tell("warning" if self._moved is None else "info", f"{said} (epoch {self.core.state.epoch})")
         self._invitation.restore()
         self._launches.recover()
         self.links.redial(received)

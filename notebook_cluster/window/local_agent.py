@@ -88,6 +88,10 @@ class LocalAgent:
         found = self._running(head_key)
         return PeerKey(LOCAL, found.public_key, owner()) if found is not None else None
 
+    def astray(self, head: h.HeadState) -> PrivateAgent | None:
+        """The one that a window has started for ``head``, where it dials another port than that of its reception."""
+        return self._running(head.key) if head.reception and not self._dials(head.key, str(head.reception)) else None
+
     def end(self, head_key: str) -> None:
         """The head is trusted no more: nothing runs for it here any more. Returns at once."""
         if (found := self._running(head_key)) is not None:

@@ -31,6 +31,8 @@ AGAIN_S = 2.0
 PATIENCE_S = 40.0
 """Seconds for a head to be reached that has the word already."""
 ANSWER_S = 15.0
+LOOK_S = 0.5
+"""Seconds between two looks at where agents are announced."""
 STAY_S = 1.5
 """Seconds between two words to a head that is frozen."""
 
@@ -100,11 +102,31 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
     """
     if agent is not None:
         window.owner.use_local(h.PeerKey(LOCAL, agent.public_key, owner()))
-    state = None
+    following = asyncio.create_task(_follow_moves(window))
+    try:
+        state = await _begun(window, token)
+    finally:
+        following.cancel()
+    if not state.running:
+        raise Unreached(
+            f"cluster {window.settings.cluster!r} has gone to {window.settings.head}, and ended: {state.ended}"
+        )
+    window.head.state = state
+    window.views.adopt(before)
+    for view in list(window.views.views.values()):
+        number = window.views.number_of(view)
+        await _say(window, o.TakeView(view=view.kept()), number)
+    await _say(window, o.GoOn(), OWN_VIEW)
+    if agent is not None:
+        await window.follow(agent, state.key, f"{window.head.link.host}:{state.reception}")
+
+
+async def _begun(window: Window, token: str) -> h.HeadState:
+    """How the head is, as soon as it says so."""
     deadline = time.monotonic() + PATIENCE_S
-    while state is None:
+    while True:
         try:
-            state = await window.head.look(only_look=False, peers=window.owner.peers(), token=token, timeout=ANSWER_S)
+            return await window.head.look(only_look=False, peers=window.owner.peers(), token=token, timeout=ANSWER_S)
         except HeadRefuses as error:
             if error.has_led:
                 raise Unreached(str(error)) from None
@@ -118,18 +140,14 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
                     f"%cluster attach {name} when it can be, and it goes on there"
                 ) from None
             await asyncio.sleep(AGAIN_S)
-    if not state.running:
-        raise Unreached(
-            f"cluster {window.settings.cluster!r} has gone to {window.settings.head}, and ended: {state.ended}"
-        )
-    window.head.state = state
-    window.views.adopt(before)
-    for view in list(window.views.views.values()):
-        number = window.views.number_of(view)
-        await _say(window, o.TakeView(view=view.kept()), number)
-    await _say(window, o.GoOn(), OWN_VIEW)
-    if agent is not None:
-        await window.follow(agent, state.key, f"{window.head.link.host}:{state.reception}")
+
+
+async def _follow_moves(window: Window) -> None:
+    """The head's agent, and those that have the grant, are dialled where they are announced now: one that is started
+    again meanwhile has another port."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        window.owner.follow_moves()
 
 
 async def _say(window: Window, body: object, view: int) -> None:

@@ -171,18 +171,21 @@ class Window:
         """It ran already: the peers that it uses stay its own, and this machine's agent is the one that it had."""
         state = msgspec.convert(await self.head.ask(v.GetState()), ClusterView)
         head, local = self.head.link.candidate.key, self.local.find(self.head.state.key)
+        known = next((self.local.known(peer.key) for peer in state.peers if peer.name == LOCAL), None)
         others = [peer for peer in state.peers if peer.key not in ("", head) and peer.name != LOCAL]
         self.owner.use(peer for peer in others if peer.condition not in ("found", "untrusted"))
         if local is not None:
             self.owner.use_local(local)
-        elif (agent := self._own_agent_of(state)) is not None:
-            self.owner.use_local(h.PeerKey(LOCAL, agent.public_key, owner()))
-            await self.follow(agent, self.head.state.key, f"{self.head.link.host}:{self.head.state.reception}")
+            await self._guide_local()
+        elif known is not None:  # it was not told where the cluster is led from now
+            self.owner.use_local(h.PeerKey(LOCAL, known.public_key, owner()))
+            await self.follow(known, self.head.state.key, f"{self.head.link.host}:{self.head.state.reception}")
         return state
 
-    def _own_agent_of(self, state: ClusterView) -> PrivateAgent | None:
-        """That of this machine, which was not told where the cluster is led from now."""
-        return next((self.local.known(peer.key) for peer in state.peers if peer.name == LOCAL), None)
+    async def _guide_local(self) -> None:
+        """This machine's agent goes to where the head is now: it has another port when its journal was not begun."""
+        if (agent := self.local.astray(self.head.state)) is not None:
+            await self.follow(agent, self.head.state.key, f"{self.head.link.host}:{self.head.state.reception}")
 
     async def follow(self, agent: PrivateAgent, key: str, address: str) -> None:
         """As of :class:`.local_agent.LocalAgent`; why not becomes a line."""
@@ -323,6 +326,7 @@ class Window:
             self._ended = self.head.state.ended or "ended"
             self._stopping.set()
         elif self.head.state.epoch != before.epoch:
+            await self._guide_local()
             line = f"the head of cluster {name!r} on {self._where} was started again: %cluster attach {name}"
             self.views.close_all(line, away=True)
 

@@ -49,6 +49,20 @@ class InvitationHost:
         self._advertiser: ClusterAdvertiser | None = None
         self._port = 0
         self.reception: InboundListener | None = None
+        self._early: dict[str, str] | None = {}
+        """Key -> address of those that have dialled in before the cluster has begun."""
+
+    def begin(self) -> None:
+        """The cluster goes on: whoever has come early is heard now, after all that the journal knows of its nodes."""
+        early, self._early = self._early or {}, None
+        for key, address in early.items():
+            self._on_arrival(key, address)
+
+    def _arrived(self, key: str, address: str) -> None:
+        if self._early is None:
+            self._on_arrival(key, address)
+        else:
+            self._early[key] = address
 
     def restore(self) -> None:
         """After a restart of the coordinator: listen where those who dialled its predecessor look for it."""
@@ -68,7 +82,7 @@ class InvitationHost:
             f"tcp://0.0.0.0:{port}",
             self._identity,
             authorise=self._known,
-            on_arrival=self._on_arrival,
+            on_arrival=self._arrived,
             enlisting=self._enlisting(),
             gate=self._gate,
         )
