@@ -49,8 +49,8 @@ ARMS = {
     "fragments-4": Arm(4, fragments=3, against=FOUR, most=0.01),
     "streaming-4": Arm(4, fragments=3, overlap=5, against=FOUR, most=0.01),
     MUON: Arm(inner="muon"),
-    "muloco-4": Arm(4, inner="muon", against=MUON, most=0.015),
-    "muloco-8": Arm(8, inner="muon", against=MUON, most=0.015),
+    "muloco-4": Arm(4, inner="muon", outer_lr=0.3, against=MUON, most=0.015),
+    "muloco-8": Arm(8, inner="muon", outer_lr=0.3, against=MUON, most=0.015),
     "snoo": Arm(1, against=PLAIN, most=0.0),
     "sparse-4": Arm(4, "sparse", beta=DEFAULT_BETA, outer_lr=1.0, momentum=0.0, against=FOUR, most=0.06),
 }
