@@ -56,7 +56,8 @@ class InvitationHost:
         """The cluster goes on: whoever has come early is heard now, after all that the journal knows of its nodes."""
         early, self._early = self._early or {}, None
         for key, address in early.items():
-            self._on_arrival(key, address)
+            if self.is_here(key):  # else it has left again, and arrives once more
+                self._on_arrival(key, address)
 
     def _arrived(self, key: str, address: str) -> None:
         if self._early is None:
