@@ -61,6 +61,11 @@ class HeadLink:
         assert self._owner.head is not None
         return self._owner.head
 
+    @property
+    def reception(self) -> str:
+        """HOST:PORT at which agents of other machines reach the head."""
+        return f"{self.link.host}:{self.state.reception}"
+
     async def dial(self, context: "zmq.Context[Any]", identity: Identity) -> Candidate:
         """Find the peer, which is paired where that is needed, and have a link to its agent. RequestError: why not."""
         settings = self._settings

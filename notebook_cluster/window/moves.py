@@ -31,8 +31,6 @@ AGAIN_S = 2.0
 PATIENCE_S = 40.0
 """Seconds for a head to be reached that has the word already."""
 ANSWER_S = 15.0
-LOOK_S = 0.5
-"""Seconds between two looks at where agents are announced."""
 STAY_S = 1.5
 """Seconds between two words to a head that is frozen."""
 
@@ -102,11 +100,7 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
     """
     if agent is not None:
         window.owner.use_local(h.PeerKey(LOCAL, agent.public_key, owner()))
-    following = asyncio.create_task(_follow_moves(window))
-    try:
-        state = await _begun(window, token)
-    finally:
-        following.cancel()
+    state = await _begun(window, token)
     if not state.running:
         raise Unreached(
             f"cluster {window.settings.cluster!r} has gone to {window.settings.head}, and ended: {state.ended}"
@@ -118,7 +112,7 @@ async def begin(window: Window, token: str, before: ViewServer | None, agent: Pr
         await _say(window, o.TakeView(view=view.kept()), number)
     await _say(window, o.GoOn(), OWN_VIEW)
     if agent is not None:
-        await window.follow(agent, state.key, f"{window.head.link.host}:{state.reception}")
+        await window.follow(agent, state.key, window.head.reception)
 
 
 async def _begun(window: Window, token: str) -> h.HeadState:
@@ -140,14 +134,6 @@ async def _begun(window: Window, token: str) -> h.HeadState:
                     f"%cluster attach {name} when it can be, and it goes on there"
                 ) from None
             await asyncio.sleep(AGAIN_S)
-
-
-async def _follow_moves(window: Window) -> None:
-    """The head's agent, and those that have the grant, are dialled where they are announced now: one that is started
-    again meanwhile has another port."""
-    while True:
-        await asyncio.sleep(LOOK_S)
-        window.owner.follow_moves()
 
 
 async def _say(window: Window, body: object, view: int) -> None:

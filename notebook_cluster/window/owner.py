@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -20,10 +21,14 @@ from notebook_cluster.protocol.wire import mismatch
 from notebook_cluster.security import Identity, owner, read_code
 from notebook_cluster.window.agents import AgentLink
 
+log = logging.getLogger(__name__)
+
 GRANT_S = 7 * 86400.0
 RENEW_S = 3600.0
 """Seconds between two grants while a window is there."""
 WITHDRAW_S = 2.0
+MOVES_S = 0.5
+"""Seconds between two looks at where agents are announced."""
 _AT_ONCE = 8
 
 
@@ -37,7 +42,8 @@ async def _reached(found: Candidate) -> Candidate:
 
 
 class Owner:
-    """Of one cluster. ``on_peers(rows)`` hears which peers the head may use, whenever that changes.
+    """Of one cluster, made inside the running loop; ends with :meth:`close`. ``on_peers(rows)`` hears which peers the
+    head may use, whenever that changes. Agents that are started again are dialled where they are announced then.
 
     Attributes:
         head: the link to the head's agent, once there is one.
@@ -70,6 +76,7 @@ class Owner:
         self._renewed = time.monotonic()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self.head: AgentLink | None = None
+        self._following = asyncio.ensure_future(self._follow_moves())
 
     # ---- which peer is meant
 
@@ -225,9 +232,17 @@ class Owner:
             *(self._grant(link, seconds=0.0, timeout=WITHDRAW_S) for link in there), return_exceptions=True
         )
 
-    def follow_moves(self) -> None:
-        """Dial who is not connected where it is announced now; call now and then, for an agent that is started again
-        at once is announced while its connection still counts."""
+    async def _follow_moves(self) -> None:
+        """Now and then, for an agent that is started again at once is announced while its connection still counts."""
+        while True:
+            await asyncio.sleep(MOVES_S)
+            try:
+                self._move_links()
+            except Exception:
+                log.exception("could not look where agents are announced")
+
+    def _move_links(self) -> None:
+        """Dial who is not connected where it is announced now."""
         for link in {*self._links.values(), *([self.head] if self.head is not None else [])}:
             found = None if link.connected else self._finder.find(link.candidate.key)
             if found is not None and found.found_by != "remembered":
@@ -275,5 +290,6 @@ class Owner:
         self._on_peers(self.peers())
 
     async def close(self) -> None:
+        self._following.cancel()
         links = {*self._links.values(), *([self.head] if self.head is not None else [])}
         await asyncio.gather(*(link.close(release=True) for link in links), return_exceptions=True)

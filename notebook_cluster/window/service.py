@@ -171,21 +171,21 @@ class Window:
         """It ran already: the peers that it uses stay its own, and this machine's agent is the one that it had."""
         state = msgspec.convert(await self.head.ask(v.GetState()), ClusterView)
         head, local = self.head.link.candidate.key, self.local.find(self.head.state.key)
-        known = next((self.local.known(peer.key) for peer in state.peers if peer.name == LOCAL), None)
         others = [peer for peer in state.peers if peer.key not in ("", head) and peer.name != LOCAL]
         self.owner.use(peer for peer in others if peer.condition not in ("found", "untrusted"))
+        keys = [peer.key for peer in state.peers if peer.name == LOCAL]
         if local is not None:
             self.owner.use_local(local)
             await self._guide_local()
-        elif known is not None:  # it was not told where the cluster is led from now
-            self.owner.use_local(h.PeerKey(LOCAL, known.public_key, owner()))
-            await self.follow(known, self.head.state.key, f"{self.head.link.host}:{self.head.state.reception}")
+        elif (agent := next(map(self.local.known, keys), None)) is not None:  # not told where the cluster is led now
+            self.owner.use_local(h.PeerKey(LOCAL, agent.public_key, owner()))
+            await self.follow(agent, self.head.state.key, self.head.reception)
         return state
 
     async def _guide_local(self) -> None:
         """This machine's agent goes to where the head is now: it has another port when its journal was not begun."""
         if (agent := self.local.astray(self.head.state)) is not None:
-            await self.follow(agent, self.head.state.key, f"{self.head.link.host}:{self.head.state.reception}")
+            await self.follow(agent, self.head.state.key, self.head.reception)
 
     async def follow(self, agent: PrivateAgent, key: str, address: str) -> None:
         """As of :class:`.local_agent.LocalAgent`; why not becomes a line."""
@@ -220,7 +220,6 @@ class Window:
                 checked = now
                 if not await self.owner.drop_untrusted():
                     await self._give_up("its head is trusted no more")
-                self.owner.follow_moves()
                 await self.owner.renew_if_due()
 
     async def _give_up(self, reason: str) -> None:
