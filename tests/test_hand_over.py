@@ -68,10 +68,11 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Linear(16, 16)
 sync = nc.DiLoCo(model, every=5, name="moving")
-while not os.path.exists({stop!r}):
+stops = False
+while not stops:
     with torch.no_grad():
         model.weight += 0.01 * torch.randn(16, 16)
-    sync.step()
+    stops = sync.step() and nc.should_stop(os.path.exists({stop!r}))  # all after the same round
     time.sleep(0.02)
 sync.finish()
 print("trained", sync.round, hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()[:16])
@@ -111,7 +112,7 @@ def test_no_round_is_lost_or_doubled_on_the_way_there_and_back(strangers: Strang
             row.record.commit for row in read_rounds(journal_path(folder())) if isinstance(row.record, CommitRecord)
         ]
         assert [commit.round for commit in commits] == list(range(1, int(ends[0][0]) + 1))
-        assert {len(commit.members) for commit in commits} == {3}
+        assert [(commit.round, commit.members) for commit in commits if len(commit.members) != 3] == []
     for peer in (mini, desk):
         (grant,) = json.loads((peer.home / "agent" / "grants.json").read_text())
         assert grant["until"] == 0, f"{peer.name} is obeyed as a head by nobody"
