@@ -105,7 +105,7 @@ def test_panel_moves_and_acts_while_a_cell_runs(
     page.get_by_text("attic added").wait_for(timeout=PATIENCE)
     page.wait_for_selector(".nbc-node[data-node=attic]", timeout=PATIENCE)
     page.get_by_text("the cell saw [('add', 'attic')]").wait_for(timeout=PATIENCE)
-    # A node that joins gets curves of its own: the figure is shown anew, goes on, and is as wide as the panel.
+    # A node that joins gets curves of its own, in the same figure, which goes on and is as wide as the panel.
     wait_for_curves(page, 8)
     wait_for_newer_points(page)
     assert page.locator(".js-plotly-plot").count() == 1
@@ -115,6 +115,36 @@ def test_panel_moves_and_acts_while_a_cell_runs(
         timeout=PATIENCE,
     )
     page.screenshot(path=tmp_path / "panel.png")
+
+
+READ_SLOWLY = """
+const Whole = Blob;
+globalThis.Blob = class extends Whole {
+  constructor(parts = [], options = {}) {
+    const long = typeof parts[0] === "string" && parts[0].length > 2_000_000;
+    super(long ? ["await new Promise((done) => setTimeout(done, 4000));", ...parts] : parts, options);
+    if (long) globalThis.scriptsReadSlowly = (globalThis.scriptsReadSlowly ?? 0) + 1;
+  }
+};
+"""
+"""A script of more than 2 MB is there 4 s later, as on a busy laptop: anywidget waits for 2 s."""
+
+
+def test_curves_miss_nothing_where_their_script_is_read_slowly(page: "Page", lab: Lab) -> None:
+    leave(page)
+    slow = page.context.new_page()
+    slow.add_init_script(READ_SLOWLY)
+    slow.goto("api/status")
+    run(slow, lab, "slowly.ipynb", BUSY_UNTIL_ADDED)
+    slow.get_by_role("button", name="Add attic").click()
+    slow.wait_for_selector(".nbc-node[data-node=attic]", timeout=PATIENCE)
+    wait_for_curves(slow, 8)
+    wait_for_newer_points(slow)
+    assert slow.evaluate("scriptsReadSlowly") == 1
+    names = "[...new Set(document.querySelector('.js-plotly-plot').data.map((trace) => trace.name))].sort()"
+    assert slow.evaluate(names) == ["attic", "desk", "laptop", "mini"]
+    leave(slow)
+    slow.close()
 
 
 def test_panel_comes_back_after_a_page_reload_and_acts_in_a_busy_cell(page: "Page", lab: Lab) -> None:

@@ -209,7 +209,6 @@ def test_the_panel_adds_a_curve_for_each_run_and_job() -> None:
     data = figure.widget.data
     assert [trace.name for trace in data] == ["desk"] * 3
     two = [one, curve("desk", "gan", 2001, (1.0, 0.5), 9.0), curve("desk", "critic", 2001, (7.0, 8.0), 9.0)]
-    assert figure.draw(Curves(two), {"desk": "#2f81f7"}, 0.0)
     assert not figure.draw(Curves(two), {"desk": "#2f81f7"}, 0.0)
     shown = {
         (trace.name, trace.opacity, trace.line.dash)
@@ -242,20 +241,20 @@ def test_of_jobs_one_after_the_other_the_panel_draws_that_plainly_which_is_train
 
 
 def test_a_search_over_settings_adds_no_traces_without_end() -> None:
-    """Of many runs those that are drawn no more leave their traces to the next: no view is drawn anew for each."""
+    """Of many runs those that are drawn no more leave their traces to the next."""
     pytest.importorskip("plotly")
     from notebook_cluster.widgets.figure import EARLIER_RUNS, CurvesFigure
 
-    figure, curves, anew = CurvesFigure(), Curves(), []
+    figure, curves, traces = CurvesFigure(), Curves(), []
     for number in range(1, 13):
         news = [
             curve(node, "sweep", number, (float(number), float(number) + 0.5), 10.0 * number)
             for node in ("desk", "mini")
         ]
         curves.add_new(news)
-        anew.append(figure.draw(curves, {"desk": "#2f81f7", "mini": "#e8853d"}, 0.0))
-    assert anew == [True] * (1 + EARLIER_RUNS) + [False] * (11 - EARLIER_RUNS)
-    assert len(figure.widget.data) == 2 * (3 + 2 * EARLIER_RUNS)
+        figure.draw(curves, {"desk": "#2f81f7", "mini": "#e8853d"}, 0.0)
+        traces.append(len(figure.widget.data) // 2)
+    assert traces == [3 + 2 * min(earlier, EARLIER_RUNS) for earlier in range(12)]
     drawn = [trace for trace in figure.widget.data if trace.y is not None and len(trace.y)]
     assert {(trace.legendgroup, trace.opacity, *trace.y) for trace in drawn} == {
         (node, None if number == 12 else 0.3, number, number + 0.5)

@@ -478,7 +478,7 @@ def test_a_reloaded_page_reads_the_newest_points_and_a_joined_node() -> None:
 
     figure = CurvesFigure()
     figure.draw(Curves(series_until(10, 0.0)[:2]), {"laptop": PALETTE[0]}, 0.0)
-    assert figure.draw(Curves(series_until(20, 0.0)), {"laptop": PALETTE[0], "mini": PALETTE[1]}, 0.0) is True
+    assert figure.draw(Curves(series_until(20, 0.0)), {"laptop": PALETTE[0], "mini": PALETTE[1]}, 0.0) is False
     data = figure.widget.get_state(["_widget_data"])["_widget_data"]
     assert [trace["name"] for trace in data] == ["laptop"] * 3 + ["mini"] * 3 + ["desk"] * 3
     assert data[0]["x"]["shape"] == (11,)

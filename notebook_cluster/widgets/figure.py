@@ -3,7 +3,7 @@ over time; one colour per node. Where the global model was measured its curve li
 run of each job is drawn plainly, the ones before it faint.
 
 Loading plotly takes about a second and its widget ships about 5 MB of script, so a panel makes its figure on its own
-thread when the first point is there.
+thread when the first point is there; ``figure.js`` keeps what is sent while a browser reads that script.
 """
 
 import math
@@ -11,10 +11,12 @@ import re
 from collections.abc import Container, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+import traitlets
 from plotly.subplots import make_subplots
 
 from notebook_cluster.protocol.thinning import ThinnedCurve
@@ -61,6 +63,13 @@ class _Trace:
     """How many points, and of those the ends."""
 
 
+class _BufferedFigure(go.FigureWidget):  # type: ignore[misc]
+    """plotly's widget, begun by ``figure.js``, which reads plotly's script from here."""
+
+    _esm = Path(__file__).with_name("figure.js")
+    _plotly = traitlets.Unicode(str(go.FigureWidget._esm)).tag(sync=True)
+
+
 class CurvesFigure:
     """One ``FigureWidget`` (``widget``) with two curves of a metric and one of memory a node. One thread at a time."""
 
@@ -86,7 +95,7 @@ class CurvesFigure:
         figure.update_xaxes(**axis)
         figure.update_yaxes(**axis)
         figure.update_yaxes(rangemode="tozero", col=_CHARTS)  # a few kB more or less must not look like a leak
-        self.widget = go.FigureWidget(figure)
+        self.widget = _BufferedFigure(figure)
         # Its browser side does not look at its own width; then plotly does when the window tells of a change, which
         # panel.js makes it do. The picture that its camera saves stays sharp at any size.
         camera = {"format": "svg", "filename": "curves"}
@@ -108,23 +117,22 @@ class CurvesFigure:
     ) -> bool:  # fmt: skip
         """Show ``curves``; ``colours``: of each node, ``started`` (epoch seconds) is the zero of the time axis.
 
-        Returns True when nodes came in that the figure did not have: the caller then shows the widget anew. A browser
-        that is still loading plotly's script misses messages. One that changes points is made good by the next; one
-        that adds a curve is not, so the whole figure is sent as well, and only a new view reads that.
+        Returns True the first time: the caller then shows the widget.
         """
-        new = [node for node in curves.nodes() if node not in self._nodes]
-        for node in new:
-            self._add(node)
+        is_first = not self._traces
+        for node in curves.nodes():
+            if node not in self._nodes:
+                self._add(node)
         metric = choice.metric
         jobs = curves.models(metric)
-        new_models = [job for job in jobs if job not in self._models]
-        for job in new_models:
-            self._add_model(job, global_label(job, jobs))
+        for job in jobs:
+            if job not in self._models:
+                self._add_model(job, global_label(job, jobs))
         main, others = _drawn_runs(curves.losses(metric))
         shown = {_key(one): one for one in others}
-        new_runs = [one for one in others if _key(one) not in self._others and not self._take_over(one, shown)]
-        for one in new_runs:
-            self._add_run(one)
+        for one in others:
+            if _key(one) not in self._others and not self._take_over(one, shown):
+                self._add_run(one)
         traces = _CHARTS * len(self._nodes) + 2 * len(self._others)
         limit = min(POINTS_PER_CURVE, max(POINTS_IN_ALL // max(traces, 1), 40))
         memory = {node: by_time(curves.get(node, "memory"), started) for node in self._nodes}
@@ -154,9 +162,7 @@ class CurvesFigure:
             self._entitle(2, f"Memory ({unit}) {over}")
             self._show_axes(choice)
         self._send_points()
-        if new or new_models or new_runs:
-            self.widget.send_state(["_widget_data", "_widget_layout"])
-        return bool(new or new_models or new_runs)
+        return is_first
 
     def _send_points(self) -> None:
         """The points of all traces that have others, in one message; and keep up to date what a new view or a reloaded
@@ -198,7 +204,7 @@ class CurvesFigure:
 
     def _take_over(self, one: LossCurve, shown: Container[tuple[str, str, int]]) -> bool:
         """Give it the traces of a run of its node and job that is drawn no more, if there are any: a search over
-        settings makes hundreds of runs, and a view is drawn anew for each new trace."""
+        settings makes hundreds of runs, and each trace costs something at every redraw."""
         for key in self._others:
             if key[:2] == (one.node, one.job) and key not in shown:
                 self._others[_key(one)] = self._others.pop(key)

@@ -509,47 +509,6 @@ function questions(model, redraw) {
   };
 }
 
-/**
- * Plotly reports every redraw and hover to the kernel. Nobody asked: it costs traffic and makes a busy kernel look idle.
- * And a view of it that was taken away still listens: its error would keep the message from the views that are left.
- */
-function quieten(model, quiet) {
-  const id = model.get("state").figure;
-  if (!id || quiet.has(id) || !model.widget_manager) return;
-  quiet.add(id);
-  model.widget_manager.get_model(id).then(
-    (figure) => {
-      figure.sync = () => ({});
-      if (Object.hasOwn(figure, "on")) return; // another view of this panel did it
-      const on = figure.on;
-      figure.on = (name, ...rest) => {
-        const found = on.call(figure, name, ...rest);
-        guard(figure);
-        return found;
-      };
-      guard(figure);
-    },
-    () => quiet.delete(id)
-  );
-}
-
-function guard(figure) {
-  for (const [name, handlers] of Object.entries(figure._events ?? {})) {
-    if (!name.startsWith("change:_py2js_")) continue;
-    for (const handler of handlers.filter((one) => !one.callback.nbcGuarded)) {
-      const { callback } = handler;
-      handler.callback = (...values) => {
-        try {
-          return callback.apply(handler.ctx, values);
-        } catch (error) {
-          console.debug("a view of the figure is gone", error);
-        }
-      };
-      handler.callback.nbcGuarded = true;
-    }
-  }
-}
-
 /** A figure that was drawn before it was in the page has plotly's own width: tell plotly, which listens to the window. */
 function fitFigures(el) {
   const plots = [...(el.closest(".widget-vbox")?.querySelectorAll(".js-plotly-plot") ?? [])];
@@ -558,7 +517,6 @@ function fitFigures(el) {
 }
 
 function render({ model, el }) {
-  const quiet = new Set();
   const resized = new ResizeObserver(() => fitFigures(el));
   resized.observe(el);
   const open = questions(model, () => update());
@@ -588,7 +546,6 @@ function render({ model, el }) {
 
   function update() {
     const state = model.get("state");
-    quieten(model, quiet);
     fitFigures(el);
     writeAttribute(root, "aria-label", `Cluster ${state.name}`);
     write(name, state.name);

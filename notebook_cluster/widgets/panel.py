@@ -240,15 +240,13 @@ class Panel:
         self._state_pace.interval, self._curve_pace.interval = STATE_SECONDS * crowd, CURVE_SECONDS * crowd
         self._picture_pace.interval = PICTURE_SECONDS * crowd
         self._actions.see(self._latest.cell)
-        figure = self._figure.widget.model_id if self._figure else ""
         metrics = [[name, plain(name, 40)] for name in self._curves.metrics()[:MOST_METRICS]]
         return {
             **panel_model(self._latest),
             "board": class_board(self._latest) if self.as_class else None,
             "answers": self._actions.answers(),
             "notice": self._notice,
-            "figure": figure,
-            "curves": {"metrics": metrics, **self._choice._asdict()} if figure and metrics else None,
+            "curves": {"metrics": metrics, **self._choice._asdict()} if self._figure and metrics else None,
         }
 
     def _push_state(self) -> None:
@@ -268,9 +266,8 @@ class Panel:
                 return
             self._figure = new_figure()
             reroute(self._kernel, [self._figure.widget], self._inbox.put)
-            self._push_state()  # The browser learns of the figure before it draws it: see quieten() in panel.js.
+            self._state_pace.ask()  # from now on with the list of metrics
         if self._figure.draw(self._curves, node_colours(self._latest.nodes), self._latest.started, self._choice):
-            self._box.children = (self._widget,)
             self._box.children = (self._widget, self._figure.widget)
 
     def _leave(self) -> None:

@@ -26,7 +26,7 @@ from notebook_cluster.widgets.report import check_place, whole_page, write_page
 from notebook_cluster.widgets.static_html import block, charts, text_block
 
 _HERE = Path(__file__).parent
-_NOBODY_ASKS: dict[str, Any] = {"answers": [], "notice": "", "board": None, "figure": "", "curves": None}
+_NOBODY_ASKS: dict[str, Any] = {"answers": [], "notice": "", "board": None, "curves": None}
 """What a panel's state says beside its model."""
 _PICTURES, _FEW_PICTURES, _PICTURE_BYTES = 60, 12, 3_000_000
 """Of the curves, in the whole page: so many, and fewer where they are large, which they are with many nodes."""
