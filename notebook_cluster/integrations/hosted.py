@@ -21,6 +21,7 @@ from notebook_cluster.training.runtime import current_runtime
 from notebook_cluster.training.settings.arguments import check_every
 
 if TYPE_CHECKING:
+    from notebook_cluster.node.runtime.decisions import LoopPlace
     from notebook_cluster.training import Round, Seconds
     from notebook_cluster.training.checkpointing.resuming import Momentum
     from notebook_cluster.training.strategies.diloco import LocalSteps
@@ -30,8 +31,7 @@ DIVIDED = "divided"
 
 
 class HostedSync:
-    """``divide``: the line of code that divides data in this library, for errors. ``together``: a node that is stopped
-    early stops all; only where the loops are none over nc.shard, in which nodes answer each other in one epoch only."""
+    """``divide``: the line of code that divides data in this library, for errors."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class HostedSync:
         settings: dict[str, Any],
         check_data: bool,
         divide: str,
-        together: bool = False,
     ) -> None:
         self._strategy, self._every, self._settings = hosted_strategy(strategy, every, settings), every, settings
-        self._check_data, self._divide, self._together = check_data, divide, together
+        self._check_data, self._divide = check_data, divide
         self.sync: LocalSteps | None = None
         self._shown: AbstractContextManager[None] | None = None
         self._finished = False
+        self._place: LoopPlace | None = None
         self.left_alone = False
         """This node came while the cell ran, and the others have ended their loops meanwhile."""
         self.stopping = False
@@ -61,6 +61,7 @@ class HostedSync:
             Others: as the strategy.
         """
         self.hide_global()
+        self.leave_loop()
         runtime = current_runtime()
         if not (runtime.replaying() or _has_joined()):
             self._compare(data, steps)
@@ -70,13 +71,15 @@ class HostedSync:
             start = {}
         self._finished = self.left_alone = self.stopping = False
         self.sync = self._strategy(model, self._every, optimizer=optimizer, **start, **self._settings)
+        node = api.this_node()
+        self._place = node.decisions.enter_loop(whole=True) if node is not None else None
 
     def step(self, samples: float, loss: Any = None) -> "Round | None":
         """After a step of the optimizer; ``samples``: the examples that went into it."""
         assert self.sync is not None
         done = self.sync.step(loss=loss, samples=samples)
         self.left_alone = done is not None and done.members == (current_runtime().name,) and _has_joined()
-        self.stopping = self._together and done is not None and _stop_together(False)
+        self.stopping = done is not None and _stop_together(False)
         return done
 
     def show_global(self) -> None:
@@ -104,11 +107,16 @@ class HostedSync:
             return
         self._finished = True
         if early and not (self.stopping or self.left_alone or current_runtime().replaying()):
-            others = "stop after their next round, too" if self._together else "go on to their own end"
-            print(f"{current_runtime().name!r} stops early; the others {others}, and then all have one model")
-            if self._together:
-                _stop_together(True)
+            name = current_runtime().name
+            print(f"{name!r} stops early; the others stop after their next round, too, and then all have one model")
+            _stop_together(True)
+        self.leave_loop()
         self.sync.finish()
+
+    def leave_loop(self) -> None:
+        """The library's loop is over, or was left by an error."""
+        if self._place is not None:
+            self._place.leave()
 
     def momentum_for(
         self, model: Any, saved_with: str | None, momentum: "Momentum | None", where: str
@@ -215,8 +223,6 @@ def _stop_together(wanted: bool) -> bool:
 
 
 def _has_joined() -> bool:
-    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
-
-    runtime = current_runtime()
-    info = runtime.cell_info() if isinstance(runtime, NodeRuntime) else None
+    node = api.this_node()
+    info = node.cell_info() if node is not None else None
     return info is not None and info.joined

@@ -32,9 +32,10 @@ class LightningCallback(Callback):  # type: ignore[misc]
     ``fit()`` begins on all nodes with the model of rank 0, and ends with the global parameters on all of them.
     Validation and checkpoints are of the global model of the last round (but a checkpoint with ``save_weights_only``
     that is written between two batches holds the node's own parameters); a checkpoint holds the outer momentum as well.
-    The loss, and logged metrics with ``val`` in their names, are shown in the panel. A node whose loop ends before the
-    others (fewer batches, early stopping) waits in the end of ``fit()`` and takes part in rounds without work of its
-    own. A node that joins, and is the last one to train, ends its loop. A Stop ends the cell as a Stop.
+    The loss, and logged metrics with ``val`` in their names, are shown in the panel. A node that has fewer batches than
+    the others waits in the end of ``fit()`` and takes part in rounds without work of its own. One that is stopped
+    early, by whatever callback, stops all after their next round. A node that joins, and is the last one to train, ends
+    its loop. A Stop ends the cell as a Stop.
 
     Args:
         every: batches after which an optimizer has stepped, in a round; or ``nc.Seconds(30)``.
@@ -116,7 +117,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
         samples, losses = self._samples, self._losses
         self._samples, self._losses = 0.0, []
         self._hosted.step(samples, sum(losses) if losses else None)  # each was divided by the batches of a step
-        if self._hosted.left_alone:
+        if self._hosted.left_alone or self._hosted.stopping:
             trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -158,6 +159,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
         """After a Stop Lightning raises SystemExit, and ignores the next Stop: what it does before that is done here,
         and the Stop goes on."""
         self._hosted.hide_global()
+        self._hosted.leave_loop()
         if not isinstance(exception, KeyboardInterrupt):
             return
         for callback in trainer.callbacks[trainer.callbacks.index(self) + 1 :]:

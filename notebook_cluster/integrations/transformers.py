@@ -72,7 +72,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         divide = "train_dataset=nc.transformers.shard(dataset)"
-        self._hosted = HostedSync(every, strategy, settings, check_data, divide, together=True)
+        self._hosted = HostedSync(every, strategy, settings, check_data, divide)
 
     @property
     def sync(self) -> "LocalSteps | None":

@@ -12,7 +12,7 @@ import pytest
 
 from notebook_cluster.coordinator.decisions.machine import DecisionMachine
 from notebook_cluster.coordinator.decisions.results import mean_of, vote
-from notebook_cluster.node.runtime.decisions import DecisionClient
+from notebook_cluster.node.runtime.decisions import DecisionClient, LoopPlace
 from notebook_cluster.protocol import decode, encode
 from notebook_cluster.protocol.decisions import Ask, Decided, DecisionQuery, DecisionState, PlaceReached, Withdrawn
 from notebook_cluster.protocol.node import FromNodeBody, ToNodeBody
@@ -203,6 +203,7 @@ class Process:
         self.name, self.program, self.up = name, program, up
         self.client = DecisionClient(name, lambda message: up.append(decode(encode(message), FromNodeBody)), str)
         self.client.begin_cell(CELL, joined=joined)
+        self.places: list[LoopPlace] = []
         self.down: deque[Message] = deque()
         self.outcome: SimpleQueue[Decided | Exception] | None = None
         self.finishes = 0
@@ -289,9 +290,9 @@ class World:
             self.end(row)
             return
         if kind == "enter":
-            row.client.enter_loop()
+            row.places.append(row.client.enter_loop())
         elif kind == "leave":
-            row.client.leave_loop()
+            row.places.pop().leave()
         elif kind == "finish":
             row.client.enter_finish()
             row.finishes += 1

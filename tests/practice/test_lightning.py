@@ -8,7 +8,7 @@ import pytest
 from notebook_cluster.client import Cluster
 from tests.cluster import Watcher, mend, run, shared_cluster, text_of
 from tests.conftest import wait_until
-from tests.practice.loops import ON_NODES, assert_expected, examples, trained
+from tests.practice.loops import ON_NODES, assert_expected, examples, facts_of, trained
 from tests.practice.recipes import recipe
 
 pytest.importorskip("lightning")
@@ -85,16 +85,33 @@ def test_max_steps_and_accumulated_gradients_count_steps_of_the_optimizer(cluste
     assert {(said["steps"], said["round"], len(said["seen"])) for said in facts.values()} == {(3, 2, 6)}
 
 
-def test_a_node_that_stops_early_or_has_less_data_waits_for_the_others(cluster: Cluster) -> None:
+def test_a_node_that_stops_early_stops_all_in_whatever_epoch_they_are(cluster: Cluster) -> None:
+    """Ten batches are an epoch on one node, two on the other. And once more, in the same cell."""
     source = """
 class StopsAt(Callback):
+    def __init__(self, node, step):
+        self.node, self.step = node, step
     def on_train_batch_end(self, trainer, module, *rest):
-        trainer.should_stop = trainer.should_stop or rank == 1 and trainer.global_step == 4
-trainer = a_trainer(callbacks=[StopsAt()])
+        trainer.should_stop = trainer.should_stop or rank == self.node and trainer.global_step == self.step
+def fit(node, step):
+    trainer = a_trainer(callbacks=[StopsAt(node, step)], max_epochs=9)
+    module = Module(); trainer.fit(module, nc.shard(DataLoader(Examples(40), batch_size=2 if rank == 0 else 10)))
+    return [flat(module), trainer.global_step, trainer.current_epoch, callback.sync.round]
+say(fits=[fit(1, 5), fit(0, 8)])
 """
-    facts = trained(cluster, source + FIT)
-    assert {name: said["steps"] for name, said in facts.items()} == {"local": 10, "local-2": 4}
-    assert_expected(facts, count=40, every=3, lr=0.1)
+    said = run(cluster, source)
+    facts = facts_of(said)
+    (first, second), (first_2, second_2) = facts["local"]["fits"], facts["local-2"]["fits"]
+    assert first[0] == first_2[0]
+    assert second[0] == second_2[0]
+    assert [first[1:], first_2[1:]] == [[6, 1, 2], [5, 3, 2]]  # steps, epochs begun, rounds
+    assert [second[1:], second_2[1:]] == [[8, 1, 3], [9, 5, 3]]
+    for name, other in (("local", "local-2"), ("local-2", "local")):
+        assert said[name].count(f"{name!r} stops early; the others stop after their next round, too") == 1
+        assert f"{other!r} stops early" not in said[name]
+
+
+def test_a_node_with_less_data_waits_for_the_others(cluster: Cluster) -> None:
     source = "data = torch.utils.data.Subset(Examples(40), range(24) if rank == 0 else range(24, 36))\n"
     source += "module = Module(); trainer = a_trainer(); trainer.fit(module, DataLoader(data, batch_size=4))\n"
     facts = trained(cluster, source + "said_of(module, trainer)")

@@ -110,17 +110,23 @@ def report(*, loss: Any = None, step: int | None = None, samples_per_s: Any = No
     current_runtime().report(step=step, loss=loss, samples_per_s=samples_per_s, **scalars)
 
 
+def this_node() -> "NodeRuntime | None":
+    """The runtime of the node that this process is; None: it is none."""
+    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
+
+    runtime = current_runtime()
+    return runtime if isinstance(runtime, NodeRuntime) else None
+
+
 def node_runtime(operation: str) -> "NodeRuntime":
     """This node's runtime, for an operation that others wait in too.
 
     Raises:
         RuntimeError: no node, or not the thread that runs the cell: two threads would mix up the order of operations.
     """
-    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
-
-    runtime = current_runtime()
-    if not isinstance(runtime, NodeRuntime):
-        raise RuntimeError(f"{operation} needs the runtime of a node, not {type(runtime).__name__}")
+    runtime = this_node()
+    if runtime is None:
+        raise RuntimeError(f"{operation} needs the runtime of a node, not {type(current_runtime()).__name__}")
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(f"{operation} is called from a thread: call it from the cell itself")
     return runtime

@@ -9,12 +9,10 @@ from notebook_cluster.node.data.ledger import KeptEpoch, Ledger
 from notebook_cluster.node.data.position import Fetched, LoopIdentity, LoopPosition, What, kept_epochs
 from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.node.data.stream_readers import NOTHING
-from notebook_cluster.training.runtime import current_runtime
+from notebook_cluster.node.namespace.api import this_node
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
 
     Indices = NDArray[Any]
 
@@ -98,10 +96,9 @@ class ShardLoop:
 
     def hand_out(self, produced: Iterator[Any]) -> Iterator[Any]:
         """``produced``, one for each of ``ahead``."""
-        runtime = _node()
-        cell = runtime.cell() if runtime is not None else 0
-        if runtime is not None:
-            runtime.decisions.enter_loop()
+        # A place that all nodes pass, by which nc.should_stop and nc.mean_metrics know which node is further on.
+        runtime = this_node()
+        place = runtime.decisions.enter_loop() if runtime is not None else None
         try:
             for batch in produced:
                 if batch is NOTHING:
@@ -116,8 +113,8 @@ class ShardLoop:
             self.ended = True
         finally:
             self._left_at = self.shares.activity if self.shares is not None else 0
-            if runtime is not None and runtime.cell() == cell:
-                runtime.decisions.leave_loop()
+            if place is not None:
+                place.leave()
 
     @property
     def left(self) -> bool:
@@ -148,15 +145,6 @@ class ShardLoop:
     def _not_got(self, in_hand: bool) -> list[Any]:
         ahead, held = self.ahead, self.in_hand
         return ahead[held if in_hand else 0 :]
-
-
-def _node() -> "NodeRuntime | None":
-    """Told when the user's code begins with a loop and is done: a place that all nodes pass, by which
-    ``nc.should_stop`` and ``nc.mean_metrics`` know which node is further on."""
-    from notebook_cluster.node.runtime.node_runtime import NodeRuntime
-
-    runtime = current_runtime()
-    return runtime if isinstance(runtime, NodeRuntime) else None
 
 
 class AloneLoop(ShardLoop):

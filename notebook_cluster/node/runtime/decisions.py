@@ -31,6 +31,17 @@ _KEPT = 8
 """Results that are told to a coordinator that was started again."""
 
 
+class LoopPlace:
+    """A loop that this node's code is in, until :meth:`leave` or the end of its cell."""
+
+    def __init__(self, leave: "Callable[[LoopPlace], None]", whole: bool) -> None:
+        self._leave, self.whole = leave, whole
+
+    def leave(self) -> None:
+        """The loop is over, or was left; and with it those that were begun in it. Once is enough."""
+        self._leave(self)
+
+
 class DecisionClient:
     """Implements :class:`notebook_cluster.training.runtime.JobHandler` for ``DECISIONS_JOB``.
 
@@ -57,6 +68,7 @@ class DecisionClient:
     def _begin(self, cell: int, joined: bool) -> None:
         self._cell, self._serial = cell, 0
         self._path, self._fence = [0], list[int]()
+        self._places: list[LoopPlace] = []
         self._taking_part = not joined
         self._known: deque[Decided] = deque(maxlen=_KEPT)
         self._stops: deque[DecidedStop] = deque(maxlen=_MOST_STOPS)
@@ -66,14 +78,20 @@ class DecisionClient:
         with self._lock:
             self._begin(0, joined=False)
 
-    def enter_loop(self) -> None:
-        """A loop over ``nc.shard`` begins."""
-        self._go_to([*self._path, 0])
+    def enter_loop(self, whole: bool = False) -> LoopPlace:
+        """A loop over ``nc.shard`` begins, or a ``whole`` loop of a library: one place, however many loops over
+        ``nc.shard`` it makes, as each node may be in another of its epochs."""
+        place = LoopPlace(self._leave, whole)
+        if self._cell and not any(one.whole for one in self._places):
+            self._places.append(place)
+            self._go_to([*self._path, 0])
+        return place
 
-    def leave_loop(self) -> None:
-        """The innermost loop is over, or was left."""
-        if len(self._path) > 1:
-            self._go_to([*self._path[:-2], self._path[-2] + 1])
+    def _leave(self, place: LoopPlace) -> None:
+        if place in self._places:
+            depth = self._places.index(place)
+            del self._places[depth:]
+            self._go_to([*self._path[:depth], self._path[depth] + 1])
 
     def enter_finish(self) -> None:
         """From here on this node waits for all others to come to the same finish."""
