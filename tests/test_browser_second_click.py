@@ -42,7 +42,21 @@ QUIET_MILLISECONDS = 500
 """So long after a press of a button the next one is not taken for another."""
 HELD_MILLISECONDS = 3 * QUIET_MILLISECONDS
 REPEAT_MILLISECONDS = 30
-"""How often a key that is held down, or a person in a hurry, presses anew."""
+"""How often a key that is held down presses anew."""
+HURRIED_MILLISECONDS = 150
+"""And a person in a hurry."""
+
+OWN_CLOCK = """
+const stamp = Object.getOwnPropertyDescriptor(Event.prototype, 'timeStamp');
+globalThis.ownTime = performance.now();
+performance.now = () => ownTime;
+Object.defineProperty(Event.prototype, 'timeStamp', { ...stamp, get: () => ownTime });
+globalThis.giveClockBack = () => {
+  delete performance.now;
+  Object.defineProperty(Event.prototype, 'timeStamp', stamp);
+};
+"""
+"""The page's clock goes on only where a test says so: on a busy computer clicks would come too late to be quick."""
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +137,12 @@ def test_many_quick_clicks_only_ask(page: "Page", place: str) -> None:
     where, before = part(page, place), incarnations(page)
     box = named(where, "Restart local-2").bounding_box()
     assert box is not None
-    began = page.evaluate("performance.now()")
-    while page.evaluate("performance.now()") < began + HELD_MILLISECONDS:
+    page.evaluate(OWN_CLOCK)
+    for _ in range(HELD_MILLISECONDS // HURRIED_MILLISECONDS):
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        page.wait_for_timeout(REPEAT_MILLISECONDS)
+        page.evaluate(f"ownTime += {HURRIED_MILLISECONDS}")
+    page.evaluate("giveClockBack()")
+    page.wait_for_function("performance.now() > ownTime", timeout=PATIENCE)
     named(where, "Really restart local-2?").wait_for(timeout=PATIENCE)
     page.keyboard.press("Escape")
     named(where, "Restart local-2").wait_for(timeout=PATIENCE)

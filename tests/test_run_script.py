@@ -255,7 +255,11 @@ def test_its_folder_goes_to_peers_and_to_those_that_come_later(project: Path, ag
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_cluster_too(project: Path, how: signal.Signals, code: int) -> None:
-    running = Running(project, "slow.py")
+    before = signal.signal(how, signal.SIG_DFL)  # also where these tests run below nohup
+    try:
+        running = Running(project, "slow.py")
+    finally:
+        signal.signal(how, before)
     running.until("[local] begun 0")
     assert running.end(how) == code
     assert list_clusters() == []
