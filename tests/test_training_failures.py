@@ -260,6 +260,94 @@ def test_a_node_whose_cell_raises_leaves_and_the_others_finish(tmp_path: Path) -
         assert_equal_models(results)
 
 
+def test_training_without_a_told_step_is_an_error_and_the_model_keeps_it(tmp_path: Path) -> None:
+    """With ``finish()`` and at the cell's end, on the node that forgot; the others end with their own."""
+    kept: dict[str, list[Any]] = {"finish": [], "end": []}
+
+    def cell(node: Node, end: str) -> nn.Module:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DiLoCo(model, every=2, fresh=True)
+        before = flat(model)
+        for step in range(4):
+            loss = train(model, optimizer, batch(step))
+            if node.name != "b":
+                sync.step(loss)
+        if node.name == "b":
+            assert not np.array_equal(flat(model), before)
+            kept[end] += [model, flat(model)]
+        if end == "finish":
+            sync.finish()
+        return model
+
+    with Cluster(NAMES[:3], tmp_path) as cluster:
+        for end in kept:
+            results = cluster.run(lambda node, end=end: cell(node, end))
+            error = results.pop("b")
+            assert isinstance(error, nc.TrainingError), error
+            assert "the model of job 'model' was changed here, but no sync.step() was called" in str(error)
+            assert_equal_models(results)
+            model, values = kept[end]
+            np.testing.assert_array_equal(flat(model), values)
+
+
+def test_a_cell_without_training_and_one_that_only_looks_end_as_before(tmp_path: Path) -> None:
+    def cell(node: Node) -> nn.Module:
+        model = build()
+        sync = nc.DiLoCo(model, every=2, fresh=True)
+        with sync.global_model():
+            model(torch.randn(4, 6))
+        sync.finish()
+        with torch.no_grad():
+            model[0].weight += 1  # after the end the model is its owner's
+        return model
+
+    with Cluster(NAMES[:2], tmp_path) as cluster:
+        results = cluster.run(cell)
+        assert all(isinstance(one, nn.Module) for one in results.values()), results
+
+
+def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    def cell(node: Node, kind: str) -> None:
+        optimizer = torch.optim.Adam(build().parameters())
+        model = build()
+        if kind == "DataParallel":
+            nc.DataParallel(model, optimizer)
+        else:
+            nc.DiLoCo(model, optimizer=[optimizer] if kind == "several" else optimizer)
+
+    with Cluster(NAMES[:1], tmp_path) as cluster:
+        for kind in ("DiLoCo", "several", "DataParallel"):
+            (error,) = cluster.run(lambda node, kind=kind: cell(node, kind)).values()
+            assert isinstance(error, ValueError)
+            assert "optimizer=Adam steps no parameter of this Sequential" in str(error)
+
+
+@pytest.mark.parametrize("mode", ["allreduce", "server"])
+def test_a_second_step_of_the_optimizer_is_refused_until_the_training_is_over(tmp_path: Path, mode: str) -> None:
+    def cell(node: Node) -> tuple[str, bool]:
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DataParallel(model, optimizer, mode=mode)
+        nn.functional.mse_loss(model(batch(0)[0]), batch(0)[1]).backward()
+        before, said = flat(model), ""
+        try:
+            optimizer.step()
+        except ValueError as error:
+            said = str(error)
+        kept = np.array_equal(flat(model), before)
+        sync.step()
+        sync.finish()
+        nn.functional.mse_loss(model(batch(1)[0]), batch(1)[1]).backward()
+        optimizer.step()  # on its own again
+        return said, kept
+
+    with Cluster(NAMES[:2], tmp_path) as cluster:
+        for said, kept in cluster.run(cell).values():
+            assert "SGD.step() was called, and sync.step() of nc.DataParallel makes the step" in said
+            assert kept
+
+
 def test_joining_says_so_only_with_the_right_hash(tmp_path: Path) -> None:
     """A source that sends other bytes than it announces is not believed: the state comes from somebody else."""
     spoiled: list[int] = []

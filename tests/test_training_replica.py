@@ -178,6 +178,24 @@ def test_low_precision_work_survives_a_rebase() -> None:
     np.testing.assert_allclose(np.frombuffer(boundary.encoded, np.float32), done, atol=1e-6)
 
 
+def test_what_no_step_was_told_of_is_noticed_and_running_statistics_are_none_of_it() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).to(torch.bfloat16)
+    replica = replica_of(net)
+    net(torch.randn(8, 4, dtype=torch.bfloat16))
+    assert not replica.was_changed()
+    with torch.no_grad():
+        net[0].weight[0, 0] += 1
+    assert replica.was_changed()
+    replica.count(1.0)
+    assert not replica.was_changed()  # a round will have it
+    replica.contribution(finishing=False)
+    apply(replica, 1, replica.theta, replica.momentum, "next")
+    assert not replica.was_changed()
+    with torch.no_grad():
+        net[1].bias[0] = torch.nan
+    assert replica.was_changed()
+
+
 def test_running_statistics_are_never_quantised() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))

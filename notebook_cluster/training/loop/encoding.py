@@ -23,6 +23,7 @@ from notebook_cluster.codecs import (
     encode_tensor,
     has_tensor_form,
 )
+from notebook_cluster.memory.nameless import file_of
 from notebook_cluster.rounds.member.events_effects import Boundary
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
@@ -254,6 +255,15 @@ def on_host(vector: Any) -> Vector:
         return vector
     values: Vector = vector.cpu().numpy()
     return values
+
+
+def kept_beside(theta: Vector, feedback: Any) -> Any:
+    """Error feedback that was computed in memory, in a file where ``theta`` is in one."""
+    if not isinstance(feedback, np.ndarray) or file_of(theta) is None or file_of(feedback) is not None:
+        return feedback
+    kept = vectors.like(theta, feedback.size)
+    kept[...] = feedback
+    return kept
 
 
 def _has_room(device: "torch.device", elements: int) -> bool:

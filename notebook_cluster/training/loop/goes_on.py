@@ -9,7 +9,7 @@ from notebook_cluster.training.background.job import Job
 from notebook_cluster.training.checkpointing.optimizer_bytes import extra_in
 from notebook_cluster.training.loop.average import GlobalAverage, check_decay
 from notebook_cluster.training.loop.registration import GoingOn
-from notebook_cluster.training.loop.round_client import Round, RoundClient
+from notebook_cluster.training.loop.round_client import Round, RoundClient, TrainingError
 from notebook_cluster.training.loop.step_stops import SyncCall
 from notebook_cluster.training.loop.stopped_run import GoneOn, LostSteps, RegisteredObjects, RunKeeper, StoppedRun
 from notebook_cluster.training.runtime import Runtime
@@ -187,6 +187,17 @@ class GoesOn(RoundClient):
             data=self._optimizer_state.data_goes_on,
         )
         self._runtime.send_control(NodeLog(level="info", text=text, cell=True))
+
+    def _check_told(self) -> None:
+        """At the end of a cell without a step: whoever forgot them must not lose what was trained."""
+        told = self._cell == self._runtime.cell() and (self._call.steps or self._passing)
+        stopped = self._stopped is not None or self._job.stopped is not None
+        if not (told or stopped) and self._job.owner is self and self._replica.was_changed():
+            raise TrainingError(
+                f"the model of job {self._job.name!r} was changed here, but no sync.step() was called: nothing of that "
+                "is in the global model. Call sync.step(loss) after each optimizer.step(); or, if the values were "
+                "loaded, load them before the sync object is made. The model keeps them"
+            )
 
     def _momentum_goes_on(self) -> bool:
         """Whether a momentum that is this node's own goes on, in a strategy that has one."""

@@ -21,7 +21,7 @@ from notebook_cluster.training.checkpointing.registered import check_extra
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.loop.round_client import TrainingError
 from notebook_cluster.training.loop.stopped_run import RegisteredObjects
-from notebook_cluster.training.models import check_optimizer
+from notebook_cluster.training.models import check_optimizer, check_trains
 from notebook_cluster.training.models.frozen import frozen_name, frozen_rows, unread
 from notebook_cluster.training.models.parameters import Parameters
 from notebook_cluster.training.runtime import Runtime
@@ -246,14 +246,17 @@ _NOTHING = object()
 # ---- what a sync object is made of ------------------------------------------------------------------------------
 
 
-def registered_objects(optimizer: Any, extra: Mapping[str, Any] | None) -> RegisteredObjects:
+def registered_objects(model: Any, optimizer: Any, extra: Mapping[str, Any] | None) -> RegisteredObjects:
     """``optimizer=``, one or several, and ``extra=``.
 
     Raises:
         TypeError: one of them has no state that could be kept; names it.
+        ValueError: the optimizers step nothing of ``model``.
     """
     several = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    return RegisteredObjects([one for one in several if check_optimizer(one) is not None], check_extra(extra))
+    optimizers = [one for one in several if check_optimizer(one) is not None]
+    check_trains(optimizers, model)
+    return RegisteredObjects(optimizers, check_extra(extra))
 
 
 def fragments_of(strategy: Strategy, layout: TensorLayout) -> Fragments:

@@ -21,11 +21,11 @@ import numpy as np
 from msgspec import structs
 
 from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
-from notebook_cluster.memory.nameless import file_of
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.outer import CHUNK
 from notebook_cluster.rounds.numerics.vectors import copy, difference, empty, like, write_behind
-from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, left_by, on_host
+from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, kept_beside, left_by, on_host
 from notebook_cluster.training.models.parameters import Parameters
 
 
@@ -115,6 +115,18 @@ class Replica:
     def count(self, samples: float) -> None:
         """One inner step on ``samples`` examples."""
         self._done = _Count(self._done.steps + 1, self._done.samples + samples)
+
+    def was_changed(self) -> bool:
+        """Whether a parameter is not as the last round has left it, though no step waits for the next one."""
+        waits = self._sent is not None or any(map(self._steps, self._all()))
+        if waits or not self.started:
+            return False
+        parts, layout = self.parameters.parts(), self.parameters.layout
+        for begin in range(0, layout.size - layout.buffers, CHUNK):
+            part = slice(begin, min(begin + CHUNK, layout.size - layout.buffers))
+            if not np.array_equal(parts(part), self._reference[part], equal_nan=True):
+                return True
+        return False
 
     def start(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         """The job is on at this state. Steps since the last round stay: as they are on the same state, re-based on a
@@ -216,7 +228,7 @@ class Replica:
         if sent is not None:
             self._settle_feedback(in_place=True)
             self._sent = None
-            self._feedback[sent.fragment] = self._kept_where_theta_is(sent.feedback)
+            self._feedback[sent.fragment] = kept_beside(self.theta, sent.feedback)
             self._counted[sent.fragment] = sent.until
         changed = self.fragments.changed(self.round, round)
         self._place(theta, {fragment: self._left(fragment, sent, theta) for fragment in changed})
@@ -341,14 +353,6 @@ class Replica:
         self._feedback = [None] * self.fragments.count
         self._done = _Count()
         self._counted = [_Count()] * self.fragments.count
-
-    def _kept_where_theta_is(self, feedback: Any) -> Any:
-        """Error feedback that was computed in memory, in a file where theta is in one."""
-        if not isinstance(feedback, np.ndarray) or file_of(self.theta) is None or file_of(feedback) is not None:
-            return feedback
-        kept = like(self.theta, feedback.size)
-        kept[...] = feedback
-        return kept
 
     def _hold(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         self.started = True

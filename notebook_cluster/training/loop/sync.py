@@ -51,7 +51,6 @@ from notebook_cluster.training.settings.kept_state import DISK
 
 _VECTORS_OF_A_ROUND = 9
 """Float32 vectors of the model's size that are in use while a round is open, at most."""
-
 _SHARE_OF_ROOM = 4
 """What of the free memory a node may keep them in: one part of so many, and all nodes of the machine half of it."""
 
@@ -69,7 +68,7 @@ class RoundSync(GoesOn):
         fresh: bool,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        objects = registered_objects(optimizer, extra)
+        objects = registered_objects(model, optimizer, extra)
         self._resume = check_name(resume, "checkpoint") if isinstance(resume, str) else ""
         self._given_momentum = None if resume is None or isinstance(resume, str) else resume
         self._fresh = fresh or self._given_momentum is not None
@@ -111,9 +110,14 @@ class RoundSync(GoesOn):
         return self._members
 
     def finish(self) -> None:
-        """Exchange what is left and wait until every node has finished; then the model holds the global parameters."""
+        """Exchange what is left and wait until every node has finished; then the model holds the global parameters.
+
+        Raises:
+            TrainingError: the model was trained in this cell without a ``step()``; it keeps its values.
+        """
         if self._runtime.replaying():
             return
+        self._check_told()
         self._runtime.in_finish()
         with self._call:
             self._finish()
@@ -223,16 +227,9 @@ class RoundSync(GoesOn):
             start = placed_start(self._start(), self._state_folder())
             self._held_hash = start.state_hash if start.held else ""
             register = registration(
-                self._strategy,
-                self._replica.parameters,
-                self._replica.fragments,
-                self._run,
-                start,
-                self._resume,
-                self._fresh,
-                self._warn,
-                taken=self._taken is not None,
-            )
+                self._strategy, self._replica.parameters, self._replica.fragments, self._run, start, self._resume,
+                self._fresh, self._warn, taken=self._taken is not None,
+            )  # fmt: skip
             self._description.settings.update(frozen_settings(register))
             with self._runtime.deferred_interrupts():
                 self._finish_encoding()

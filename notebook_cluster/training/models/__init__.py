@@ -4,6 +4,7 @@ May import: ``rounds.numerics`` and ``codecs``. No framework is imported before 
 everything above in ``training``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from notebook_cluster.training.models.lora import freeze_a_of_mlx, freeze_a_of_torch
@@ -22,6 +23,20 @@ def check_optimizer(optimizer: Any) -> Any:
         name = type(optimizer).__name__
         raise TypeError(f"optimizer={name}: pass a torch.optim optimizer, one of mlx.optimizers, or leave it out")
     return optimizer
+
+
+def check_trains(optimizers: Sequence[Any], model: Any) -> None:
+    """Raises:
+    ValueError: the torch ``optimizers`` step parameters, and none of those is the ``model``'s.
+    """
+    stepped = [id(one) for each in optimizers for group in getattr(each, "param_groups", []) for one in group["params"]]
+    parameters = getattr(model, "parameters", None)
+    if stepped and callable(parameters) and {id(one) for one in parameters()}.isdisjoint(stepped):
+        raise ValueError(
+            f"optimizer={type(optimizers[0]).__name__} steps no parameter of this {type(model).__name__}: it was made "
+            "for another model, or for this one before it was made anew; make the optimizer from model.parameters() "
+            "again, before the sync object"
+        )
 
 
 def parameters_of(model: Any, *, freeze_a: bool = False) -> WithGradients:

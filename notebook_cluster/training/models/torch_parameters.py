@@ -14,7 +14,7 @@ from notebook_cluster.training.models.frozen import FrozenTensor
 from notebook_cluster.training.models.parameters import TensorParts, first_difference
 from notebook_cluster.training.models.torch_frozen import frozen_tensors
 from notebook_cluster.training.models.torch_names import check_usable, check_whole, former_name, plain_names
-from notebook_cluster.training.models.torch_optimizer import TorchOptimizerState
+from notebook_cluster.training.models.torch_optimizer import TorchOptimizerState, make_step
 from notebook_cluster.training.models.torch_state import TorchState
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class TorchParameters(TorchState):
             for group in groups:
                 group["lr"] = group["lr"] * factor
         try:
-            optimizer.step()
+            make_step(optimizer)
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate

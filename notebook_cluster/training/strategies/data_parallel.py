@@ -11,6 +11,7 @@ In the order in which it happens:
    to all (:mod:`.central_optimizer`).
 """
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
 from notebook_cluster.training.models import check_optimizer
 from notebook_cluster.training.models.parameters import WithGradients
+from notebook_cluster.training.models.torch_optimizer import refuse_other_steps
 from notebook_cluster.training.settings.arguments import (
     ALLREDUCE,
     SERVER,
@@ -112,6 +114,8 @@ class DataParallel(RoundSync):
             check_frozen=check_frozen,
         )
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
+        steps_here = weakref.ref(self)
+        refuse_other_steps(optimizer, lambda: (sync := steps_here()) is not None and sync.unfinished)
 
     def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
         """After ``loss.backward()``: the optimiser's step with the mean gradient of all nodes. ``grads``: those of an

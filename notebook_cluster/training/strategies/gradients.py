@@ -116,6 +116,10 @@ class GradientReplica(Replica):
         """The contribution was computed on another state than this one."""
         self._clear()
 
+    def was_changed(self) -> bool:
+        """The model is what the optimizer makes of it."""
+        return False
+
     def global_vector(self) -> Vector:
         """What the optimizer made of the last round."""
         return self.parameters.read()
