@@ -6,20 +6,22 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import msgspec
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, Frames
+from notebook_cluster.client import past as past_runs
 from notebook_cluster.client.past import Run, run_name, runs_table
 from notebook_cluster.journal import store
 from notebook_cluster.journal.events import DoorOpened
-from notebook_cluster.journal.kept_runs import LastRun, kept_runs, let_old_runs_go, set_aside
+from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
 from notebook_cluster.journal.reading import read_events
 from notebook_cluster.journal.store import JOURNAL_FILE, file_system, is_remote, journal_path, place_of
-from notebook_cluster.protocol.state import RunHistory, Series
+from notebook_cluster.protocol.state import JobView, RunHistory, Series
 from notebook_cluster.widgets import compare_runs
 from tests.cluster import run, running_cluster
 from tests.command import run_command
@@ -89,6 +91,30 @@ def test_the_run_before_is_listed_with_its_rounds_and_its_last_loss(
     assert runs_table([before])[1][0][2:] == ("model", "DiLoCo", "2", "3", "98", "stopped")
     for word in ("lesson", "DiLoCo", "98", "stopped"):
         assert word in past[3]
+
+
+def test_each_job_of_a_run_has_its_own_last_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where only nodes measured: their cards show that of the job that was trained last."""
+    jobs = [
+        JobView(name=name, strategy="DiLoCo", round=3, attempt=1, phase="", members=[], loss=loss)
+        for name, loss in (("alone", None), ("two", None), ("all", 0.25), ("none", None))
+    ]
+    told = [
+        ("alone", "a", 1, [3.0, 1.0]),
+        ("alone", "b", 1, [3.0, 2.0]),
+        ("two", "a", 1, [9.0]),
+        ("two", "a", 2, [0.5]),
+    ]
+    series = [
+        Series(
+            node=node, name="loss", job=job, run=number, step=[1] * len(values), time=[1.0] * len(values), value=values
+        )
+        for job, node, number, values in told
+    ]
+    kept_run = KeptRun("lesson", tmp_path, cluster_view(jobs=jobs), "stopped")
+    monkeypatch.setattr(past_runs, "kept_runs", lambda folder: [kept_run])
+    monkeypatch.setattr(past_runs, "read_run", lambda folder: SimpleNamespace(series=lambda: series))
+    assert {row.job: row.loss for row in Cluster.runs()} == {"alone": 1.5, "two": 0.5, "all": 0.25, "none": None}
 
 
 # ---- laid over each other ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from notebook_cluster.client.settings import with_settings
 from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, last_run
 from notebook_cluster.journal.moments import PastViews, read_moments
 from notebook_cluster.protocol.clock import dated
-from notebook_cluster.protocol.state import ClusterView, JobView
+from notebook_cluster.protocol.state import JobView
 from notebook_cluster.security import runtime_directory
 
 
@@ -228,17 +228,40 @@ def runs_table(runs: list[Run]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
 def _rows(kept: KeptRun) -> list[Run]:
     view = kept.view
     jobs: list[JobView | None] = list(view.jobs) or [None]
+    losses = _job_losses(kept)
     return [
         Run(
             kept.cluster, view.started, job.name if job else "", job.strategy if job else "", len(view.nodes),
-            job.round if job else 0, _loss(view, job) if job else None, kept.ended, kept.folder,
+            job.round if job else 0, losses.get(job.name) if job else None, kept.ended, kept.folder,
         )
         for job in jobs
     ]  # fmt: skip
 
 
-def _loss(view: ClusterView, job: JobView) -> float | None:
-    if job.loss is not None:
-        return job.loss
-    losses = [node.loss for node in view.nodes if node.loss is not None and math.isfinite(node.loss)]
-    return sum(losses) / len(losses) if losses else None
+def _job_losses(kept: KeptRun) -> dict[str, float]:
+    """Job -> its last loss. What nodes show is that of the job that they trained last, so where there are several the
+    curves are read."""
+    jobs = kept.view.jobs
+    found = {job.name: job.loss for job in jobs if job.loss is not None}
+    if len(jobs) == len(found):
+        return found
+    if len(jobs) == 1:
+        told = {jobs[0].name: [node.loss for node in kept.view.nodes if node.loss is not None]}
+    else:
+        told = _last_losses(kept.folder)
+    finite = {job: [loss for loss in losses if math.isfinite(loss)] for job, losses in told.items()}
+    return {job: sum(losses) / len(losses) for job, losses in finite.items() if losses} | found
+
+
+def _last_losses(folder: Path) -> dict[str, list[float]]:
+    """Job -> the last loss of each node in the newest run of it. A run that is damaged or gone is listed without."""
+    try:
+        series = [one for one in read_run(folder).series() if one.job and one.node and one.name == "loss" and one.value]
+    except ClusterError:
+        return {}
+    newest = {one.job: max(other.run for other in series if other.job == one.job) for one in series}
+    told: dict[str, list[float]] = {}
+    for one in series:
+        if one.run == newest[one.job]:
+            told.setdefault(one.job, []).append(one.value[-1])
+    return told
