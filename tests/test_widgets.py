@@ -17,7 +17,7 @@ import pytest
 from notebook_cluster.magics.display.folding import framed
 from notebook_cluster.magics.execution.handle_view import running_html
 from notebook_cluster.protocol.clock import ABSENT
-from notebook_cluster.protocol.state import ClusterView, EventView, RoundWait, RunHistory, Series
+from notebook_cluster.protocol.state import CellView, ClusterView, EventView, RoundWait, RunHistory, Series
 from notebook_cluster.protocol.thinning import MAX_POINTS, ThinnedCurve
 from notebook_cluster.protocol.views import Finding
 from notebook_cluster.widgets import render_findings, render_html, render_peers, render_text
@@ -555,6 +555,24 @@ def test_samples_of_all_nodes_that_are_there_are_added_while_a_cell_runs() -> No
     facts = {fact["label"]: fact for fact in panel_model(cluster_view(nodes=nodes))["facts"]}
     assert (facts["Samples/s"]["value"], facts["Samples/s"]["note"]) == ("1,840", "of 2 nodes")
     assert "Samples/s" not in {fact["label"] for fact in panel_model(cluster_view(cell=None))["facts"]}
+
+
+def test_who_has_failed_and_of_what_is_said_until_the_next_cell() -> None:
+    cell = CellView(
+        id=7, source="train()", status="running", nodes={"laptop": "running", "mini": "error"},
+        errors={"mini": "ValueError: <b>no</b> data"},
+    )  # fmt: skip
+    state = cluster_view(cell=cell, nodes=[node_view(0, "laptop"), node_view(1, "mini", busy=False)])
+    _, mini = panel_model(state)["nodes"]
+    assert (mini["condition"], mini["level"], mini["reason"]) == ("failed", "bad", "cell 7: ValueError: <b>no</b> data")
+    assert "cell 7: ValueError: &lt;b&gt;no&lt;/b&gt; data" in render_html(state)
+    assert "failed: cell 7: ValueError" in render_text(state)
+    facts = {fact["label"]: fact["note"] for fact in panel_model(state)["facts"]}
+    assert facts["Samples/s"] == "of 1 node"
+    history = RunHistory(rounds=[], rounds_seen=0, checkpoints=[], cells=[cell], cells_seen=1, peers=[])
+    assert "mini: ValueError: &lt;b&gt;no&lt;/b&gt; data" in render_report(state, [], history)
+    after = msgspec.structs.replace(state, cell=msgspec.structs.replace(cell, id=8, nodes={}, errors={}))
+    assert panel_model(after)["nodes"][1]["condition"] == "ok"
 
 
 def test_who_was_waited_for_in_rounds_before_the_newest_start_is_not_shown() -> None:

@@ -69,6 +69,12 @@ class NodeView(Message, frozen=True):
     """In the order of joining, from 0; it stays the same when others go or come back. None: not known (kept before)."""
 
 
+def at_work(nodes: Iterable[NodeView], cell: "CellView | None") -> list[NodeView]:
+    """``nodes`` but those that have failed in ``cell``, whose last numbers are no news; all where all have."""
+    every = list(nodes)
+    return [node for node in every if cell is None or cell.nodes.get(node.name) != "error"] or every
+
+
 def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:
     """In the order in which people see them: by rank, behind them those without one, by name."""
     return sorted(nodes, key=lambda node: (node.rank is None, node.rank or 0, node.name))

@@ -16,6 +16,7 @@ from notebook_cluster.protocol.state import (
     NodeView,
     PeerView,
     RoundWait,
+    at_work,
     by_rank,
 )
 from notebook_cluster.widgets.formatting import (
@@ -207,7 +208,8 @@ def _facts(state: ClusterView) -> list[dict[str, str]]:
             facts.append({"label": "Global loss", "value": number(job.loss), "note": note})
         if job.hash_mismatches:
             facts.append({"label": "Hash mismatches", "value": integer(job.hash_mismatches), "note": "see events"})
-    rates = [node.samples_per_s for node in there if node.samples_per_s is not None and _is_rate(node.samples_per_s)]
+    working = at_work(there, state.cell)
+    rates = [node.samples_per_s for node in working if node.samples_per_s is not None and _is_rate(node.samples_per_s)]
     runs = state.cell is not None and state.cell.status == "running"
     if rates and (_trains(state) or (runs and not state.jobs)):
         facts.append({"label": "Samples/s", "value": f"{sum(rates):,.0f}", "note": f"of {plural(len(rates), 'node')}"})
@@ -248,6 +250,8 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
     busy = node.busy or running == "running"
     condition: str = "busy" if node.condition == "ok" and busy else node.condition
     level = "info" if condition == "busy" else _NODE_LEVELS.get(node.condition, "bad")
+    if failed := node.condition == "ok" and state.cell is not None and state.cell.nodes.get(node.name) == "error":
+        condition, level = "failed", "bad"
     if ended and level in ("good", "info"):
         condition, level = "ended", "muted"
     device = node.device if node.device_name in ("", node.device) else f"{node.device} · {node.device_name}"
@@ -267,7 +271,7 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
         ),
         "condition": condition,
         "level": level,
-        "reason": plain(node.reason),
+        "reason": plain(node.reason) or (_failure(node, state.cell) if failed and state.cell else ""),
         "log": [plain(line, 160) for line in node.log_tail[-3:]],
         "waiting": plain(node.waiting, 80) if busy and not ended else "",
         "replaying": "" if ended else plain(node.replaying, 80),
@@ -287,6 +291,11 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "extra": " · ".join(_extra(node)),
     }
+
+
+def _failure(node: NodeView, cell: CellView) -> str:
+    """What the newest cell has failed of on ``node``."""
+    return plain(f"cell {cell.id}: {cell.errors.get(node.name) or 'an error'}", 200)
 
 
 def _vitals(node: NodeView, peers: Sequence[PeerView]) -> list[str]:

@@ -216,7 +216,8 @@ def _cell(cell: CellView) -> str:
     odd = " nbc-odd" if cell.status == "error" else ""
     head = [text_block("nbc-cell-number", f"Cell {cell.id}"), text_block(f"nbc-cell-status{odd}", cell.status)]
     head += [text_block("nbc-muted", text) for text in (f"took {took}", f"nodes: {nodes or 'none'}")]
-    return block("nbc-whole-cell", [block("nbc-row nbc-wrap", head), *_source(cell)])
+    errors = [text_block("nbc-small nbc-odd", plain(f"{node}: {error}", 220)) for node, error in cell.errors.items()]
+    return block("nbc-whole-cell", [block("nbc-row nbc-wrap", head), *errors, *_source(cell)])
 
 
 def _source(cell: CellView) -> list[str]:

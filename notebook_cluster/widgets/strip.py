@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from notebook_cluster.protocol.clock import dated, duration
-from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, by_rank
+from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, at_work, by_rank
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import Curves, LossCurve, smoothed
 from notebook_cluster.widgets.formatting import (
@@ -123,23 +123,24 @@ def _told(training: Training, job: JobView, state: ClusterView, curves: Curves) 
     steps = [node for node in here if node.step is not None and 0 <= node.step < _MOST]
     if steps:
         told.append(("Step", *_step(max(steps, key=lambda node: node.step or 0))))
-    told += _loss(job, curves)
-    rates = [node.samples_per_s for node in nodes if node.samples_per_s is not None and 0 < node.samples_per_s < _MOST]
+    own = state.cell if state.cell is not None and state.cell.id == training.cell else None
+    working = at_work(nodes, own)
+    told += _loss(job, curves, {node.name for node in nodes} - {node.name for node in working})
+    rates = [one.samples_per_s for one in working if one.samples_per_s is not None and 0 < one.samples_per_s < _MOST]
     if rates and training.ended is None:
         told.append(("Samples/s", f"{sum(rates):,.0f}", plural(len(rates), "node")))
     return told + _traffic(training, job)
 
 
-def _loss(job: JobView, curves: Curves) -> list[tuple[str, str, str]]:
-    """The newest one that was measured in this cell: of the global model, else of the nodes."""
+def _loss(job: JobView, curves: Curves, failed: set[str]) -> list[tuple[str, str, str]]:
+    """The newest one that was measured in this cell: of the global model, else of the nodes that have not failed."""
     measured = curves.of_model(job.name, "loss").value
     if measured:
         newest = measured[-1]
         after = f"round {integer(job.loss_round)}" if job.loss == newest else ""
         return [("Loss of the global model", number(newest), after)]
-    newest_of = [
-        one.curve.value[-1] for one in curves.losses() if one.job == job.name and one.newest and one.curve.value
-    ]
+    of_nodes = [one for one in curves.losses() if one.job == job.name and one.newest and one.curve.value]
+    newest_of = [one.curve.value[-1] for one in of_nodes if one.node not in failed]
     losses = [value for value in newest_of if math.isfinite(value)]
     if not losses:
         return [("Loss, mean of the nodes", "NaN", "last batches")] if newest_of else []

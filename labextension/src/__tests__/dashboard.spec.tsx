@@ -60,6 +60,19 @@ it('counts the samples of a running cell only, and leaves out rates that cannot 
   expect(labels({ ...RUNNING, nodes: [rate(9), rate(-1), rate(1e300), rate(70, 'lost')] })).toContain('Samples/s 9');
 });
 
+it('counts neither loss nor samples of a node that has failed, but where all have', () => {
+  const nodes = ['desk', 'mini'].map((name, place) =>
+    node(name, place, { samples_per_s: 10 + place, loss: 1 + place })
+  );
+  const shown = (desk: string, mini: string): string[] => {
+    const running = cluster('lesson', { ...RUNNING, jobs: [job('model', { cell: 3 })], nodes }).state!;
+    const state = { ...running, cell: { ...running.cell!, nodes: { desk, mini } } };
+    return [progress(state), factsOf(state).find(({ label }) => label === 'Samples/s')!.value];
+  };
+  expect(shown('running', 'error')).toEqual(['cell 3 running · 2 nodes · round 12 · loss 1.0000', '10']);
+  expect(shown('error', 'error')).toEqual(['cell 3 running · 2 nodes · round 12 · loss 1.5000', '21']);
+});
+
 it('says of a cell that trains nothing no round, and counts no samples of a training before it', () => {
   const nodes = [node('desk', 0, { samples_per_s: 900, loss: 0.25 })];
   const state = cluster('lesson', { ...RUNNING, jobs: [job('model', { cell: 2 })], nodes }).state!;

@@ -7,7 +7,7 @@ import { ClusterButtons } from './clusterButtons';
 import { Act, Button, Problem, useAction, usePull } from './controls';
 import { Copied } from './copying';
 import type { Curves } from './curves';
-import { isUp, trains } from './facts';
+import { atWork, isUp, trains } from './facts';
 import { useOpened } from './folding';
 import { number, plural } from './format';
 import { Node } from './nodes';
@@ -177,8 +177,10 @@ export function progress(state: ClusterView): string {
   return parts.join(' · ');
 }
 
-/** The mean of the nodes' losses, or null where none has one. */
+/** The mean of the losses of the nodes that have not failed, or null where none has one. */
 export function meanLoss(state: ClusterView): number | null {
-  const losses = state.nodes.map(node => node.loss).filter(loss => loss !== null && Number.isFinite(loss)) as number[];
+  const losses = atWork(state)
+    .map(node => node.loss)
+    .filter(loss => loss !== null && Number.isFinite(loss)) as number[];
   return losses.length ? losses.reduce((sum, loss) => sum + loss, 0) / losses.length : null;
 }

@@ -25,7 +25,7 @@ export function factsOf(state: ClusterView): IFact[] {
   if (job) {
     facts.push(...factsOfJob(job));
   }
-  const rates = state.nodes.filter(isUp).flatMap(rateOf);
+  const rates = atWork(state).filter(isUp).flatMap(rateOf);
   if (rates.length && (trains(state) || (state.cell?.status === 'running' && !state.jobs.length))) {
     const all = Math.round(rates.reduce((sum, rate) => sum + rate, 0));
     facts.push({ label: 'Samples/s', value: integer(all), note: `of ${plural(rates.length, 'node')}` });
@@ -56,6 +56,12 @@ function factsOfJob(job: JobView): IFact[] {
     facts.push({ label: 'Hash mismatches', value: integer(job.hash_mismatches), note: 'see events' });
   }
   return facts;
+}
+
+/** The nodes but those that have failed in the newest cell, whose last numbers are no news; all where all have. */
+export function atWork({ nodes, cell }: ClusterView): readonly NodeView[] {
+  const working = nodes.filter(({ name }) => cell?.nodes[name] !== 'error');
+  return working.length ? working : nodes;
 }
 
 /** Whether a node is there and works, or could. */
