@@ -60,6 +60,26 @@ def replays(cluster: Cluster, name: str) -> bool:
     return row(cluster, name).condition == "replaying"
 
 
+def test_who_watches_a_cell_sees_that_a_node_that_has_replayed_runs_it(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with running_cluster(local=1) as cluster:
+        run(cluster, "before = 1")
+        stream = cluster.execute(held(hold))
+        assert cluster.add("local", 1) == ["local-2"]
+        seen: list[str | None] = []
+
+        def runs() -> bool:
+            event = stream.get(0.02)
+            if isinstance(event, CellChanged) and seen[-1:] != [event.nodes.get("local-2")]:
+                seen.append(event.nodes.get("local-2"))
+            return seen[-1:] == ["running"]
+
+        wait_until(runs, 60, lambda: f"local-2 runs; it was {seen}")
+        hold.unlink()
+        Watcher(stream).wait_end()
+
+
 def test_an_agent_that_dies_during_a_replay_leaves_no_cell_out(agents: Agents, work: Path) -> None:
     hold = work / "hold"
     port = ("--port", str(free_port(1)))  # where it is dialled again

@@ -185,6 +185,7 @@ class Replay(MembershipWatcher):
                 return
             self._replay_ended(name, run, status)
         self._replayed.pop(name, None)
+        self._tasks.pop(name, None)  # it is over, for all who ask, before they are told that the node joins
         self._join_running(name, incarnation)
 
     def _replay_ended(self, name: str, run: Execution, status: str) -> None:
