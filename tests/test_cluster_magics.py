@@ -59,6 +59,16 @@ def test_a_mistyped_variable_is_compared_with_those_of_the_notebook_only(noteboo
     assert error_of(notebook, "%push opem") == "the notebook has no variable 'opem'"
 
 
+def test_a_second_cluster_says_that_the_first_one_goes_on(notebook: NotebookKernel) -> None:
+    said = notebook.works("%cluster start second --local 1 --no-panel")
+    assert "cluster 'lesson' goes on without this notebook: %cluster attach lesson comes back to it\n" in said
+    assert "attached to cluster 'lesson'" in notebook.works("%cluster attach lesson")
+    assert "goes on" not in notebook.works("%cluster start lesson --no-panel")
+    notebook.works("%cluster stop")
+    assert "goes on" not in notebook.works("%cluster attach second")
+    notebook.works("%cluster stop")
+
+
 def test_machines_are_invited_and_it_is_said_what_to_type_there(notebook: NotebookKernel) -> None:
     told = notebook.works("%cluster invite --code open-house-31 --minutes 30")
     assert re.search(r"notebook-cluster share --dial [0-9.]+:[0-9]+ --code open-house-31", told)

@@ -5,6 +5,7 @@ trainer.fit(model, nc.shard(train_loader))
 """
 
 import math
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -82,7 +83,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
         node = current_runtime().name
         if current_runtime().world_size() > 1:
             for folder in _folders(trainer):
-                if node not in Path(folder).parts:
+                if not any(re.search(rf"(^|[-_.]){re.escape(node)}$", part) for part in Path(folder).parts):
                     raise ValueError(
                         f"nodes of one machine would all write to {folder!r}: pass default_root_dir=nc.node() to the "
                         "Trainer, and name nc.node() in every dirpath= and save_dir="

@@ -75,10 +75,14 @@ class NotebookSession:
         return "" if name in running_clusters() else name
 
     def hold(self, cluster: "Cluster") -> None:
-        """Make ``cluster`` the notebook's; the one before is left alone and goes on."""
-        if cluster is not self.cluster:
+        """Make ``cluster`` the notebook's; the one before is left alone and goes on, which is said."""
+        before = self.cluster
+        if cluster is not before:
+            left = before.name if before is not None and before.connected and before.name != cluster.name else ""
             self.let_go()
             self.cluster, self._last_name = cluster, cluster.name
+            if left:
+                print(f"cluster {left!r} goes on without this notebook: %cluster attach {left} comes back to it")
 
     def handle_of(self, cell: int) -> "CellHandle | None":
         """The handle of a cell that this notebook started with ``--async`` and that still runs."""

@@ -225,6 +225,12 @@ def test_data_that_nobody_divided_and_folders_of_all_are_named(cluster: Cluster)
         assert "'here'" in text
         assert "pass default_root_dir=nc.node() to the Trainer" in text
     assert not Path("here").exists()
+    source = """
+folder = f"best-{nc.node()}"
+trainer = a_trainer(enable_checkpointing=True, callbacks=[ModelCheckpoint(dirpath=folder)], max_steps=1)
+module = Module(); trainer.fit(module, nc.shard(loader())); said_of(module, trainer, kept=os.listdir(folder))
+"""
+    assert all(said["kept"] for said in trained(cluster, source).values())
 
 
 def test_the_recipe_runs(cluster: Cluster) -> None:
