@@ -36,7 +36,7 @@ from notebook_cluster.widgets.formatting import (
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pictures import Line, svg_chart, thin
 from notebook_cluster.widgets.report import render_report
-from notebook_cluster.widgets.static_html import page, style
+from notebook_cluster.widgets.static_html import charts, page, style
 from notebook_cluster.widgets.subshell import Pace
 from notebook_cluster.widgets.text import sparkline
 from tests.fake_cluster import cluster_view, node_view, peer_view, series_until
@@ -434,6 +434,26 @@ def test_what_nodes_reported_is_drawn_in_place_of_the_loss_on_a_logarithmic_axis
     ]  # fmt: skip
     figure.draw(curves, {}, 0.0)
     assert (len(by_node["desk"].x), len(by_node["mini"].x), layout.yaxis.type) == (1, 0, "linear")
+
+
+def test_of_the_nodes_in_a_chart_all_curves_are_running_means_or_none() -> None:
+    from notebook_cluster.widgets.figure import CurvesFigure
+
+    def jumping(node: str, count: int) -> Series:
+        steps = list(range(count))
+        values = [float(step % 2) for step in steps]
+        return Series(node=node, name="loss", step=steps, time=[float(step) for step in steps], value=values, job="m")
+
+    def highest(*series: Series) -> list[float]:
+        figure, choice = CurvesFigure(), CurveChoice(smooth=True)
+        figure.draw(Curves(list(series)), {}, 0.0, choice)
+        drawn = charts(Curves(list(series)), {}, 0.0, choice)
+        heights = [max(trace.y[-5:]) for trace in figure.widget.data[::3]]
+        assert (">1<" in drawn) == (max(heights) == 1)
+        return heights
+
+    assert highest(jumping("desk", 40), jumping("mini", 30)) == [1, 1]
+    assert max(highest(jumping("desk", 400), jumping("mini", 30))) < 0.7
 
 
 def test_a_chart_without_a_point_has_no_axes() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notebook_cluster.protocol.thinning import ThinnedCurve
-from notebook_cluster.widgets.curves import FEW_POINTS, smoothed
+from notebook_cluster.widgets.curves import smoothed
 
 Column: TypeAlias = npt.NDArray[np.float64]
 Places: TypeAlias = npt.NDArray[np.intp]
@@ -49,11 +49,8 @@ def thin(y: Column, limit: int) -> tuple[Places, Column]:
 
 def smooth(y: Column, limit: int) -> tuple[Places, Column]:
     """(places, values), at most ``limit``: the means of slices where those end, and of those the running mean of
-    :func:`.curves.smoothed`. A slice without any finite value is a gap. A few points stay as they are: measured now and
-    then, they are no noise."""
+    :func:`.curves.smoothed`. A slice without any finite value is a gap."""
     places = np.arange(len(y))
-    if len(y) <= FEW_POINTS:
-        return places, y
     width = max(-(-len(y) // limit), 1)
     if width > 1:
         begins = np.arange(0, len(y), width)

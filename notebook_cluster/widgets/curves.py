@@ -131,14 +131,19 @@ class Curves:
         return list(dict.fromkeys(job for node, job, _, name in self._curves if not node and name == metric))
 
 
-FEW_POINTS = 50
-"""A curve of so many is drawn as it is, measured now and then; a longer one of a node as a running mean."""
+_FEW_POINTS = 50
 _SMOOTHING = 0.9
 
 
 def metric_title(metric: str, limit: int = 40) -> str:
     """``Loss``, or what was reported by its name."""
     return "Loss" if metric == "loss" else plain(metric, limit)
+
+
+def are_noise(losses: Iterable[LossCurve]) -> bool:
+    """Whether the curves of nodes in a chart are drawn as running means where people wish it: all of them or none, or
+    one that ended early would seem to be elsewhere. A few points, measured now and then, are no noise."""
+    return any(len(one.curve.step) > _FEW_POINTS for one in losses)
 
 
 def smoothed(values: Iterable[float]) -> list[float]:
@@ -154,9 +159,7 @@ def smoothed(values: Iterable[float]) -> list[float]:
 
 
 def smoothed_points(points: list[Point]) -> list[Point]:
-    """``points`` with the mean of :func:`smoothed` in place of each value; a few stay as they are."""
-    if len(points) <= FEW_POINTS:
-        return points
+    """``points`` with the mean of :func:`smoothed` in place of each value."""
     return [(x, y) for (x, _), y in zip(points, smoothed(y for _, y in points), strict=True)]
 
 

@@ -25,6 +25,7 @@ from notebook_cluster.widgets.curves import (
     CurveChoice,
     Curves,
     LossCurve,
+    are_noise,
     metric_title,
     run_label,
 )
@@ -128,7 +129,9 @@ class CurvesFigure:
         for job in jobs:
             if job not in self._models:
                 self._add_model(job, global_label(job, jobs))
-        main, others = _drawn_runs(curves.losses(metric))
+        losses = curves.losses(metric)
+        choice = choice._replace(smooth=choice.smooth and are_noise(losses))
+        main, others = _drawn_runs(losses)
         shown = {_key(one): one for one in others}
         for one in others:
             if _key(one) not in self._others and not self._take_over(one, shown):

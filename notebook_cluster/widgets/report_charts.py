@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from notebook_cluster.protocol.state import ClusterView, RoundView, Series
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
-from notebook_cluster.widgets.curves import FEW_POINTS, Curves, metric_title, run_line, run_notes, smoothed_points
+from notebook_cluster.widgets.curves import Curves, are_noise, metric_title, run_line, run_notes, smoothed_points
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours, plain, plural
 from notebook_cluster.widgets.pictures import Line, memory_lines, standalone, svg_chart, time_unit
 from notebook_cluster.widgets.saving import csv_text, data_link, series_csv, thinned
@@ -134,10 +134,10 @@ def _lines(run: _Run, metric: str, *, steps: bool) -> list[Line]:
     def points(curve: ThinnedCurve) -> list[Point]:
         return curve.by_step() if steps else curve.by_time(run.state.started)
 
-    found = []
+    found, means = [], smoothed_points if are_noise(own) else list
     for one in own:
         line = run_line(one, run.colours.get(one.node, NO_PLACE))
-        found.append(line._replace(points=smoothed_points(points(one.curve)), behind=True))
+        found.append(line._replace(points=means(points(one.curve)), behind=True))
     if len(own) == 1 and not shared:
         return [found[0]._replace(behind=False)]
     for one in shared:
@@ -180,7 +180,7 @@ def _legend(run: _Run, metric: str, lines: Sequence[Line]) -> str:
 def _notes(run: _Run, metric: str, lines: Sequence[Line]) -> list[str]:
     own, shared = run.curves.losses(metric), run.curves.model_losses(metric)
     notes = run_notes(own, metric_title(metric)) if own else []
-    if any(len(one.curve.step) > FEW_POINTS for one in own):
+    if are_noise(own):
         pale = " behind it" if any(line.strong for line in lines) else ""
         notes.append(
             f"Nodes{pale}: an exponential running mean (0.9) of the kept points; the CSV has these as measured"

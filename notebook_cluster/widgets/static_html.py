@@ -9,7 +9,15 @@ from typing import Any
 from notebook_cluster.protocol.state import ClusterView, PeerView, Series
 from notebook_cluster.security.chart_grammar import NO_TEX
 from notebook_cluster.widgets.class_board import class_board
-from notebook_cluster.widgets.curves import CurveChoice, Curves, metric_title, run_line, run_notes, smoothed_points
+from notebook_cluster.widgets.curves import (
+    CurveChoice,
+    Curves,
+    are_noise,
+    metric_title,
+    run_line,
+    run_notes,
+    smoothed_points,
+)
 from notebook_cluster.widgets.formatting import GLOBAL, NO_PLACE, escaped, global_label, node_colours
 from notebook_cluster.widgets.model import panel_model, peer_row
 from notebook_cluster.widgets.pictures import Line, memory_lines, svg_chart
@@ -263,7 +271,7 @@ def charts(curves: Curves, colours: Mapping[str, str], started: float, choice: C
         points = curves.get(node, "memory").by_time(started)
         memory.append(Line(node, colours.get(node, NO_PLACE), points))
     losses = curves.losses(choice.metric)
-    means = smoothed_points if choice.smooth else list
+    means = smoothed_points if choice.smooth and are_noise(losses) else list
     for one in losses:
         line = run_line(one, colours.get(one.node, NO_PLACE))
         over_steps.append(line._replace(points=means(one.curve.by_step())))

@@ -206,6 +206,23 @@ it('draws any number that was reported, smoothed or not, on a linear or a logari
   expect(chosen(tab)[1]).toBe('accuracy');
 });
 
+it('draws all nodes of a chart as running means, or none', () => {
+  const jumping = (name: string, count: number): Curve =>
+    curve(
+      name,
+      'loss',
+      Array.from({ length: count }, (_, index) => index % 2)
+    );
+  const tab = dashboard({ ...RUNNING, nodes: [node('desk', 0), node('mini', 1)] });
+  const show = (count: number): number => {
+    const series = [jumping('desk', count), jumping('mini', 30)];
+    act(() => store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series }));
+    return Number(/to ([\d.]+)$/.exec(drawn(tab)[1]!)![1]);
+  };
+  expect(show(40)).toBe(1);
+  expect(show(400)).toBeLessThan(0.7);
+});
+
 it('shows the name of a number that another machine made up as text that can be read', () => {
   const tab = dashboard({ ...RUNNING, nodes: [node('desk', 0)] });
   const names = ['<b>x\u202egnp</b>', 'y'.repeat(80)];

@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import type { ClusterView } from '../generated';
-import { Curves, curveKey, lossesIn, metricsIn, smoothed } from './curves';
+import { areNoise, Curves, curveKey, lossesIn, metricsIn, smoothed } from './curves';
 import { byteCount, integer, number, plain } from './format';
 import { nodeColour } from './palette';
 import { Save } from './saving';
@@ -111,12 +111,13 @@ function linesOf(cluster: ClusterView, curves: Curves, { metric, smooth }: IChoi
   const colours = new Map(cluster.nodes.map(node => [node.name, nodeColour(node)]));
   const order = [...colours.keys()];
   const losses = lossesIn(curves, true, metric).filter(({ node }) => colours.has(node));
+  const asMeans = smooth && areNoise(losses);
   const lines: ILine[] = [...losses]
     .sort((one, other) => order.indexOf(one.node) - order.indexOf(other.node))
     .map(({ node, points, newest, ofRun, dash }) => ({
       name: ofRun ? `${node}, ${ofRun}` : node,
       colour: colours.get(node) ?? '',
-      points: smooth ? smoothed(points) : points,
+      points: asMeans ? smoothed(points) : points,
       faint: !newest,
       dash
     }));

@@ -122,18 +122,22 @@ function forgetRuns(curves: Map<string, readonly IPoint[]>): void {
   }
 }
 
-/** A curve of so many points is drawn as it is, measured now and then; a longer one of a node as a running mean. */
 const FEW_POINTS = 50;
 const SMOOTHING = 0.9;
+
+/**
+ * Whether the curves of nodes in a chart are drawn as running means where people wish it: all of them or none, or one
+ * that ended early would seem to be elsewhere. A few points, measured now and then, are no noise.
+ */
+export function areNoise(losses: readonly ILoss[]): boolean {
+  return losses.some(({ points }) => points.length > FEW_POINTS);
+}
 
 /**
  * The exponential mean up to each point, without the pull to the first (as Adam's first moment), as
  * `widgets/curves.py` has it; what is no number stays none and counts for nothing.
  */
 export function smoothed(points: readonly IPoint[]): readonly IPoint[] {
-  if (points.length <= FEW_POINTS) {
-    return points;
-  }
   let [total, weight] = [0, 0];
   return points.map(point => {
     if (point.value === null) {
