@@ -47,6 +47,7 @@ class World:
         self.speeds: dict[str, float] = {}
         self.kept: dict[str, KeptEpoch | None] = {}
         """Nodes that go on from a position; None: they ask."""
+        self.told: list[Any] = []
         self.generation = 0
         self.now = 0.0
         for name in starters:
@@ -62,7 +63,12 @@ class World:
 
         self.soon[name], self.rosters[name], self.given[name] = deque(), deque(), []
         self.nodes[name] = Shares(
-            name, 1, send=send, call_soon=self.soon[name].append, speed=lambda: self.speeds.get(name, 0.0)
+            name,
+            1,
+            send=send,
+            call_soon=self.soon[name].append,
+            speed=lambda: self.speeds.get(name, 0.0),
+            tell=self.told.append,
         )
 
     def publish(self) -> None:
@@ -275,6 +281,31 @@ def test_a_node_whose_cell_is_over_gets_nothing() -> None:
         while world.take(name, 4):
             pass
     assert world.all_given() == list(range(60))
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_data_of_unlike_length_is_said_on_each_node_and_a_node_that_is_ahead_is_none(first: str) -> None:
+    def begins(world: World, name: str, count: int, loop: int = 0) -> None:
+        key = ShardKey(cell=1, loop=loop, epoch=0, count=count, seed=0, shuffle=True, by_speed=False)
+        node = world.nodes[name]
+        for _ in range(2):
+            node.take(node.begin(key, 1), 2, full_only=False)
+        while world.happen(takes=False):
+            pass
+
+    world = World(0, ShardKey(cell=1, loop=0, epoch=0, count=9, seed=0, shuffle=True, by_speed=False), ("a", "b"))
+    counts = {"a": 100, "b": 1200}
+    for name in sorted(counts, key=lambda name: name != first):
+        begins(world, name, counts[name])
+    assert len(world.told) == 2
+    assert {message.text.partition(". ")[0] for message in world.told} == {
+        "nc.shard: its data has unlike lengths ('a' 100 and 'b' 1,200)"
+    }
+    world = World(0, ShardKey(cell=1, loop=0, epoch=0, count=9, seed=0, shuffle=True, by_speed=False), ("a", "b"))
+    begins(world, first, 100)
+    begins(world, first, 20)
+    begins(world, "b" if first == "a" else "a", 100)
+    assert world.told == []
 
 
 def test_states_larger_than_a_frame_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

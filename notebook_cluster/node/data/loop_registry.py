@@ -4,9 +4,41 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from notebook_cluster.node.data.ledger import KeptEpoch
 from notebook_cluster.node.data.position import LoopIdentity, LoopPosition, ShardProgress, identity_of, read_position
 from notebook_cluster.protocol.mesh import ShardKey
+from notebook_cluster.protocol.node import NodeLog
+
+
+class FirstLoops:
+    """The first loop that each node has taken something in, in the running cell: it is over the same data on all."""
+
+    def __init__(self, name: str, tell: Callable[[NodeLog], None]) -> None:
+        self._name, self._tell = name, tell
+        self._keys: dict[str, ShardKey | None] = {}
+
+    def begin_cell(self, cell: int) -> None:
+        self._keys = {name: key for name, key in self._keys.items() if key is not None and key.cell >= cell}
+
+    def see(self, name: str, key: ShardKey | None) -> None:
+        """``name`` is in this loop; of this node None: not one that it began with the others."""
+        if name in self._keys:
+            return
+        self._keys[name], mine = key, key if name == self._name else self._keys.get(self._name)
+        for other, theirs in self._keys.items() if name == self._name else [(name, key)]:
+            if not (mine and theirs and mine.count and theirs.count) or mine.count == theirs.count:
+                continue
+            if replace(theirs, count=mine.count, epoch=mine.epoch) == mine:
+                counts = sorted({self._name: mine.count, other: theirs.count}.items())
+                has = " and ".join(f"{one!r} {count:,}" for one, count in counts)
+                text = (
+                    f"nc.shard: its data has unlike lengths ({has}). It divides what all nodes have alike, and each "
+                    "takes a part of its own, so elements are left out. Data that each node has for itself needs no "
+                    "nc.shard"
+                )
+                self._tell(NodeLog(level="warning", text=text, cell=True))
 
 
 class LoopRegistry:

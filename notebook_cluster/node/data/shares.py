@@ -16,7 +16,7 @@ import msgspec
 
 from notebook_cluster.node.data.dealing import part_of
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart, members_of
-from notebook_cluster.node.data.loop_registry import LoopRegistry
+from notebook_cluster.node.data.loop_registry import FirstLoops, LoopRegistry
 from notebook_cluster.node.data.pieces import ShardPieces
 from notebook_cluster.node.data.position import Fetched, identity_of
 from notebook_cluster.node.data.taken import MAX_COUNT
@@ -53,8 +53,10 @@ class Shares(LoopRegistry):
         send: Callable[[str, JobFrame, bytes], None],
         call_soon: Callable[[Callable[[], None]], None],
         speed: Callable[[], float],
+        tell: Callable[[Message], None] = lambda message: None,
     ) -> None:
         super().__init__()
+        self._first_loops = FirstLoops(name, lambda log: call_soon(lambda: tell(log)))
         self._name, self._incarnation = name, incarnation
         self._send, self._call_soon, self._told_speed = send, call_soon, speed
         self._measured = (0, 0.0)
@@ -72,6 +74,7 @@ class Shares(LoopRegistry):
         self.cell = cell
         with self.changed:
             self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key.cell >= cell}
+            self._first_loops.begin_cell(cell)
         self.forget_loops()
         self._measured = (0, 0.0)
 
@@ -109,6 +112,7 @@ class Shares(LoopRegistry):
             if ledger is None:
                 ledger = self._ledgers[key] = self._ledger(key)
             ledger.begun = True
+            self._first_loops.see(self._name, None if alike_from is None or kept is not None or asks else key)
             if kept is not None or asks:
                 ledger.go_on(kept)
             if ledger.cut is not None and kept is not None:  # it was divided before this node came to it
@@ -234,6 +238,7 @@ class Shares(LoopRegistry):
             if ledger is None:
                 return
             if isinstance(message, ShardTaken):
+                self._first_loops.see(sender, message.key)
                 ledger.taken.mark([message.base + position for position in array("I", message.positions)])
                 ledger.hear_of_stream(sender, message.end, message.first)
                 ledger.alike = max(ledger.alike, message.alike)

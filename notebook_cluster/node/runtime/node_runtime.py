@@ -92,8 +92,8 @@ class NodeRuntime:
             self.collectives, self.decisions, send=self.send_control, cell=self.cell, end_round=self._jobs.on_control
         )
         self._heard: set[str] = set()
-        soon, speed = self._loop.call_soon, self._telemetry.speed
-        self.shares = Shares(name, incarnation, send=self.send_mesh, call_soon=soon, speed=speed)
+        soon, speed, tell = self._loop.call_soon, self._telemetry.speed, self.send_control
+        self.shares = Shares(name, incarnation, send=self.send_mesh, call_soon=soon, speed=speed, tell=tell)
         self.data = TrainingLoops(self.shares)
         self._telemetry.progress = self.data.progress
         self._jobs.register(SHARD_JOB, self.shares)
