@@ -59,6 +59,14 @@ def test_a_mistyped_variable_is_compared_with_those_of_the_notebook_only(noteboo
     assert error_of(notebook, "%push opem") == "the notebook has no variable 'opem'"
 
 
+def test_a_restart_says_which_cells_were_stopped_and_are_not_replayed(notebook: NotebookKernel) -> None:
+    notebook.works("%%on_all\nx = 5")
+    notebook.works("handle = get_ipython().run_cell_magic('on_all', '--async', 'import time\\ntime.sleep(600)')")
+    notebook.run("handle.cancel()\nhandle.wait()")
+    said = notebook.works("%cluster restart local-2")
+    assert "is back, with the cluster's earlier cells replayed, but for what was stopped (cell 2)\n" in said
+
+
 def test_a_second_cluster_says_that_the_first_one_goes_on(notebook: NotebookKernel) -> None:
     said = notebook.works("%cluster start second --local 1 --no-panel")
     assert "cluster 'lesson' goes on without this notebook: %cluster attach lesson comes back to it\n" in said

@@ -123,8 +123,7 @@ def _remove(session: NotebookSession, call: Invocation) -> None:
 def _restart(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
     node = find_node(call.argument, cluster.state().nodes)
-    replay = not call.options.get("no_replay", False)
-    all_cells = call.options.get("all_cells", False)
+    replay, all_cells = not call.options.get("no_replay", False), call.options.get("all_cells", False)
     if all_cells and not replay:
         raise UsageError("%cluster restart: --all-cells and --no-replay exclude each other")
     _say(f"restarting {node} ...")
@@ -133,7 +132,9 @@ def _restart(session: NotebookSession, call: Invocation) -> None:
         _say(f"{node} is back, with an empty namespace")
         return
     left_out = next((row.left_out for row in cluster.state().nodes if row.name == node), "")
-    _say(f"{node} is back, with the cluster's earlier cells replayed" + (f", {left_out}" if left_out else ""))
+    stopped = [str(cell.id) for cell in cluster.history().cells if cell.status == "interrupted" and node in cell.nodes]
+    but = f", but for what was stopped (cell {', '.join(stopped)})" if stopped else ""
+    _say(f"{node} is back, with the cluster's earlier cells replayed{but}" + (f", {left_out}" if left_out else ""))
 
 
 def _skip(session: NotebookSession, call: Invocation) -> None:

@@ -118,7 +118,10 @@ class RunningWidget:
 
         self._line = HTML(html)
         self._button = Button(
-            description="Stop", icon="stop", tooltip="Interrupt the cell on every node", layout=Layout(width="auto")
+            description="Stop",
+            icon="stop",
+            tooltip="Interrupt the cell on every node",
+            layout=Layout(width="auto", flex="0 0 auto"),
         )
         self._button.on_click(lambda button: on_stop())
         self._box = HBox([self._button, self._line])
