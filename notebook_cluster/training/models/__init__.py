@@ -30,8 +30,8 @@ def check_trains(optimizers: Sequence[Any], model: Any) -> None:
     ValueError: the torch ``optimizers`` step parameters, and none of those is the ``model``'s.
     """
     stepped = [id(one) for each in optimizers for group in getattr(each, "param_groups", []) for one in group["params"]]
-    parameters = getattr(model, "parameters", None)
-    if stepped and callable(parameters) and {id(one) for one in parameters()}.isdisjoint(stepped):
+    named = getattr(model, "named_parameters", None)  # that mlx has not
+    if stepped and callable(named) and {id(one) for _, one in named()}.isdisjoint(stepped):
         raise ValueError(
             f"optimizer={type(optimizers[0]).__name__} steps no parameter of this {type(model).__name__}: it was made "
             "for another model, or for this one before it was made anew; make the optimizer from model.parameters() "

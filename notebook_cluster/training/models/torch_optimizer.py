@@ -1,6 +1,7 @@
 """What steps made aside need of a ``torch.optim.Optimizer``: its state, copied and put back; and what is forgotten of
 it after work that was refused."""
 
+import contextlib
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,35 +17,35 @@ _DIRECTIONS = frozenset({"exp_avg", "momentum_buffer", "grad_avg"})
 
 _watched: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
 """Optimizer -> the hook that looks at its steps."""
-_steps_here: list[Any] = []
-"""The optimizer that :func:`make_step` steps now."""
+_steps_here: set[int] = set()
+"""Ids of the optimizers that :func:`make_step` steps now."""
 
 
 def make_step(optimizer: Any) -> None:
     """The step of all nodes."""
-    _steps_here.append(optimizer)
+    _steps_here.add(id(optimizer))
     try:
         optimizer.step()
     finally:
-        _steps_here.pop()
+        _steps_here.discard(id(optimizer))
 
 
 def refuse_other_steps(optimizer: Any, refuses: Callable[[], bool]) -> None:
     """A step that :func:`make_step` does not make raises from now on where ``refuses()``: the models of the nodes would
     differ."""
-    if not hasattr(optimizer, "register_step_pre_hook"):
-        return
+    key, name = id(optimizer), type(optimizer).__name__
 
     def look(stepped: Any, args: Any, kwargs: Any) -> None:
-        if not any(one is optimizer for one in _steps_here) and refuses():
+        if key not in _steps_here and refuses():
             raise ValueError(
-                f"{type(optimizer).__name__}.step() was called, and sync.step() of nc.DataParallel makes the step of "
-                "all nodes: leave optimizer.step() and optimizer.zero_grad() out"
+                f"{name}.step() was called, and sync.step() of nc.DataParallel makes the step of all nodes: leave "
+                "optimizer.step() and optimizer.zero_grad() out"
             )
 
     if optimizer in _watched:
         _watched[optimizer].remove()
-    _watched[optimizer] = optimizer.register_step_pre_hook(look)
+    with contextlib.suppress(AttributeError):  # of mlx, or a wrapper of one of torch
+        _watched[optimizer] = optimizer.register_step_pre_hook(look)
 
 
 @dataclass(frozen=True)
