@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from notebook_cluster.protocol.runs import run_number
-from notebook_cluster.protocol.state import CellView, ClusterView, JobView, Series
+from notebook_cluster.protocol.state import ClusterView, JobView, Series
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.strip import Training, strip_html, strip_text
 from tests.conftest import wait_until
@@ -97,11 +97,9 @@ def test_what_was_measured_in_an_earlier_cell_is_not_this_cell_s() -> None:
 
 def test_a_node_that_has_failed_counts_no_more() -> None:
     curves = Curves([losses("laptop", 0.5), losses("mini", 9.0)])
-    cell = CellView(id=CELL, source="", status="running", nodes={"laptop": "running", "mini": "error"})
-    state = msgspec.structs.replace(state_of(), cell=cell)
-    assert "Loss, mean of the nodes 0.5000 · Samples/s 900" in strip_text(training(), state, curves)
-    all_failed = msgspec.structs.replace(cell, nodes={"laptop": "error", "mini": "error"})
-    shown = strip_text(training(), msgspec.structs.replace(state, cell=all_failed), curves)
+    some = training(nodes={"laptop": "running", "mini": "error"})
+    assert "Loss, mean of the nodes 0.5000 · Samples/s 900" in strip_text(some, state_of(), curves)
+    shown = strip_text(training(nodes={"laptop": "error", "mini": "error"}), state_of(), curves)
     assert "Loss, mean of the nodes 4.7500" in shown
 
 

@@ -1,6 +1,6 @@
 """What views show: plain data, complete in itself. The coordinator sends it whole, at most 4 times a second."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from notebook_cluster.protocol.launches import LaunchView
@@ -69,10 +69,11 @@ class NodeView(Message, frozen=True):
     """In the order of joining, from 0; it stays the same when others go or come back. None: not known (kept before)."""
 
 
-def at_work(nodes: Iterable[NodeView], cell: "CellView | None") -> list[NodeView]:
-    """``nodes`` but those that have failed in ``cell``, whose last numbers are no news; all where all have."""
+def at_work(nodes: Iterable[NodeView], statuses: Mapping[str, str]) -> list[NodeView]:
+    """``nodes`` but those that have failed in a cell with these ``statuses`` (as :attr:`CellView.nodes`), whose last
+    numbers are no news; all where all have."""
     every = list(nodes)
-    return [node for node in every if cell is None or cell.nodes.get(node.name) != "error"] or every
+    return [node for node in every if statuses.get(node.name) != "error"] or every
 
 
 def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:

@@ -208,7 +208,7 @@ def _facts(state: ClusterView) -> list[dict[str, str]]:
             facts.append({"label": "Global loss", "value": number(job.loss), "note": note})
         if job.hash_mismatches:
             facts.append({"label": "Hash mismatches", "value": integer(job.hash_mismatches), "note": "see events"})
-    working = at_work(there, state.cell)
+    working = at_work(there, state.cell.nodes if state.cell is not None else {})
     rates = [node.samples_per_s for node in working if node.samples_per_s is not None and _is_rate(node.samples_per_s)]
     runs = state.cell is not None and state.cell.status == "running"
     if rates and (_trains(state) or (runs and not state.jobs)):
@@ -246,11 +246,12 @@ def _cell(cell: CellView | None, now: float, over: bool) -> dict[str, Any] | Non
 def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
     is_gone = node.condition in _GONE
     total, used = max(node.memory_total, 1), 0 if is_gone else node.memory_used
-    running = state.cell.nodes.get(node.name, "") if state.cell and state.cell.status == "running" else ""
-    busy = node.busy or running == "running"
+    did = state.cell.nodes.get(node.name, "") if state.cell is not None else ""
+    failed = did == "error" and node.condition == "ok"
+    busy = node.busy or (did == "running" and state.cell is not None and state.cell.status == "running")
     condition: str = "busy" if node.condition == "ok" and busy else node.condition
     level = "info" if condition == "busy" else _NODE_LEVELS.get(node.condition, "bad")
-    if failed := node.condition == "ok" and state.cell is not None and state.cell.nodes.get(node.name) == "error":
+    if failed:
         condition, level = "failed", "bad"
     if ended and level in ("good", "info"):
         condition, level = "ended", "muted"

@@ -123,8 +123,7 @@ def _told(training: Training, job: JobView, state: ClusterView, curves: Curves) 
     steps = [node for node in here if node.step is not None and 0 <= node.step < _MOST]
     if steps:
         told.append(("Step", *_step(max(steps, key=lambda node: node.step or 0))))
-    own = state.cell if state.cell is not None and state.cell.id == training.cell else None
-    working = at_work(nodes, own)
+    working = at_work(nodes, training.nodes)
     told += _loss(job, curves, {node.name for node in nodes} - {node.name for node in working})
     rates = [one.samples_per_s for one in working if one.samples_per_s is not None and 0 < one.samples_per_s < _MOST]
     if rates and training.ended is None:
