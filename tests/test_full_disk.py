@@ -1,6 +1,7 @@
 """The disk of the journal is full: nothing is lost, nothing is done twice, and all goes on when there is room."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,9 @@ while not os.path.exists(f"go-{nc.node()}"):
 sync.finish()
 print(sync.round, state_hash(sync), flush=True)
 """
+
+BEGIN = "import os, time\nopen('begun', 'w').close()\n"
+"""A cell that has not come to its nodes when the disk is full waits for room, too."""
 
 
 @pytest.fixture
@@ -135,11 +139,12 @@ def test_what_a_node_said_meanwhile_is_heard_by_the_next_coordinator(disk: Small
     killed = Cluster.start("test", local=1)
     run(killed, "x = 1")
     stream = killed.execute(
-        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
-        "open('ran', 'a').write('x')\nprint('d' * 9000)"
+        f"{BEGIN}while not os.path.exists('go'): time.sleep(0.01)\nopen('ran', 'a').write('x')\nprint('d' * 9000)"
     )
+    wait_until((work / "begun").exists, 60, "the cell")
     disk.fill()
-    killed.execute("open('never', 'w')  # " + "x" * 600_000)  # more than the write-ahead log has room for
+    with contextlib.suppress(ClusterError):  # refused where the disk is known to be full
+        killed.execute("open('never', 'w')  # " + "x" * 600_000)  # more than the write-ahead log has room for
     wait_until(lambda: told(killed, "is full"), 60, "the line")
     (work / "go").touch()
     assert Watcher(stream).wait_end().status == "ok"
@@ -160,17 +165,19 @@ def test_output_that_cannot_be_written_is_shown_all_the_same(disk: SmallDisk, wo
     with running_cluster(local=1) as cluster:
         watcher = Watcher(
             cluster.execute(
-                "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+                f"{BEGIN}while not os.path.exists('go'): time.sleep(0.01)\n"
                 "print('x' * 5000, 'seen', flush=True)\n"
                 "while not os.path.exists('end'): time.sleep(0.01)"
             )
         )
+        wait_until((work / "begun").exists, 60, "the cell")
         disk.fill()
         (work / "go").touch()
         watcher.wait_for("seen")
         disk.make_room()
         (work / "end").touch()
         assert watcher.wait_end().status == "ok"
+        wait_until(lambda: len(told(cluster, "is full")) == len(told(cluster, "everything goes on")), 60, "room")
         assert run(cluster, "print(5)") == {"local": "5\n"}
 
 
