@@ -120,6 +120,29 @@ def press_and_confirm(button: "Locator", question: "Locator") -> None:
     pytest.fail(f"{question} was taken back each time before it was answered")
 
 
+def press_key(button: "Locator", key: str) -> None:
+    """Press ``key`` with the focus on ``button``; again as long as the key goes elsewhere, for the focus is taken away
+    for a moment after a reload: JupyterLab opens the notebook of the page's address once more when all else is there.
+
+    The browser makes a click of a key that goes down and up on the same element, so a button that is drawn anew in
+    between is not pressed here either.
+    """
+    element = button.element_handle(timeout=PATIENCE)
+    element.evaluate(
+        """button => {
+            button.isPressedByKey = false;
+            const look = ({ detail }) => { button.isPressedByKey = detail === 0; };
+            button.addEventListener('click', look, { once: true });
+        }"""
+    )
+
+    def is_pressed() -> bool:
+        element.press(key)
+        return bool(element.evaluate("button => button.isPressedByKey"))
+
+    wait_until(is_pressed, PATIENCE / 1000, f"{key} to come to {button}")
+
+
 def use_theme(page: "Page", name: str) -> None:
     """Change to theme ``name`` and wait until the page has it."""
     page.evaluate("name => window.jupyterapp.commands.execute('apputils:change-theme', { theme: name })", name)

@@ -32,6 +32,7 @@ from tests.sidebar_page import (
     cluster,
     node,
     press_and_confirm,
+    press_key,
     run_cell,
     show_more,
     show_sidebar,
@@ -118,22 +119,19 @@ def told(page: "Page") -> list[str]:
 
 def test_a_cluster_is_folded_with_the_keyboard_and_is_so_after_a_reload(page: "Page") -> None:
     assert fold(page).get_attribute("aria-expanded") == "true"
-    fold(page).focus()
-    page.keyboard.press("Enter")
+    press_key(fold(page), "Enter")
     cluster(page).get_by_role("listitem").first.wait_for(state="detached", timeout=PATIENCE)
     reload(page)
     assert fold(page).get_attribute("aria-expanded") == "false"
     assert "3 nodes" in cluster(page).inner_text()
-    fold(page).focus()
-    page.keyboard.press("Space")
+    press_key(fold(page), "Space")
     node(page, "local-3").wait_for(timeout=PATIENCE)
 
 
 def test_rarer_buttons_are_behind_more_and_what_ends_the_cluster_is_last(page: "Page") -> None:
     names = [button.inner_text() for button in cluster(page).locator(".nbc-side-buttons button").all()]
     assert names == ["Dashboard", "More …"]
-    more = cluster(page).get_by_role("button", name="More …")
-    more.press("Enter")  # with the focus: JupyterLab may take that away while its page comes to rest
+    press_key(cluster(page).get_by_role("button", name="More …"), "Enter")
     assert cluster(page).get_by_role("button", name="Less", exact=True).get_attribute("aria-expanded") == "true"
     names = [button.inner_text() for button in cluster(page).locator(".nbc-side-more button").all()]
     assert (names[0], names[-1]) == ("Insert cell", "Stop cluster")
