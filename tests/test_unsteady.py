@@ -295,6 +295,89 @@ def test_a_test_that_goes_on_with_what_its_file_did_is_run_with_those_before_it(
     assert (counted(project, "first"), counted(project, "after")) == (2, 1)
 
 
+LESSON = """
+    @pytest.fixture(scope="module")
+    def done():
+        return []
+
+    @pytest.mark.parametrize("step", range(14))
+    def test_step(done, step):
+        count("step")
+        if step == 1 and first_time("step"):
+            pytest.fail("too late")
+        assert step == 0 or step - 1 in done, f"step {step} has nothing to go on with"
+        done.append(step)
+
+    def test_between():
+        count("between")
+
+    def test_last(done):
+        assert len(done) == 14
+
+    def test_after(done):
+        count("after")
+"""
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+def test_a_lesson_that_one_failure_has_ended_is_tried_again_once_as_a_whole(
+    project: pytest.Pytester, options: list[str]
+) -> None:
+    code, output = run(project, LESSON, *options)
+    assert (code, last_line(output)) == (0, "3 passed, 14 unsteady")
+    names = [f"test_it.py::test_{name}" for name in (*(f"step[{step}]" for step in range(1, 14)), "last")]
+    assert f"once more, alone (1 of 1): {', '.join(names)}\n" in output
+    lines = output.strip().splitlines()[-15:-1]
+    assert [line.split(": ")[1] for line in lines] == names
+    assert lines[0] == "unsteady (failed, passed alone): test_it.py::test_step[1]: Failed: too late"
+    assert (counted(project, "step"), counted(project, "between"), counted(project, "after")) == (28, 2, 1)
+
+
+def test_a_lesson_in_which_one_test_fails_again_fails_the_run_with_all_that_failed(project: pytest.Pytester) -> None:
+    code, output = run(
+        project,
+        LESSON.replace("len(done) == 14", "False, 'always'")
+        + """
+    def test_shaky():
+        assert not first_time("shaky")
+        """,
+    )
+    assert (code, last_line(output)) == (1, "14 failed, 3 passed, 1 unsteady")
+    assert output.count("failed again with its lesson: test_it.py::test_") == 14
+    assert "failed again with its lesson: test_it.py::test_last: AssertionError: always" in output
+    assert output.count("again, alone: ") == 1
+    assert output.count("unsteady (failed, passed alone): test_it.py::test_shaky") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (2, 0, ""),
+        (3, 1, "4 lessons with 17 tests are unsteady, at most 3 may be"),
+        (10, 1, "no failed test was run once more: 11 lessons with 24 tests failed, more than 10 are no unsteadiness"),
+    ],
+)
+def test_the_limits_count_a_lesson_once_and_each_test_of_its_file_that_shares_nothing(
+    project: pytest.Pytester, number: int, code: int, said: str
+) -> None:
+    tests = f"""
+    @pytest.mark.parametrize("number", range({number}))
+    def test_shaky(number):
+        assert not first_time(f"shaky{{number}}")
+    """
+    found, output = run(project, LESSON + tests)
+    assert found == code
+    assert said in output
+    assert ("lessons" in output) == bool(said)
+
+
+def test_a_lesson_whose_worker_dies_is_tried_again_with_what_failed_after_it(project: pytest.Pytester) -> None:
+    tests = LESSON.replace('pytest.fail("too late")', "os._exit(7)")
+    code, output = run(project, tests, "-n", "2", "--dist", "loadscope")
+    assert (code, last_line(output)) == (0, "3 passed, 14 unsteady")
+    assert output.count("once more, alone (1 of 1): test_it.py::test_step[1], test_it.py::test_step[2], ") == 1
+
+
 def test_a_test_that_is_skipped_alone_has_not_passed(project: pytest.Pytester) -> None:
     code, output = run(
         project,
