@@ -5,6 +5,8 @@ to even, with bit operations, which are the same on every machine; the outer ste
 leaves. Checkpoints have float32, which holds every bfloat16 exactly.
 """
 
+from typing import Any
+
 import numpy as np
 
 from notebook_cluster.codecs import Vector, from_bfloat16, to_bfloat16
@@ -54,3 +56,14 @@ def widened(momentum: Vector, out: Vector | None = None) -> Vector:
         return momentum
     wide: Vector = from_bfloat16(momentum, out)
     return wide
+
+
+def check_momentum_dtype(name: Any) -> str:
+    """How the outer momentum is kept.
+
+    Raises:
+        ValueError: not one of the ways.
+    """
+    if name not in MOMENTUM_DTYPES:
+        raise ValueError(f"momentum_dtype={name!r}: use one of {', '.join(map(repr, MOMENTUM_DTYPES))}")
+    return str(name)

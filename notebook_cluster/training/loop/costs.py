@@ -20,11 +20,10 @@ from notebook_cluster.memory.nameless import existing, is_in_memory
 from notebook_cluster.processors import PLACE, count_nodes, machine_memory
 from notebook_cluster.rounds.member.state import MemberSettings, most_kept
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.momentum import FLOAT32, item_size
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, check_momentum_dtype, item_size
 from notebook_cluster.rounds.numerics.outer import outer_step
 from notebook_cluster.training.loop.encoding import encoded
-from notebook_cluster.training.settings.arguments import check_codec
-from notebook_cluster.training.settings.kept_state import DISK, MEMORY, check_momentum_dtype, check_state
+from notebook_cluster.training.settings.arguments import DISK, MEMORY, check_codec, check_state
 
 _TEMPORARY = 32 << 20
 """Bytes, beside the mean of a slice in float32, of what encoding, adding up and decoding of groups takes."""

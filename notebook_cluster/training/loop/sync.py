@@ -46,8 +46,7 @@ from notebook_cluster.training.loop.stopped_run import LostSteps, RunKeeper, Sto
 from notebook_cluster.training.models import parameters_of
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import current_runtime
-from notebook_cluster.training.settings.arguments import Strategy, check_samples
-from notebook_cluster.training.settings.kept_state import DISK
+from notebook_cluster.training.settings.arguments import DISK, Strategy, check_samples
 
 _VECTORS_OF_A_ROUND = 9
 """Float32 vectors of the model's size that are in use while a round is open, at most."""

@@ -11,14 +11,14 @@ from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.rounds.numerics.bits import float_bits
-from notebook_cluster.rounds.numerics.momentum import FLOAT32
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, check_momentum_dtype
 from notebook_cluster.rounds.numerics.outer import Descent
-from notebook_cluster.training.settings.kept_state import MEMORY, check_momentum_dtype, check_state
 from notebook_cluster.training.settings.schedule import Seconds
 
 DEFAULT_GRACE = 5.0
 """Seconds that the rest has once a quorum is at the boundary."""
-
+MEMORY, DISK = "memory", "disk"
+"""Where the state of rounds is."""
 
 Settings = dict[str, str | int | float | bool | None]
 """As a checkpoint's manifest has them."""
@@ -346,3 +346,10 @@ def _is_whole(value: object, least: int) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_state(state: Any) -> str:
+    """MEMORY or DISK; else ValueError."""
+    if state not in (MEMORY, DISK):
+        raise ValueError(f"state={state!r}: use {MEMORY!r} or {DISK!r}")
+    return str(state)

@@ -28,8 +28,7 @@ from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
 from notebook_cluster.training.models.parameters import WithGradients
-from notebook_cluster.training.settings.arguments import Strategy
-from notebook_cluster.training.settings.kept_state import DISK, MEMORY
+from notebook_cluster.training.settings.arguments import DISK, MEMORY, Strategy
 from notebook_cluster.training.settings.schedule import Seconds
 
 
