@@ -142,13 +142,13 @@ _LARGEST = (32 << 20) - (64 << 10)
 
 
 @functools.cache
-def keep_freed() -> None:
-    """Have glibc keep blocks of up to 32 MiB that are freed, 64 MiB at most, as it does in any process that has freed
-    one so large (mallopt(3), on the dynamic threshold of M_MMAP_THRESHOLD). Before that, what libzmq receives comes in
-    new pages each time, which cost as much as two copies. Elsewhere this does nothing."""
+def keep_freed(largest: int = _LARGEST) -> None:
+    """Have glibc keep blocks of up to ``largest`` bytes (32 MiB) that are freed, twice as much at most, as it does in
+    any process that has freed one so large (mallopt(3), on the dynamic threshold of M_MMAP_THRESHOLD). Before that,
+    what libzmq receives comes in new pages each time, which cost as much as two copies. Elsewhere this does nothing."""
     import numpy
 
-    numpy.empty(_LARGEST, numpy.uint8)
+    numpy.empty(largest, numpy.uint8)
 
 
 def give_back() -> None:

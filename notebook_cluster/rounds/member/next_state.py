@@ -106,9 +106,13 @@ def _groups(state: MemberState, exchange: Exchange) -> Iterator[tuple[slice, Vec
             here = slice(first + group.elements.start, first + group.elements.stop)
             mean, theta = scratch[:, : here.stop - here.start]
             if gathered is not None:
-                mean[...] = gathered[group.elements]
+                decoded = gathered[group.elements]
             else:
-                mean[...] = wire.decode(data[group.bytes], group.first, group.end)
+                decoded = wire.decode(data[group.bytes], group.first, group.end)
+            if decoded.flags.writeable:  # nobody else has it
+                mean = decoded
+            else:
+                mean[...] = decoded
             buffers = mean.size if group.are_buffers else 0
             before, nesterov = (state.theta[here], state.momentum[here]), seal.outer.nesterov
             _, momentum = outer_step(*before, mean, lr, mu, nesterov, buffers, out=theta)

@@ -18,11 +18,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from notebook_cluster.codecs import Vector
-from notebook_cluster.memory import ArrayPool, give_back
+from notebook_cluster.memory import ArrayPool, give_back, keep_freed
 from notebook_cluster.memory.nameless import WrittenBehind, array_in, file_of
 
 _log = logging.getLogger(__name__)
 
+_PARTS = 8 << 20
+"""Bytes of what is decoded or encoded at a time, at most."""
 _MEMORY = ArrayPool(512 << 20)
 _BEHIND = WrittenBehind()
 
@@ -91,8 +93,10 @@ def references(holder: Any, name: str) -> int | None:
 
 
 def keep_up_to(size: int) -> None:
-    """Until :func:`forget`, find up to ``size`` bytes again for the next round."""
+    """Until :func:`forget`, find up to ``size`` bytes again for the next round. So it is with what is computed part by
+    part: new pages for each of them take longer than decoding, adding and encoding it."""
     _MEMORY.keep_up_to(size)
+    keep_freed(_PARTS)
 
 
 def forget() -> None:
